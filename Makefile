@@ -1,0 +1,58 @@
+# Two commands do everything: `make demo` and `make test`. Both install what they need into .venv first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UV_VERSION := 0.13.9
+export OMP_NUM_THREADS ?= $(shell nproc)
+
+.PHONY: demo test test-fast lint bench chaos format lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo [ARGS='--scenario math']   the whole loop on a real Kafka with a real model"
+	@echo "make test [ARGS='-k join']           all tests; make test-fast: only those without broker, model or kills"
+	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
+	@echo "make bench B=streams|trainer|swap    one benchmark; its last line on stdout is one JSON object"
+
+# stdout belongs to the command that is asked for (`-o json`), so everything about installing goes to stderr.
+.venv: $(STAMP)
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=...") if sys.version_info < (3, 11) else None' 1>&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) 1>&2 || { echo "no venv module: install your distribution's python3-venv" 1>&2; exit 1; }
+	@test -x $(BIN)/uv || { echo "installing uv into $(VENV)" 1>&2; $(BIN)/python -m pip install --quiet uv==$(UV_VERSION) 1>&2; }
+	@echo "installing the locked dependencies into $(VENV) (about 6 GB with torch)" 1>&2
+	@$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock 1>&2
+	@$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e . 1>&2
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/tentalis demo $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(STAMP)
+	@$(BIN)/python -m pytest -m "not broker and not model and not chaos" $(ARGS)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@test -n "$(B)" || { echo "which one? make bench B=<name>: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py$$/\1/p' | tr '\n' ' ')" 1>&2; exit 2; }
+	@$(BIN)/python -m tests.bench.bench_$(B)
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: $(STAMP)
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.lock
+	@echo 'vllm==0.32.0' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header - -o requirements-vllm.lock
+
+clean:
+	rm -rf $(VENV) .tentalis build *.egg-info

@@ -1,0 +1,109 @@
+"""Records to bytes and back.
+
+Two wire formats, and readers accept both: Confluent framing (a zero byte, the registry's schema id in 4 bytes, big-endian)
+where a registry is configured, Avro single-object encoding (C3 01, the writer schema's CRC-64-AVRO fingerprint in 8 bytes)
+where none is. In the second the writer's schema is on `tentalis.schemas.v1`, so that the log explains itself years later.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from schemas import avro
+from schemas.avro import AvroSchema
+from schemas.records import RECORDS, Record
+
+SINGLE_OBJECT = b"\xc3\x01"
+CONFLUENT = b"\x00"
+
+
+class DecodeError(Exception):
+    """Bytes that are not a record of this topic. `stage` is `decode` (framing, schema, Avro) or `validate` (values)."""
+
+    def __init__(self, reason: str, *, topic: str, partition: int, offset: int, schema: str, stage: str) -> None:
+        super().__init__(f"{topic}[{partition}]@{offset}: {reason} (schema: {schema}, stage: {stage})")
+        self.reason, self.topic, self.partition, self.offset = reason, topic, partition, offset
+        self.schema, self.stage = schema, stage
+
+
+class Registry(Protocol):
+    """What the codec needs of a schema registry."""
+
+    def serialize(self, topic: str, schema: AvroSchema, datum: dict[str, Any]) -> bytes:
+        """The datum in Confluent framing. Raises if the registry does not know the schema."""
+        ...
+
+    def schema_by_id(self, schema_id: int) -> AvroSchema:
+        """Raises LookupError for an unknown id."""
+        ...
+
+
+class Codec:
+    """Encodes and decodes records; one per process.
+
+    `lookup` finds a writer's schema that this code does not ship, by fingerprint: normally on `tentalis.schemas.v1`.
+    """
+
+    def __init__(
+        self, registry: Registry | None = None, lookup: Callable[[bytes], AvroSchema | None] = lambda _: None
+    ) -> None:
+        self._registry = registry
+        self._lookup = lookup
+        self._known = {schema.fingerprint: schema for schema in avro.all_current()}
+
+    def encode(self, topic: str, record: Record) -> bytes:
+        """The wire bytes of a record for a topic."""
+        schema = avro.current(type(record).__name__)
+        datum = record.model_dump()
+        if self._registry is not None:
+            return self._registry.serialize(topic, schema, datum)
+        return SINGLE_OBJECT + schema.fingerprint + avro.write(schema, datum)
+
+    def decode(
+        self, value: bytes | None, *, topic: str, partition: int, offset: int, expected: Collection[str] | None = None
+    ) -> Record:
+        """The record that the bytes stand for; `expected` are the record names that the topic holds.
+
+        Raises DecodeError naming topic, partition, offset and schema for anything that is not such a record.
+        """
+
+        def error(reason: str, schema: str, stage: str = "decode") -> DecodeError:
+            return DecodeError(reason, topic=topic, partition=partition, offset=offset, schema=schema, stage=stage)
+
+        if value is None:
+            raise error("a tombstone where a record was expected", "none")
+        if value[:2] == SINGLE_OBJECT:
+            writer, body = self._by_fingerprint(value[2:10]), value[10:]
+            if writer is None:
+                raise error("unknown schema: neither shipped nor on tentalis.schemas.v1", value[2:10].hex() or "none")
+        elif value[:1] == CONFLUENT and len(value) >= 5:
+            schema_id = int.from_bytes(value[1:5], "big")
+            if self._registry is None:
+                raise error("Confluent framing, but SCHEMA_REGISTRY_URL is not set", f"id {schema_id}")
+            try:
+                writer, body = self._registry.schema_by_id(schema_id), value[5:]
+            except LookupError as cause:
+                raise error(f"unknown to the registry: {cause}", f"id {schema_id}") from cause
+        else:
+            raise error(f"bad magic {value[:2].hex() or '(no bytes)'}: neither C301 nor Confluent framing", "none")
+        if writer.name not in RECORDS or (expected is not None and writer.name not in expected):
+            wanted = ", ".join(sorted(expected)) if expected is not None else "a known record"
+            raise error(f"holds a {writer.name} where {wanted} is expected", writer.name)
+        try:
+            datum = avro.read(writer, avro.current(writer.name), body)
+        except Exception as cause:
+            raise error(f"not readable as Avro: {type(cause).__name__}: {cause}", writer.name) from cause
+        try:
+            return RECORDS[writer.name].model_validate(datum)
+        except ValidationError as cause:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in cause.errors())
+            raise error(problems, writer.name, "validate") from cause
+
+    def _by_fingerprint(self, fingerprint: bytes) -> AvroSchema | None:
+        schema = self._known.get(fingerprint)
+        if schema is None and len(fingerprint) == 8:
+            schema = self._lookup(fingerprint)
+            if schema is not None:
+                self._known[fingerprint] = schema
+        return schema

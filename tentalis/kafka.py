@@ -1,0 +1,431 @@
+"""The one place that knows how Kafka clients are configured, and the few shapes in which this project uses them.
+
+`Publisher` sends records and knows that they arrived; `read_to_end` reads what a topic holds now; `follow` reads on and on
+without a consumer group; `GroupConsumer` shares partitions with its peers and commits when told.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from schemas import topics
+from schemas.avro import AvroSchema
+from schemas.codec import Codec
+from schemas.records import Record
+from tentalis.config import Settings
+
+log = logging.getLogger(__name__)
+
+# Room for key, headers and batch overhead beside a record of the full size.
+OVERHEAD_BYTES = 65536
+SOURCE = "tentalis"
+
+
+class RecordTooLarge(ValueError):
+    """A record over the one size limit, refused where it is made."""
+
+
+class DeliveryFailed(Exception):
+    """The broker did not confirm a record."""
+
+
+class NoSuchTopic(Exception):
+    """A topic that the broker does not have."""
+
+
+def client_config(settings: Settings) -> dict[str, Any]:
+    """librdkafka's settings that every client shares: where the brokers are and how to authenticate."""
+    security = settings.security
+    config: dict[str, Any] = {
+        "bootstrap.servers": settings.require_bootstrap(),
+        "security.protocol": security.protocol,
+        "allow.auto.create.topics": False,
+        "socket.keepalive.enable": True,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1000,
+        "log_level": 3,
+    }
+    optional = {
+        "sasl.mechanism": security.sasl_mechanism,
+        "sasl.username": security.sasl_username,
+        "sasl.password": security.sasl_password.get_secret_value() if security.sasl_password else None,
+        "ssl.ca.location": str(security.ssl_ca) if security.ssl_ca else None,
+        "ssl.certificate.location": str(security.ssl_certificate) if security.ssl_certificate else None,
+        "ssl.key.location": str(security.ssl_key) if security.ssl_key else None,
+    }
+    return config | {name: value for name, value in optional.items() if value is not None}
+
+
+def producer_config(settings: Settings, *, transactional_id: str | None = None) -> dict[str, Any]:
+    """Idempotent, acks=all, and murmur2: librdkafka's default CRC32 silently breaks co-partitioning with the JVM and aiokafka."""
+    config = client_config(settings) | {
+        "enable.idempotence": True,
+        "acks": "all",
+        "partitioner": "murmur2_random",
+        "linger.ms": 5,
+        "compression.type": "zstd",
+        "delivery.timeout.ms": 120_000,
+        "message.max.bytes": topics.table().record_limit_bytes + OVERHEAD_BYTES,
+        "queue.buffering.max.kbytes": 262_144,
+    }
+    if transactional_id is not None:
+        config |= {"transactional.id": transactional_id, "transaction.timeout.ms": 60_000}
+    return config
+
+
+def consumer_config(settings: Settings, group: str, *, instance: str | None = None) -> dict[str, Any]:
+    """Nothing is committed unless told; a missing offset is an error or the beginning, never a guess at the end."""
+    limit = topics.table().record_limit_bytes
+    config = client_config(settings) | {
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": "read_committed",
+        "check.crcs": True,
+        "enable.partition.eof": False,
+        "session.timeout.ms": 10_000,
+        "max.poll.interval.ms": 3_600_000,
+        "fetch.message.max.bytes": limit + OVERHEAD_BYTES,
+        "fetch.max.bytes": 4 * limit,
+        "queued.max.messages.kbytes": 131_072,
+        "topic.metadata.refresh.interval.ms": 30_000,
+    }
+    return config | ({"group.instance.id": instance} if instance else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as it lies on the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: str | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def of(cls, message: Message) -> "Stored":
+        key = message.key()
+        return cls(
+            str(message.topic()),
+            int(message.partition()),
+            int(message.offset()),
+            int(message.timestamp()[1]),
+            None if key is None else bytes(key).decode("utf-8", "replace"),
+            message.value(),
+            tuple((name, value or b"") for name, value in message.headers() or ()),
+        )
+
+    def decode(self, codec: Codec) -> Record:
+        """The record of one of our topics. Raises DecodeError."""
+        expected = topics.table().records_of(self.topic)
+        return codec.decode(
+            self.value, topic=self.topic, partition=self.partition, offset=self.offset, expected=expected
+        )
+
+
+def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
+    """CloudEvents headers (binary mode). Id and time are in the body too: headers get lost."""
+    event_time = getattr(record, "event_time", 0)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time / 1000)) + f".{event_time % 1000:03d}Z"
+    return [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", record.event_id.encode()),
+        ("ce_type", f"tentalis.{type(record).__name__}".encode()),
+        ("ce_source", source.encode()),
+        ("ce_time", stamp.encode()),
+        ("content-type", b"application/avro"),
+    ]
+
+
+def checked_size(topic: str, key: str, value: bytes) -> bytes:
+    """The value, if a record may be that large. Raises RecordTooLarge with the limit in the message."""
+    limit = topics.table().record_limit_bytes
+    if len(value) > limit:
+        raise RecordTooLarge(
+            f"the record {key!r} for {topic} has {len(value):,} bytes; the limit is {limit:,} bytes "
+            "(record_limit_bytes in schemas/topics.yaml). Shorten it, or raise the limit on broker and topics alike"
+        )
+    return value
+
+
+class Publisher:
+    """Sends records and knows that they arrived. With a transactional id it fences out its predecessors."""
+
+    def __init__(self, settings: Settings, source: str, codec: Codec, *, transactional_id: str | None = None) -> None:
+        self._producer = Producer(producer_config(settings, transactional_id=transactional_id))
+        self._codec = codec
+        self._source = source
+        self._failed: KafkaError | None = None
+        if transactional_id is not None:
+            self._producer.init_transactions(60.0)
+
+    def send(self, topic: str, record: Record, *, partition: int | None = None) -> None:
+        """Queues a record. Raises RecordTooLarge; delivery is known after `flush`."""
+        value = checked_size(topic, record.key, self._codec.encode(topic, record))
+        self.send_bytes(topic, record.key.encode(), value, headers_of(record, self._source), partition=partition)
+
+    def send_bytes(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes]] | None = None,
+        *,
+        partition: int | None = None,
+    ) -> None:
+        """Queues raw bytes; blocks while the local queue is full."""
+        arguments: dict[str, Any] = {"headers": headers or [], "on_delivery": self._delivered}
+        if partition is not None:
+            arguments["partition"] = partition
+        while True:
+            try:
+                self._producer.produce(topic, value, key, **arguments)
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                self._producer.poll(0)
+                return
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+            log.error("not delivered to %s: %s", message.topic(), error)
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Waits until everything sent is confirmed. Raises DeliveryFailed if anything was not, or not in time."""
+        left = self._producer.flush(timeout)
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise DeliveryFailed(f"the broker refused a record: {failed.str()}")
+        if left:
+            raise DeliveryFailed(f"{left} records were not confirmed within {timeout:g} s: is the broker up?")
+
+    def begin(self) -> None:
+        """Begins a transaction."""
+        self._producer.begin_transaction()
+
+    def commit(self, timeout: float = 60.0) -> None:
+        """Flushes and commits the transaction. Raises KafkaException (fenced: a successor took over) or DeliveryFailed."""
+        self.flush(timeout)
+        self._producer.commit_transaction(timeout)
+
+    def abort(self) -> None:
+        """Gives the transaction up."""
+        self._producer.abort_transaction(30.0)
+
+
+def _partitions(consumer: Consumer, topic: str) -> list[int]:
+    metadata = consumer.list_topics(topic, timeout=15).topics[topic]
+    if metadata.error is not None:
+        raise NoSuchTopic(
+            f"the broker has no topic {topic}: {metadata.error.str()}. `tentalis topics apply` creates it"
+        )
+    return sorted(metadata.partitions)
+
+
+def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Per partition the offset after the last committed record. Raises NoSuchTopic."""
+    consumer = Consumer(consumer_config(settings, "tentalis-reader"))
+    try:
+        return {
+            p: int(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=15)[1])
+            for p in _partitions(consumer, topic)
+        }
+    finally:
+        consumer.close()
+
+
+def read_to_end(
+    settings: Settings,
+    topic: str,
+    *,
+    start: Mapping[int, int] | None = None,
+    end: Mapping[int, int] | None = None,
+    timeout: float = 60.0,
+) -> Iterator[Stored]:
+    """Every record from `start` (default: the beginning) up to where the topic ends now (or `end`), partition order kept.
+
+    No consumer group takes part. Raises NoSuchTopic, and TimeoutError if nothing arrives for `timeout` seconds.
+    """
+    consumer = Consumer(
+        consumer_config(settings, "tentalis-reader") | {"enable.partition.eof": True, "fetch.wait.max.ms": 50}
+    )
+    try:
+        todo: dict[int, int] = {}
+        assignment = []
+        for p in _partitions(consumer, topic):
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=15)
+            stop = high if end is None else min(high, end.get(p, 0))
+            begin = max(low, (start or {}).get(p, low))
+            if begin < stop:
+                todo[p] = stop
+                assignment.append(TopicPartition(topic, p, begin))
+        if not todo:
+            return
+        consumer.assign(assignment)
+        heard = time.monotonic()
+        while todo:
+            for message in consumer.consume(500, 0.2):
+                heard = time.monotonic()
+                error, p = message.error(), int(message.partition())
+                if error is not None:
+                    # At the end of the partition, perhaps before `stop`: transaction markers have offsets too.
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        todo.pop(p, None)
+                        continue
+                    raise KafkaException(error)
+                if p not in todo:
+                    continue
+                if message.offset() < todo[p]:
+                    yield Stored.of(message)
+                if message.offset() + 1 >= todo[p]:
+                    del todo[p]
+            if time.monotonic() - heard > timeout:
+                raise TimeoutError(f"nothing from {topic} partitions {sorted(todo)} for {timeout:g} s")
+    finally:
+        consumer.close()
+
+
+class Follower:
+    """Reads a topic from the start and on, all partitions, without a group: for the small compacted topics.
+
+    `poll` returns what arrived; `caught_up` tells whether the end that the topic had at the start was reached.
+    """
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        self._consumer = Consumer(
+            consumer_config(settings, "tentalis-follower") | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
+        )
+        partitions = _partitions(self._consumer, topic)
+        self._consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
+        self._pending = set(partitions)
+
+    @property
+    def caught_up(self) -> bool:
+        return not self._pending
+
+    def poll(self, timeout: float) -> list[Stored]:
+        """What arrived within `timeout` seconds. Raises KafkaException for errors that do not pass by themselves."""
+        found = []
+        for message in self._consumer.consume(500, timeout):
+            error = message.error()
+            if error is None:
+                found.append(Stored.of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._pending.discard(int(message.partition()))
+            elif not error.retriable() and error.code() not in TRANSIENT:
+                raise KafkaException(error)
+        return found
+
+    def close(self) -> None:
+        """Leaves."""
+        self._consumer.close()
+
+
+# librdkafka reports a broker that is away as events; it reconnects by itself.
+TRANSIENT = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
+
+
+class GroupConsumer:
+    """A member of a consumer group that commits what it is told to, after the work is done."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str,
+        topic_names: Iterable[str],
+        *,
+        instance: str | None = None,
+        on_assign: Callable[[list[TopicPartition]], None] | None = None,
+        on_revoke: Callable[[list[TopicPartition]], None] | None = None,
+    ) -> None:
+        self._consumer = Consumer(consumer_config(settings, group, instance=instance))
+        callbacks: dict[str, Any] = {}
+        if on_assign is not None:
+            callbacks["on_assign"] = lambda _, partitions: on_assign(partitions)
+        if on_revoke is not None:
+            callbacks["on_revoke"] = lambda _, partitions: on_revoke(partitions)
+        self._consumer.subscribe(list(topic_names), **callbacks)
+
+    def poll(self, timeout: float, most: int = 500) -> list[Stored]:
+        """What arrived within `timeout` seconds, at most `most` records. Raises KafkaException for fatal errors."""
+        found = []
+        for message in self._consumer.consume(most, timeout):
+            error = message.error()
+            if error is None:
+                found.append(Stored.of(message))
+            elif not error.retriable() and error.code() not in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}:
+                raise KafkaException(error)
+        return found
+
+    def commit(self, done: Iterable[Stored], timeout_attempts: int = 5) -> None:
+        """Commits the offsets after these records. A commit that a rebalance overtook is dropped: the records come again."""
+        ends: dict[tuple[str, int], int] = {}
+        for stored in done:
+            place = (stored.topic, stored.partition)
+            ends[place] = max(ends.get(place, 0), stored.offset + 1)
+        offsets = [TopicPartition(topic, p, offset) for (topic, p), offset in ends.items()]
+        if not offsets:
+            return
+        for attempt in range(timeout_attempts):
+            try:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+                return
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                overtaken = {
+                    KafkaError.ILLEGAL_GENERATION,
+                    KafkaError.UNKNOWN_MEMBER_ID,
+                    KafkaError.REBALANCE_IN_PROGRESS,
+                }
+                if reason.code() in overtaken:
+                    log.warning("commit overtaken by a rebalance, the records will come again: %s", reason.str())
+                    return
+                if attempt + 1 == timeout_attempts:
+                    raise
+                time.sleep(0.5 * 2**attempt)
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._consumer.close()
+
+
+class SchemaLookup:
+    """Finds writer schemas on tentalis.schemas.v1 for a codec; the topic is read again when a fingerprint is new."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._found: dict[bytes, AvroSchema] = {}
+        self._missing_until: dict[bytes, float] = {}
+
+    def __call__(self, fingerprint: bytes) -> AvroSchema | None:
+        if fingerprint not in self._found and self._missing_until.get(fingerprint, 0.0) < time.monotonic():
+            for stored in read_to_end(self._settings, topics.SCHEMAS):
+                if stored.value is not None:
+                    schema = AvroSchema.parse(stored.value.decode())
+                    self._found[schema.fingerprint] = schema
+            # Garbage has fingerprints too: do not read the topic again for each bad record.
+            self._missing_until[fingerprint] = time.monotonic() + 30.0
+        return self._found.get(fingerprint)
+
+
+def make_codec(settings: Settings) -> Codec:
+    """The codec of a process: Confluent framing where SCHEMA_REGISTRY_URL is set, single-object encoding where not."""
+    if settings.schema_registry:
+        from schemas.registry import ConfluentRegistry
+
+        return Codec(ConfluentRegistry(settings.schema_registry), SchemaLookup(settings))
+    return Codec(None, SchemaLookup(settings))
+
+
+def now_ms() -> int:
+    """The wall clock, milliseconds since the epoch. For event times at the edge only; decisions read the log's clock."""
+    return time.time_ns() // 1_000_000
