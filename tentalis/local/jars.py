@@ -1,0 +1,202 @@
+"""The Java archives of the embedded Kafka broker: a pinned closure, fetched once from Maven Central, checked by sha256.
+
+The closure is listed rather than resolved: resolving it takes a minute and picks other transitive versions than Maven.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+KAFKA_VERSION = "4.1.0"
+MANIFEST = Path(__file__).with_name("kafka_jars.txt")
+_MARKER = ".complete.json"
+_THREADS = 8
+_ATTEMPTS = 3
+
+Progress = Callable[[int, int, str], None]
+
+
+class JarError(RuntimeError):
+    """The broker's archives could not be had, or are not what they should be. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One pinned archive: Maven coordinates and the sha256 of its bytes (lower-case hex)."""
+
+    group: str
+    artifact: str
+    version: str
+    sha256: str
+
+    @property
+    def filename(self) -> str:
+        return f"{self.artifact}-{self.version}.jar"
+
+    @property
+    def coordinates(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+
+# Fetches one archive into a folder of the caller's and returns its path. Replaceable, so that failures can be tested.
+Fetch = Callable[[Jar, Path], Path]
+
+
+def cache_dir() -> Path:
+    """The download cache: `TENTALIS_CACHE`, or `~/.cache/tentalis`."""
+    from tentalis.config import Settings
+
+    return Settings.from_env().cache
+
+
+def pinned_jars(manifest: Path = MANIFEST) -> list[Jar]:
+    """Read the pinned closure: one `group:artifact:version sha256` a line.
+
+    Raises:
+        JarError: a line has another form.
+    """
+    jars = []
+    for number, line in enumerate(manifest.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        fields = line.replace(" ", ":").split(":")
+        if len(fields) != 4 or len(fields[3]) != 64:
+            raise JarError(f"{manifest}:{number}: expected 'group:artifact:version sha256', got {line!r}")
+        jars.append(Jar(*fields))
+    return jars
+
+
+def fetch_jars(
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    jars: list[Jar] | None = None,
+    fetch: Fetch | None = None,
+) -> list[Path]:
+    """Make the closure complete under `CACHE/kafka-<version>/` and return the paths in the order of the manifest.
+
+    A complete set is used without network, after a check of names and sizes against the marker written with it; without
+    a marker every archive is hashed and only those that are missing or differ are fetched. Concurrent callers are safe.
+
+    Args:
+        cache: the cache directory, by default `cache_dir()`.
+        progress: called with (archives done, archives in all, file name) from the calling thread.
+        jars, fetch: another closure or another way to get one archive.
+
+    Raises:
+        JarError: an archive could not be fetched, or its bytes are not the pinned ones.
+    """
+    wanted = pinned_jars() if jars is None else jars
+    folder = (cache_dir() if cache is None else cache) / f"kafka-{KAFKA_VERSION}"
+    report: Progress = progress or (lambda done, total, name: None)
+    try:
+        if not _complete(folder, wanted):
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder.with_name(f"{folder.name}.lock")):
+                if not _complete(folder, wanted):  # another process may have filled it while we waited
+                    _fill(folder, wanted, fetch or _fetch_from_central, report)
+    except OSError as error:
+        raise JarError(
+            f"cannot keep the Kafka archives in {folder}: {error}. Set TENTALIS_CACHE to a writable folder."
+        ) from error
+    report(len(wanted), len(wanted), "")
+    return [folder / jar.filename for jar in wanted]
+
+
+def _fill(folder: Path, wanted: list[Jar], fetch: Fetch, report: Progress) -> None:
+    missing = [jar for jar in wanted if not _matches(folder / jar.filename, jar)]
+    done = len(wanted) - len(missing)
+    with (
+        tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch,
+        ThreadPoolExecutor(_THREADS, thread_name_prefix="jars") as pool,
+    ):
+        store = partial(_store, folder=folder, scratch=Path(scratch), fetch=fetch)
+        futures = {pool.submit(store, jar): jar for jar in missing}
+        for future in as_completed(futures):
+            jar, error = futures[future], future.exception()
+            if error is not None:  # the network is rarely missing for one archive only: do not try the others
+                pool.shutdown(wait=False, cancel_futures=True)
+                if isinstance(error, JarError):
+                    raise error
+                raise JarError(
+                    f"the embedded Kafka broker needs {len(wanted)} Java archives; {len(wanted) - done} are missing "
+                    f"in {folder}, and {jar.coordinates} could not be fetched from Maven Central "
+                    f"({type(error).__name__}: {str(error)[:300]}). Connect to the network once, or set TENTALIS_CACHE "
+                    "to a cache that was filled elsewhere, or TENTALIS_BOOTSTRAP to the address of your own Kafka."
+                ) from error
+            done += 1
+            report(done, len(wanted), jar.filename)
+    _write_marker(folder, wanted)
+
+
+def _store(jar: Jar, folder: Path, scratch: Path, fetch: Fetch) -> None:
+    for attempt in range(1, _ATTEMPTS + 1):
+        place = scratch / f"{jar.artifact}-{attempt}"
+        try:
+            path = fetch(jar, place)
+            break
+        except Exception:  # whatever the client raises; it is raised again after the last attempt
+            shutil.rmtree(place, ignore_errors=True)
+            if attempt == _ATTEMPTS:
+                raise
+    digest = sha256_of(path)
+    if digest != jar.sha256:
+        raise JarError(
+            f"{jar.coordinates} has the wrong checksum: expected sha256 {jar.sha256}, got {digest}. "
+            "It was not stored. A proxy or a mirror may have altered it; fetch again from another network."
+        )
+    path.replace(folder / jar.filename)
+
+
+def _fetch_from_central(jar: Jar, place: Path) -> Path:
+    from jgo.maven import MavenContext  # not at the top: a tenth of a second, and only a first start needs it
+
+    context = MavenContext(repo_cache=place, timeout=20)
+    path: Path = context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve()
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    """Lower-case hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _matches(path: Path, jar: Jar) -> bool:
+    return path.is_file() and sha256_of(path) == jar.sha256
+
+
+def _complete(folder: Path, wanted: list[Jar]) -> bool:
+    """Cheap check: the marker of this very closure is there, and every archive has the size that was hashed."""
+    try:
+        marker = json.loads((folder / _MARKER).read_text())
+        return all(
+            marker[jar.filename] == [jar.sha256, (folder / jar.filename).stat().st_size] for jar in wanted
+        )  # a marker of another closure lacks a name or has another digest
+    except (FileNotFoundError, KeyError, json.JSONDecodeError):
+        return False
+
+
+def _write_marker(folder: Path, wanted: list[Jar]) -> None:
+    sizes = {jar.filename: [jar.sha256, (folder / jar.filename).stat().st_size] for jar in wanted}
+    temporary = folder / f"{_MARKER}.{os.getpid()}"
+    temporary.write_text(json.dumps(sizes, indent=1))
+    temporary.replace(folder / _MARKER)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

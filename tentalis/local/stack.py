@@ -1,0 +1,120 @@
+"""The processes of the local stack: which there are, how they are started, and what each waits for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tentalis.config import Settings
+from tentalis.local.ports import LOOPBACK
+from tentalis.local.spec import ProcessSpec
+from tentalis.local.state import StateDir
+
+APPLICATIONS = ("scoring", "hinting", "join", "aggregation")
+SERVER_ID = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What the stack is to run.
+
+    Attributes:
+        state: held by the caller.
+        settings: with `bootstrap` set, that Kafka is used and no broker is started.
+        model: folder of the base model.
+        trainer_config: the run that the trainer works on.
+        environment: kind of tasks that the worker answers.
+        manager: arguments of `tentalis manager`; empty for a stack without a scenario.
+        ranks: training processes.
+        threads: CPU threads of the model server.
+    """
+
+    state: StateDir
+    settings: Settings
+    model: Path
+    trainer_config: Path
+    environment: str = "chat"
+    manager: tuple[str, ...] = ()
+    ranks: int = 1
+    threads: int = os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The specs, and where what they start can be reached."""
+
+    specs: list[ProcessSpec]
+    settings: Settings
+    server: str
+
+
+def build_stack(options: StackOptions) -> Stack:
+    """Chooses ports and lays out the processes. Raises StateError if the broker's port is taken by somebody else."""
+    state, settings = options.state, options.settings
+    own_broker = settings.bootstrap is None
+    if own_broker:
+        broker_port, controller_port = state.port("broker", fixed=True), state.port("controller", fixed=True)
+        settings = settings.model_copy(update={"bootstrap": f"{LOOPBACK}:{broker_port}"})
+    server_port = state.port("model")
+    server = f"http://{LOOPBACK}:{server_port}"
+    env = {
+        "TENTALIS_BOOTSTRAP": settings.require_bootstrap(),
+        "TENTALIS_HOME": str(settings.home),
+        "TENTALIS_CACHE": str(settings.cache),
+        "TENTALIS_SERVER": server,
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    } | ({"TENTALIS_DATA": str(settings.data)} if settings.data else {})
+    specs: list[ProcessSpec] = []
+
+    def add(name: str, *argv: str, after: tuple[str, ...], ready: Callable[[], bool] | None = None) -> None:
+        command = [sys.executable, "-m", "tentalis.cli", *argv]
+        specs.append(
+            ProcessSpec(name, command, env, ready, after, expect_exit=name in ("topics", "manager", "trainer"))
+        )
+
+    if own_broker:
+        command = [sys.executable, "-m", "tentalis.local.broker", "--data-dir", str(state.folder("kafka"))]
+        command += ["--port", str(broker_port), "--controller-port", str(controller_port)]
+        ready = functools.partial(_metadata_ready, settings.require_bootstrap())
+        specs.append(ProcessSpec("broker", command, env, ready))
+    add("topics", "topics", "apply", "--yes", after=("broker",) if own_broker else ())
+    add(
+        "model",
+        *("serve", "model", "--policy-model", str(options.model), "--port", str(server_port)),
+        *("--threads", str(options.threads)),
+        after=(),
+        ready=functools.partial(_answers, f"{server}/health"),
+    )
+    add("policies", "serve", "policies", "--server-id", SERVER_ID, "--promotion", "always", after=("topics", "model"))
+    for name in APPLICATIONS:
+        port = state.port(name)
+        ready = functools.partial(_answers, f"http://{LOOPBACK}:{port}/readyz")
+        add(name, "serve", name, "--metrics-port", str(port), after=("topics",), ready=ready)
+    add("worker", "worker", "--environment", options.environment, after=("topics", "model"))
+    trainer = ("trainer", "--config", str(options.trainer_config), "--ranks", str(options.ranks))
+    add("trainer", *trainer, after=("topics",))
+    if options.manager:
+        add("manager", "manager", *options.manager, after=("topics",))
+    return Stack(specs, settings, server)
+
+
+def _metadata_ready(bootstrap: str) -> bool:
+    from tentalis.local.broker import metadata_ready
+
+    return metadata_ready(bootstrap)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,203 @@
+"""The state directory of one local installation: one holder, remembered ports, files written whole."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from tentalis.local.child import MARK, kill_marked
+from tentalis.local.ports import free_port, listener_of, port_is_free
+
+log = logging.getLogger(__name__)
+
+FOLDERS = ("kafka", "logs", "checkpoints", "adapters", "reports")
+
+
+class StateError(RuntimeError):
+    """The state directory cannot be used. The message says who has it or what is wrong, and what to do."""
+
+
+class StateDir:
+    """`.tentalis/`: `lock`, `ports.json`, `status.json` and the folders of Kafka's data, logs, checkpoints and so on.
+
+    `with StateDir(path) as state:` holds it; two runs cannot hold it at once. Without that it can be looked at.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock: IO[str] | None = None
+
+    @property
+    def mark(self) -> str:
+        """What the processes that belong to this directory carry in their environment."""
+        return hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:16] + "/"
+
+    def folder(self, name: str) -> Path:
+        """A folder inside, created if missing."""
+        folder = self.path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def acquire(self) -> None:
+        """Take the lock for the life of this process, create the folders, and end what a killed earlier run left over.
+
+        Raises:
+            StateError: another process holds the directory, or it cannot be written.
+        """
+        try:
+            for name in FOLDERS:
+                self.folder(name)
+            lock = (self.path / "lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise StateError(
+                f"cannot use the state directory {self.path}: {error}. Choose another with TENTALIS_HOME."
+            ) from error
+        if not _locked_within(lock, 0.5):  # `holder()` takes the lock for a moment to see whether it is free
+            lock.close()
+            raise StateError(
+                f"the state directory {self.path} is in use by {self._described_holder()}. "
+                "End that with `tentalis down`, or choose another directory with TENTALIS_HOME."
+            )
+        lock.truncate(0)
+        lock.write(json.dumps({"pid": os.getpid(), "command": " ".join(sys.argv), "since": time.time()}))
+        lock.flush()
+        self._lock = lock
+        if not os.environ.get(MARK, "").startswith(self.mark):  # we are no leftover ourselves
+            try:
+                leftovers = kill_marked(self.mark)
+            except TimeoutError as error:
+                self.release()
+                raise StateError(f"an earlier run in {self.path} left processes that do not end: {error}") from error
+            if leftovers:
+                log.warning("ended %d processes that an earlier run left over: %s", len(leftovers), leftovers)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self._lock.truncate(0)
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> StateDir:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def holder(self) -> int | None:
+        """The process id of whoever holds the directory now, or None."""
+        if self._lock is not None:
+            return os.getpid()
+        try:
+            with (self.path / "lock").open(encoding="utf-8") as lock:
+                if _locked_within(lock, 0.0):
+                    return None
+                content = lock.read()
+        except FileNotFoundError:
+            return None
+        pid = json.loads(content)["pid"] if content else 0  # empty: it is just being taken or given back
+        return int(pid) or None
+
+    def _described_holder(self) -> str:
+        try:
+            content = json.loads((self.path / "lock").read_text(encoding="utf-8"))
+        except json.JSONDecodeError:
+            return "another process"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(content["since"]))
+        return f"process {content['pid']} ({content['command']}, since {since})"
+
+    def port(self, name: str, *, fixed: bool = False) -> int:
+        """The port of this name: chosen free once, and the same at every later start.
+
+        To be called before what listens there is started. A port that a foreign process has taken meanwhile is replaced
+        by another, with a warning; a `fixed` one, which others may have written down, is not.
+
+        Raises:
+            StateError: a fixed port is taken, with who has it.
+        """
+        if self._lock is None:
+            raise RuntimeError("hold the state directory before choosing ports in it")
+        file = self.path / "ports.json"
+        ports: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        known = ports.get(name)
+        if known is not None and port_is_free(known):
+            return known
+        if known is not None and fixed:
+            raise StateError(
+                f"port {known} of {name} is taken by {listener_of(known)}: end that, or remove {name!r} from {file} "
+                "to have another port chosen"
+            )
+        ports[name] = free_port(avoid=set(ports.values()))
+        if known is not None:
+            log.warning("port %d of %s is taken by %s: now on %d", known, name, listener_of(known), ports[name])
+        write_whole(file, ports)
+        return ports[name]
+
+    def status(self) -> dict[str, Any] | None:
+        """What the supervisor last wrote to `status.json`, with `running`: whether it is still there. None if never."""
+        try:
+            status: dict[str, Any] = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return {**status, "running": self.holder() == status["supervisor"]}
+
+
+def request_stop(path: Path, timeout: float = 15.0) -> int | None:
+    """Ask the holder of a state directory to stop (SIGTERM) and wait until it has.
+
+    Returns:
+        The process id that stopped, or None if nothing ran.
+
+    Raises:
+        StateError: it is still there after `timeout` seconds.
+    """
+    state = StateDir(path)
+    pid = state.holder()
+    if pid is None:
+        return None
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:  # it ended between the two lines
+        return pid
+    except PermissionError as error:
+        raise StateError(f"process {pid} holds {state.path} and belongs to somebody else: {error}") from error
+    deadline = time.monotonic() + timeout
+    while state.holder() == pid:
+        if time.monotonic() > deadline:
+            raise StateError(
+                f"process {pid} still holds {state.path} {timeout:g} s after it was asked to stop. "
+                f"`kill -9 {pid}` ends it and everything that it supervises."
+            )
+        time.sleep(0.05)
+    return pid
+
+
+def write_whole(path: Path, content: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _locked_within(file: IO[str], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(0.02)

@@ -1,0 +1,337 @@
+"""Real processes under the supervisor: started in order, restarted, stopped in order, never left behind."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tentalis.local.broker import metadata_ready
+from tentalis.local.child import marked
+from tentalis.local.restart import RestartPolicy
+from tentalis.local.spec import ProcessSpec, SupervisorError
+from tentalis.local.state import StateDir, request_stop
+from tentalis.local.supervisor import Supervisor, stop_signals
+from tests.kafka_fixture import eventually
+
+pytestmark = pytest.mark.chaos
+
+# Writes down when it began and when it was told to end, and ends then.
+POLITE = """
+import signal, sys, time
+def note(word): print(word, sys.argv[1], file=open(sys.argv[2], "a"), flush=True)
+def end(*_):
+    note("end"); sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+note("begin")
+while True: time.sleep(60)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+# A launcher, whose rank has left the process group, as those of torchrun do.
+LAUNCHER = """
+import subprocess, sys, time
+print("rank", subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True); time.sleep(600)
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateDir]:
+    with StateDir(tmp_path / "home") as state:
+        yield state
+
+
+@pytest.fixture
+def supervise(state: StateDir) -> Iterator[Callable[..., Supervisor]]:
+    running: list[Supervisor] = []
+
+    def begin(*specs: ProcessSpec) -> Supervisor:
+        running.append(Supervisor(state, specs))
+        running[-1].start()
+        return running[-1]
+
+    yield begin
+    for supervisor in running:
+        supervisor.stop()
+    assert marked(state.mark) == []
+
+
+def python(name: str, code: str, *arguments: str, **options: Any) -> ProcessSpec:
+    return ProcessSpec(name, [sys.executable, "-c", code, *arguments], **options)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_they_start_and_stop_in_order_of_dependency(supervise: Callable[..., Supervisor], tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    supervisor = supervise(
+        python("upper", POLITE, "upper", str(notes), after=("middle",)),
+        python(
+            "middle", POLITE, "middle", str(notes), after=("job",), ready=lambda: "begin middle" in notes.read_text()
+        ),
+        python("lower", POLITE, "lower", str(notes), ready=lambda: "begin lower" in notes.read_text()),
+        ProcessSpec("job", ["sh", "-c", f"echo begin job >> {notes}"], after=("lower",), expect_exit=True),
+    )
+    supervisor.wait_ready(30)
+    eventually(lambda: "begin upper" in notes.read_text(), 10)
+    assert {name: entry["state"] for name, entry in supervisor.status().items()} == {
+        "upper": "ready",
+        "middle": "ready",
+        "lower": "ready",
+        "job": "done",
+    }
+    supervisor.stop()
+    assert notes.read_text().splitlines() == [
+        *("begin lower", "begin job", "begin middle", "begin upper"),
+        *("end upper", "end middle", "end lower"),
+    ]
+    assert {entry["state"] for entry in supervisor.status().values()} == {"stopped", "done"}
+
+
+def test_what_is_killed_comes_back_however_often(supervise: Callable[..., Supervisor]) -> None:
+    supervisor = supervise(*(ProcessSpec(name, ["sleep", "600"]) for name in ("a", "b", "c")))
+    supervisor.wait_ready(10)
+    for number in range(1, 13):
+        victim = random.choice(["a", "a", "b"])  # one of them far more often than by chance
+        before = supervisor.status()[victim]
+        os.kill(before["pid"], signal.SIGKILL)
+
+        def back(victim: str = victim, restarts: int = before["restarts"]) -> bool:
+            entry = supervisor.status()[victim]
+            return bool(entry["state"] == "ready" and entry["restarts"] == restarts + 1)
+
+        eventually(back, 10, message=f"kill {number}: {victim} did not come back")
+    status = supervisor.status()
+    assert sum(entry["restarts"] for entry in status.values()) == 12
+    assert status["a"]["last_exit"].startswith("ended by SIGKILL")
+    assert status["c"]["restarts"] == 0
+
+
+def test_a_crash_loop_is_given_up_with_the_end_of_the_log(supervise: Callable[..., Supervisor]) -> None:
+    policy = RestartPolicy(first_delay=0.01, quick_limit=3)
+    supervisor = supervise(
+        python("broken", "raise SystemExit('no such model: folder is empty')", policy=policy, ready=lambda: False),
+        ProcessSpec("waits", ["sleep", "600"], after=("broken",)),
+        ProcessSpec("other", ["sleep", "600"]),
+        ProcessSpec("aside", ["/no/such/program"], critical=False, policy=policy),
+    )
+    eventually(supervisor.failure, 20)
+    failure = supervisor.failure()
+    assert failure is not None
+    assert "broken: ended 3 times in a row" in failure
+    assert "no such model: folder is empty" in failure
+    assert "aside" not in failure
+    with pytest.raises(SupervisorError, match="no such model"):
+        supervisor.wait_ready(10)
+    eventually(lambda: supervisor.status()["aside"]["state"] == "failed", 10)
+    status = supervisor.status()
+    assert "cannot run /no/such/program" in status["aside"]["message"]
+    assert (status["other"]["state"], status["waits"]["state"]) == ("ready", "waiting")
+
+
+def test_ends_while_a_dependency_is_down_do_not_count(supervise: Callable[..., Supervisor], tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    up.touch()
+    # As a client of Kafka does that ends whenever the broker is away.
+    client = f"import os, time\nwhile os.path.exists({str(up)!r}): time.sleep(0.01)\nraise SystemExit(1)"
+    supervisor = supervise(
+        ProcessSpec("broker", ["sleep", "600"], ready=up.exists),
+        python("client", client, after=("broker",), policy=RestartPolicy(exits_limit=2, quick_limit=2)),
+    )
+    supervisor.wait_ready(10)
+    for round_ in range(1, 5):
+        up.unlink()
+        os.kill(supervisor.status()["broker"]["pid"], signal.SIGKILL)
+        eventually(lambda: supervisor.status()["client"]["state"] in ("backoff", "waiting"), 10)
+        up.touch()
+        eventually(lambda: supervisor.status()["client"]["state"] == "ready", 10)
+        assert supervisor.status()["client"]["restarts"] == round_
+
+
+def test_what_does_not_become_ready_is_killed_and_says_so(supervise: Callable[..., Supervisor]) -> None:
+    def never() -> bool:
+        raise ConnectionError("port 1234 is closed")
+
+    supervisor = supervise(
+        ProcessSpec("hung", ["sleep", "600"], ready=never, ready_timeout=0.6, policy=RestartPolicy(0.01, quick_limit=2))
+    )
+    eventually(lambda: "port 1234 is closed" in supervisor.status()["hung"]["message"], 10)
+    eventually(lambda: supervisor.status()["hung"]["state"] == "failed", 20)
+    assert supervisor.status()["hung"]["restarts"] == 1
+
+
+def test_everything_is_gone_in_time_though_some_ignore_sigterm(supervise: Callable[..., Supervisor]) -> None:
+    supervisor = supervise(
+        python("lower", DEAF), python("middle", DEAF, after=("lower",)), python("upper", DEAF, after=("middle",))
+    )
+    supervisor.wait_ready(10)
+    logs = [Path(entry["log"]) for entry in supervisor.status().values()]
+    eventually(lambda: all("deaf" in log.read_text() for log in logs), 20)
+    pids = [entry["pid"] for entry in supervisor.status().values()]
+    began = time.monotonic()
+    supervisor.stop(timeout=4.0)
+    assert time.monotonic() - began < 5.0  # a promise to people, with room for a busy machine
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_descendant_that_left_the_group_ends_with_its_launcher(supervise: Callable[..., Supervisor]) -> None:
+    supervisor = supervise(python("trainer", LAUNCHER))
+    log = Path(supervisor.status()["trainer"]["log"])
+
+    def ranks() -> list[int]:
+        return [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("rank")]
+
+    eventually(lambda: log.exists() and ranks(), 10)
+    os.kill(supervisor.status()["trainer"]["pid"], signal.SIGKILL)
+    eventually(lambda: len(ranks()) == 2, 10)
+    assert [alive(rank) for rank in ranks()] == [False, True]
+    supervisor.stop()
+    assert not alive(ranks()[1])
+
+
+def test_the_log_is_kept_and_turned_over_when_large(supervise: Callable[..., Supervisor], state: StateDir) -> None:
+    file = state.folder("logs") / "big.log"
+    file.write_bytes(b"old" * (4 * 2**20))
+    supervisor = supervise(ProcessSpec("big", ["sh", "-c", "echo fresh; exec sleep 600"]))
+    eventually(lambda: "fresh" in file.read_text().splitlines(), 10)
+    assert (state.folder("logs") / "big.log.1").stat().st_size == 3 * 4 * 2**20
+    os.kill(supervisor.status()["big"]["pid"], signal.SIGKILL)
+    eventually(lambda: file.read_text().splitlines().count("fresh") == 2, 10)
+
+
+def test_the_status_file_is_for_other_processes(supervise: Callable[..., Supervisor], state: StateDir) -> None:
+    supervisor = supervise(ProcessSpec("a", ["sleep", "600"]))
+    supervisor.wait_ready(10)
+
+    def written() -> bool:
+        status = StateDir(state.path).status()
+        return status is not None and status["processes"]["a"]["state"] == "ready" and status["running"]
+
+    eventually(written, 10)
+    supervisor.stop()
+    content = json.loads((state.path / "status.json").read_text())
+    assert content["processes"]["a"] == supervisor.status()["a"]
+    assert content["processes"]["a"]["state"] == "stopped"
+
+
+# A whole command: holds the directory, supervises, stops on a signal.
+COMMAND = """
+import sys
+from pathlib import Path
+from tentalis.local.spec import ProcessSpec
+from tentalis.local.state import StateDir
+from tentalis.local.supervisor import Supervisor, stop_signals
+with stop_signals() as stop, StateDir(Path(sys.argv[1])) as state:
+    supervisor = Supervisor(state, [
+        ProcessSpec("launcher", [sys.executable, "-c", sys.argv[2]]),
+        ProcessSpec("deaf", [sys.executable, "-c", sys.argv[3]]),
+    ])
+    supervisor.start()
+    stop.wait()
+    supervisor.stop(float(sys.argv[4]))
+"""
+
+
+def command(home: Path, timeout: float = 2.0) -> tuple[subprocess.Popen[bytes], list[int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(home), LAUNCHER, DEAF, str(timeout)], start_new_session=True
+    )
+    logs = home / "logs"
+
+    def said() -> bool:
+        files = [logs / "launcher.log", logs / "deaf.log"]
+        return all(file.exists() for file in files) and all(
+            any(line.startswith(word) for line in file.read_text().splitlines())
+            for file, word in zip(files, ("rank ", "deaf"), strict=True)
+        )
+
+    eventually(said, 30)
+    return process, marked(StateDir(home).mark)
+
+
+def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
+    process, children = command(tmp_path)
+    assert len(children) == 3  # the rank too
+    process.kill()
+    process.wait()
+    eventually(lambda: not any(alive(pid) for pid in children), 10, message=f"of {children} some are left")
+    assert StateDir(tmp_path).holder() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_within_ten_seconds(tmp_path: Path, number: signal.Signals) -> None:
+    process, children = command(tmp_path, timeout=10.0 if number == signal.SIGINT else 2.0)
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(30) == 0
+    assert time.monotonic() - began < 11  # the promise, and the end of the interpreter
+    assert not any(alive(pid) for pid in children)
+
+
+def test_down_asks_the_command_to_stop(tmp_path: Path) -> None:
+    process, children = command(tmp_path)
+    reaper = threading.Thread(target=process.wait)
+    reaper.start()
+    assert request_stop(tmp_path, 20) == process.pid
+    reaper.join()
+    assert not any(alive(pid) for pid in children)
+
+
+def test_a_directory_of_somebody_else_is_not_supervised_in(tmp_path: Path) -> None:
+    with pytest.raises(SupervisorError, match="hold the state directory"):
+        Supervisor(StateDir(tmp_path), []).start()
+
+
+def test_signals_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_signals() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.broker
+def test_the_broker_is_restarted_with_its_records(supervise: Callable[..., Supervisor], state: StateDir) -> None:
+    port, controller = state.port("kafka", fixed=True), state.port("kafka-controller")
+    bootstrap = f"127.0.0.1:{port}"
+    arguments = ["--data-dir", str(state.folder("kafka")), "--port", str(port), "--controller-port", str(controller)]
+    supervisor = supervise(
+        ProcessSpec(
+            "kafka",
+            [sys.executable, "-m", "tentalis.local.broker", *arguments],
+            ready=lambda: metadata_ready(bootstrap),
+        )
+    )
+    supervisor.wait_ready(60)
+    quiet = {"bootstrap.servers": bootstrap, "log_level": 0}
+    admin = AdminClient(quiet)
+    admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(30)
+    producer = Producer(quiet)
+    producer.produce("kept", b"value")
+    assert producer.flush(30) == 0
+    for restarts in (1, 2):
+        os.kill(supervisor.status()["kafka"]["pid"], signal.SIGKILL)
+
+        def back(restarts: int = restarts) -> bool:
+            entry = supervisor.status()["kafka"]
+            return bool(entry["state"] == "ready" and entry["restarts"] == restarts)
+
+        eventually(back, 60, message=lambda: (state.folder("logs") / "kafka.log").read_text()[-2000:])
+    assert "kept" in AdminClient(quiet).list_topics(timeout=30).topics
