@@ -22,7 +22,9 @@ def _without_logical_types(schema: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AvroSchema:
-    """One schema: its record name, its text, the 8 bytes of its CRC-64-AVRO fingerprint, and what fastavro made of it."""
+    """One schema: its record name, its text, the 8 bytes of its CRC-64-AVRO fingerprint, and what fastavro made of
+    it.
+    """
 
     name: str
     text: str

@@ -1,8 +1,9 @@
 """Records to bytes and back.
 
-Two wire formats, and readers accept both: Confluent framing (a zero byte, the registry's schema id in 4 bytes, big-endian)
-where a registry is configured, Avro single-object encoding (C3 01, the writer schema's CRC-64-AVRO fingerprint in 8 bytes)
-where none is. In the second the writer's schema is on `tentalis.schemas.v1`, so that the log explains itself years later.
+Two wire formats, and readers accept both: Confluent framing (a zero byte, the registry's schema id in 4 bytes,
+big-endian) where a registry is configured, Avro single-object encoding (C3 01, the writer schema's CRC-64-AVRO
+fingerprint in 8 bytes) where none is. In the second the writer's schema is on `tentalis.schemas.v1`, so that the log
+explains itself years later.
 """
 
 from collections.abc import Callable, Collection

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 NAMESPACE = uuid.UUID("6f0d9d3e-52d4-5b0e-9a53-7e3f0e1f5a11")
 
 
-def derived_id(kind: str, *parts: str | int | float | None | Sequence[object]) -> str:
+def derived_id(kind: str, *parts: str | int | float | Sequence[object] | None) -> str:
     """uuid5 of the kind and its parts; parts are serialised as canonical JSON, so ("a", "b") and ("ab",) differ."""
     return str(uuid.uuid5(NAMESPACE, json.dumps([kind, *parts], separators=(",", ":"), ensure_ascii=True)))
 

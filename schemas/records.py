@@ -1,7 +1,7 @@
 """The pydantic twins of the `.avsc` files beside this module: same names, fields, order, types and defaults.
 
-A test holds the two equal. Records are immutable and refuse unknown fields; ranges that the design gives are checked here,
-so that a record that cannot be right is refused where it is made and dead-lettered where it is read.
+A test holds the two equal. Records are immutable and refuse unknown fields; ranges that the design gives are checked
+here, so that a record that cannot be right is refused where it is made and dead-lettered where it is read.
 """
 
 import math
@@ -49,7 +49,9 @@ class Part(BaseModel):
 
 
 class Record(Part):
-    """A record with a topic of its own. `key` is the Kafka key, `event_id` identifies the event whatever copies exist."""
+    """A record with a topic of its own. `key` is the Kafka key, `event_id` identifies the event whatever copies
+    exist.
+    """
 
     ID_FIELD: ClassVar[str] = ""
 

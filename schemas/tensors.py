@@ -1,6 +1,7 @@
 """Token ids and log-probs travel as raw little-endian bytes and are read into numpy without copying.
 
-Arrays of boxed Avro ints are where decode time goes; the `.avsc` files mark such fields with a `logicalType` of our own.
+Arrays of boxed Avro ints are where decode time goes; the `.avsc` files mark such fields with a `logicalType` of our
+own.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""Settings of a process: where Kafka is and how to speak to it, where state and downloads live. Read from TENTALIS_* variables."""
+"""Settings of a process: where Kafka is and how to speak to it, where state and downloads live. Read from TENTALIS_*
+variables.
+"""
 
 import os
 from collections.abc import Mapping
@@ -35,7 +37,8 @@ class Settings(BaseModel):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
-        """TENTALIS_BOOTSTRAP, TENTALIS_HOME, TENTALIS_CACHE, TENTALIS_DATA, TENTALIS_SECURITY_PROTOCOL, TENTALIS_SASL_*,
+        """TENTALIS_BOOTSTRAP, TENTALIS_HOME, TENTALIS_CACHE, TENTALIS_DATA, TENTALIS_SECURITY_PROTOCOL,
+        TENTALIS_SASL_*,
         TENTALIS_SSL_* and SCHEMA_REGISTRY_URL. Raises ValidationError for values of the wrong form."""
         password = env.get("TENTALIS_SASL_PASSWORD")
         if password is None and env.get("TENTALIS_SASL_PASSWORD_FILE"):

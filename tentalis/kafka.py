@@ -1,7 +1,7 @@
 """The one place that knows how Kafka clients are configured, and the few shapes in which this project uses them.
 
-`Publisher` sends records and knows that they arrived; `read_to_end` reads what a topic holds now; `follow` reads on and on
-without a consumer group; `GroupConsumer` shares partitions with its peers and commits when told.
+`Publisher` sends records and knows that they arrived; `read_to_end` reads what a topic holds now; `follow` reads on
+and on without a consumer group; `GroupConsumer` shares partitions with its peers and commits when told.
 """
 
 import logging
@@ -61,7 +61,9 @@ def client_config(settings: Settings) -> dict[str, Any]:
 
 
 def producer_config(settings: Settings, *, transactional_id: str | None = None) -> dict[str, Any]:
-    """Idempotent, acks=all, and murmur2: librdkafka's default CRC32 silently breaks co-partitioning with the JVM and aiokafka."""
+    """Idempotent, acks=all, and murmur2: librdkafka's default CRC32 silently breaks co-partitioning with the JVM and
+    aiokafka.
+    """
     config = client_config(settings) | {
         "enable.idempotence": True,
         "acks": "all",
@@ -213,7 +215,9 @@ class Publisher:
         self._producer.begin_transaction()
 
     def commit(self, timeout: float = 60.0) -> None:
-        """Flushes and commits the transaction. Raises KafkaException (fenced: a successor took over) or DeliveryFailed."""
+        """Flushes and commits the transaction. Raises KafkaException (fenced: a successor took over) or
+        DeliveryFailed.
+        """
         self.flush(timeout)
         self._producer.commit_transaction(timeout)
 
@@ -231,14 +235,28 @@ def _partitions(consumer: Consumer, topic: str) -> list[int]:
     return sorted(metadata.partitions)
 
 
+def _watermarks(consumer: Consumer, topic: str, partition: int, patience: float = 30.0) -> tuple[int, int]:
+    """(first offset, offset after the last committed record). A broker that has just started may not lead the partition
+    yet: errors that pass by themselves are waited out for `patience` seconds.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=15)
+            return int(low), int(high)
+        except KafkaException as error:
+            reason: KafkaError = error.args[0]
+            passing = reason.retriable() or reason.code() in TRANSIENT | ELECTING
+            if not passing or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
     """Per partition the offset after the last committed record. Raises NoSuchTopic."""
     consumer = Consumer(consumer_config(settings, "tentalis-reader"))
     try:
-        return {
-            p: int(consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=15)[1])
-            for p in _partitions(consumer, topic)
-        }
+        return {p: _watermarks(consumer, topic, p)[1] for p in _partitions(consumer, topic)}
     finally:
         consumer.close()
 
@@ -251,7 +269,8 @@ def read_to_end(
     end: Mapping[int, int] | None = None,
     timeout: float = 60.0,
 ) -> Iterator[Stored]:
-    """Every record from `start` (default: the beginning) up to where the topic ends now (or `end`), partition order kept.
+    """Every record from `start` (default: the beginning) up to where the topic ends now (or `end`), partition order
+    kept.
 
     No consumer group takes part. Raises NoSuchTopic, and TimeoutError if nothing arrives for `timeout` seconds.
     """
@@ -262,7 +281,7 @@ def read_to_end(
         todo: dict[int, int] = {}
         assignment = []
         for p in _partitions(consumer, topic):
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=15)
+            low, high = _watermarks(consumer, topic, p)
             stop = high if end is None else min(high, end.get(p, 0))
             begin = max(low, (start or {}).get(p, low))
             if begin < stop:
@@ -331,6 +350,12 @@ class Follower:
 
 
 # librdkafka reports a broker that is away as events; it reconnects by itself.
+ELECTING = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
+ELECTING = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
 TRANSIENT = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
 
 
@@ -367,7 +392,9 @@ class GroupConsumer:
         return found
 
     def commit(self, done: Iterable[Stored], timeout_attempts: int = 5) -> None:
-        """Commits the offsets after these records. A commit that a rebalance overtook is dropped: the records come again."""
+        """Commits the offsets after these records. A commit that a rebalance overtook is dropped: the records come
+        again.
+        """
         ends: dict[tuple[str, int], int] = {}
         for stored in done:
             place = (stored.topic, stored.partition)

@@ -1,0 +1,171 @@
+"""Aggregation: means per manager and worker in event-time windows, for meta-RL and for whoever watches.
+
+| input | what it adds to the window of its event time |
+|---|---|
+| Outcome | its kind; its reward, if known, to count, mean and variance |
+| Outcome of a late half or a superseded result | its kind |
+| Feedback with its result | its grade in [0, 1] (score, or polarity), if it has one |
+
+Every changed window is written as a MetaSignal: `count` is the number of known rewards, `feedback_count` of graded
+feedback, so that means and variances can be combined exactly. A window's records are spread over the partitions (keys
+are task ids), so each signal is the bucket of **one partition**, under the Kafka key
+`manager/worker/window start/partition`, and a reader combines the newest signals of the keys it wants
+(`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each signal is a function of
+its partition's log alone.
+
+Owner of the dead letters of outcomes. Feedback that cannot be read, or has no result with it, is hinting's.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from schemas import topics
+from schemas.codec import Codec, DecodeError
+from schemas.records import Feedback, MetaSignal, Outcome, OutcomeKind
+from streams.aggregation_core import Bucket, Event, Lane, Window, changes, commit, fold, lanes
+from streams.intake import KeyMismatch, Skipped, dead, decoded, output
+from streams.processor import Effects, LogRecord, Output
+from streams.scoring import grade
+from tentalis import rewards
+from tentalis.config import Settings
+from tentalis.rewards import RewardError
+
+log = logging.getLogger(__name__)
+
+APP_ID = "tentalis-aggregation"
+WINDOW_MS = 60_000
+RETENTION_MS = 3_600_000
+"""How long after its end, by the log's clock, a window still takes records. Event ids are kept as long: about 100 bytes
+of memory for each record in that time."""
+
+_INVALID = (DecodeError, KeyMismatch, RewardError)
+_TAGS = {topics.OUTCOMES: "outcomes", topics.FEEDBACK: "feedback"}
+# Of one sample there is one ordinary outcome; these come beside it.
+_BESIDE = frozenset({OutcomeKind.LATE, OutcomeKind.SUPERSEDED})
+
+
+def outcome_event(outcome: Outcome, offset: int, timestamp: int) -> Event:
+    """What an outcome adds."""
+    return Event(
+        offset=offset,
+        timestamp=timestamp,
+        event_time=outcome.event_time,
+        event_id=outcome.event_id,
+        manager_id=outcome.head.manager_id,
+        worker_id=outcome.worker_id,
+        value=None if outcome.kind in _BESIDE else outcome.reward,
+        kind=outcome.kind.value,
+    )
+
+
+def feedback_event(feedback: Feedback, offset: int, timestamp: int) -> Event | None:
+    """What a feedback adds; None if it grades nothing or does not say whose answer it speaks of."""
+    reward = grade(feedback)
+    if feedback.result is None or reward is None:
+        return None
+    return Event(
+        offset=offset,
+        timestamp=timestamp,
+        event_time=feedback.event_time,
+        event_id=feedback.event_id,
+        manager_id=feedback.result.task.manager_id,
+        worker_id=feedback.result.worker_id,
+        value=(reward + 1.0) / 2.0,
+    )
+
+
+def signal(window: Window, outcomes: Bucket, feedback: Bucket, event_time: int) -> MetaSignal:
+    """The MetaSignal of a window in one partition."""
+    reward, grades = outcomes.moments, feedback.moments
+    return MetaSignal(
+        manager_id=window.manager_id,
+        worker_id=window.worker_id,
+        event_time=event_time,
+        window_start=window.start,
+        window_ms=window.length,
+        count=reward.n,
+        mean_reward=reward.mean if reward.n else None,
+        reward_variance=reward.variance,
+        outcomes=dict(sorted(outcomes.kinds.items())),
+        feedback_count=grades.n,
+        mean_feedback_score=grades.mean if grades.n else None,
+    )
+
+
+class Aggregation:
+    """The application; see the module's text. Times in ms."""
+
+    app_id = APP_ID
+    topics = (topics.OUTCOMES, topics.FEEDBACK)
+    table = "state"
+
+    def __init__(self, codec: Codec, *, window_ms: int = WINDOW_MS, retention_ms: int = RETENTION_MS) -> None:
+        self._codec = codec
+        self._window_ms = window_ms
+        self._retention_ms = retention_ms
+        self._partitions: dict[int, dict[str, Lane]] = {}
+        self.skipped = Skipped()
+        self.late = 0
+        self.duplicates = 0
+
+    def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
+        """Takes the state of a partition over. Raises ValueError for an entry of somebody else's."""
+        self._partitions[partition] = lanes(_TAGS.values(), entries)
+
+    def revoke(self, partition: int) -> None:
+        """Gives the state of a partition up."""
+        self._partitions.pop(partition, None)
+
+    def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
+        """Nothing beside the input."""
+        return ()
+
+    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
+        """The changed windows of a batch of outcomes or feedback."""
+        effects = Effects()
+        events: list[Event] = []
+        for record in records:
+            try:
+                event = self._event(record)
+            except _INVALID as error:
+                if record.topic == topics.OUTCOMES:
+                    effects.dead.append(dead(record, error))
+                else:
+                    self.skipped.add(record, error)
+            else:
+                if event is not None:
+                    events.append(event)
+        if not events:
+            return effects
+        tag = _TAGS[records[0].topic]
+        state = self._partitions[partition]
+        step = fold(state[tag], events, records[-1].offset, window_ms=self._window_ms, retention_ms=self._retention_ms)
+        for window, bucket in sorted(step.buckets.items(), key=lambda item: item[0]):
+            parts = {name: lane.buckets.get(window, Bucket()) for name, lane in state.items()} | {tag: bucket}
+            meta = signal(window, parts["outcomes"], parts["feedback"], step.stream_time)
+            key = f"{meta.key}/{window.start}/{partition}"
+            effects.outputs.append(output(self._codec, topics.META, meta, APP_ID, key=key))
+        effects.changes = changes(tag, step)
+        if step.late:
+            log.warning("%s[%d]: %d records came after their window was closed", records[0].topic, partition, step.late)
+        commit(state[tag], step)
+        self.late += step.late
+        self.duplicates += step.duplicates
+        return effects
+
+    def _event(self, record: LogRecord) -> Event | None:
+        if record.topic == topics.OUTCOMES:
+            outcome = decoded(self._codec, record, Outcome)
+            rewards.check_environment(outcome.head.environment)
+            return outcome_event(outcome, record.offset, record.timestamp)
+        feedback = decoded(self._codec, record, Feedback)
+        if feedback.result is not None:
+            rewards.check_environment(feedback.result.task.environment)
+        return feedback_event(feedback, record.offset, record.timestamp)
+
+
+def build(settings: Settings, *, window_ms: int = WINDOW_MS, retention_ms: int = RETENTION_MS) -> Aggregation:
+    """The application for a process: with the codec that the settings ask for."""
+    from tentalis.kafka import make_codec
+
+    return Aggregation(make_codec(settings), window_ms=window_ms, retention_ms=retention_ms)

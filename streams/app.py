@@ -1,0 +1,446 @@
+"""Runs a `Processor` as a Faust application: one process, one consumer group, one exit code.
+
+Exit codes: 0 stopped by a signal; 1 something could not be confirmed or Kafka is away (start again); 3 too many dead
+letters (starting again will not help); 4 no progress although there is something to do.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from schemas import topics
+from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
+from streams.dlq import DeadLimits, TooManyDead
+from streams.processor import Processor
+from streams.sink import KafkaSink
+from streams.state import StateStore, ensure_changelog, read_changelog
+from tentalis.config import Security, Settings
+from tentalis.kafka import OVERHEAD_BYTES, client_config
+
+__all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
+
+log = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_CRASHED = 1
+EXIT_TOO_MANY_DEAD = 3
+STOP_DEADLINE_S = 4.0
+TOPICS_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How to run a stream application. Times in seconds, sizes in bytes.
+
+    `instance` makes the worker a static member of its group (unique per worker): one that is killed and started again
+    under the same name gets its partitions back at once, while the partitions of one that stays away wait for the
+    session timeout."""
+
+    bootstrap: str
+    state_dir: Path
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    security: Security = field(default_factory=Security)
+    instance: str | None = None
+    max_batch_records: int = 500
+    max_batch_bytes: int = 4 * 2**20
+    dead_run: int = 100
+    dead_ratio: float = 0.5
+    dead_window: int = 1000
+    record_limit: int = field(default_factory=lambda: topics.table().record_limit_bytes)
+    session_timeout: float = 10.0
+    heartbeat_interval: float = 3.0
+    commit_interval: float = 1.0
+    delivery_timeout: float = 60.0
+    grace: float = 2.0
+    stall_limit: float = 120.0
+
+
+def run(processor: Processor, settings: StreamSettings) -> int:
+    """Runs until SIGTERM or SIGINT, or until something fails; returns the exit code. Logs to stderr."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("aiokafka", "faust", "mode", "streams.faust_guards"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Sparing(("aiokafka", "librdkafka")))
+    try:
+        check_topics(processor, settings)
+    except KafkaException as error:
+        log.critical(
+            "%s cannot start: no Kafka answers at %s (%s)", processor.app_id, settings.bootstrap, error.args[0].str()
+        )
+        return EXIT_CRASHED
+    except TopicsWrong as error:
+        log.critical("%s cannot start: %s", processor.app_id, error)
+        return EXIT_CRASHED
+    return asyncio.run(_Worker(processor, settings).main())
+
+
+class TopicsWrong(Exception):
+    """A topic that the application needs is missing or has the wrong number of partitions."""
+
+
+def check_topics(processor: Processor, settings: StreamSettings) -> None:
+    """Whether every topic is there that the application reads, and those that must lie beside them.
+
+    Faust would wait without a word for a topic that is missing, and an application with state whose topics have
+    different partition counts would be given partitions whose state lies elsewhere.
+
+    Raises:
+        TopicsWrong: naming every topic that is missing or different.
+        KafkaException: the broker does not answer.
+    """
+    from confluent_kafka.admin import AdminClient
+
+    connection = client_config(Settings(bootstrap=settings.bootstrap, security=settings.security))
+    admin = AdminClient(connection, logger=logging.getLogger("librdkafka"))
+    found = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=TOPICS_TIMEOUT_S).topics.items()}
+    wanted = [*processor.topics, *map(topics.dlq, processor.topics)]
+    if processor.table is not None:
+        wanted.append(topics.changelog(processor.app_id, processor.table))
+    problems = [f"{name} is missing" for name in wanted if name not in found]
+    if not problems:
+        for topic in processor.topics:
+            beside = [topics.dlq(topic)] if processor.table is None else wanted
+            problems += [
+                f"{name} has {found[name]} partitions, {topic} has {found[topic]}"
+                for name in beside
+                if found[name] != found[topic]
+            ]
+    if problems:
+        raise TopicsWrong("; ".join(problems) + ". `tentalis topics apply` creates what is missing")
+
+
+class Sparing(logging.Filter):
+    """Lets a message of the loggers named through once in ten seconds, and says how many were left out since.
+
+    While a broker is away, aiokafka says so dozens of times a second.
+    """
+
+    def __init__(self, prefixes: tuple[str, ...], interval: float = 10.0) -> None:
+        super().__init__()
+        self._prefixes = prefixes
+        self._interval = interval
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(self._prefixes):
+            return True
+        message = str(record.msg)
+        said, left_out = self._seen.get(message, (-self._interval, 0))
+        if record.created - said < self._interval:
+            self._seen[message] = (said, left_out + 1)
+            return False
+        self._seen[message] = (record.created, 0)
+        if left_out:
+            record.msg = f"{message} (and {left_out} times before)"
+        return True
+
+
+class _Worker:
+    """The owner of the partitions: between Faust (`faust_guards`) on one side and lanes, runner and store on the
+    other."""
+
+    def __init__(self, processor: Processor, settings: StreamSettings) -> None:
+        self._processor = processor
+        self._settings = settings
+        self._changelog = None if processor.table is None else topics.changelog(processor.app_id, processor.table)
+        self._store = StateStore()
+        self._counts = Counts()
+        self._ready = False
+        self._owned: tuple[int, ...] = ()
+        self._restored: set[int] = set()
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
+        self._app: Any = None
+        self._metrics: Any = None
+        self._sink = KafkaSink(lambda: self._app.producer._ensure_producer())
+        self._runner = BatchRunner(
+            processor,
+            self._sink,
+            store=self._store,
+            changelog=self._changelog,
+            limits=DeadLimits(settings.dead_run, settings.dead_ratio, settings.dead_window),
+            record_limit=settings.record_limit,
+            version=_version(),
+            counts=self._counts,
+        )
+        self._lanes = Lanes(self._runner.run, lambda: self._runner.waiting, self.failed)
+
+    # -- the process
+
+    async def main(self) -> int:
+        from streams import health
+        from streams.faust_guards import DeliveryLimits, build_app
+
+        settings, app_id = self._settings, self._processor.app_id
+        (settings.state_dir / "faust").mkdir(parents=True, exist_ok=True)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self._app = build_app(
+            self._processor.app_id,
+            self._processor.topics,
+            self._processor.table,
+            owner=self,
+            limits=DeliveryLimits(settings.max_batch_records, settings.max_batch_bytes),
+            submit=self._submit,
+            settings=_faust_settings(self._processor.app_id, settings),
+        )
+        self._metrics = health.Metrics(
+            self._processor.app_id,
+            self._counts,
+            lag=self._lag,
+            commit_age=self._commit_age,
+            ready=lambda: self._ready,
+        )
+        watchdog = health.Watchdog(self._processor.app_id, self._counts, settings.stall_limit)
+        site = None
+        if settings.metrics_port is not None:
+            try:
+                site = await health.serve(
+                    self._metrics, lambda: self._ready, settings.metrics_host, settings.metrics_port
+                )
+            except OSError as error:
+                log.critical(
+                    "%s cannot serve metrics on port %d: %s. Choose a free port", app_id, settings.metrics_port, error
+                )
+                return EXIT_CRASHED
+        watchdog.start()
+        background = [asyncio.create_task(self._beat(), name="beat")]
+        try:
+            await self._until_over(stop)
+        finally:
+            for task in background:
+                task.cancel()
+            await self._stop_app()
+            watchdog.stop()
+            if site is not None:
+                await site.cleanup()
+        return self._exit_code()
+
+    async def _until_over(self, stop: asyncio.Event) -> None:
+        starting = asyncio.create_task(self._app.start(), name="start")
+        waiting = [asyncio.create_task(stop.wait()), asyncio.create_task(self._failed.wait())]
+        faust = asyncio.create_task(self._faust_crash())
+        try:
+            await asyncio.wait({starting, faust, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and starting.exception() is not None:
+                self._failure = self._failure or starting.exception()
+                return
+            await asyncio.wait({faust, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (starting, faust, *waiting):
+                task.cancel()
+
+    async def _faust_crash(self) -> None:
+        # Polled: Faust's consumer lives in a thread of its own, and sets the flag there without waking this loop.
+        while not self._app.crashed:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        self._failure = self._failure or self._app.crash_reason or RuntimeError("Faust crashed without a reason")
+
+    async def _stop_app(self) -> None:
+        """Commits what is done and leaves the group."""
+        self._ready = False
+        stopping = asyncio.create_task(self._app.stop(), name="stop")
+        await asyncio.wait({stopping}, timeout=STOP_DEADLINE_S)
+        if not stopping.done():
+            trouble = f"not done within {STOP_DEADLINE_S:g} s"
+        elif stopping.cancelled():
+            trouble = "cancelled"
+        else:
+            trouble = repr(stopping.exception()) if stopping.exception() else ""
+        if trouble:
+            # A crashed Faust has ended its consumer thread already, and cannot stop in order. What was not committed
+            # comes again, as after a kill.
+            code = self._exit_code()
+            log.warning("Faust was left behind without an orderly stop: %s", trouble)
+            logging.shutdown()
+            os._exit(code)
+
+    def _exit_code(self) -> int:
+        if self._failure is None:
+            log.info("%s stopped", self._processor.app_id)
+            return EXIT_OK
+        if isinstance(self._failure, TooManyDead):
+            log.critical("%s stops: %s", self._processor.app_id, self._failure)
+            return EXIT_TOO_MANY_DEAD
+        log.critical("%s ends: %r. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
+        return EXIT_CRASHED
+
+    def failed(self, error: Exception) -> None:
+        """Ends the worker in order: what is done is committed, nothing else is."""
+        self._failure = self._failure or error
+        self._failed.set()
+
+    async def _beat(self) -> None:
+        """Once a second: ticks, and whether there is anything to make progress on."""
+        while True:
+            await asyncio.sleep(1.0)
+            try:
+                if self._ready:
+                    if not any(self._lag().values()) or self._runner.waiting:
+                        self._counts.progressed_at = time.monotonic()
+                    ticks = self._processor.ticks(self._owned)
+                    if ticks:
+                        await self._runner.send_ticks(ticks)
+            except Exception as error:
+                log.exception("the ticks of partitions %s failed", self._owned)
+                self.failed(error)
+                return
+
+    def _lag(self) -> Mapping[tuple[str, int], int]:
+        if not self._ready:
+            return {}
+        return {(tp.topic, tp.partition): behind for tp, behind in self._app.consumer.lag().items()}
+
+    def _commit_age(self) -> float:
+        if not self._ready or not self._app.consumer.uncommitted():
+            return 0.0
+        return time.monotonic() - float(self._app.consumer.committed_at)
+
+    # -- batches
+
+    def _submit(self, event: Any) -> None:
+        batch = event.value
+
+        def finished(done: bool) -> None:
+            batch.done = done
+            event.ack()
+
+        self._lanes.submit(event.message.partition, Job(batch.records, finished))
+
+    # -- partitions (faust_guards.Owner)
+
+    async def quiesce(self) -> None:
+        await self._lanes.quiesce(self._settings.grace)
+
+    def revoked(self) -> None:
+        self._ready = False
+        self._owned = ()
+        for partition in sorted(self._restored):
+            self._processor.revoke(partition)
+            self._store.drop(partition)
+        self._restored.clear()
+
+    async def recover(self, partitions: Sequence[int]) -> None:
+        started = time.monotonic()
+        self.revoked()
+        if self._changelog is not None:
+            folds = await read_changelog(self._changelog, partitions, self._client(), self._progressed)
+            for partition, fold in folds.items():
+                lost = fold.overwritten()
+                if lost:
+                    log.warning(
+                        "%s[%d]: %d newer values lay behind older ones that were written late; written again",
+                        self._changelog,
+                        partition,
+                        len(lost),
+                    )
+                    await self._sink.send([changelog_record(self._changelog, partition, entry) for entry in lost])
+                self._store.load(partition, fold.state())
+        for partition in partitions:
+            self._restored.add(partition)
+            self._processor.restore(partition, self._store.entries(partition))
+        self._metrics.recovery_seconds = time.monotonic() - started
+        self._progressed()
+
+    def delivering(self, partitions: Sequence[int]) -> None:
+        self._owned = tuple(partitions)
+        self._ready = True
+        log.info(
+            "%s owns partitions %s, recovered in %.2f s",
+            self._processor.app_id,
+            list(partitions),
+            self._metrics.recovery_seconds,
+        )
+
+    def _progressed(self) -> None:
+        self._counts.progressed_at = time.monotonic()
+
+    def _client(self) -> dict[str, Any]:
+        from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
+
+        return {
+            "bootstrap_servers": self._settings.bootstrap.split(","),
+            "client_id": f"{self._processor.app_id}-recovery",
+            **credentials_to_aiokafka_auth(_credentials(self._settings.security)),
+        }
+
+
+def _faust_settings(app_id: str, settings: StreamSettings) -> dict[str, Any]:
+    week = 7 * 24 * 3600.0
+    request_limit = settings.record_limit + OVERHEAD_BYTES
+    return {
+        "broker": ";".join(f"kafka://{server}" for server in settings.bootstrap.split(",")),
+        "broker_client_id": app_id,
+        "broker_credentials": _credentials(settings.security),
+        "consumer_group_instance_id": settings.instance,
+        # Faust asserts that an assignment carries this worker's URL; a static member is handed its predecessor's.
+        **({} if settings.instance is None else {"canonical_url": f"http://{settings.instance}.{app_id}"}),
+        "datadir": settings.state_dir / "faust" / app_id,
+        "broker_commit_interval": settings.commit_interval,
+        "broker_session_timeout": settings.session_timeout,
+        "broker_heartbeat_interval": settings.heartbeat_interval,
+        "broker_rebalance_timeout": 30.0,
+        "broker_request_timeout": 30.0,
+        # A partition that waits for a model server is not polled, and aiokafka would leave the group. The watchdog
+        # judges progress; this only must not.
+        "broker_max_poll_interval": week,
+        "broker_max_poll_records": settings.max_batch_records,
+        "consumer_max_fetch_size": max(settings.max_batch_bytes, 2**20),
+        "producer_compression_type": "zstd",
+        "producer_linger": 0.0,
+        "producer_max_batch_size": 2**20,
+        "producer_max_request_size": request_limit,
+        "producer_request_timeout": settings.delivery_timeout,
+    }
+
+
+def _credentials(security: Security) -> Any:
+    """Faust's credentials for our settings, None for plain text. Raises ValueError for a protocol that needs what is
+    missing."""
+    import faust
+    from aiokafka.helpers import create_ssl_context
+
+    if security.protocol == "PLAINTEXT":
+        return None
+    context = None
+    if security.protocol in ("SSL", "SASL_SSL"):
+        context = create_ssl_context(
+            cafile=security.ssl_ca and str(security.ssl_ca),
+            certfile=security.ssl_certificate and str(security.ssl_certificate),
+            keyfile=security.ssl_key and str(security.ssl_key),
+        )
+    if security.protocol == "SSL":
+        return faust.SSLCredentials(context=context)
+    if security.sasl_mechanism is None or security.sasl_username is None or security.sasl_password is None:
+        raise ValueError(
+            f"security protocol {security.protocol} needs TENTALIS_SASL_MECHANISM, TENTALIS_SASL_USERNAME and "
+            "TENTALIS_SASL_PASSWORD (or TENTALIS_SASL_PASSWORD_FILE)"
+        )
+    return faust.SASLCredentials(
+        username=security.sasl_username,
+        password=security.sasl_password.get_secret_value(),
+        ssl_context=context,
+        mechanism=security.sasl_mechanism,
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tentalis")
+    except PackageNotFoundError:
+        return "unknown"

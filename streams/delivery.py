@@ -1,0 +1,313 @@
+"""One batch from the log to its confirmed effects, and the lanes in which batches run. No Faust in it.
+
+The order of a flush, and what a failure at each step means (all of them end the worker before the commit):
+
+1. outputs and dead letters sent at once and confirmed    -> they will be sent again: repeated outputs are harmless by
+key 2. state changes, wave by wave, each confirmed            -> applied again to the offset-stamped state, which knows
+them 3. the local table                                        -> cannot fail 4. the batch is acknowledged; the offset
+after its last record is committed soon after -> the batch comes again"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streams.dlq import DeadLimits, Produce, key_bytes, letter
+from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable
+from streams.state import OFFSET_HEADER, Entry, StateStore, as_entries
+
+log = logging.getLogger(__name__)
+
+FRAMING_BYTES = 512
+"""Room that a record needs in its batch beside key, value and headers."""
+
+
+class OutputTooLarge(ValueError):
+    """An output or a state value over the record limit: refused here, before anything of its batch is sent."""
+
+
+class Sink(Protocol):
+    """Where records go."""
+
+    async def send(self, records: Sequence[Produce]) -> None:
+        """Sends all of them at once; returns when every one is confirmed. Raises if any is not."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the metrics read; totals since the start."""
+
+    records: int = 0
+    outputs: int = 0
+    changes: int = 0
+    dead: int = 0
+    batches: int = 0
+    retries: int = 0
+    batch_seconds: Callable[[float], None] = field(default=lambda seconds: None)
+    progressed_at: float = field(default_factory=time.monotonic)
+    """Monotonic seconds at which a batch was last finished, or nothing was to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds between tries while something outside is away: doubling up to a cap."""
+
+    first: float = 0.5
+    cap: float = 15.0
+
+
+def size_of(record: Produce) -> int:
+    """Bytes that a record takes of the limit."""
+    headers = sum(len(name) + len(value or b"") + 8 for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers + FRAMING_BYTES
+
+
+class BatchRunner:
+    """Runs batches of a processor to their confirmed effects.
+
+    Args:
+        changelog: topic of the state table's changelog; None exactly if the processor has no table.
+        record_limit: bytes of the largest record the topics take.
+        version: of the application, for dead letters.
+    """
+
+    def __init__(
+        self,
+        processor: Processor,
+        sink: Sink,
+        *,
+        store: StateStore,
+        changelog: str | None,
+        limits: DeadLimits,
+        record_limit: int,
+        version: str,
+        backoff: Backoff | None = None,
+        counts: Counts | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.processor = processor
+        self.store = store
+        self.counts = counts or Counts()
+        self.waiting: set[int] = set()
+        """Partitions in a Retryable back-off."""
+        self._sink = sink
+        self._changelog = changelog
+        self._limits = limits
+        self._record_limit = record_limit
+        self._version = version
+        self._backoff = backoff or Backoff()
+        self._clock = clock
+
+    async def run(self, partition: int, records: Sequence[LogRecord]) -> None:
+        """One batch: returns when all it brings about is confirmed.
+
+        Raises:
+            TooManyDead: past a limit of dead letters; nothing of the batch was sent.
+            Exception: whatever kept an effect from being confirmed.
+        """
+        started = time.monotonic()
+        try:
+            effects, waves = await self._process(partition, records)
+        except Exception as error:
+            log.exception("%s: a batch of %d failed; one by one now", records[0], len(records))
+            self._reset(partition)
+            await self._one_by_one(partition, records, error)
+        else:
+            await self._flush(partition, records, effects, waves, attempts=1)
+        self.counts.batches += 1
+        self.counts.records += len(records)
+        self.counts.batch_seconds(time.monotonic() - started)
+        self.counts.progressed_at = time.monotonic()
+
+    async def send_ticks(self, outputs: Sequence[Output]) -> None:
+        """Records beside any input. Raises what kept them from being confirmed."""
+        await self._sink.send([self._checked(_produce(output)) for output in outputs])
+        self.counts.outputs += len(outputs)
+
+    async def _one_by_one(self, partition: int, records: Sequence[LogRecord], error: Exception) -> None:
+        for record in records:
+            if len(records) > 1:
+                try:
+                    effects, waves = await self._process(partition, [record])
+                except Exception as alone:
+                    log.exception("%s goes to the dead-letter topic", record)
+                    self._reset(partition)
+                    error = alone
+                else:
+                    await self._flush(partition, [record], effects, waves, attempts=2)
+                    continue
+            stage = "produce" if isinstance(error, OutputTooLarge) else "process"
+            effects = Effects(dead=[Dead.of(record, stage, error)])
+            await self._flush(partition, [record], effects, [], attempts=min(len(records), 2))
+
+    async def _process(self, partition: int, records: Sequence[LogRecord]) -> tuple[Effects, list[list[Entry]]]:
+        delay = self._backoff.first
+        while True:
+            try:
+                effects = await self.processor.process(partition, records)
+            except Retryable as reason:
+                log.warning("%s: %s; trying again in %.1f s", records[0], reason, delay)
+                self.counts.retries += 1
+                self._reset(partition)
+                self.waiting.add(partition)
+                try:
+                    await asyncio.sleep(delay)
+                finally:
+                    self.waiting.discard(partition)
+                delay = min(delay * 2, self._backoff.cap)
+            else:
+                return effects, self._validated(partition, records, effects)
+
+    def _validated(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[list[Entry]]:
+        for output in effects.outputs:
+            self._checked(_produce(output))
+        if self._changelog is None:
+            if effects.changes:
+                raise TypeError(f"{self.processor.app_id} has no table but returned state changes: set Processor.table")
+            return []
+        waves = as_entries(effects.changes, self.store.entries(partition), records[0].offset)
+        for wave in waves:
+            for entry in wave:
+                self._checked(self._change(partition, entry))
+        return waves
+
+    async def _flush(
+        self,
+        partition: int,
+        records: Sequence[LogRecord],
+        effects: Effects,
+        waves: Sequence[Sequence[Entry]],
+        *,
+        attempts: int,
+    ) -> None:
+        self._limits.check(records, effects.dead)
+        sending = [_produce(output) for output in effects.outputs]
+        for dead in effects.dead:
+            log.error("dead letter: %s at stage %s: %s: %s", dead.record, dead.stage, dead.error_class, dead.error)
+            sending.append(
+                letter(
+                    dead,
+                    group=self.processor.app_id,
+                    attempts=attempts,
+                    version=self._version,
+                    failed_at=self._clock(),
+                )
+            )
+        if sending:
+            await self._sink.send(sending)
+        for wave in waves:
+            if wave:
+                await self._sink.send([self._change(partition, entry) for entry in wave])
+        for wave in waves:
+            self.store.apply(partition, wave)
+        self.counts.outputs += len(effects.outputs)
+        self.counts.dead += len(effects.dead)
+        self.counts.changes += sum(len(wave) for wave in waves)
+
+    def _change(self, partition: int, entry: Entry) -> Produce:
+        return changelog_record(str(self._changelog), partition, entry)
+
+    def _checked(self, record: Produce) -> Produce:
+        size = size_of(record)
+        if size > self._record_limit:
+            raise OutputTooLarge(
+                f"a record for {record.topic} (key {record.key!r}) takes {size:,} bytes with key and headers; "
+                f"the limit is {self._record_limit:,} bytes (record_limit_bytes in schemas/topics.yaml)"
+            )
+        return record
+
+    def _reset(self, partition: int) -> None:
+        """The processor may have gone half-way through a batch: its state is again what the changelog confirmed."""
+        self.processor.revoke(partition)
+        self.processor.restore(partition, self.store.entries(partition))
+
+
+def _produce(output: Output) -> Produce:
+    return Produce(output.topic, key_bytes(output.key), output.value, output.headers, output.partition)
+
+
+def changelog_record(topic: str, partition: int, entry: Entry) -> Produce:
+    """How an entry is written to the changelog."""
+    headers = ((OFFSET_HEADER, str(entry.offset).encode()),) if entry.value is None else ()
+    return Produce(topic, key_bytes(entry.key), entry.value, headers, partition)
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch of a lane. `finished(True)` after its effects are confirmed, `finished(False)` if it was given up."""
+
+    records: Sequence[LogRecord]
+    finished: Callable[[bool], None]
+
+
+class Lanes:
+    """Per partition number one lane: its batches one after the other in order, lanes beside each other.
+
+    Args:
+        run: carries out a batch.
+        waiting: lanes in which nothing but a wait would be interrupted.
+        fail: called when a batch fails; its lane stands still from then on.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[int, Sequence[LogRecord]], Awaitable[None]],
+        waiting: Callable[[], set[int]],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self._run = run
+        self._waiting = waiting
+        self._fail = fail
+        self._queues: dict[int, deque[Job]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._broken: set[int] = set()
+
+    def submit(self, partition: int, job: Job) -> None:
+        """Adds a batch to the end of its lane."""
+        if partition in self._broken:
+            job.finished(False)
+            return
+        self._queues.setdefault(partition, deque()).append(job)
+        if partition not in self._tasks:
+            self._tasks[partition] = asyncio.create_task(self._lane(partition), name=f"lane-{partition}")
+
+    async def quiesce(self, grace: float) -> None:
+        """Gives up what has not begun and what only waits, lets the rest finish for `grace` seconds, then cancels
+        it."""
+        for queue in self._queues.values():
+            while queue:
+                queue.popleft().finished(False)
+        running = dict(self._tasks)
+        for partition in self._waiting() & running.keys():
+            running[partition].cancel()
+        if not running:
+            return
+        _, late = await asyncio.wait(running.values(), timeout=grace)
+        for task in late:
+            log.warning("%s did not finish within %g s: given up, its records will come again", task.get_name(), grace)
+            task.cancel()
+        await asyncio.gather(*running.values(), return_exceptions=True)
+
+    async def _lane(self, partition: int) -> None:
+        queue = self._queues[partition]
+        try:
+            while queue:
+                job = queue.popleft()
+                done = False
+                try:
+                    await self._run(partition, job.records)
+                    done = True
+                finally:
+                    job.finished(done)
+        except Exception as error:
+            # Nothing after the failed batch may run, or its offset would be committed past it.
+            self._broken.add(partition)
+            while queue:
+                queue.popleft().finished(False)
+            log.exception("partition %d: a batch could not be completed", partition)
+            self._fail(error)
+        finally:
+            self._tasks.pop(partition, None)

@@ -1,0 +1,62 @@
+"""From log records to records of ours and back: what scoring, hinting and aggregation do alike at their edges."""
+
+import logging
+from typing import TypeVar
+
+from schemas import topics
+from schemas.codec import Codec, DecodeError
+from schemas.records import Record
+from streams.processor import Dead, LogRecord, Output
+from tentalis.kafka import headers_of
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+
+class KeyMismatch(ValueError):
+    """A record under another key than its own: it may lie on a partition where nobody looks for it."""
+
+
+def decoded(codec: Codec, record: LogRecord, kind: type[R]) -> R:
+    """The record of the one kind that its topic holds.
+
+    Raises:
+        DecodeError: bytes that are no such record, a tombstone among them.
+        KeyMismatch: the Kafka key is not the record's.
+    """
+    value = codec.decode(
+        None if record.tombstone else record.value,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        expected=topics.table().records_of(record.topic),
+    )
+    if not isinstance(value, kind):
+        raise TypeError(f"{record.topic} holds {type(value).__name__} records, not {kind.__name__}")
+    if value.key != record.key:
+        raise KeyMismatch(f"{record}: the Kafka key is {record.key!r}, but the record's own is {value.key!r}")
+    return value
+
+
+def dead(record: LogRecord, error: Exception) -> Dead:
+    """The dead letter of a record that could not be decoded or is not valid."""
+    return Dead.of(record, error.stage if isinstance(error, DecodeError) else "validate", error)
+
+
+def output(codec: Codec, topic: str, record: Record, source: str, *, key: str | None = None) -> Output:
+    """A record to produce, with its CloudEvents headers. `key`: another one than the record's own."""
+    return Output(topic, key or record.key, codec.encode(topic, record), tuple(headers_of(record, source)))
+
+
+class Skipped:
+    """Counts records that another application dead-letters; the first, and then each tenfold, is logged."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, record: LogRecord, error: Exception) -> None:
+        """One more."""
+        self.count += 1
+        if self.count == 10 ** (len(str(self.count)) - 1):
+            log.warning("%s skipped (%d so far): %s", record, self.count, error)

@@ -1,0 +1,254 @@
+"""From halves to records: what a group, a late half or a superseded result becomes. Pure, and of the log alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from schemas.digest import with_digest
+from schemas.ids import derived_id
+from schemas.records import (
+    Hint,
+    HintKind,
+    Outcome,
+    OutcomeKind,
+    Provenance,
+    Rollout,
+    Sample,
+    Score,
+    Status,
+    TaskHead,
+    not_trainable_by_ratio,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The partition of the halves log that is folded."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What came for one sample, each with its offset on the halves log."""
+
+    score: Score | None = None
+    score_offset: int = -1
+    hint: Hint | None = None
+    hint_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """One outcome, and the rollout that it speaks of."""
+
+    outcome: Outcome
+    rollout: Rollout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What all rollouts of a group share. `mean` and `std` are over the known rewards, None if there is none."""
+
+    n_closed: int = 0
+    mean: float | None = None
+    std: float | None = None
+
+
+def statistics(rewards: list[float]) -> tuple[float | None, float | None]:
+    """Mean and population standard deviation, float64, added up one by one in the order given.
+
+    Not `sum()`: from Python 3.12 on it compensates, and the last bit would depend on the interpreter.
+    """
+    if not rewards:
+        return None, None
+    total = 0.0
+    for reward in rewards:
+        total += reward
+    mean = total / len(rewards)
+    squares = 0.0
+    for reward in rewards:
+        squares += (reward - mean) * (reward - mean)
+    return mean, math.sqrt(squares / len(rewards))
+
+
+def group(place: Place, head: TaskHead, halves: Mapping[int, Halves], at: int) -> list[Emission]:
+    """The emissions of a group that closes at stream time `at` (ms), one per requested sample, in sample order.
+
+    `halves` has an entry for each sample of which at least one half came: those are the closed ones.
+    """
+    rewards = [
+        score.reward
+        for index in sorted(halves)
+        if (score := halves[index].score) is not None and score.reward is not None
+    ]
+    shared = Group(len(halves), *statistics(rewards))
+    emissions = []
+    for index in range(head.n_samples):
+        if index in halves:
+            emissions.append(_joined(place, head, index, halves[index], shared, at))
+        else:
+            outcome = _outcome(head, index, f"{head.task_id}/{index}", OutcomeKind.EXPIRED, at, n_closed=len(halves))
+            emissions.append(Emission(outcome))
+    return emissions
+
+
+def late(place: Place, half: Score | Hint, offset: int, at: int, *, as_rollout: bool) -> Emission:
+    """What becomes of a half that came too late or was not asked for. `as_rollout`: a usable hint trains by itself."""
+    sample, half_id = half.sample, half.event_id
+    head, rollout = sample.head, None
+    if as_rollout and isinstance(half, Hint) and usable_hint(half):
+        key = f"{head.task_id}/{sample.sample_index}/opd/{half_id}"
+        rollout = _rollout(place, key, head, sample, Halves(hint=half, hint_offset=offset), Group(), at)
+    return Emission(
+        _outcome(
+            head,
+            sample.sample_index,
+            f"{head.task_id}/{sample.sample_index}/late/{half_id}",
+            OutcomeKind.LATE,
+            at,
+            sample=sample,
+            score=half if isinstance(half, Score) else None,
+            rollout=rollout,
+            half_id=half_id,
+        ),
+        rollout,
+    )
+
+
+def late_open(head: TaskHead, open_id: str, at: int) -> list[Emission]:
+    """What becomes of a task that is announced so late that it is not opened: each sample says so."""
+    return [
+        Emission(_outcome(head, index, f"{head.task_id}/{index}/late/{open_id}", OutcomeKind.LATE, at, half_id=open_id))
+        for index in range(head.n_samples)
+    ]
+
+
+def superseded(half: Score | Hint, at: int) -> Emission:
+    """What becomes of a result whose sample is bound to another one; `half` is the first that speaks of it."""
+    sample = half.sample
+    return Emission(
+        _outcome(
+            sample.head,
+            sample.sample_index,
+            f"{sample.head.task_id}/{sample.sample_index}/superseded/{sample.result_id}",
+            OutcomeKind.SUPERSEDED,
+            at,
+            sample=sample,
+            score=half if isinstance(half, Score) else None,
+            half_id=half.event_id,
+        )
+    )
+
+
+def usable_hint(hint: Hint) -> bool:
+    """Whether a hint can train: accepted, and on tokens of an answer that did not fail."""
+    return hint.kind is HintKind.ACCEPTED and bool(hint.sample.token_ids) and hint.sample.status is Status.OK
+
+
+def _joined(place: Place, head: TaskHead, index: int, halves: Halves, shared: Group, at: int) -> Emission:
+    score, hint = halves.score, halves.hint
+    sample = _with_tokens(halves)
+    has_rl = score is not None and score.reward is not None
+    has_opd = hint is not None and usable_hint(hint)
+    if sample.status is Status.FAILED:
+        kind = OutcomeKind.FAILED
+    elif has_rl:
+        kind = OutcomeKind.BOTH if has_opd else OutcomeKind.RL
+    else:
+        kind = OutcomeKind.OPD if has_opd else OutcomeKind.EMPTY
+    key = f"{head.task_id}/{index}"
+    rollout = _rollout(place, key, head, sample, halves, shared, at) if has_rl or has_opd else None
+    outcome = _outcome(
+        head, index, key, kind, at, sample=sample, score=score, rollout=rollout, n_closed=shared.n_closed
+    )
+    return Emission(outcome, rollout)
+
+
+def _with_tokens(halves: Halves) -> Sample:
+    """The sample of the half that brought tokens; a half that says nothing leaves them out."""
+    samples = [half.sample for half in (halves.score, halves.hint) if half is not None]
+    return next((sample for sample in samples if sample.token_ids), samples[0])
+
+
+def _rollout(place: Place, key: str, head: TaskHead, sample: Sample, halves: Halves, shared: Group, at: int) -> Rollout:
+    score, hint = halves.score, halves.hint if halves.hint is not None and usable_hint(halves.hint) else None
+    if sample.status is not Status.OK:
+        # A rollout does not say its status: without tokens nobody can train on an answer that failed.
+        sample = sample.without_tokens()
+    provenance = [
+        Provenance(half=name, half_id=half.event_id, topic=place.topic, partition=place.partition, offset=offset)
+        for name, half, offset in (
+            ("score", halves.score, halves.score_offset),
+            ("hint", halves.hint, halves.hint_offset),
+        )
+        if half is not None
+    ]
+    return with_digest(
+        Rollout(
+            rollout_id=key,
+            rollout_event_id=derived_id("rollout", key),
+            event_time=at,
+            head=head,
+            sample_index=sample.sample_index,
+            result_id=sample.result_id,
+            worker_id=sample.worker_id,
+            token_ids=sample.token_ids,
+            loss_mask=sample.loss_mask,
+            sampler_logprobs=sample.sampler_logprobs,
+            logprobs_mode=sample.logprobs_mode,
+            sampling=sample.sampling,
+            policy_spans=sample.policy_spans,
+            reward=score.reward if score is not None else None,
+            components=score.components if score is not None else {},
+            n_requested=head.n_samples,
+            n_closed=shared.n_closed,
+            group_mean=shared.mean,
+            group_std=shared.std,
+            has_rl=score is not None and score.reward is not None,
+            has_opd=hint is not None,
+            step_scores=score.step_scores if score is not None else b"",
+            step_spans=score.step_spans if score is not None else (),
+            hints=hint.hints if hint is not None else (),
+            teacher_policy=hint.teacher_policy if hint is not None else None,
+            teacher_logprobs=hint.teacher_logprobs if hint is not None else None,
+            provenance=tuple(provenance),
+            digest="pending",
+        )
+    )
+
+
+def _outcome(
+    head: TaskHead,
+    index: int,
+    key: str,
+    kind: OutcomeKind,
+    at: int,
+    *,
+    sample: Sample | None = None,
+    score: Score | None = None,
+    rollout: Rollout | None = None,
+    half_id: str | None = None,
+    n_closed: int = 0,
+) -> Outcome:
+    return Outcome(
+        outcome_id=derived_id("outcome", key),
+        outcome_key=key,
+        event_time=at,
+        kind=kind,
+        head=head,
+        sample_index=index,
+        result_id=sample.result_id if sample is not None else None,
+        worker_id=sample.worker_id if sample is not None else "",
+        policy_spans=sample.policy_spans if sample is not None else (),
+        reward=score.reward if score is not None else None,
+        components=score.components if score is not None else {},
+        has_rl=rollout is not None and rollout.has_rl,
+        has_opd=rollout is not None and rollout.has_opd,
+        rollout_id=rollout.rollout_id if rollout is not None else None,
+        rollout_digest=rollout.digest if rollout is not None else None,
+        not_trainable=not_trainable_by_ratio(sample) if sample is not None and rollout is not None else None,
+        half_id=half_id,
+        n_closed=n_closed,
+    )

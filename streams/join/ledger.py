@@ -1,0 +1,74 @@
+"""What has to be written to the changelog after a batch, in which order, and what may be deleted when."""
+
+from collections.abc import Callable
+
+from streams.join.state import CLOCK, TASK, encode_clock, half_key
+from streams.processor import Change, stamped
+
+
+class Ledger:
+    """The differences between a partition's state in memory and on the changelog.
+
+    What became useless in a batch is deleted with the *next* one: by then the headers and the clock that say so are on
+    the changelog, so a crash never finds a waiting task without its halves, or a redelivered half without its marker.
+    """
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._fresh: dict[int, bytes] = {}  # halves that are not on the changelog yet: offset -> bytes as they came
+        self._dirty: dict[str, None] = {}  # tasks whose header is not on the changelog yet
+        self._useless: dict[str, None] = {}  # keys that this batch made useless
+        self._doomed: dict[str, None] = {}  # those of the batch before
+        self._unsettled: set[int] = set()  # halves on the changelog from a batch that a crash cut off
+        self._again: list[int] = []  # those of them whose record was folded again in this batch
+
+    def doom(self, key: str) -> None:
+        """A key of the changelog that is useless already."""
+        self._doomed[key] = None
+
+    def unsettle(self, offset: int) -> None:
+        """A half that a crash left behind, whose record comes again."""
+        self._unsettled.add(offset)
+
+    def folding(self, offset: int) -> None:
+        """The record at this offset is folded now."""
+        if offset in self._unsettled:
+            self._unsettled.discard(offset)
+            self._again.append(offset)
+
+    def keep_half(self, offset: int, raw: bytes) -> None:
+        """A half that waits for others."""
+        self._fresh[offset] = raw
+
+    def drop_half(self, offset: int) -> None:
+        """A half that nobody waits with any more."""
+        if self._fresh.pop(offset, None) is None:
+            self._useless[half_key(self._partition, offset)] = None
+
+    def changed(self, task_id: str) -> None:
+        """The header of a task is another."""
+        self._dirty[task_id] = None
+        self._useless.pop(TASK + task_id, None)
+        self._doomed.pop(TASK + task_id, None)
+
+    def expired(self, task_id: str) -> None:
+        """A task is not remembered any more."""
+        self._useless[TASK + task_id] = None
+
+    def waves(self, header: Callable[[str], bytes | None], applied: int, time: int) -> list[list[Change]]:
+        """The changes of the batch that ends here: halves (and deletions), headers, clock.
+
+        `header` gives a task's value, None if it expired within the batch.
+        """
+        for offset in self._again:
+            if offset not in self._fresh:
+                self._useless[half_key(self._partition, offset)] = None
+        halves: list[Change] = [(key, None) for key in self._doomed]
+        halves += [(half_key(self._partition, offset), stamped(offset, raw)) for offset, raw in self._fresh.items()]
+        headers: list[Change] = [
+            (TASK + task_id, value) for task_id in self._dirty if (value := header(task_id)) is not None
+        ]
+        clock: list[Change] = [(f"{CLOCK}{self._partition}", encode_clock(applied, time))]
+        self._doomed, self._useless = self._useless, {}
+        self._fresh, self._dirty, self._again = {}, {}, []
+        return [wave for wave in (halves, headers, clock) if wave]

@@ -1,0 +1,114 @@
+"""The join as a stream application: decodes halves, folds them, encodes what comes out."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from schemas import topics
+from schemas.codec import Codec, DecodeError
+from schemas.records import Outcome, Record, Rollout, Tick
+from streams.delivery import FRAMING_BYTES, size_of
+from streams.dlq import Produce, key_bytes
+from streams.join.core import Limits, Partition, Refused
+from streams.join.emit import Emission, Place
+from streams.processor import Dead, Effects, LogRecord, Output
+from tentalis.kafka import headers_of, now_ms
+
+APP_ID = "tentalis-join"
+KEPT_BYTES = FRAMING_BYTES + 64
+"""What the changelog adds to a half: key, applied offset, framing."""
+
+
+class JoinProcessor:
+    """`streams.processor.Processor` of the join. Owns the dead-letter topic of the halves.
+
+    Args:
+        codec: reads halves, writes rollouts and outcomes.
+        limits: how long closed tasks are remembered, how large groups may be.
+        record_limit: bytes of the largest record that the topics take, with key and headers.
+    """
+
+    def __init__(self, codec: Codec, limits: Limits | None = None, record_limit: int | None = None) -> None:
+        self.app_id = APP_ID
+        self.topics: tuple[str, ...] = (topics.HALVES,)
+        self.table: str | None = "state"
+        self.partitions: dict[int, Partition] = {}
+        self._codec = codec
+        self._limits = limits or Limits()
+        self._record_limit = record_limit or topics.table().record_limit_bytes
+        self._expected = topics.table().records_of(topics.HALVES)
+
+    def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
+        """Raises StateError if the entries cannot come from the join."""
+        fold = Partition(Place(topics.HALVES, partition), partial(self._read, partition), self._limits)
+        fold.restore(entries)
+        self.partitions[partition] = fold
+
+    def revoke(self, partition: int) -> None:
+        """Forgets the partition; its state is on the changelog."""
+        self.partitions.pop(partition, None)
+
+    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
+        """Folds one batch; records at or before the partition's clock are passed over."""
+        fold, effects = self.partitions[partition], Effects()
+        for record in records:
+            if record.offset <= fold.applied:
+                continue
+            self._emit(effects, fold.advance(record.offset, record.timestamp))
+            # What is unreadable moves time all the same: when it was appended does not depend on what it holds.
+            try:
+                event = self._decode(record)
+            except DecodeError as error:
+                effects.dead.append(Dead.of(record, error.stage, error))
+                continue
+            except Refused as error:
+                effects.dead.append(Dead.of(record, "validate", error))
+                continue
+            try:
+                self._emit(effects, fold.apply(event, record.value))
+            except Refused as error:
+                effects.dead.append(Dead.of(record, "validate", error))
+        effects.changes = fold.take_changes()
+        return effects
+
+    def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
+        """The clock of each owned partition. What counts is when the broker appends it, not its event time."""
+        ticks = [Tick(event_time=now_ms(), partition=partition) for partition in partitions]
+        return [self._output(topics.HALVES, tick, tick.partition) for tick in ticks]
+
+    def _read(self, partition: int, offset: int, raw: bytes | None) -> Record:
+        return self._codec.decode(raw, topic=topics.HALVES, partition=partition, offset=offset, expected=self._expected)
+
+    def _decode(self, record: LogRecord) -> Record:
+        event = self._read(record.partition, record.offset, None if record.tombstone else record.value)
+        if event.key != record.key:
+            raise Refused(f"the key is {record.key!r}, but this {type(event).__name__} belongs under {event.key!r}")
+        if len(record.value) > self._record_limit - KEPT_BYTES:
+            # As part of the state it would not fit on the changelog.
+            raise Refused(
+                f"a half of {len(record.value):,} bytes; the limit is {self._record_limit - KEPT_BYTES:,} "
+                "(record_limit_bytes in schemas/topics.yaml, less what a state record adds)"
+            )
+        return event
+
+    def _emit(self, effects: Effects, emissions: Sequence[Emission]) -> None:
+        for emission in emissions:
+            outcome, rollout = emission.outcome, emission.rollout
+            if rollout is not None:
+                output = self._output(topics.ROLLOUTS, rollout)
+                size = size_of(Produce(output.topic, key_bytes(output.key), output.value, output.headers))
+                if size <= self._record_limit:
+                    effects.outputs.append(output)
+                else:
+                    outcome = _too_large(outcome, size, self._record_limit)
+            effects.outputs.append(self._output(topics.OUTCOMES, outcome))
+
+    def _output(self, topic: str, record: Outcome | Rollout | Tick, partition: int | None = None) -> Output:
+        headers = tuple(headers_of(record, APP_ID))
+        return Output(topic, record.key, self._codec.encode(topic, record), headers, partition)
+
+
+def _too_large(outcome: Outcome, size: int, limit: int) -> Outcome:
+    """Each half fitted, the rollout of both does not: the outcome says so, and nothing can be trained on."""
+    reason = f"the rollout takes {size:,} bytes; the limit is {limit:,} (record_limit_bytes in schemas/topics.yaml)"
+    gone = {"rollout_id": None, "rollout_digest": None, "has_rl": False, "has_opd": False}
+    return outcome.model_copy(update=gone | {"not_trainable": reason})

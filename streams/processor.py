@@ -1,0 +1,135 @@
+"""The seam between a stream application and what runs it: no Faust, no Kafka, no clock.
+
+An application is a `Processor`: it is handed batches of log records and answers with `Effects`. The adapter
+(`streams.app`) carries them out in an order that loses nothing: outputs and dead letters confirmed, then the state
+changes wave by wave, then the commit. After a crash in between, the same records come again: outputs must be harmless
+when repeated, and state says with its applied offset what it has seen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+OFFSET_BYTES = 8
+"""Every state value begins with its applied offset: big-endian, signed, of the last input record applied to it."""
+
+Change = tuple[str, bytes | None]
+"""(key, value) of the state table; None deletes."""
+
+
+class Retryable(Exception):
+    """Nothing is wrong with the records: something outside is away (a model server). The batch is tried again until it
+    is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One record as it lies on the log.
+
+    `timestamp` is in ms, as the broker stamped it. `key` is the raw UTF-8 key; bytes that are no UTF-8 are kept as
+    surrogate escapes, so that they can be written back unchanged. A record without a value (a tombstone) has `value`
+    b"" and `tombstone` set."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: str | None
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...] = ()
+    tombstone: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A record to produce, already encoded. `partition` None: murmur2 of the key."""
+
+    topic: str
+    key: str
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...] = ()
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A record for the dead-letter topic, its bytes unchanged. `stage`: decode, validate, process, produce."""
+
+    record: LogRecord
+    stage: str
+    error: str
+    error_class: str
+
+    @classmethod
+    def of(cls, record: LogRecord, stage: str, error: BaseException) -> "Dead":
+        """The dead letter that an exception makes of a record."""
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return cls(record, stage, str(error) or repr(error), name)
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a batch brings about. Each wave of `changes` is confirmed on the changelog before the next is sent."""
+
+    outputs: list[Output] = field(default_factory=list)
+    changes: list[list[Change]] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+
+
+class Processor(Protocol):
+    """A stream application.
+
+    Calls for one partition never overlap and come in log order; between an `await` of one partition, calls for another
+    may run. The input topics are co-partitioned: partition p of each shares the state of partition p."""
+
+    app_id: str
+    """Also the consumer group."""
+    topics: tuple[str, ...]
+    table: str | None
+    """Name of the state table, None for a stateless application."""
+
+    def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
+        """The whole state of a partition, replacing what is there: after assignment and recovery, and whenever a batch
+        was given up half-way. Called for stateless applications too, with nothing in it."""
+
+    def revoke(self, partition: int) -> None:
+        """The partition is gone; it may come back with `restore`."""
+
+    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
+        """One batch: records of one topic-partition in offset order, never empty.
+
+        May be cancelled at any await when the partition is taken away.
+
+        Raises:
+            Retryable: try this batch again later; blocks the partition, dead-letters nothing.
+            Exception: the batch is tried again record by record; what fails alone goes to the dead-letter topic.
+        """
+
+    def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
+        """Once a second, with the partitions this worker owns: records to write beside any input."""
+
+
+def stamped(offset: int, payload: bytes) -> bytes:
+    """A state value: `payload` behind its applied offset.
+
+    >>> applied_offset(stamped(7, b"x")), payload_of(stamped(7, b"x"))
+    (7, b'x')
+    """
+    return offset.to_bytes(OFFSET_BYTES, "big", signed=True) + payload
+
+
+def applied_offset(value: bytes) -> int:
+    """The offset of the last input record applied to a state value. Raises ValueError for a value without one."""
+    if len(value) < OFFSET_BYTES:
+        raise ValueError(
+            f"a state value of {len(value)} bytes has no applied offset: it must begin with {OFFSET_BYTES}"
+        )
+    return int.from_bytes(value[:OFFSET_BYTES], "big", signed=True)
+
+
+def payload_of(value: bytes) -> bytes:
+    """A state value without its applied offset."""
+    return value[OFFSET_BYTES:]

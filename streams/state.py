@@ -1,0 +1,246 @@
+"""Keyed state of the owned partitions, and its changelog: what is written there and how it is read back.
+
+A changelog record is (key, value) with the applied offset in the first 8 bytes of the value; a deletion has no value
+and says its offset in the header `offset`. Reading back keeps per key the record with the **greatest offset**, never
+the one written last: a worker that was stopped, replaced and woken may still flush an older value behind its
+successor's."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from schemas.topics import CHANGELOG_MIN_LAG_MS, changelog
+from streams.processor import Change, applied_offset
+from tentalis.kafka import OVERHEAD_BYTES
+
+OFFSET_HEADER = "offset"
+STALLED_AFTER_S = 60.0
+
+
+class ChangelogError(Exception):
+    """A changelog that cannot be read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One changelog record: `value` None is a deletion at `offset`."""
+
+    key: str
+    value: bytes | None
+    offset: int
+
+
+class StateStore:
+    """What the changelog confirmed, in memory, per owned partition."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[int, dict[str, bytes]] = {}
+
+    def load(self, partition: int, entries: dict[str, bytes]) -> None:
+        """Replaces the state of a partition."""
+        self._partitions[partition] = entries
+
+    def drop(self, partition: int) -> None:
+        """Forgets a partition that is gone."""
+        self._partitions.pop(partition, None)
+
+    def entries(self, partition: int) -> Mapping[str, bytes]:
+        """A read-only view of a partition."""
+        return MappingProxyType(self._partitions.get(partition, {}))
+
+    def partitions(self) -> tuple[int, ...]:
+        """The partitions there is state for."""
+        return tuple(sorted(self._partitions))
+
+    def apply(self, partition: int, wave: Sequence[Entry]) -> None:
+        """Takes over confirmed changes."""
+        state = self._partitions.setdefault(partition, {})
+        for entry in wave:
+            if entry.value is None:
+                state.pop(entry.key, None)
+            else:
+                state[entry.key] = entry.value
+
+
+def as_entries(
+    changes: Sequence[Sequence[Change]], current: Mapping[str, bytes], first_offset: int
+) -> list[list[Entry]]:
+    """The changelog records of the changes of one batch, wave by wave.
+
+    A value brings its offset. A deletion is stamped with the lowest offset that still beats what it deletes: that of
+    the batch's first record, or of the key's value where that is greater (a redelivered batch meets its own later
+    values). Any higher stamp, the batch's last offset for one, would let a late zombie delete a value written after it
+    in log order.
+
+    Raises:
+        ValueError: a value too short to have an applied offset.
+    """
+    latest: dict[str, int] = {}
+    waves = []
+    for wave in changes:
+        entries = []
+        for key, value in wave:
+            if value is not None:
+                offset = applied_offset(value)
+            else:
+                before = latest.get(key)
+                if before is None and key in current:
+                    before = applied_offset(current[key])
+                offset = first_offset if before is None else max(first_offset, before)
+            latest[key] = offset
+            entries.append(Entry(key, value, offset))
+        waves.append(entries)
+    return waves
+
+
+class Fold:
+    """Reads one changelog partition back: per key the entry of the greatest offset, the later written among equals."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, Entry] = {}
+        self._stale: set[str] = set()
+        self.read = 0
+
+    def add(self, entry: Entry) -> None:
+        """The next record of the changelog, in log order."""
+        self.read += 1
+        best = self._best.get(entry.key)
+        if best is None or entry.offset >= best.offset:
+            self._best[entry.key] = entry
+            self._stale.discard(entry.key)
+        else:
+            self._stale.add(entry.key)
+
+    def state(self) -> dict[str, bytes]:
+        """The recovered state."""
+        return {key: entry.value for key, entry in self._best.items() if entry.value is not None}
+
+    def overwritten(self) -> list[Entry]:
+        """Entries that won, but are not the last of their key on the log: compaction would one day keep the stale one,
+        so they are to be written again."""
+        return [self._best[key] for key in sorted(self._stale)]
+
+
+def entry_of(topic: str, partition: int, position: int, key: bytes | None, value: bytes | None, headers: Any) -> Entry:
+    """The entry of a changelog record. Raises ChangelogError, naming where it lies."""
+    where = f"{topic}[{partition}]@{position}"
+    if key is None:
+        raise ChangelogError(f"{where} has no key: something else than the application wrote to its changelog")
+    name = key.decode("utf-8", "surrogateescape")
+    try:
+        if value is not None:
+            return Entry(name, value, applied_offset(value))
+        return Entry(name, None, int(dict(headers)[OFFSET_HEADER]))
+    except (KeyError, ValueError) as error:
+        raise ChangelogError(
+            f"{where} (key {name!r}) does not say its applied offset ({error!r}): something else than the application "
+            "wrote to its changelog. Live state is forgotten by a Forget record, never by writing here"
+        ) from error
+
+
+async def read_changelog(
+    topic: str, partitions: Sequence[int], client: Mapping[str, Any], progressed: Callable[[], None] = lambda: None
+) -> dict[int, Fold]:
+    """Reads the partitions of a changelog from the beginning to where they end now.
+
+    A reader of its own, outside the group and outside Faust's flow control, so nothing of the input can be delivered
+    early.
+
+    Args:
+        client: settings of aiokafka's consumer: where the brokers are and how to authenticate.
+        progressed: called whenever something was read.
+
+    Raises:
+        ChangelogError: a record that no application writes, or nothing to be read for a minute.
+    """
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    folds = {partition: Fold() for partition in partitions}
+    places = [TopicPartition(topic, partition) for partition in partitions]
+    if not places:
+        return folds
+    consumer = AIOKafkaConsumer(
+        **client,
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=4 * 2**20,
+        fetch_max_wait_ms=100,
+    )
+    await consumer.start()
+    try:
+        consumer.assign(places)
+        begins, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
+        todo = {place for place in places if begins[place] < ends[place]}
+        consumer.pause(*(place for place in places if place not in todo))
+        heard = time.monotonic()
+        while todo:
+            fetched = await consumer.getmany(*todo, timeout_ms=200)
+            for place, records in fetched.items():
+                fold = folds[place.partition]
+                for record in records:
+                    fold.add(entry_of(topic, place.partition, record.offset, record.key, record.value, record.headers))
+            if fetched:
+                heard = time.monotonic()
+                progressed()
+            elif time.monotonic() - heard > STALLED_AFTER_S:
+                raise ChangelogError(
+                    f"nothing to be read from {topic} partitions {sorted(place.partition for place in todo)} for "
+                    f"{STALLED_AFTER_S:g} s, before their ends: is the broker up?"
+                )
+            done = {place for place in todo if await consumer.position(place) >= ends[place]}
+            if done:
+                consumer.pause(*done)
+                todo -= done
+            await asyncio.sleep(0)
+    finally:
+        await consumer.stop()
+    return folds
+
+
+def ensure_changelog(
+    bootstrap: str,
+    app_id: str,
+    table: str,
+    partitions: int,
+    *,
+    record_limit: int = 16 * 2**20,
+    client: Mapping[str, Any] | None = None,
+) -> str:
+    """Creates the changelog topic of an application's table if it is missing; returns its name.
+
+    Compacted only: a changelog that loses records to time never recovers. `min.compaction.lag.ms` is the time in which
+    a zombie's late flush can still be told from the value it must not replace.
+
+    Args:
+        client: further librdkafka settings (security).
+    Raises:
+        ValueError: it exists with another number of partitions.
+        KafkaException: the broker refused.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap, **(client or {})})
+    name = changelog(app_id, table)
+    config = {
+        "cleanup.policy": "compact",
+        "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS),
+        "max.message.bytes": str(record_limit + OVERHEAD_BYTES),
+    }
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config)
+    try:
+        admin.create_topics([topic])[name].result(30)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+        found = len(admin.list_topics(name, timeout=15).topics[name].partitions)
+        if found != partitions:
+            raise ValueError(
+                f"{name} has {found} partitions, but the input topics of {app_id} have {partitions}: a changelog must "
+                "have as many as they. Delete the topic to begin with empty state, or restore the partition count"
+            ) from error
+    return name

@@ -1,0 +1,361 @@
+"""The topics on the broker held against `schemas/topics.yaml`: plan, apply, describe, and the schemas put beside them.
+
+A plan never deletes a topic, never shrinks one, and never changes the partition count: that would send a key's records
+to another partition than its earlier ones, so it is reported as impossible.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from schemas import topics
+from schemas.avro import AvroSchema, all_current
+from schemas.topics import Topic, TopicTable
+from tentalis.config import Settings
+
+MAX_REPLICATION = 3
+# Values that Kafka treats as sets and may give back in another order.
+SET_VALUED = frozenset({"cleanup.policy"})
+
+
+class Kind(StrEnum):
+    CREATE = "create"
+    UPDATE = "update"
+    IMPOSSIBLE = "impossible"
+
+
+class Impossible(Exception):
+    """A topic differs from the table in a way that cannot be changed while it holds records."""
+
+
+class NotVisible(Exception):
+    """Created topics did not appear in the broker's metadata in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A topic as it is on the broker."""
+
+    partitions: int
+    replication: int
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step from what is to what should be. `config` maps a setting to (what it is or None, what it should be)."""
+
+    kind: Kind
+    topic: str
+    partitions: int
+    config: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
+    reason: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case Kind.CREATE:
+                settings = ", ".join(f"{name}={new}" for name, (_, new) in self.config.items())
+                return f"{self.partitions} partitions, {settings}"
+            case Kind.UPDATE:
+                return ", ".join(f"{name}: {old} -> {new}" for name, (old, new) in self.config.items())
+            case Kind.IMPOSSIBLE:
+                return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition of a topic; `end` - `start` bounds the number of its records from above."""
+
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A topic as `topics describe` shows it. `config` holds only what was set for this topic."""
+
+    name: str
+    managed: bool
+    records: tuple[str, ...]
+    partitions: tuple[PartitionState, ...]
+    config: Mapping[str, str]
+
+
+class AdminPort(Protocol):
+    """What planning and applying need of a broker."""
+
+    def brokers(self) -> int:
+        """How many brokers there are."""
+        ...
+
+    def current(self, names: Iterable[str]) -> dict[str, Current]:
+        """Those of the named topics that exist."""
+        ...
+
+    def create(self, changes: Sequence[Change], replication: int, dry_run: bool) -> None:
+        """Creates topics; one that exists by now is no error."""
+        ...
+
+    def update(self, changes: Sequence[Change], dry_run: bool) -> None:
+        """Sets the settings that the changes name and leaves all others as they are."""
+        ...
+
+    def visible(self, wanted: Mapping[str, int]) -> bool:
+        """Whether every topic has its partitions, and each answers."""
+        ...
+
+
+def _same(name: str, left: str | None, right: str) -> bool:
+    if left is None or name not in SET_VALUED:
+        return left == right
+    return {part.strip() for part in left.split(",")} == {part.strip() for part in right.split(",")}
+
+
+def _change(wanted: Topic, current: Current | None) -> Change | None:
+    if current is None:
+        return Change(Kind.CREATE, wanted.name, wanted.partitions, {k: (None, v) for k, v in wanted.config.items()})
+    if current.partitions != wanted.partitions:
+        reason = (
+            f"has {current.partitions} partitions where {wanted.partitions} are wanted; changing the count moves keys "
+            "to other partitions. Make a new major version of the topic, or delete it if its records are of no use"
+        )
+        return Change(Kind.IMPOSSIBLE, wanted.name, wanted.partitions, reason=reason)
+    differing = {
+        name: (current.config.get(name), value)
+        for name, value in wanted.config.items()
+        if not _same(name, current.config.get(name), value)
+    }
+    return Change(Kind.UPDATE, wanted.name, wanted.partitions, differing) if differing else None
+
+
+def plan(table: TopicTable, current: Mapping[str, Current]) -> list[Change]:
+    """What has to change on the broker, in name order. Topics that the table does not name are left alone."""
+    changes = (_change(wanted, current.get(name)) for name, wanted in sorted(table.topics.items()))
+    return [change for change in changes if change is not None]
+
+
+def replication_factor(brokers: int, wanted: int | None) -> int:
+    """The wanted replication factor, or the default: three, or one per broker where there are fewer."""
+    return wanted if wanted is not None else min(MAX_REPLICATION, max(1, brokers))
+
+
+def min_in_sync(replication: int) -> int:
+    """Two of three replicas must confirm a record; with fewer replicas one must, so that one broker may be away."""
+    return 2 if replication >= 3 else 1
+
+
+def apply(
+    port: AdminPort, changes: Sequence[Change], *, dry_run: bool, replication: int | None = None, timeout: float = 30.0
+) -> None:
+    """Carries a plan out and waits until the created topics are visible. With `dry_run` the broker only checks it.
+
+    Raises Impossible before anything is changed, if the plan has such a change; NotVisible; KafkaException.
+    """
+    refused = [f"{change.topic} {change.reason}" for change in changes if change.kind is Kind.IMPOSSIBLE]
+    if refused:
+        raise Impossible("nothing was changed: " + "; ".join(refused))
+    creates = [change for change in changes if change.kind is Kind.CREATE]
+    updates = [change for change in changes if change.kind is Kind.UPDATE]
+    if creates:
+        port.create(creates, replication_factor(port.brokers(), replication), dry_run)
+    if updates:
+        port.update(updates, dry_run)
+    if dry_run or not creates:
+        return
+    wanted = {change.topic: change.partitions for change in creates}
+    deadline = time.monotonic() + timeout
+    while not port.visible(wanted):
+        if time.monotonic() > deadline:
+            raise NotVisible(f"{', '.join(wanted)} did not become visible within {timeout:g} s: is the broker healthy?")
+        time.sleep(0.05)
+
+
+class KafkaAdmin:
+    """The AdminPort of a real broker."""
+
+    def __init__(self, settings: Settings, timeout: float = 30.0) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        from tentalis.kafka import client_config
+
+        self._client = AdminClient(client_config(settings))
+        self._timeout = timeout
+
+    def brokers(self) -> int:
+        return len(self._client.list_topics(timeout=self._timeout).brokers)
+
+    def _metadata(self) -> dict[str, Any]:
+        found = self._client.list_topics(timeout=self._timeout).topics
+        return {name: topic for name, topic in found.items() if topic.error is None}
+
+    def names(self) -> list[str]:
+        """Every topic that the broker has, in name order."""
+        return sorted(self._metadata())
+
+    def _configs(self, names: Sequence[str], *, only_set: bool = False) -> dict[str, dict[str, str]]:
+        from confluent_kafka.admin import ConfigResource, ConfigSource
+
+        if not names:
+            return {}
+        futures = self._client.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name) for name in names])
+        return {
+            resource.name: {
+                key: entry.value or ""
+                for key, entry in future.result(self._timeout).items()
+                if not only_set or entry.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+            }
+            for resource, future in futures.items()
+        }
+
+    def current(self, names: Iterable[str]) -> dict[str, Current]:
+        metadata = self._metadata()
+        there = [name for name in names if name in metadata]
+        configs = self._configs(there)
+        return {
+            name: Current(
+                len(metadata[name].partitions),
+                min(len(partition.replicas) for partition in metadata[name].partitions.values()),
+                configs[name],
+            )
+            for name in there
+        }
+
+    def create(self, changes: Sequence[Change], replication: int, dry_run: bool) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import NewTopic
+
+        in_sync = {"min.insync.replicas": str(min_in_sync(replication))}
+        wanted = [
+            NewTopic(
+                change.topic,
+                num_partitions=change.partitions,
+                replication_factor=replication,
+                config={name: new for name, (_, new) in change.config.items()} | in_sync,
+            )
+            for change in changes
+        ]
+        for future in self._client.create_topics(wanted, validate_only=dry_run).values():
+            try:
+                future.result(self._timeout)
+            except KafkaException as error:
+                # Somebody else applied the same table at the same time, or our first request did arrive.
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+
+    def update(self, changes: Sequence[Change], dry_run: bool) -> None:
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+
+        resources = [
+            ConfigResource(
+                ConfigResource.Type.TOPIC,
+                change.topic,
+                incremental_configs=[
+                    ConfigEntry(name, new, incremental_operation=AlterConfigOpType.SET)
+                    for name, (_, new) in change.config.items()
+                ],
+            )
+            for change in changes
+        ]
+        for future in self._client.incremental_alter_configs(resources, validate_only=dry_run).values():
+            future.result(self._timeout)
+
+    def visible(self, wanted: Mapping[str, int]) -> bool:
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        not_yet = {
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+            KafkaError.LEADER_NOT_AVAILABLE,
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._NOENT,
+        }
+        metadata = self._metadata()
+        if any(name not in metadata or len(metadata[name].partitions) != count for name, count in wanted.items()):
+            return False
+        # Metadata comes first: for a moment the leader that it names does not know yet that it leads.
+        places = {TopicPartition(name, p): OffsetSpec.latest() for name, count in wanted.items() for p in range(count)}
+        try:
+            for future in self._client.list_offsets(places).values():
+                future.result(self._timeout)
+        except KafkaException as error:
+            if error.args[0].code() in not_yet:
+                return False
+            raise
+        return True
+
+    def describe(self, names: Iterable[str]) -> list[Description]:
+        """Those of the named topics that exist, with offsets and the settings made for them."""
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        metadata = self._metadata()
+        there = [name for name in names if name in metadata]
+        places = [TopicPartition(name, p) for name in there for p in metadata[name].partitions]
+        offsets: dict[tuple[str, int], list[int]] = {(place.topic, place.partition): [] for place in places}
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()) if places else ():
+            for place, future in self._client.list_offsets({place: spec for place in places}).items():
+                offsets[place.topic, place.partition].append(int(future.result(self._timeout).offset))
+        configs = self._configs(there, only_set=True)
+        table = topics.table().topics
+        return [
+            Description(
+                name,
+                name in table,
+                table[name].records if name in table else (),
+                tuple(
+                    PartitionState(p, info.leader, tuple(info.replicas), tuple(info.isrs), *offsets[name, p])
+                    for p, info in sorted(metadata[name].partitions.items())
+                ),
+                configs[name],
+            )
+            for name in there
+        ]
+
+
+def missing_schemas(settings: Settings) -> list[AvroSchema]:
+    """The current schemas that tentalis.schemas.v1 does not hold yet; all of them if the topic does not exist."""
+    from tentalis.kafka import NoSuchTopic, read_to_end
+
+    try:
+        published = {stored.key for stored in read_to_end(settings, topics.SCHEMAS) if stored.value is not None}
+    except NoSuchTopic:
+        published = set()
+    return [schema for schema in all_current() if schema.fingerprint.hex() not in published]
+
+
+def publish_schemas(settings: Settings, schemas: Sequence[AvroSchema]) -> None:
+    """Puts schemas on tentalis.schemas.v1 (key: fingerprint in hex, value: the JSON text).
+
+    With SCHEMA_REGISTRY_URL every current schema is registered there too. Doing it again changes nothing.
+    Raises DeliveryFailed, SchemaRegistryError.
+    """
+    from tentalis.kafka import Publisher, make_codec
+
+    if schemas:
+        publisher = Publisher(settings, "tentalis-admin", make_codec(settings))
+        for schema in schemas:
+            publisher.send_bytes(topics.SCHEMAS, schema.fingerprint.hex().encode(), schema.text.encode())
+        publisher.flush()
+    if settings.schema_registry:
+        from schemas.registry import ConfluentRegistry
+
+        ConfluentRegistry(settings.schema_registry).register_all()
+
+
+def ensure(settings: Settings, *, replication: int | None = None) -> list[Change]:
+    """Brings the broker in line with the table, schemas included, and returns what was changed: for `up` and `demo`.
+
+    Raises as `apply` and `publish_schemas` do.
+    """
+    port = KafkaAdmin(settings)
+    table = topics.table()
+    changes = plan(table, port.current(table.topics))
+    apply(port, changes, dry_run=False, replication=replication)
+    publish_schemas(settings, missing_schemas(settings))
+    return changes

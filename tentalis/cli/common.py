@@ -1,0 +1,184 @@
+"""What every command shares: exit codes, errors in words, settings, output. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tentalis.config import Settings
+
+# Under this name the local stack keeps its broker's port in ports.json.
+BROKER_PORT = "broker"
+OK, ERROR, USAGE, DRIFT, UNREACHABLE = 0, 1, 2, 3, 4
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-server",
+        help="Kafka brokers, host:port[,host:port]. Default: TENTALIS_BOOTSTRAP, else the running local stack.",
+        show_default=False,
+    ),
+]
+Format = Annotated[Output, typer.Option("--output", "-o", help="On stdout; logs go to stderr.")]
+
+
+class CommandError(Exception):
+    """An error for a person, with the exit code it ends the command with."""
+
+    def __init__(self, message: str, code: int = ERROR) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """What to tell a person about an error, and the exit code."""
+    if isinstance(error, CommandError):
+        return str(error), error.code
+    # Looked up, not imported: an error of a library that was never loaded cannot be at hand.
+    kafka = sys.modules.get("confluent_kafka")
+    if kafka is not None and isinstance(error, kafka.KafkaException):
+        reason = error.args[0]
+        away = {
+            kafka.KafkaError._ALL_BROKERS_DOWN,
+            kafka.KafkaError._TRANSPORT,
+            kafka.KafkaError._TIMED_OUT,
+            kafka.KafkaError._RESOLVE,
+        }
+        return f"Kafka: {reason.str()}", UNREACHABLE if reason.code() in away else ERROR
+    from tentalis.admin import Impossible
+    from tentalis.config import NoBroker
+
+    if isinstance(error, NoBroker):
+        return str(error), UNREACHABLE
+    if isinstance(error, Impossible):
+        return str(error), DRIFT
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}. The installation is not complete: `tentalis doctor` tells what is missing", ERROR
+    ours = type(error).__module__.partition(".")[0] in ("tentalis", "schemas", "streams", "trainer")
+    text = str(error) or type(error).__name__
+    return text if ours or isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}", ERROR
+
+
+def configure_logging(default: str = "WARNING") -> None:
+    """Logs to stderr, one line each; TENTALIS_LOG is the level. Processes of the stack default to INFO."""
+    level = os.environ.get("TENTALIS_LOG", default).upper()
+    if level not in logging.getLevelNamesMapping():
+        raise CommandError(f"TENTALIS_LOG={level} is no level; use DEBUG, INFO, WARNING or ERROR", USAGE)
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+def local_bootstrap(home: Path) -> str | None:
+    """The bootstrap server of the local stack that runs in a state directory, or None if none runs there."""
+    if not (home / "status.json").is_file():
+        return None
+    from tentalis.local.state import StateDir
+
+    status = StateDir(home).status()
+    if status is None or not status["running"]:
+        return None
+    port = json.loads((home / "ports.json").read_text(encoding="utf-8")).get(BROKER_PORT)
+    return f"127.0.0.1:{port}" if port else None
+
+
+def resolve_settings(
+    bootstrap: str | None = None, env: Mapping[str, str] = os.environ, *, join_stack: bool = True
+) -> Settings:
+    """The settings of a command: flag before environment before the running local stack of the state directory.
+
+    `join_stack` False is for what starts a stack of its own. Raises CommandError.
+    """
+    from pydantic import ValidationError
+
+    from tentalis.config import Settings
+
+    try:
+        settings = Settings.from_env(env)
+    except ValidationError as error:
+        raise CommandError(f"a TENTALIS_* variable has a wrong value: {error}", USAGE) from error
+    found = bootstrap or settings.bootstrap or (local_bootstrap(settings.home) if join_stack else None)
+    return settings.model_copy(update={"bootstrap": found})
+
+
+def connected_settings(bootstrap: str | None, timeout: float = 5.0) -> Settings:
+    """As `resolve_settings`, after the broker has answered: commands fail in seconds, not after a minute of retries."""
+    import logging
+
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    from tentalis.kafka import client_config
+
+    settings = resolve_settings(bootstrap)
+    quiet = logging.Logger("tentalis.cli.probe")  # of no hierarchy: what it would log, the error below says once
+    quiet.addHandler(logging.NullHandler())
+    client = AdminClient(client_config(settings), logger=quiet)
+    try:
+        client.list_topics(timeout=timeout)
+    except KafkaException as error:
+        raise CommandError(
+            f"no Kafka answers on {settings.bootstrap} within {timeout:g} s ({error.args[0].str()}). "
+            "Start the local stack with `tentalis up`, or name your brokers with --bootstrap-server",
+            UNREACHABLE,
+        ) from error
+    return settings
+
+
+@contextmanager
+def reached(bootstrap: str | None) -> Iterator[Settings]:
+    """As `connected_settings`; where no Kafka is named and no stack runs, but one has run in the state directory, its
+    broker is started on that log for as long as the command takes."""
+    settings = resolve_settings(bootstrap)
+    if settings.bootstrap is None:
+        from tentalis.local.attach import broker_alone, has_log
+
+        if has_log(settings):
+            typer.echo(f"no stack runs: the broker of {settings.home} is started for this command", err=True)
+            with broker_alone(settings) as alone:
+                yield alone
+            return
+    yield connected_settings(bootstrap)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line of stdout, flushed: a stream of these is JSON Lines."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns aligned with blanks, heads in capitals, as kubectl and rpk do: easy to read and to cut."""
+    cells = [
+        [name.upper() for name in columns],
+        *(["-" if value is None else str(value) for value in row] for row in rows),
+    ]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    for row in cells:
+        line = "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
+    sys.stdout.flush()
+
+
+def show(output: Output, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows as a table or as one JSON array of objects (with all their fields, the table shows those named)."""
+    if output is Output.JSON:
+        print_json(rows)
+    else:
+        print_table(columns, [[row.get(name) for name in columns] for row in rows])

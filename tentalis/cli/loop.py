@@ -1,0 +1,109 @@
+"""`tentalis demo`, `replay` and `verify`: a run, the same run again, and whether it was right."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tentalis.cli.common import (
+    ERROR,
+    Bootstrap,
+    Format,
+    Output,
+    configure_logging,
+    print_json,
+    print_table,
+    reached,
+    resolve_settings,
+)
+
+
+class Scenario(StrEnum):
+    ASSISTANT = "assistant"
+    MATH = "math"
+
+
+def demo(
+    scenario: Annotated[Scenario, typer.Option(help="What the simulated users ask for.")] = Scenario.ASSISTANT,
+    steps: Annotated[int, typer.Option(min=1, help="Policy versions to train.")] = 15,
+    policy_model: Annotated[
+        str | None,
+        typer.Option("--policy-model", help="Folder or hub id of the model. Default: SmolLM2-135M-Instruct."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running afterwards.")] = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """The whole loop on a real Kafka with a real model, from nothing to a visibly better policy."""
+    from tentalis import demo as the_demo
+
+    code = the_demo.run(
+        resolve_settings(join_stack=False),
+        scenario=scenario.value,
+        steps=steps,
+        policy_model=policy_model,
+        keep=keep,
+        as_json=output is Output.JSON,
+    )
+    raise typer.Exit(code)
+
+
+def replay(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    from_step: Annotated[int | None, typer.Option("--from-step", min=0, help="First step to train again.")] = None,
+    to_step: Annotated[int | None, typer.Option("--to-step", min=0, help="Last step to train again.")] = None,
+    verify_only: Annotated[
+        bool, typer.Option("--verify-only", help="Check that every record is there and unaltered; train nothing.")
+    ] = False,
+    into: Annotated[Path | None, typer.Option("--into", help="Keep the replayed adapters in this folder.")] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option("--base-model", help="Where the base model is now, if not where the run's configuration says."),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Trains a run again from its topics and compares the sha256 of every step. Exits with 0 only if all are equal."""
+    from trainer import replay as the_replay
+
+    configure_logging("INFO")
+    with reached(bootstrap) as settings:
+        code = the_replay.main(
+            settings,
+            run,
+            from_step=from_step,
+            to_step=to_step,
+            verify_only=verify_only,
+            into=into,
+            base_model=base_model,
+            as_json=output is Output.JSON,
+        )
+    raise typer.Exit(code)
+
+
+def verify(
+    run: Annotated[str, typer.Argument(help="Id of the run, as its tasks carry it.")],
+    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait until open tasks have closed.")] = 0.0,
+    allow_open: Annotated[
+        bool, typer.Option("--allow-open", help="Tasks that are still open are counted, but are no problem.")
+    ] = False,
+    bootstrap: Bootstrap = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Checks a run from its topics alone: nothing lost, nothing twice, no two answers mixed. Exits with 0 if so."""
+    from tentalis.verify import verify as verify_run
+
+    with reached(bootstrap) as settings:
+        report = verify_run(settings, run, wait=wait, allow_open=allow_open)
+    if output is Output.JSON:
+        print_json(report.as_dict())
+    else:
+        print_table(("what", "count"), report.counts())
+        if report.problems:
+            print()
+            print_table(("rule", "where", "problem"), [(p.rule, p.where, p.message) for p in report.problems])
+        print(f"\n{len(report.problems)} problems" if report.problems else "\nno problems")
+    if report.problems:
+        raise typer.Exit(ERROR)

@@ -1,0 +1,180 @@
+"""The processes of the stack, one command each: what `tentalis up`, compose and helm start."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from tentalis.cli.common import Bootstrap, configure_logging, resolve_settings
+from tentalis.cli.loop import Scenario
+
+if TYPE_CHECKING:
+    from tentalis.config import Settings
+
+app = typer.Typer(help="Runs one process of the stack until SIGTERM.", no_args_is_help=True, rich_markup_mode=None)
+
+Server = Annotated[str, typer.Option("--server", envvar="TENTALIS_SERVER", help="URL of the model server.")]
+MetricsPort = Annotated[
+    int | None, typer.Option("--metrics-port", min=1, help="For /healthz, /readyz and /metrics on 127.0.0.1.")
+]
+Instance = Annotated[
+    str | None,
+    typer.Option(
+        "--instance",
+        help="Unique and lasting name in the consumer group, so that a restart keeps its partitions. "
+        "Default: host name and metrics port, if there is one.",
+        show_default=False,
+    ),
+]
+
+
+class Promote(StrEnum):
+    ALWAYS = "always"
+    MANUAL = "manual"
+    NONE = "none"
+
+
+@app.command()
+def model(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    policy_model: Annotated[
+        str | None, typer.Option("--policy-model", help="Folder or hub id. Default: SmolLM2-135M-Instruct.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+) -> None:
+    """The model server: OpenAI-compatible, with log-probs, token ids and hot-swapped adapters."""
+    configure_logging("INFO")
+    from tentalis.inference.models import resolve_model
+    from tentalis.inference.server import serve
+
+    path = resolve_model(policy_model, resolve_settings().cache)
+    serve(path, host=host, port=port, threads=threads, device=device, dtype=dtype)
+
+
+@app.command()
+def policies(
+    server: Server,
+    server_id: Annotated[str, typer.Option("--server-id", help="Name under which it acknowledges.")] = "local",
+    promotion: Annotated[Promote, typer.Option(help="Whether this process promotes new versions.")] = Promote.ALWAYS,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Follows promotions, loads the adapters into the server and acknowledges them."""
+    configure_logging("INFO")
+    from tentalis.policies import serve
+
+    serve(resolve_settings(bootstrap), server=server, server_id=server_id, promotion=promotion.value)
+
+
+def _stream(
+    name: str, build: Callable[[Settings], Any], bootstrap: str | None, port: int | None, instance: str | None
+) -> NoReturn:
+    configure_logging("INFO")
+    from streams.app import StreamSettings, run
+
+    settings = resolve_settings(bootstrap)
+    member = instance or (f"{socket.gethostname()}-{port}" if port else None)
+    stream_settings = StreamSettings(
+        bootstrap=settings.require_bootstrap(),
+        state_dir=settings.home / "streams" / name,
+        metrics_port=port,
+        security=settings.security,
+        instance=member,
+    )
+    raise typer.Exit(run(build(settings), stream_settings))
+
+
+@app.command()
+def scoring(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstrap = None) -> None:
+    """Results and feedback to scores, tasks to opens."""
+    from streams.scoring import build
+
+    _stream("scoring", build, bootstrap, port, instance)
+
+
+@app.command()
+def hinting(
+    server: Server,
+    teacher: Annotated[str | None, typer.Option(help="Model or adapter on it. Default: the base model.")] = None,
+    port: MetricsPort = None,
+    instance: Instance = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Feedback to hints, with the teacher's log-probs."""
+    from streams.hinting import build
+
+    _stream("hinting", partial(build, server=server, teacher=teacher), bootstrap, port, instance)
+
+
+@app.command()
+def join(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstrap = None) -> None:
+    """Halves to rollouts and outcomes."""
+    from streams.join.processor import JoinProcessor
+    from tentalis.kafka import make_codec
+
+    _stream("join", lambda settings: JoinProcessor(make_codec(settings)), bootstrap, port, instance)
+
+
+@app.command()
+def aggregation(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstrap = None) -> None:
+    """Outcomes and feedback to windowed means per manager and worker."""
+    from streams.aggregation import build
+
+    _stream("aggregation", build, bootstrap, port, instance)
+
+
+def worker(
+    server: Server,
+    environment: Annotated[str, typer.Option(help="Kind of tasks that it answers.")] = "chat",
+    worker_id: Annotated[str | None, typer.Option("--worker-id", help="Default: host name and environment.")] = None,
+    server_id: Annotated[
+        str, typer.Option("--server-id", help="Whose acknowledgements tell what is served.")
+    ] = "local",
+    concurrency: Annotated[int, typer.Option(min=1, help="Tasks at once.")] = 8,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Answers tasks with the newest acknowledged policy."""
+    configure_logging("INFO")
+    from tentalis.workers import run
+
+    run(
+        resolve_settings(bootstrap),
+        environment=environment,
+        server=server,
+        worker_id=worker_id,
+        server_id=server_id,
+        concurrency=concurrency,
+    )
+
+
+def manager(
+    run_id: Annotated[str, typer.Option("--run", help="Id of the run that its tasks carry.")],
+    scenario: Annotated[Scenario, typer.Option(help="What it asks for.")] = Scenario.ASSISTANT,
+    samples: Annotated[int | None, typer.Option(min=1, help="Per task. Default: the scenario's.")] = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Gives tasks and, as the simulated user, feedback."""
+    configure_logging("INFO")
+    from tentalis.manager import run
+
+    run(resolve_settings(bootstrap), scenario=scenario.value, run_id=run_id, n_samples=samples)
+
+
+def trainer(
+    config: Annotated[Path, typer.Option("--config", exists=True, dir_okay=False, help="YAML file.")],
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")] = 1,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Trains on rollouts and publishes adapters."""
+    configure_logging("INFO")
+    from trainer.launch import main
+
+    raise typer.Exit(main(resolve_settings(bootstrap), config, ranks))

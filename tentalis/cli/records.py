@@ -1,0 +1,146 @@
+"""`tentalis consume` and `tentalis produce`: single records, Avro on the log and JSON here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tentalis.cli.common import USAGE, Bootstrap, CommandError, Format, Output, print_json, reached
+
+if TYPE_CHECKING:
+    from schemas.records import Record
+
+TopicName = Annotated[str, typer.Argument(help="Name of the topic.")]
+WIDTHS = (2, 8, 24, 40, 12)
+PREVIEW = 160
+
+
+def consume(
+    topic: TopicName,
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many records.")] = None,
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest, OFFSET, -N (last N per partition) or an RFC 3339 time.")
+    ] = "earliest",
+    key: Annotated[str | None, typer.Option("--key", help="Only records with this key.")] = None,
+    leave: Annotated[bool, typer.Option("--exit", help="Stop at the end of the topic.")] = False,
+    bootstrap: Bootstrap = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Shows records.
+
+    As JSON: one object per line, token fields as lists of numbers (non-finite ones as strings), bytes that are no
+    record as base64 with the reason in `error`, dead letters with their context in `dlq`.
+    """
+    from tentalis.cli.tail import as_object, parse_start, tail
+    from tentalis.kafka import make_codec
+
+    where = parse_start(start)
+    with reached(bootstrap) as settings:
+        codec = make_codec(settings)
+        wanted = (
+            stored for stored in tail(settings, topic, where, stop_at_end=leave) if key is None or stored.key == key
+        )
+        for seen, stored in enumerate(wanted, 1):
+            found = as_object(stored, codec)
+            if output is Output.JSON:
+                print_json(found)
+            else:
+                _print_row(found)
+            if seen == count:
+                return
+
+
+def _print_row(found: dict[str, Any]) -> None:
+    reason = found.get("error") or found.get("dlq", {}).get("error-message")
+    kind = found.get("type") or ("tombstone" if "tombstone" in found else "error" if reason else "bytes")
+    value = found["value"] if "value" in found else reason or found.get("value_base64", "")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    head = (found["partition"], found["offset"], found["timestamp"], found["key"], kind)
+    line = "  ".join(str(item).ljust(width) for item, width in zip(head, WIDTHS, strict=True))
+    shown = " ".join(text.split())
+    sys.stdout.write(f"{line}  {shown[:PREVIEW]}{'...' if len(shown) > PREVIEW else ''}\n")
+    sys.stdout.flush()
+
+
+def produce(
+    topic: TopicName,
+    file: Annotated[Path, typer.Option("--file", help="JSON Lines; - is standard input.")] = Path("-"),
+    raw: Annotated[bool, typer.Option("--raw", help="Send the bytes of the file as they are, as one record.")] = False,
+    key: Annotated[str | None, typer.Option("--key", help="Key of a raw record.")] = None,
+    bootstrap: Bootstrap = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Writes records from JSON Lines.
+
+    They are checked as their readers check them; key and headers are set from the record. A line is
+    the record, or {"type": NAME, "value": RECORD} as `consume -o json` prints it.
+    """
+    from tentalis.kafka import Publisher, checked_size, make_codec
+
+    if key is not None and not raw:
+        raise CommandError("--key goes with --raw: a record has the key that its fields give", USAGE)
+    with reached(bootstrap) as settings:
+        publisher = Publisher(settings, "tentalis-produce", make_codec(settings))
+        sent = 0
+        if raw:
+            data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+            publisher.send_bytes(topic, None if key is None else key.encode(), checked_size(topic, key or "", data))
+            sent = 1
+        else:
+            try:
+                for record in _records(topic, file):
+                    publisher.send(topic, record)
+                    sent += 1
+            except Exception:
+                publisher.flush()
+                typer.echo(f"{sent} records before it were written to {topic}", err=True)
+                raise
+        publisher.flush()
+    if output is Output.JSON:
+        print_json({"topic": topic, "records": sent})
+    else:
+        typer.echo(f"wrote {sent} records to {topic}", err=True)
+
+
+def _records(topic: str, file: Path) -> Iterator[Record]:
+    from schemas.topics import table
+
+    allowed = table().topics[topic].records if topic in table().topics else ()
+    if not allowed:
+        raise CommandError(f"{topic} holds no records of ours; --raw sends bytes as they are", USAGE)
+    with sys.stdin if str(file) == "-" else file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _record(f"line {number}", line, allowed)
+
+
+def _record(where: str, line: str, allowed: tuple[str, ...]) -> Record:
+    from pydantic import ValidationError
+
+    from schemas.records import RECORDS
+    from tentalis.cli.values import from_plain
+
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CommandError(f"{where}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise CommandError(f"{where}: a {type(data).__name__} where an object is expected")
+    name = allowed[0] if len(allowed) == 1 else None
+    if "type" in data and "value" in data:
+        name, data = data["type"], data["value"]
+    if name not in allowed:
+        wanted = " or ".join(allowed)
+        raise CommandError(f'{where}: say which record it is: {{"type": ..., "value": {{...}}}} with {wanted}')
+    try:
+        return from_plain(RECORDS[name], data)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())
+        raise CommandError(f"{where}: not a {name}: {problems}") from error
+    except ValueError as error:
+        raise CommandError(f"{where}: not a {name}: {error}") from error

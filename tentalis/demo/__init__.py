@@ -1,0 +1,25 @@
+"""The demo: a scenario played on the local stack, shown while it runs and summed up when it is over."""
+
+from tentalis.config import Settings
+
+
+def run(
+    settings: Settings,
+    *,
+    scenario: str = "assistant",
+    steps: int = 15,
+    policy_model: str | None = None,
+    keep: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Plays `scenario` until `steps` policy versions are trained, and returns the exit code.
+
+    An unfinished run of the same kind in this state directory goes on. `keep` leaves the stack running after the
+    summary, until Ctrl-C. With `as_json` stdout is one JSON object and nothing else; all the rest goes to stderr.
+    """
+    from tentalis.demo.play import DemoOptions, play
+
+    return play(DemoOptions(scenario, steps, policy_model, keep, as_json), settings)
+
+
+__all__ = ["run"]

@@ -1,0 +1,27 @@
+"""The same questions to the base model and to the newest adapter, answered greedily, for people to compare."""
+
+import asyncio
+
+from tentalis.demo.summary import Answer
+from tentalis.inference.client import OpenAIClient
+from tentalis.scenarios import Scenario
+
+
+def compare_answers(server: str, newest: str, scenario: Scenario) -> tuple[Answer, ...]:
+    """The scenario's showcase, answered by the server at this URL. Raises InferenceError."""
+    return asyncio.run(_compare(server, newest, scenario))
+
+
+async def _compare(server: str, newest: str, scenario: Scenario) -> tuple[Answer, ...]:
+    async with OpenAIClient(server, timeout=120.0) as client:
+        base = next(str(card["id"]) for card in await client.models() if not card.get("parent"))
+
+        async def answer(model: str, prompt: list[dict[str, str]]) -> str:
+            generation = await client.generate(
+                model, prompt, temperature=0.0, max_tokens=scenario.sampling.max_tokens, seed=0
+            )
+            return generation.completions[0].text.strip()
+
+        prompts = [[{"role": m.role, "content": m.content} for m in messages] for messages in scenario.showcase]
+        said = await asyncio.gather(*(answer(model, prompt) for prompt in prompts for model in (base, newest)))
+    return tuple(Answer(prompt[-1]["content"], said[2 * i], said[2 * i + 1]) for i, prompt in enumerate(prompts))

@@ -1,0 +1,339 @@
+"""`tentalis demo`: begins or goes on with a run, starts the stack, shows what happens, and sums up."""
+
+import json
+import logging
+import platform
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Protocol
+
+from schemas import topics
+from tentalis.config import Settings
+from tentalis.demo import answers as showcase
+from tentalis.demo.lag import LagProbe
+from tentalis.demo.report import SCORE_COLUMNS, Report, comparison, score_row, write_report
+from tentalis.demo.runs import Run, RunKind, open_run
+from tentalis.demo.stats import Stats
+from tentalis.demo.summary import Answer, Summary, summarise
+from tentalis.demo.view import Snapshot, live_view, plain_line
+from tentalis.scenarios import Scenario, make_scenario
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tentalis.reading import Reader
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+STOP_S = 8.0
+PLAIN_EVERY_S = 10.0
+LIVE_EVERY_S = 0.5
+TRAINER_ENDS_S = 30.0
+TOPICS = (
+    topics.RUNS,
+    topics.TASKS,
+    topics.RESULTS,
+    topics.OUTCOMES,
+    topics.FEEDBACK,
+    topics.BATCHES,
+    topics.POLICIES,
+    topics.POLICY_ACKS,
+)
+PACKAGES = ("torch", "transformers", "peft", "deepspeed", "faust-streaming", "confluent-kafka", "pydantic")
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says why, with the end of the log of the process that failed."""
+
+
+class Interrupted(Exception):
+    """The person watching wants it to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """As on the command line."""
+
+    scenario: str = "assistant"
+    steps: int = 15
+    policy_model: str | None = None
+    keep: bool = False
+    as_json: bool = False
+
+
+class Processes(Protocol):
+    """What the demo needs of a supervisor."""
+
+    def status(self) -> dict[str, dict[str, Any]]: ...
+
+    def failure(self) -> str | None: ...
+
+
+def play(options: DemoOptions, settings: Settings) -> int:
+    """Plays the whole demo. Returns 0, or INTERRUPTED after Ctrl-C; raises DemoFailed and what the stack raises."""
+    from rich.console import Console
+
+    from tentalis.local.stack import StackOptions, build_stack
+    from tentalis.local.state import StateDir
+    from tentalis.local.supervisor import Supervisor, stop_signals
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    _log_to(console)
+    scenario = make_scenario(options.scenario, settings.data)
+    with StateDir(settings.home) as state:
+        model = prepare_model(console, options, settings)
+        kind = RunKind(options.scenario, options.steps, str(model))
+        run = open_run(state.folder("runs"), kind, scenario, time.time())
+        console.print(f"{'going on with' if run.resumed else 'beginning'} run {run.run_id} in {state.path}")
+        stack = build_stack(
+            StackOptions(
+                state=state,
+                settings=settings,
+                model=model,
+                trainer_config=run.config,
+                environment=scenario.environment,
+                manager=("--scenario", options.scenario, "--run", run.run_id),
+            )
+        )
+        with stop_signals() as stop:
+            supervisor = Supervisor(state, stack.specs)
+            supervisor.start()
+            try:
+                show = Show(run, options, scenario, stack.settings, stack.server, supervisor, console, stop)
+                show.play()
+            except Interrupted:
+                console.print("stopping ...")
+            finally:
+                supervisor.stop(STOP_S)
+            if not show.concluded:
+                command = " ".join(["tentalis demo", *_flags(options)])
+                console.print(f"stopped. `{command}` goes on with run {run.run_id}")
+                return INTERRUPTED
+    return 0
+
+
+def prepare_model(console: "Console", options: DemoOptions, settings: Settings) -> Any:
+    """See tentalis.demo.prepare."""
+    from tentalis.demo.prepare import prepare
+
+    return prepare(console, options.policy_model, settings.cache, own_broker=settings.bootstrap is None)
+
+
+@dataclass
+class Show:
+    """One run while it is watched: from the first topic to the summary."""
+
+    run: Run
+    options: DemoOptions
+    scenario: Scenario
+    settings: Settings
+    server: str
+    processes: Processes
+    console: "Console"
+    stop: threading.Event
+    concluded: bool = False
+    stats: Stats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stats = Stats(self.run.run_id)
+        self._started = time.monotonic()
+        hidden = (f"tentalis-worker-{self.scenario.environment}-",)  # a worker's own lane: only tasks that name it
+        self._lag = LagProbe(self.settings, hidden)
+        self._skipped = 0
+
+    def play(self) -> None:
+        """Watches the run to its end and sums up. Raises Interrupted or DemoFailed."""
+        self._until_done("topics")
+        self._lag.start()
+        try:
+            self._watch()
+        finally:
+            self._lag.stop()
+        self._until_done("trainer", TRAINER_ENDS_S)
+        self._conclude()
+        if self.options.keep:
+            self.console.print("the stack stays; Ctrl-C ends it")
+            while not self.stop.wait(0.5):
+                self._check()
+
+    def _check(self) -> None:
+        if self.stop.is_set():
+            raise Interrupted
+        if failure := self.processes.failure():
+            raise DemoFailed(failure)
+
+    def _until_done(self, name: str, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.processes.status()[name]["state"] != "done":
+            self._check()
+            if deadline is not None and time.monotonic() > deadline:
+                log.warning("%s has not ended by itself in %g s", name, timeout)
+                return
+            self.stop.wait(0.1)
+
+    def _watch(self) -> None:
+        from rich.live import Live
+
+        if not self.console.is_terminal:
+            self._read_until_done(lambda now: self.console.print(plain_line(now), soft_wrap=True), PLAIN_EVERY_S)
+            return
+        with Live(live_view(self._snapshot()), console=self.console, refresh_per_second=4) as live:
+            self._read_until_done(lambda now: live.update(live_view(now)), LIVE_EVERY_S)
+
+    def _read_until_done(self, show: Any, every: float) -> None:
+        reader = self._reader()
+        due = time.monotonic()
+        try:
+            while True:
+                self._check()
+                done = self.processes.status()["manager"]["state"] == "done"
+                reader, idle = self._read(reader)
+                # Done is what the manager saw on the log: what it saw is there to be read.
+                finished = done and idle and reader.caught_up
+                if finished or time.monotonic() >= due:
+                    show(self._snapshot())
+                    due = time.monotonic() + every
+                if finished:
+                    return
+        finally:
+            self._skipped = reader.skipped
+            reader.close()
+
+    def _read(self, reader: "Reader") -> tuple["Reader", bool]:
+        """Takes in what has come; tells whether nothing had. Begins again where the broker took the connection along:
+        all of it is on the log."""
+        from confluent_kafka import KafkaException
+
+        try:
+            found = reader.poll(0.5)
+        except KafkaException as error:
+            log.warning("reading the log again: %s", error)
+            reader.close()
+            self.stats = Stats(self.run.run_id)
+            return self._reader(), False
+        for stored, record in found:
+            self.stats.apply(record, stored.timestamp)
+        return reader, not found
+
+    def _reader(self) -> "Reader":
+        from confluent_kafka import KafkaException
+
+        from tentalis.kafka import make_codec
+        from tentalis.reading import Reader
+
+        while True:
+            self._check()
+            try:
+                return Reader(self.settings, TOPICS, make_codec(self.settings))
+            except KafkaException as error:
+                log.info("the broker does not answer yet: %s", error)
+                self.stop.wait(0.5)
+
+    def _snapshot(self) -> Snapshot:
+        elapsed = time.monotonic() - self._started
+        return Snapshot(self.stats, self.options.steps, self.processes.status(), self._lag.lags, elapsed)
+
+    def _conclude(self) -> None:
+        summary = summarise(self.stats, self.options.steps, time.monotonic() - self._started)
+        newest = f"{self.stats.policy}@v{self.stats.acknowledged}"
+        said = self._answers(newest)
+        report = Report(
+            summary=summary,
+            answers=said,
+            newest=newest,
+            facts=self._facts(summary),
+            config=self.stats.config or self.run.config.read_text(encoding="utf-8"),
+            versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+            commands=next_commands(self.run.run_id),
+        )
+        page = write_report(self.settings.home / "reports" / self.run.run_id, report)
+        self.run.finish()
+        self.concluded = True
+        if self.options.as_json:
+            print(json.dumps(summary.as_json()))
+            sys.stdout.flush()
+            self.console.print(f"report: {page}", soft_wrap=True)
+        else:
+            print_summary(summary, report, str(page))
+
+    def _answers(self, newest: str) -> tuple[Answer, ...]:
+        from tentalis.inference.protocol import InferenceError
+
+        try:
+            return showcase.compare_answers(self.server, newest, self.scenario)
+        except InferenceError as error:
+            log.warning("no answers to compare: %s", error)
+            return ()
+
+    def _facts(self, summary: Summary) -> dict[str, str]:
+        stats = self.stats
+        facts = {
+            "scenario": self.options.scenario,
+            "steps": str(summary.steps),
+            "adapters": f"{stats.policy}@v{stats.first_version} to v{stats.published}",
+            "tasks": f"{stats.tasks} with {stats.samples} samples",
+            "results": f"{stats.results}, {stats.failed_results} of them failed; {stats.tokens} response tokens",
+            "outcomes": ", ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())),
+            "feedback": f"{stats.feedback}, {stats.complaints} of them complaints",
+            "seconds": f"{summary.wall_seconds:.0f}" + (" since it was resumed" if self.run.resumed else ""),
+        }
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stats.seconds_by_phase().items())
+        facts["mean time per round"] = phases
+        if stats.refused:
+            facts["refused versions"] = "; ".join(f"v{number}: {why}" for number, why in stats.refused.items())
+        if self._skipped:
+            facts["undecodable records skipped"] = str(self._skipped)
+        return facts
+
+
+def next_commands(run_id: str) -> tuple[str, ...]:
+    """What to try after a run."""
+    return (f"tentalis replay {run_id}", f"tentalis verify {run_id}", "tentalis up")
+
+
+def print_summary(summary: Summary, report: Report, page: str) -> None:
+    """The summary for people, on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(markup=False, highlight=False)
+    table = Table(*SCORE_COLUMNS, title=f"run {summary.run_id}")
+    for score in summary.scores:
+        table.add_row(*score_row(score))
+    console.print(table)
+    console.print(comparison(summary), soft_wrap=True)
+    if report.answers:
+        said = Table("question", "base model", report.newest, show_lines=True)
+        for each in report.answers:
+            said.add_row(Text(each.question), Text(each.base), Text(each.newest))
+        console.print(said)
+    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"run: {summary.run_id} ({summary.wall_seconds:.0f} s)", soft_wrap=True)
+    console.print("try next:", *(f"  {command}" for command in report.commands), sep="\n", soft_wrap=True)
+
+
+def _flags(options: DemoOptions) -> list[str]:
+    default = DemoOptions()
+    flags = []
+    if options.scenario != default.scenario:
+        flags += ["--scenario", options.scenario]
+    if options.steps != default.steps:
+        flags += ["--steps", str(options.steps)]
+    if options.policy_model is not None:
+        flags += ["--policy-model", options.policy_model]
+    return flags
+
+
+def _log_to(console: "Console") -> None:
+    """Warnings to stderr; through the live view's console where there is one, so that they do not tear it."""
+    from rich.logging import RichHandler
+
+    handler = (
+        RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler(sys.stderr)
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)

@@ -1,0 +1,86 @@
+"""The runs of a state directory: STATE/runs/<run_id>/ with the trainer's configuration and whether it is finished."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from tentalis.scenarios import Scenario
+
+TASKS_PER_STEP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunKind:
+    """What a run is about; only a run of the same kind can be gone on with."""
+
+    scenario: str
+    steps: int
+    base_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run's folder. `resumed`: it was begun by an earlier demo."""
+
+    run_id: str
+    folder: Path
+    resumed: bool
+
+    @property
+    def config(self) -> Path:
+        """The trainer's configuration file."""
+        return self.folder / "config.yaml"
+
+    def finish(self) -> None:
+        """Marks it as done: the next demo begins another."""
+        (self.folder / "finished").write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()), encoding="utf-8")
+
+
+def unfinished(runs: Path, kind: RunKind) -> Run | None:
+    """The newest unfinished run of this kind, or None."""
+    for folder in sorted(runs.glob("demo-*"), reverse=True):
+        if (folder / "finished").exists() or not (folder / "config.yaml").exists():
+            continue
+        try:
+            found = RunKind(**json.loads((folder / "demo.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # begun, but never as far as that
+            continue
+        if found == kind:
+            return Run(folder.name, folder, resumed=True)
+    return None
+
+
+def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float) -> Run:
+    """The unfinished run of this kind, or a new one named after `now` (seconds since the epoch)."""
+    found = unfinished(runs, kind)
+    if found is not None:
+        return found
+    stamp = int(now)
+    while (folder := runs / time.strftime("demo-%Y%m%d-%H%M%S", time.gmtime(stamp))).exists():
+        stamp += 1
+    folder.mkdir(parents=True)
+    (folder / "demo.json").write_text(json.dumps(asdict(kind), indent=1), encoding="utf-8")
+    config = yaml.safe_dump(trainer_config(folder.name, kind, scenario), sort_keys=False)
+    # The configuration last: without it the run does not count as begun.
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    return Run(folder.name, folder, resumed=False)
+
+
+def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, object]:
+    """The trainer's settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4."""
+    return {
+        "run_id": run_id,
+        "policy": scenario.policy,
+        "base_model": kind.base_model,
+        "base_model_name": Path(kind.base_model).name,
+        "steps": kind.steps,
+        "batch_rollouts": TASKS_PER_STEP * scenario.n_samples,
+        "max_staleness": 0,
+        "seed": 0,
+        "lora": {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
+        "optimizer": {"lr": 3e-4},
+        "loss": {"rl_weight": 1.0, "opd_weight": 1.0 if scenario.terms.opd else 0.0},
+    }

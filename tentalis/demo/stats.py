@@ -1,0 +1,275 @@
+"""The numbers of a run, folded from its records. Pure: no clock but the log's, no Kafka."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.ids import parse_policy_name
+from schemas.records import (
+    BatchPlan,
+    Feedback,
+    Outcome,
+    OutcomeKind,
+    PolicyAck,
+    PolicyUpdate,
+    Promotion,
+    Record,
+    Result,
+    RunManifest,
+    Status,
+    StepResult,
+    Task,
+)
+
+RATE_WINDOW_MS = 60_000
+PHASES = ("sampling", "judging", "training", "serving")
+_OWN_KEY_KINDS = (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionScore:
+    """What one policy version earned. `stderr` is over the means of its tasks: samples of one task are not independent.
+
+    None where there is nothing to compute it from; words and topic where the scenario does not record them.
+    """
+
+    version: int
+    mean: float
+    n: int
+    stderr: float | None
+    mean_words: float | None
+    on_topic_share: float | None
+
+
+@dataclass(slots=True)
+class _Version:
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    words: list[float] = field(default_factory=list)
+    on_topic: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Round:
+    """Times in ms since the epoch, as the broker stamped the records."""
+
+    first_task: int | None = None
+    last_result: int | None = None
+    last_outcome: int | None = None
+    planned: int | None = None
+    stepped: int | None = None
+    published: int | None = None
+    served: int | None = None
+
+    def phases(self) -> dict[str, float]:
+        """Seconds per phase, of the phases that have both ends."""
+        ends = {
+            "sampling": (self.first_task, self.last_result),
+            "judging": (self.last_result, self.last_outcome),
+            "training": (self.planned, self.stepped),
+            "serving": (self.published, self.served),
+        }
+        return {
+            name: max(0, end - start) / 1000
+            for name, (start, end) in ends.items()
+            if start is not None and end is not None
+        }
+
+
+class Stats:
+    """The fold over every topic of the loop, for one run. Records may come twice, and topics in any order."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.policy: str | None = None
+        self.first_version: int | None = None
+        self.config: str | None = None
+        self.tasks = 0
+        self.samples = 0
+        self.results = 0
+        self.failed_results = 0
+        self.feedback = 0
+        self.complaints = 0
+        self.tokens = 0
+        self.outcomes: Counter[str] = Counter()
+        self.published: int | None = None
+        self.promoted: int | None = None
+        self.acknowledged: int | None = None
+        self.refused: dict[int, str] = {}
+        self.metrics: dict[int, dict[str, float]] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._early: list[tuple[Record, int]] = []
+        self._versions: dict[int, _Version] = {}
+        self._rounds: dict[int, _Round] = {}
+        self._round_of_task: dict[str, int] = {}
+        self._sampled: list[tuple[int, int, int]] = []  # begun, ended (ms), tokens
+
+    def apply(self, record: Record, timestamp: int) -> None:
+        """Takes in a record with its time on the log, in ms."""
+        match record:
+            case RunManifest() if record.run_id == self.run_id:
+                self._manifest(record)
+            case Task() if record.run_id == self.run_id and self._new("task", record.task_id):
+                self._task(record, timestamp)
+            case Result() if record.task.run_id == self.run_id and self._new("result", record.result_id):
+                self._result(record, timestamp)
+            case Feedback() if _run_of(record) == self.run_id and self._new("feedback", record.feedback_id):
+                self.feedback += 1
+                self.complaints += bool(record.text)
+            case Outcome() if record.head.run_id == self.run_id and self._new("outcome", record.outcome_key):
+                self._outcome(record, timestamp)
+            case BatchPlan() if record.run_id == self.run_id:
+                self._round(record.step - 1).planned = timestamp
+            case StepResult() if record.run_id == self.run_id:
+                self.metrics[record.step] = dict(record.metrics)
+                self._round(record.step - 1).stepped = timestamp
+            case PolicyUpdate() | Promotion() | PolicyAck():
+                self._policy(record, timestamp)
+            case _:
+                return
+
+    def _new(self, kind: str, name: str) -> bool:
+        if (kind, name) in self._seen:
+            return False
+        self._seen.add((kind, name))
+        return True
+
+    def _manifest(self, manifest: RunManifest) -> None:
+        self.policy, self.first_version, self.config = manifest.policy, manifest.first_version, manifest.config
+        early, self._early = self._early, []
+        for record, timestamp in early:
+            self._policy(record, timestamp)
+
+    def _task(self, task: Task, timestamp: int) -> None:
+        self.tasks += 1
+        self.samples += task.n_samples
+        number = task.metadata.get("round", "")
+        if number.isdigit():
+            self._round_of_task[task.task_id] = int(number)
+            begun = self._round(int(number))
+            begun.first_task = min(timestamp, begun.first_task or timestamp)
+
+    def _result(self, result: Result, timestamp: int) -> None:
+        self.results += 1
+        self.failed_results += result.status is Status.FAILED
+        tokens = len(result.response_token_ids) // 4
+        self.tokens += tokens
+        self._sampled.append((timestamp - round(1000 * result.elapsed_s), timestamp, tokens))
+        number = result.task.metadata.get("round", "")
+        if number.isdigit():
+            of = self._round(int(number))
+            of.last_result = max(timestamp, of.last_result or timestamp)
+
+    def _outcome(self, outcome: Outcome, timestamp: int) -> None:
+        self.outcomes[outcome.kind.value] += 1
+        if outcome.kind in _OWN_KEY_KINDS:
+            return
+        number = self._round_of_task.get(outcome.head.task_id)
+        if number is not None:
+            of = self._round(number)
+            of.last_outcome = max(timestamp, of.last_outcome or timestamp)
+        version = _version_of(outcome)
+        if version is None or outcome.reward is None:
+            return
+        earned = self._versions.setdefault(version, _Version())
+        earned.rewards.setdefault(outcome.head.task_id, []).append(outcome.reward)
+        if "words" in outcome.components:
+            earned.words.append(outcome.components["words"])
+        if "on_topic" in outcome.components:
+            earned.on_topic.append(outcome.components["on_topic"])
+
+    def _policy(self, record: PolicyUpdate | Promotion | PolicyAck | Record, timestamp: int) -> None:
+        if self.policy is None or self.first_version is None:
+            self._early.append((record, timestamp))
+            return
+        assert isinstance(record, PolicyUpdate | Promotion | PolicyAck)
+        if record.policy != self.policy or record.version < self.first_version:
+            return
+        # The version that step k publishes is what round k - 1 was trained into.
+        number = record.version - self.first_version - 1
+        if isinstance(record, PolicyUpdate):
+            self.published = max(record.version, self.published or record.version)
+            if number >= 0:
+                self._round(number).published = timestamp
+        elif isinstance(record, Promotion):
+            self.promoted = record.version
+        elif record.ok:
+            self.acknowledged = record.version
+            if number >= 0 and self._round(number).served is None:
+                self._round(number).served = timestamp
+        else:
+            self.refused[record.version] = record.error or "no reason given"
+
+    def _round(self, number: int) -> _Round:
+        return self._rounds.setdefault(number, _Round())
+
+    # What it says.
+
+    def tokens_per_second(self) -> float:
+        """Response tokens per second of the samples that ended within the minute before the last one did: from when the
+        first of them was begun. 0 before there are any."""
+        newest = max((ended for _, ended, _ in self._sampled), default=0)
+        recent = [each for each in self._sampled if each[1] > newest - RATE_WINDOW_MS]
+        if not recent:
+            return 0.0
+        span = max(1000, newest - min(begun for begun, _, _ in recent))
+        return 1000 * sum(tokens for _, _, tokens in recent) / span
+
+    def scores(self) -> list[VersionScore]:
+        """What each version earned, by version."""
+        return [_score(number, earned) for number, earned in sorted(self._versions.items())]
+
+    def task_means(self, versions: Sequence[int]) -> list[float]:
+        """The mean reward of each task that these versions answered."""
+        return [
+            sum(rewards) / len(rewards)
+            for version in versions
+            for _, rewards in sorted(self._versions[version].rewards.items())
+        ]
+
+    def rewards(self, versions: Sequence[int]) -> list[float]:
+        """Every reward of these versions."""
+        return [reward for version in versions for each in self._versions[version].rewards.values() for reward in each]
+
+    def seconds_by_phase(self) -> dict[str, float]:
+        """The mean seconds of each phase of a round, of those that were seen."""
+        seen: dict[str, list[float]] = {}
+        for of in self._rounds.values():
+            for name, seconds in of.phases().items():
+                seen.setdefault(name, []).append(seconds)
+        return {name: sum(seen[name]) / len(seen[name]) for name in PHASES if name in seen}
+
+
+def _run_of(feedback: Feedback) -> str | None:
+    return None if feedback.result is None else feedback.result.task.run_id
+
+
+def _version_of(outcome: Outcome) -> int | None:
+    try:
+        return parse_policy_name(outcome.policy_spans[-1].policy)[1] if outcome.policy_spans else None
+    except ValueError:
+        return None
+
+
+def _score(version: int, earned: _Version) -> VersionScore:
+    rewards = [reward for each in earned.rewards.values() for reward in each]
+    means = [sum(each) / len(each) for each in earned.rewards.values()]
+    return VersionScore(
+        version,
+        _mean(rewards),
+        len(rewards),
+        _stderr(means),
+        _mean(earned.words) if earned.words else None,
+        _mean(earned.on_topic) if earned.on_topic else None,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _stderr(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))

@@ -1,0 +1,168 @@
+"""The demo while it runs: a live view for a terminal, and one plain line where there is none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tentalis.demo.stats import Stats, VersionScore
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+BARS = "▁▂▃▄▅▆▇█"
+_SHOWN_VERSIONS = 16
+_END_BY_THEMSELVES = ("topics", "manager", "trainer")
+_STATES = {
+    "ready": "green",
+    "running": "green",
+    "done": "green",
+    "failed": "red",
+    "backoff": "yellow",
+    "starting": "cyan",
+    "waiting": "dim",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is shown at one moment. `processes` as Supervisor.status() gives it, `elapsed` in seconds."""
+
+    stats: Stats
+    steps: int
+    processes: Mapping[str, Mapping[str, Any]]
+    lags: Mapping[str, int]
+    elapsed: float
+
+
+def bar(value: float) -> str:
+    """A reward as a block of one of eight heights; rewards below 0 have the lowest."""
+    return BARS[min(len(BARS) - 1, max(0, int(value * len(BARS))))]
+
+
+def sparkline(scores: Sequence[VersionScore]) -> str:
+    """One block per version."""
+    return "".join(bar(score.mean) for score in scores)
+
+
+def served_step(stats: Stats) -> int:
+    """How many trained steps are served."""
+    if stats.acknowledged is None or stats.first_version is None:
+        return 0
+    return stats.acknowledged - stats.first_version
+
+
+def clock(seconds: float) -> str:
+    """m:ss"""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def plain_line(now: Snapshot) -> str:
+    """The one line."""
+    stats = now.stats
+    scores = stats.scores()
+    latest = f"reward v{scores[-1].version} {scores[-1].mean:.2f} {sparkline(scores)}" if scores else "no reward yet"
+    kinds = " ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())) or "none"
+    states = {name: state_of(name, status) for name, status in now.processes.items()}
+    waiting = [f"{name} {state}" for name, state in states.items() if state not in _GOOD]
+    return (
+        f"[{clock(now.elapsed)}] step {served_step(stats)}/{now.steps} · tasks {stats.tasks} · outcomes: {kinds} · "
+        f"{latest} · {stats.tokens_per_second():.0f} tok/s" + (f" · {', '.join(waiting)}" if waiting else "")
+    )
+
+
+_GOOD = ("ready", "running", "done")
+
+
+def state_of(name: str, status: Mapping[str, Any]) -> str:
+    """A process's state in words for people: what ends by itself is never "ready", and "starting" for all its life."""
+    state = str(status["state"])
+    return "running" if name in _END_BY_THEMSELVES and state == "starting" else state
+
+
+def live_view(now: Snapshot) -> "RenderableType":
+    """The whole view, for rich.live."""
+    from rich.columns import Columns
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    stats = now.stats
+    head = Text.assemble(
+        (f" {stats.run_id} ", "bold"),
+        f" step {served_step(stats)} of {now.steps} served · {clock(now.elapsed)} · ",
+        f"{stats.tasks} tasks, {stats.results} results, {stats.feedback} feedback ({stats.complaints} complaints) · ",
+        f"{stats.tokens_per_second():.0f} tokens/s ({stats.tokens:,} in all)",
+    )
+    side = Group(_outcomes(stats), _adapters(stats), _phases(stats))
+    return Group(
+        head,
+        Columns([Panel(_rewards(stats), title="reward by version"), Panel(side), Panel(_processes(now))]),
+        Text("Ctrl-C stops everything; the next `tentalis demo` goes on from here.", style="dim"),
+    )
+
+
+def _rewards(stats: Stats) -> "Table":
+    table = _grid("version", "reward", "", "words", "on topic")
+    for score in stats.scores()[-_SHOWN_VERSIONS:]:
+        width = round(20 * min(1.0, max(0.0, score.mean)))
+        table.add_row(
+            f"v{score.version}",
+            f"{score.mean:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}"),
+            "█" * width + "·" * (20 - width),
+            "" if score.mean_words is None else f"{score.mean_words:.0f}",
+            "" if score.on_topic_share is None else f"{score.on_topic_share:.0%}",
+        )
+    return table
+
+
+def _outcomes(stats: Stats) -> "Table":
+    table = _grid("outcome", "samples")
+    for kind, count in sorted(stats.outcomes.items()):
+        table.add_row(kind, str(count))
+    table.add_row("open", str(max(0, stats.samples - sum(stats.outcomes.values()))))
+    return table
+
+
+def _adapters(stats: Stats) -> "Table":
+    table = _grid("adapter", "version")
+    for name, version in (
+        ("published", stats.published),
+        ("promoted", stats.promoted),
+        ("acknowledged", stats.acknowledged),
+    ):
+        table.add_row(name, "-" if version is None else f"v{version}")
+    return table
+
+
+def _phases(stats: Stats) -> "Table":
+    table = _grid("phase", "mean s")
+    for name, seconds in stats.seconds_by_phase().items():
+        table.add_row(name, f"{seconds:.1f}")
+    return table
+
+
+def _processes(now: Snapshot) -> "Table":
+    from rich.text import Text
+
+    table = _grid("process", "state", "restarts", "behind")
+    behind = {name.removeprefix("tentalis-").split("-")[0]: lag for name, lag in now.lags.items()}
+    for name, status in now.processes.items():
+        state = state_of(name, status)
+        lag = behind.get(name)
+        table.add_row(
+            name,
+            Text(state, style=_STATES.get(state, "")),
+            str(status["restarts"] or ""),
+            "" if lag is None else str(lag),
+        )
+    return table
+
+
+def _grid(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table

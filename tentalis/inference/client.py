@@ -1,0 +1,246 @@
+"""The protocol over HTTP, against vLLM, `tentalis serve model`, or any server that speaks vLLM's dialect of OpenAI."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import httpx
+import numpy as np
+
+from tentalis.inference.protocol import (
+    Completion,
+    Float32,
+    Generation,
+    InferenceError,
+    Int32,
+    Message,
+    RequestRefused,
+    ServerUnavailable,
+    UnknownModel,
+)
+
+
+class OpenAIClient:
+    """An `Inference` at `base_url` (with or without a trailing /v1). Close it, or use it as `async with`.
+
+    `timeout` bounds a whole call in seconds. Nothing is retried here: whether a repeated call is harmless is for the
+    caller to say.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, timeout: float = 300.0) -> None:
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        # No pool limit: how many calls run at once is the caller's decision, and a queue here would hide it.
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=min(10.0, timeout)),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def generate(
+        self,
+        model: str,
+        prompt: Sequence[Message] | Sequence[int],
+        n: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        max_tokens: int | None = None,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Generation:
+        """See Inference.generate. Without `max_tokens` a completion may fill the server's context."""
+        body: dict[str, Any] = {
+            "model": model,
+            "n": n,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "return_token_ids": True,
+        }
+        if seed is not None:
+            body["seed"] = seed
+        if stop:
+            body["stop"] = list(stop)
+        if _is_messages(prompt):
+            body |= {"messages": list(prompt), "logprobs": True, "top_logprobs": 0}
+            if max_tokens is not None:
+                body["max_completion_tokens"] = max_tokens
+            answer = await self._post("/v1/chat/completions", body)
+            return self._chat_generation(answer)
+        ids = [int(token) for token in cast(Sequence[int], prompt)]
+        if max_tokens is None:  # /v1/completions would stop after 16 tokens
+            max_tokens = (await self._max_model_len(model)) - len(ids)
+        body |= {"prompt": ids, "logprobs": 0, "max_tokens": max_tokens}
+        answer = await self._post("/v1/completions", body)
+        return self._completions_generation(answer, ids)
+
+    async def score(self, model: str, token_ids: Sequence[int], temperature: float = 1.0) -> Float32:
+        """See Inference.score. RequestRefused when `temperature` is not 1 and the server can only score at 1 (vLLM)."""
+        ids = [int(token) for token in token_ids]
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": 0,
+            "echo": True,  # vLLM takes max_tokens 0 only together with echo
+            "prompt_logprobs": 0,
+            "prompt_logprobs_temperature": temperature,
+            "return_token_ids": True,
+        }
+        answer = await self._post("/v1/completions", body)
+        choice = _choices(answer)[0]
+        if temperature != 1.0 and choice.get("prompt_logprobs_temperature") != temperature:
+            raise RequestRefused(400, f"{self.base_url} scores at temperature 1 only; {temperature} was asked for.")
+        entries = choice.get("prompt_logprobs")
+        if not isinstance(entries, list) or len(entries) != len(ids):
+            raise RequestRefused(502, f"{self.base_url} returned no prompt_logprobs for each of {len(ids)} tokens.")
+        scores = np.full(len(ids), np.nan, dtype=np.float32)
+        for position in range(1, len(ids)):
+            scores[position] = entries[position][str(ids[position])]["logprob"]
+        return scores
+
+    async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
+        """See Inference.render (POST /tokenize)."""
+        body = {"model": model, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        return _int32((await self._post("/tokenize", body))["tokens"])
+
+    async def tokenize(self, model: str, text: str, add_special_tokens: bool = True) -> Int32:
+        """Token ids of plain text, int32 [n]."""
+        body = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
+        return _int32((await self._post("/tokenize", body))["tokens"])
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens written out."""
+        answer = await self._post("/detokenize", {"model": model, "tokens": [int(token) for token in token_ids]})
+        return str(answer["prompt"])
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+        """Serve the PEFT folder `path` (on the server's file system) as `name`. RequestRefused when it cannot."""
+        await self._send(
+            "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": in_place}
+        )
+
+    async def unload_adapter(self, name: str) -> None:
+        """Stop serving `name`; requests in flight on it are still answered. UnknownModel when it is not loaded."""
+        await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The model cards of /v1/models: the base, then its adapters (`parent` set)."""
+        return list((await self._send("GET", "/v1/models", None)).json()["data"])
+
+    async def healthy(self) -> bool:
+        """Whether the server answers /health with 200."""
+        try:
+            await self._send("GET", "/health", None)
+        except (ServerUnavailable, RequestRefused):
+            return False
+        return True
+
+    async def _max_model_len(self, model: str) -> int:
+        cards = {card["id"]: card for card in await self.models()}
+        if model not in cards:
+            raise UnknownModel(404, f"The model {model!r} is not served; there are {sorted(cards)}.")
+        length = cards[model].get("max_model_len") or cards[cards[model]["parent"]].get("max_model_len")
+        if length is None:
+            raise RequestRefused(400, "max_tokens is needed: the server does not tell its context length.")
+        return int(length)
+
+    def _chat_generation(self, answer: dict[str, Any]) -> Generation:
+        completions = []
+        for choice in _choices(answer):
+            entries = (choice.get("logprobs") or {}).get("content")
+            completions.append(
+                self._completion(
+                    choice,
+                    choice["message"].get("content") or "",
+                    None if entries is None else [entry["logprob"] for entry in entries],
+                )
+            )
+        return self._generation(answer, answer.get("prompt_token_ids"), completions)
+
+    def _completions_generation(self, answer: dict[str, Any], prompt: list[int]) -> Generation:
+        completions = []
+        for choice in _choices(answer):
+            logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+            completions.append(self._completion(choice, choice["text"], logprobs))
+        return self._generation(answer, prompt, completions)
+
+    def _completion(self, choice: dict[str, Any], text: str, logprobs: list[float] | None) -> Completion:
+        ids = choice.get("token_ids")
+        if ids is None or logprobs is None or len(ids) != len(logprobs):
+            raise RequestRefused(
+                502, f"{self.base_url} did not return token ids and a log-prob for each: it is not token-exact."
+            )
+        values = np.asarray(logprobs, dtype=np.float32)
+        return Completion(text, _int32(ids), values, str(choice["finish_reason"]))
+
+    def _generation(
+        self, answer: dict[str, Any], prompt: list[int] | None, completions: list[Completion]
+    ) -> Generation:
+        if prompt is None:
+            raise RequestRefused(502, f"{self.base_url} returned no prompt_token_ids: it is not token-exact.")
+        return Generation(str(answer["model"]), _int32(prompt), completions)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = (await self._send("POST", path, body)).json()
+        if not isinstance(answer, dict):
+            raise RequestRefused(502, f"{self.base_url}{path} did not answer with a JSON object.")
+        return answer
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        try:
+            response = await self._http.request(method, path, json=body)
+        except httpx.TimeoutException as error:
+            raise ServerUnavailable(f"{self.base_url}{path} did not answer in time ({error!r}).") from error
+        except httpx.TransportError as error:
+            raise ServerUnavailable(f"{self.base_url}{path}: {error!r}. Is the inference server running?") from error
+        if response.status_code == 503:
+            raise ServerUnavailable(f"{self.base_url}{path} answered 503: {_message(response)}")
+        if response.status_code == 404:
+            raise UnknownModel(404, _message(response))
+        if response.is_error:
+            raise RequestRefused(response.status_code, _message(response))
+        return response
+
+
+def _is_messages(prompt: Sequence[Message] | Sequence[int]) -> bool:
+    if not prompt:
+        raise RequestRefused(400, "The prompt is empty.")
+    return isinstance(prompt[0], dict)
+
+
+def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice["index"]))
+    if not choices:
+        raise RequestRefused(502, "The server answered without choices.")
+    return choices
+
+
+def _int32(values: Sequence[int]) -> Int32:
+    return np.asarray(values, dtype=np.int32)
+
+
+def _message(response: httpx.Response) -> str:
+    """The message of an OpenAI-style error body, or the raw text of any other."""
+    try:
+        body = response.json()
+    except ValueError:
+        return response.text[:500]
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+__all__ = ["InferenceError", "OpenAIClient", "RequestRefused", "ServerUnavailable", "UnknownModel"]

@@ -1,0 +1,438 @@
+"""Continuous batching: one thread owns the model, and requests join and leave its batch between two tokens."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tentalis.inference.jobs import Chunk, EngineError, EngineStopped, GenerateJob, ScoreJob
+from tentalis.inference.runtime import Runtime
+from tentalis.inference.sampling import Drawn, draw, uniforms
+from tentalis.inference.scoring import score_batch
+from tentalis.inference.text import TextStream
+
+log = logging.getLogger(__name__)
+
+# Cache rows grow by doubling, cache length in these steps.
+_LENGTH_STEP = 128
+
+
+@dataclass
+class EngineStats:
+    """Counters and gauges that the metrics page reads; written by the engine's thread."""
+
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    scored_tokens: int = 0
+    steps: int = 0
+    step_rows: int = 0
+    busy_seconds: float = 0.0
+
+
+@dataclass
+class _Row:
+    """One sample that is being decoded: cache row i belongs to the i-th entry of the engine's list."""
+
+    job: GenerateJob
+    index: int
+    uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]
+    text: TextStream | None
+    length: int  # tokens in the cache
+    last: int = -1  # sampled, not in the cache yet
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    emitted: int = 0
+
+
+class Engine:
+    """Runs `runtime` in a thread of its own. `submit` and `cancel` may be called from any thread.
+
+    `max_batch` bounds the rows decoded together, `cache_bytes` the memory of their keys and values, `prefill_tokens`
+    and `score_tokens` the padded tokens of one such pass (and with that, how long a running answer has to wait for it).
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        max_batch: int = 64,
+        cache_bytes: int = 4 << 30,
+        prefill_tokens: int = 2048,
+        score_tokens: int = 4096,
+        max_queue: int = 4096,
+        threads: int | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.stats = EngineStats()
+        self._max_batch = max_batch
+        self._prefill_tokens = prefill_tokens
+        self._score_tokens = score_tokens
+        self._max_queue = max_queue
+        self._threads = threads
+        self._cache = runtime.new_cache()
+        self.cache_tokens = cache_bytes // self._cache.bytes_per_token
+        self._rows: list[_Row] = []
+        self._waiting: deque[GenerateJob] = deque()
+        self._scores: deque[ScoreJob] = deque()
+        self._inbox: deque[GenerateJob | ScoreJob] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._routed = False
+        # Time given to scoring and to decoding since either last stood alone: neither may starve the other.
+        self._score_seconds = 0.0
+        self._decode_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="inference-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are being served."""
+        return self._thread.is_alive() and not self._stopping
+
+    def submit(self, job: GenerateJob | ScoreJob) -> None:
+        """Queue a job; its results go to its sink. Raises EngineStopped."""
+        with self._wake:
+            if not self.alive:
+                raise EngineStopped("The server is stopping.")
+            if len(self._inbox) + len(self._waiting) + len(self._scores) >= self._max_queue:
+                raise EngineStopped(f"The server has {self._max_queue} requests waiting; try again later.")
+            self._inbox.append(job)
+            self._wake.notify()
+
+    def cancel(self, job: GenerateJob | ScoreJob) -> None:
+        """Drop a job at the next step; nothing more comes to its sink."""
+        with self._wake:
+            job.cancelled = True
+            self._wake.notify()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Fail what is in flight with EngineStopped and end the thread after its current step."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)  # OpenMP keeps it per calling thread
+        try:
+            with torch.inference_mode():
+                while self._collect():
+                    self._drop_cancelled()
+                    started = time.perf_counter()
+                    try:
+                        self._advance()
+                    except Exception as error:
+                        # Whatever broke broke this batch only: its requests get the error, the server goes on.
+                        log.exception("a batch failed")
+                        self._fail_running(
+                            EngineError(f"The model failed on this batch: {type(error).__name__}: {error}")
+                        )
+                    self.stats.busy_seconds += time.perf_counter() - started
+                    self._update_gauges()
+        finally:
+            with self._wake:
+                self._stopping = True
+            self._fail_everything(EngineStopped("The server stopped before the request was finished."))
+
+    def _collect(self) -> bool:
+        """Wait for work; False when the engine is to stop."""
+        with self._wake:
+            while not (self._stopping or self._inbox or self._waiting or self._scores or self._rows):
+                self._wake.wait()
+            while self._inbox:
+                job = self._inbox.popleft()
+                if isinstance(job, GenerateJob):
+                    self._waiting.append(job)
+                else:
+                    self._scores.append(job)
+            return not self._stopping
+
+    def _advance(self) -> None:
+        """One prefill, one scoring pass or one decoding step."""
+        if self._waiting and self._admit():
+            return
+        if self._scores and (not self._rows or self._score_seconds <= self._decode_seconds):
+            started = time.perf_counter()
+            self._score()
+            self._score_seconds += time.perf_counter() - started
+        elif self._rows:
+            started = time.perf_counter()
+            self._decode()
+            self._decode_seconds += time.perf_counter() - started
+        if not (self._rows and self._scores):
+            self._score_seconds = self._decode_seconds = 0.0
+
+    # Joining the batch
+
+    def _admit(self) -> bool:
+        """Prefill waiting prompts in order of arrival as far as rows and memory allow; False when none fits now."""
+        admitted: list[tuple[GenerateJob, int]] = []
+        rows, longest = len(self._rows), self._longest()
+        width = 0
+        for job in self._waiting:
+            width_with = max(width, len(job.prompt))
+            if admitted and width_with * (len(admitted) + 1) > self._prefill_tokens:
+                break
+            longest_with = max(longest, _rounded(len(job.prompt) + job.params.max_tokens))
+            room = min(self._max_batch, max(1, self.cache_tokens // longest_with)) - rows
+            if room <= 0:
+                break
+            take = min(room, job.n - job.started)
+            admitted.append((job, take))
+            rows, longest, width = rows + take, longest_with, width_with
+            if take < job.n - job.started:
+                break
+        if admitted:
+            self._prefill(admitted, rows, longest, width)
+        return bool(admitted)
+
+    def _longest(self) -> int:
+        """Cache positions that the running rows may come to need."""
+        return max((_rounded(len(row.job.prompt) + row.job.params.max_tokens) for row in self._rows), default=0)
+
+    def _prefill(self, admitted: list[tuple[GenerateJob, int]], rows: int, length: int, width: int) -> None:
+        """Run each prompt once, copy its keys and values to its other samples' rows, and draw every first token."""
+        first = len(self._rows)
+        heads: list[int] = []  # the row of each prompt
+        owner: list[int] = []  # for each new row, its prompt's place in `admitted`
+        for place, (job, take) in enumerate(admitted):
+            heads.append(len(self._rows))
+            for _ in range(take):
+                params = job.params
+                streams = job.stream or params.stop
+                text = TextStream(self.runtime.tokenizer, params.stop, params.include_stop) if streams else None
+                numbers = uniforms(params.seed, job.started, params.max_tokens)
+                self._rows.append(_Row(job, job.started, numbers, text, len(job.prompt)))
+                job.started += 1
+                owner.append(place)
+            if job.started == job.n:
+                self._waiting.remove(job)
+        self._routed = False
+        self._make_room(first, rows, length)
+        tokens = np.zeros((len(admitted), width), dtype=np.int64)
+        for place, (job, _) in enumerate(admitted):
+            tokens[place, : len(job.prompt)] = job.prompt
+        device = self.runtime.device
+        self.runtime.routing.assign([job.adapter for job, _ in admitted], device)
+        step = self.runtime.prefill_step(self._cache, heads, width)
+        hidden = self.runtime.hidden(torch.from_numpy(tokens).to(device), step)
+        ends = torch.tensor([len(job.prompt) - 1 for job, _ in admitted], device=device)
+        last = hidden[torch.arange(len(admitted), device=device), ends]
+        copies = [(heads[place], first + i) for i, place in enumerate(owner) if heads[place] != first + i]
+        if copies:
+            self._cache.copy_rows([source for source, _ in copies], [target for _, target in copies], width)
+        self.stats.prompt_tokens += sum(len(job.prompt) for job, _ in admitted)
+        logits = self.runtime.logits(last)[torch.tensor(owner, device=device)]
+        self._take(self._rows[first:], self._draw(logits, self._rows[first:]))
+
+    def _make_room(self, kept: int, rows: int, length: int) -> None:
+        """Room for `rows` rows of `length` tokens, keeping the first `kept`; within `cache_tokens` where that is
+        possible."""
+        cache = self._cache
+        if not kept and cache.rows * cache.length > 4 * rows * length:
+            cache.clear()  # a large request is over: give its memory back
+        if rows <= cache.rows and length <= cache.length:
+            return
+        ample = max(_doubled(rows, self._max_batch), cache.rows), max(length, cache.length)
+        cache.resize(*(ample if ample[0] * ample[1] <= self.cache_tokens else (rows, length)), kept)
+
+    # Decoding
+
+    def _decode(self) -> None:
+        rows = self._rows
+        device = self.runtime.device
+        if not self._routed:
+            self.runtime.routing.assign([row.job.adapter for row in rows], device)
+            self._routed = True
+        lengths = torch.tensor([row.length for row in rows], device=device)
+        tokens = torch.tensor([[row.last] for row in rows], device=device)
+        step = self.runtime.continue_step(self._cache, lengths, 1)
+        logits = self.runtime.logits(self.runtime.hidden(tokens, step)[:, 0])
+        for row in rows:
+            row.length += 1
+        self.stats.steps += 1
+        self.stats.step_rows += len(rows)
+        self._take(list(rows), self._draw(logits, rows))
+
+    def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> Drawn:
+        params = [row.job.params for row in rows]
+        return draw(
+            logits,
+            np.array([p.temperature for p in params], dtype=np.float32),
+            np.array([p.top_p for p in params], dtype=np.float32),
+            np.array([p.top_k for p in params], dtype=np.int64),
+            np.array([row.uniforms[len(row.tokens)] for row in rows]),
+            max((p.top_logprobs or 0 for p in params), default=0),
+        )
+
+    def _take(self, rows: Sequence[_Row], drawn: Drawn) -> None:
+        """Give each row its token, tell the sinks, and let finished rows leave."""
+        tokens, logprobs, finite = drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.finite.tolist()
+        top_tokens = None if drawn.top_tokens is None else drawn.top_tokens.tolist()
+        top_logprobs = None if drawn.top_logprobs is None else drawn.top_logprobs.tolist()
+        leaving: set[int] = set()
+        for at, row in enumerate(rows):
+            if row.job.cancelled:
+                continue
+            if not finite[at]:
+                self._break(row.job)
+                continue
+            row.last = tokens[at]
+            row.tokens.append(tokens[at])
+            row.logprobs.append(logprobs[at])
+            wanted = row.job.params.top_logprobs
+            if wanted is not None:
+                best = (
+                    []
+                    if top_tokens is None or top_logprobs is None
+                    else zip(top_tokens[at], top_logprobs[at], strict=True)
+                )
+                row.top.append(list(best)[:wanted])
+            if self._emit(row):
+                leaving.add(id(row))
+        self.stats.generated_tokens += len(rows)
+        if leaving or any(row.job.cancelled for row in rows):
+            self._compact([row for row in self._rows if id(row) not in leaving and not row.job.cancelled])
+
+    def _emit(self, row: _Row) -> bool:
+        """Send what is due of a row; True when it is finished."""
+        params = row.job.params
+        text = None if row.text is None else row.text.push(row.last)
+        finish: str | None = None
+        stop: str | int | None = None
+        if row.text is not None and row.text.stopped_by is not None:
+            finish, stop = "stop", row.text.stopped_by
+        elif row.last in params.stop_token_ids:
+            finish, stop = "stop", row.last
+        elif row.last in self.runtime.eos_token_ids and not params.ignore_eos:
+            finish = "stop"
+        elif len(row.tokens) >= params.max_tokens:
+            finish = "length"
+        if row.text is not None and text is not None and finish is not None:
+            text += row.text.finish()
+        if not row.job.stream and finish is None:
+            return False
+        if row.text is not None and not row.job.stream:
+            text = row.text.text
+        since = row.emitted
+        row.emitted = len(row.tokens)
+        top = None if params.top_logprobs is None else row.top[since:]
+        row.job.sink(Chunk(row.index, row.tokens[since:], row.logprobs[since:], top, text, finish, stop))
+        return finish is not None
+
+    def _break(self, job: GenerateJob) -> None:
+        """Fail the request of a row whose logits are not finite; its cache rows must not be used again as they are."""
+        job.cancelled = True
+        for at, row in enumerate(self._rows):
+            if row.job is job:
+                self._cache.wipe(at)
+        if job in self._waiting:
+            self._waiting.remove(job)
+        name = "the base model" if job.adapter is None else f"adapter {job.adapter.name!r}"
+        job.sink(EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
+
+    def _compact(self, staying: list[_Row]) -> None:
+        """Keep `staying` only, in cache rows 0 .. n-1: rows from the end move into the holes."""
+        kept = {id(row) for row in staying}
+        place = {id(row): at for at, row in enumerate(self._rows)}
+        count = len(staying)
+        holes = [at for at, row in enumerate(self._rows[:count]) if id(row) not in kept]
+        movers = [row for row in staying if place[id(row)] >= count]
+        moved = list(self._rows[:count])
+        for hole, row in zip(holes, movers, strict=True):
+            moved[hole] = row
+        if movers:
+            length = max(row.length for row in movers)
+            self._cache.copy_rows([place[id(row)] for row in movers], holes, length)
+        self._rows = moved
+        self._routed = False
+
+    # Scoring
+
+    def _score(self) -> None:
+        jobs: list[ScoreJob] = []
+        budget = self._score_tokens if not self._rows else self._score_tokens // 4
+        width = 0
+        while self._scores:
+            width = max(width, len(self._scores[0].token_ids))
+            if jobs and width * (len(jobs) + 1) > budget:
+                break
+            jobs.append(self._scores.popleft())
+        self._routed = False
+        try:
+            results = score_batch(
+                self.runtime,
+                [job.token_ids for job in jobs],
+                [job.adapter for job in jobs],
+                [job.temperature for job in jobs],
+                [job.top for job in jobs],
+            )
+        except Exception as error:
+            log.exception("a scoring batch failed")
+            for job in jobs:
+                job.sink(EngineError(f"Scoring failed: {type(error).__name__}: {error}"))
+            return
+        self.stats.scored_tokens += sum(len(job.token_ids) for job in jobs)
+        for job, result in zip(jobs, results, strict=True):
+            if not job.cancelled:
+                job.sink(result)
+
+    # Leaving
+
+    def _drop_cancelled(self) -> None:
+        if any(job.cancelled for job in self._waiting):
+            self._waiting = deque(job for job in self._waiting if not job.cancelled)
+        if any(job.cancelled for job in self._scores):
+            self._scores = deque(job for job in self._scores if not job.cancelled)
+        if any(row.job.cancelled for row in self._rows):
+            self._compact([row for row in self._rows if not row.job.cancelled])
+
+    def _fail_running(self, error: EngineError) -> None:
+        jobs = {id(row.job): row.job for row in self._rows}
+        self._rows = []
+        self._routed = False
+        self._cache.clear()
+        for job in jobs.values():
+            if not job.cancelled:
+                job.cancelled = True
+                job.sink(error)
+
+    def _fail_everything(self, error: EngineError) -> None:
+        with self._wake:
+            queued = [*self._inbox, *self._waiting, *self._scores]
+            self._inbox.clear()
+        self._waiting.clear()
+        self._scores.clear()
+        self._fail_running(error)
+        for job in queued:
+            if not job.cancelled:
+                job.sink(error)
+        self._update_gauges()
+
+    def _update_gauges(self) -> None:
+        self.stats.running = len(self._rows)
+        self.stats.waiting = len(self._inbox) + len(self._waiting) + len(self._scores)
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _LENGTH_STEP) * _LENGTH_STEP
+
+
+def _doubled(rows: int, limit: int) -> int:
+    size = 8
+    while size < rows:
+        size *= 2
+    return max(rows, min(size, limit))

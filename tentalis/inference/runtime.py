@@ -1,0 +1,244 @@
+"""The model as the engine sees it: one padded forward pass over rows of a key/value cache, and the head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tentalis.inference.lora import Adapter, RoutedLinear, Routing, can_pack, load_adapter
+
+_ATTENTION = "tentalis_padded"
+
+
+class UnsupportedModel(Exception):
+    """The model's architecture is not one this server computes exactly; the message names what it cannot do."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one forward pass does. `rows` [R] are cache rows, `positions` [R, Q] of the tokens in their sequences."""
+
+    cache: "KeyValueCache | None"
+    rows: Tensor
+    positions: Tensor
+    # Keys attended over: positions 0 .. width - 1 of each row.
+    width: int
+    # Additive fp mask [R, 1, Q, width]; None where plain causal attention among the tokens themselves is meant.
+    mask: Tensor | None
+
+
+class KeyValueCache:
+    """Keys and values [layers, rows, heads, length, head_dim]: row r, position p holds token p of sequence r.
+
+    Rows are padded at the right and masked by length. Memory starts zeroed: a masked value is multiplied by zero, and
+    zero times an uninitialised NaN would be NaN.
+    """
+
+    def __init__(self, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape = (layers, heads, head_dim)
+        self._options: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.rows = 0
+        self.length = 0
+        self.clear()
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one position of one row takes."""
+        layers, heads, head_dim = self._shape
+        return 2 * layers * heads * head_dim * torch.empty(0, **self._options).element_size()
+
+    def clear(self) -> None:
+        """Forget everything and give the memory back."""
+        self._allocate(0, 0)
+
+    def resize(self, rows: int, length: int, kept: int) -> None:
+        """Become `rows` sequences of `length` tokens, keeping the first `kept` rows as far as they fit."""
+        keys, values, common = self.keys, self.values, min(length, self.length)
+        self._allocate(rows, length)
+        self.keys[:, :kept, :, :common] = keys[:, :kept, :, :common]
+        self.values[:, :kept, :, :common] = values[:, :kept, :, :common]
+
+    def copy_rows(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of rows `source[i]` to rows `target[i]`."""
+        device = self.keys.device
+        at, to = torch.tensor(source, device=device), torch.tensor(target, device=device)
+        for store in (self.keys, self.values):
+            store[:, to, :, :length] = store[:, at, :, :length]
+
+    def wipe(self, row: int) -> None:
+        """Zero a row that may hold NaN, so that it cannot poison the next sequence there."""
+        self.keys[:, row] = 0
+        self.values[:, row] = 0
+
+    def _allocate(self, rows: int, length: int) -> None:
+        layers, heads, head_dim = self._shape
+        self.rows, self.length = rows, length
+        self.keys = torch.zeros(layers, rows, heads, length, head_dim, **self._options)
+        self.values = torch.zeros_like(self.keys)
+
+
+class _StepCache:
+    """What the transformers model takes for its cache: stores the new keys and values, returns those to attend over."""
+
+    is_compileable = False
+
+    def __init__(self, step: Step, cache: KeyValueCache) -> None:
+        self._step = step
+        self._cache = cache
+        heads = cache.keys.shape[2]
+        head = torch.arange(heads, device=step.rows.device)[None, :, None]
+        # Where in [rows * heads * length] the new keys and values go, for all layers alike.
+        places = (step.rows[:, None, None] * heads + head) * cache.length + step.positions[:, None, :]
+        self._places = places.flatten()
+        first = int(step.rows[0]) if len(step.rows) else 0
+        contiguous = torch.equal(step.rows, torch.arange(first, first + len(step.rows), device=step.rows.device))
+        self._window: slice | Tensor = slice(first, first + len(step.rows)) if contiguous else step.rows
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Not used: positions are given explicitly."""
+        return 0
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """key, value [R, heads, Q, head_dim] go to their rows and positions; returns [R, heads, width, head_dim]."""
+        step = self._step
+        keys, values = self._cache.keys[layer_idx], self._cache.values[layer_idx]
+        head_dim = key.shape[-1]
+        keys.view(-1, head_dim).index_copy_(0, self._places, key.reshape(-1, head_dim))
+        values.view(-1, head_dim).index_copy_(0, self._places, value.reshape(-1, head_dim))
+        if step.mask is None:
+            return key, value
+        return keys[self._window, :, : step.width], values[self._window, :, : step.width]
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    tentalis_step: Step | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention with our own mask. query [R, Hq, Q, D], key and value [R, Hk, T, D]; returns [R, Q, Hq, D]."""
+    if tentalis_step is None:
+        raise UnsupportedModel(f"{type(module).__name__} does not pass keyword arguments on to its attention.")
+    mask = tentalis_step.mask
+    rows, heads, length, head_dim = query.shape
+    kv_heads = key.shape[1]
+    if length == 1 and mask is not None:
+        # One query per row: the query heads that share a key head become that head's queries, and nothing is repeated.
+        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+        if query.device.type == "cpu":  # measured: a third faster than the fused kernel, whose blocks are made for more
+            scores = (grouped * (head_dim**-0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
+            out = scores.add_(mask).softmax(dim=-1) @ value
+        else:
+            out = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+        return out.reshape(rows, 1, heads, head_dim), None
+    if kv_heads != heads:
+        key = key.repeat_interleave(heads // kv_heads, dim=1)
+        value = value.repeat_interleave(heads // kv_heads, dim=1)
+    out = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling
+    )
+    return out.transpose(1, 2), None
+
+
+class Runtime:
+    """A causal language model, its tokenizer and its adapters' entry points. Not thread-safe: one thread runs it."""
+
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype) -> None:
+        from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+
+        AttentionInterface.register(_ATTENTION, _attend)
+        self.device = device
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(path))
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, attn_implementation=_ATTENTION)
+        config = model.config
+        _check_supported(config)
+        model = model.to(device).eval().requires_grad_(False)
+        self.routing = Routing()
+        self.shapes: dict[str, tuple[int, int]] = {}
+        head = model.get_output_embeddings()
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.Linear) and module is not head:
+                parent = model.get_submodule(name.rpartition(".")[0])
+                linear = RoutedLinear(name, module, self.routing, can_pack(module.weight))
+                setattr(parent, name.rpartition(".")[2], linear)
+                self.shapes[name] = (linear.in_features, linear.out_features)
+        self._body = model.base_model
+        # Adapters on the head are refused: it is not in `shapes`.
+        self._head = RoutedLinear("", head, Routing(), can_pack(head.weight))
+        self.vocab_size = self._head.out_features
+        self.max_positions = int(config.max_position_embeddings)
+        self.eos_token_ids = _eos_token_ids(model, self.tokenizer)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._cache_shape = (int(config.num_hidden_layers), int(heads), int(head_dim), dtype, device)
+
+    def new_cache(self) -> KeyValueCache:
+        """An empty cache of this model's shape."""
+        return KeyValueCache(*self._cache_shape)
+
+    def load_adapter(self, name: str, folder: Path) -> Adapter:
+        """See lora.load_adapter."""
+        return load_adapter(name, folder, self.shapes, self.device)
+
+    def hidden(self, tokens: Tensor, step: Step) -> Tensor:
+        """Last hidden states [R, Q, hidden] of `tokens` [R, Q], after storing their keys and values."""
+        cache = None if step.cache is None else _StepCache(step, step.cache)
+        result = self._body(
+            input_ids=tokens,
+            position_ids=step.positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            tentalis_step=step,
+        )
+        return result.last_hidden_state  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 logits [N, vocab] of hidden states [N, hidden]."""
+        return self._head(hidden).float()  # type: ignore[no-any-return]
+
+    def prefill_step(self, cache: KeyValueCache | None, rows: Sequence[int], length: int) -> Step:
+        """A pass over whole sequences from their first token, padded at the right to `length`."""
+        positions = torch.arange(length, device=self.device).expand(len(rows), length)
+        return Step(cache, torch.tensor(rows, device=self.device), positions, length, None)
+
+    def continue_step(self, cache: KeyValueCache, lengths: Tensor, count: int) -> Step:
+        """A pass over the next `count` tokens (right-padded) of rows 0 .. n-1, which hold `lengths` [n] tokens."""
+        positions = lengths[:, None] + torch.arange(count, device=self.device)
+        width = int(lengths.max()) + count
+        hidden = torch.arange(width, device=self.device) > positions[:, :, None]
+        mask = torch.zeros(hidden.shape, dtype=cache.keys.dtype, device=self.device)
+        mask.masked_fill_(hidden, float("-inf"))
+        return Step(cache, torch.arange(len(lengths), device=self.device), positions, width, mask[:, None])
+
+
+def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    declared = [
+        getattr(model.generation_config, "eos_token_id", None),
+        model.config.eos_token_id,
+        tokenizer.eos_token_id,
+    ]
+    ids: set[int] = set()
+    for value in declared:
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(ids)
+
+
+def _check_supported(config: Any) -> None:
+    """Refuse what would silently give other numbers than the trainer's forward pass."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if kinds != {"full_attention"} or window is not None:
+        raise UnsupportedModel(
+            f"{config.model_type}: this server computes full attention only (the model has {sorted(kinds)}, "
+            f"sliding window {window}). Serve it with vLLM."
+        )
+    for option in ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, option, None) not in (None, 1, 1.0):
+            raise UnsupportedModel(f"{config.model_type}: {option} is not supported. Serve the model with vLLM.")

@@ -1,0 +1,185 @@
+"""`tentalis serve model`: a small inference server with vLLM's wire format, on transformers."""
+
+import argparse
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tentalis.inference.api import Api
+from tentalis.inference.engine import Engine
+from tentalis.inference.runtime import Runtime
+from tentalis.inference.shelf import Adapters
+
+log = logging.getLogger(__name__)
+
+# How long open connections may last after a stop signal, in seconds; their requests have been failed by then.
+_GRACE_SECONDS = 3
+_DEFAULT_CONTEXT = 2048
+
+
+class _EngineMetrics(Collector):
+    """The engine's counters, read when the page is asked for."""
+
+    def __init__(self, engine: Engine, adapters: Adapters) -> None:
+        self._engine = engine
+        self._adapters = adapters
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as Prometheus wants them."""
+        stats, prefix = self._engine.stats, "tentalis_inference"
+        yield GaugeMetricFamily(f"{prefix}_running", "Samples being decoded now.", stats.running)
+        yield GaugeMetricFamily(f"{prefix}_waiting", "Requests that wait for a place in the batch.", stats.waiting)
+        yield GaugeMetricFamily(f"{prefix}_adapters", "Adapters loaded.", len(self._adapters.all()))
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens prefilled (a prompt counts once, whatever n is).", stats.prompt_tokens),
+            ("generated_tokens", "Tokens sampled.", stats.generated_tokens),
+            ("scored_tokens", "Tokens of sequences scored.", stats.scored_tokens),
+            ("decode_steps", "Decoding steps.", stats.steps),
+            ("decode_rows", "Rows of all decoding steps: divided by the steps, the mean batch size.", stats.step_rows),
+            ("busy_seconds", "Seconds the engine worked.", stats.busy_seconds),
+        ):
+            yield CounterMetricFamily(f"{prefix}_{name}", text, value)
+
+
+def build_app(engine: Engine, adapters: Adapters, served_name: str, root: str, max_model_len: int) -> FastAPI:
+    """The HTTP application over a started engine; it stops the engine when it shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(engine.stop)
+
+    app = FastAPI(title="tentalis inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    registry = CollectorRegistry()
+    registry.register(_EngineMetrics(engine, adapters))
+    requests = Counter(
+        "tentalis_inference_requests", "Requests by path and status.", ["path", "status"], registry=registry
+    )
+    seconds = Histogram(
+        "tentalis_inference_request_seconds",
+        "Seconds to the first byte of the answer.",
+        ["path"],
+        buckets=(0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120),
+        registry=registry,
+    )
+
+    @app.middleware("http")
+    async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        started = time.perf_counter()
+        response = await call_next(request)
+        route = request.scope.get("route")
+        path = getattr(route, "path", "other")  # never the raw path: anyone can invent those
+        requests.labels(path, str(response.status_code)).inc()
+        seconds.labels(path).observe(time.perf_counter() - started)
+        return response
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    Api(engine, adapters, served_name, root, max_model_len).install(app)
+    return app
+
+
+class _Server(uvicorn.Server):
+    """Fails the requests in flight as soon as the signal comes: uvicorn alone would wait for them to finish."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT."""
+        self._engine.stop(timeout=0)
+        super().handle_exit(sig, frame)
+
+
+def choose_device(device: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on a CPU. Raises ValueError for a name that is no such dtype."""
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    chosen = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
+    if chosen is None:
+        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, not {dtype!r}.")
+    return chosen
+
+
+def serve(
+    model_path: Path,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    served_name: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    max_model_len: int | None = None,
+    max_batch: int = 64,
+    max_adapters: int = 64,
+) -> None:
+    """Serve the model in the folder `model_path` until a signal comes.
+
+    `max_model_len` (tokens) is by default the model's, but at most 2048; `max_batch` bounds the samples decoded
+    together.
+    Raises UnsupportedModel and what transformers raises for a folder it cannot read.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    where = choose_device(device)
+    runtime = Runtime(model_path, where, choose_dtype(dtype, where))
+    context = max_model_len or min(runtime.max_positions, _DEFAULT_CONTEXT)
+    if context > runtime.max_positions:
+        raise ValueError(f"max_model_len {context} is more than the model's {runtime.max_positions} positions.")
+    engine = Engine(runtime, max_batch=max_batch, threads=threads)
+    adapters = Adapters(runtime, max_adapters)
+    app = build_app(engine, adapters, served_name or model_path.name, str(model_path), context)
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="info", access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS
+    )
+    engine.start()
+    try:
+        _Server(config, engine).run()
+    finally:
+        engine.stop()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """`python -m tentalis.inference.server`."""
+    parser = argparse.ArgumentParser(prog="tentalis.inference.server", description=__doc__)
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder with config.json, *.safetensors and tokenizer"
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--served-name", help="name of the base model (default: the folder's name)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument("--threads", type=int, help="CPU threads of the model (default: all cores)")
+    parser.add_argument("--max-model-len", type=int, help="context in tokens (default: the model's, at most 2048)")
+    parser.add_argument("--max-batch", type=int, default=64, help="samples decoded together")
+    parser.add_argument("--max-adapters", type=int, default=64, help="adapters loaded at once")
+    options = vars(parser.parse_args(arguments))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    serve(options.pop("model"), **options)
+
+
+if __name__ == "__main__":
+    main()

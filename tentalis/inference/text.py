@@ -1,0 +1,59 @@
+"""From tokens to text, token by token, and the stop strings in it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class TextStream:
+    """The text of a completion as its tokens arrive.
+
+    A character may span tokens and a stop string may too, so the end of the text is held back until it is decided.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._include_stop = include_stop
+        self._hold = max((len(text) for text in self._stop), default=1) - 1
+        self._tokens: list[int] = []
+        # tokens[prefix:read] are decoded together with what follows them, because a token's text may depend on the one
+        # before (a leading space, for instance).
+        self._prefix = 0
+        self._read = 0
+        self._sent = 0
+        self.text = ""
+        self.stopped_by: str | None = None
+
+    def push(self, token: int) -> str:
+        """Add a token; returns the text that is now certain and was not returned before."""
+        self._tokens.append(token)
+        before = self._decode(self._tokens[self._prefix : self._read])
+        after = self._decode(self._tokens[self._prefix :])
+        if len(after) > len(before) and not after.endswith("�"):
+            start = max(0, len(self.text) - self._hold)
+            self.text += after[len(before) :]
+            self._prefix, self._read = self._read, len(self._tokens)
+            self._find_stop(start)
+        return self._certain(len(self.text) if self.stopped_by else max(self._sent, len(self.text) - self._hold))
+
+    def finish(self) -> str:
+        """The text that was still held back."""
+        if self.stopped_by is None:
+            before = self._decode(self._tokens[self._prefix : self._read])
+            self.text += self._decode(self._tokens[self._prefix :])[len(before) :]
+            self._prefix = self._read = len(self._tokens)
+        return self._certain(len(self.text))
+
+    def _certain(self, end: int) -> str:
+        delta, self._sent = self.text[self._sent : end], end
+        return delta
+
+    def _find_stop(self, start: int) -> None:
+        found = [(at, stop) for stop in self._stop if (at := self.text.find(stop, start)) >= 0]
+        if found:
+            at, stop = min(found)
+            self.stopped_by = stop
+            self.text = self.text[: at + len(stop) if self._include_stop else at]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

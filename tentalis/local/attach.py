@@ -1,0 +1,42 @@
+"""Reading the log of a local installation while its stack is down: the broker alone, for as long as it is needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tentalis.config import Settings
+from tentalis.local.broker import EmbeddedBroker
+from tentalis.local.state import StateDir
+
+log = logging.getLogger(__name__)
+
+
+def has_log(settings: Settings) -> bool:
+    """Whether a local broker has ever written in this state directory."""
+    return (settings.home / "kafka" / "meta.properties").exists() or any(
+        (settings.home / "kafka").glob("*/meta.properties")
+    )
+
+
+@contextmanager
+def broker_alone(settings: Settings) -> Iterator[Settings]:
+    """Starts the broker on the log of the state directory, yields settings that point to it, and stops it again.
+
+    Raises StateError if the directory is held by somebody else, BrokerError if the broker does not start.
+    """
+    with StateDir(settings.home) as state:
+        broker = EmbeddedBroker(
+            state.folder("kafka"),
+            state.port("broker", fixed=True),
+            state.port("controller", fixed=True),
+            cache=settings.cache,
+        )
+        log.info("no stack runs: starting the broker on the log in %s", settings.home)
+        broker.start()
+        try:
+            broker.wait_ready(60.0)
+            yield settings.model_copy(update={"bootstrap": broker.bootstrap})
+        finally:
+            broker.stop()

@@ -1,0 +1,147 @@
+"""The manager's process: reads the log, asks the core what is due, writes that, and ends when its run is done."""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+from schemas import topics
+from schemas.ids import policy_name
+from schemas.records import Task
+from tentalis.config import Settings
+from tentalis.kafka import Publisher, make_codec, now_ms
+from tentalis.manager.core import ROUND, RunState, feedback_id_of, task_id_of
+from tentalis.reading import Reader
+from tentalis.scenarios import Scenario, make_scenario
+from tentalis.service import run_service
+from tentalis.workers.answer import SERVED_AT_ISSUE
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+TOPICS = (
+    topics.RUNS,
+    topics.POLICY_ACKS,
+    topics.BATCHES,
+    topics.TASKS,
+    topics.RESULTS,
+    topics.FEEDBACK,
+    topics.OUTCOMES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerOptions:
+    """`starved_s`: how long the trainer may sit on a full batch without planning a step before it is given more."""
+
+    run_id: str
+    scenario: str
+    n_samples: int | None = None
+    starved_s: float = 60.0
+
+    @property
+    def manager_id(self) -> str:
+        return f"manager-{self.scenario}"
+
+
+class Manager:
+    """One run's manager. `step()` does what is due; the state is only what was read."""
+
+    def __init__(self, options: ManagerOptions, settings: Settings, scenario: Scenario) -> None:
+        self._options = options
+        self._scenario = scenario
+        self._n_samples = options.n_samples or scenario.n_samples
+        codec = make_codec(settings)
+        self.state = RunState(options.run_id, owes_feedback=scenario.owes_feedback)
+        self._reader = Reader(settings, TOPICS, codec)
+        self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
+        self._moved = time.monotonic()
+
+    def step(self) -> bool:
+        """Reads what is new, then writes what is due. True when the run is done."""
+        for _, record in self._reader.poll(POLL_S):
+            if self.state.apply(record):
+                self._moved = time.monotonic()
+        # Before the whole log is known, what looks owed may long have been given.
+        if not self._reader.caught_up:
+            return False
+        self._answer()
+        due = self.state.to_issue(self._n_samples)
+        if not due and self.state.starved and time.monotonic() - self._moved > self._options.starved_s:
+            log.warning("the trainer has not planned step %d with what it has: one more task", self.state.planned + 1)
+            due = 1
+        if due:
+            self._issue(due)
+        return self.state.finished
+
+    def _answer(self) -> None:
+        owed = self.state.owed()
+        written = [
+            self._scenario.feedback(result, feedback_id_of(result.result_id), event_time=now_ms()) for result in owed
+        ]
+        for feedback in written:
+            self._publisher.send(topics.FEEDBACK, feedback)
+        if written:
+            self._publisher.flush()
+            for feedback in written:
+                self.state.apply(feedback)
+            log.info("feedback on %d results, %d complaints", len(written), sum(bool(f.text) for f in written))
+
+    def _issue(self, count: int) -> None:
+        for _ in range(count):
+            task = self._next_task()
+            self._publisher.send(topics.TASKS, task)
+            self.state.apply(task)
+        self._publisher.flush()
+        self._moved = time.monotonic()
+        log.info(
+            "issued %d tasks at step %s; %d rollouts wait for the trainer",
+            count,
+            self.state.served_step,
+            self.state.usable,
+        )
+
+    def _next_task(self) -> Task:
+        state = self.state
+        assert state.manifest is not None and state.served_version is not None
+        question = self._scenario.question(state.run_id, state.next_index)
+        return Task(
+            task_id=task_id_of(state.run_id, state.next_index),
+            event_time=now_ms(),
+            policy=state.manifest.policy,
+            environment=self._scenario.environment,
+            messages=question.messages,
+            n_samples=self._n_samples,
+            sampling=self._scenario.sampling,
+            verifier=question.verifier,
+            terms=self._scenario.terms,
+            manager_id=self._options.manager_id,
+            run_id=state.run_id,
+            user_id=question.user_id,
+            metadata={
+                ROUND: str(state.served_step),
+                SERVED_AT_ISSUE: policy_name(state.manifest.policy, state.served_version),
+            },
+        )
+
+    def close(self) -> None:
+        """Leaves."""
+        self._reader.close()
+
+
+def run(settings: Settings, *, scenario: str, run_id: str, n_samples: int | None = None) -> None:
+    """The process: until the run is done, or SIGTERM. Samples per task are the scenario's, unless given."""
+    options = ManagerOptions(run_id, scenario, n_samples)
+    run_service("manager", lambda stop: _manage(options, settings, stop))
+
+
+def _manage(options: ManagerOptions, settings: Settings, stop: threading.Event) -> None:
+    manager = Manager(options, settings, make_scenario(options.scenario, settings.data))
+    try:
+        log.info("run %s: waiting for its manifest and its first served version", options.run_id)
+        while not stop.is_set():
+            if manager.step():
+                log.info("run %s is done", options.run_id)
+                return
+    finally:
+        manager.close()

@@ -1,0 +1,87 @@
+"""The teacher: log-probs of the student's own tokens under the prompt with the hint."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+
+from schemas.records import Message, Sample
+from schemas.tensors import Float32Array, Int32Array, float32_bytes, int32_view, uint8_view
+from tentalis.inference.protocol import Inference, RequestRefused, UnknownModel
+from tentalis.opd.prompt import NoUserMessage, hinted
+
+# Statuses with which a server refuses a call for what is in it: the same record would be refused again.
+_ABOUT_THE_RECORD = frozenset({400, 413, 422})
+
+
+class TeacherRefused(Exception):
+    """There can be no teacher log-probs for this sample, however often one asks. The message says why."""
+
+
+class Teacher:
+    """Scores samples with one model of an inference server.
+
+    Args:
+        inference: the server.
+        model: names the model; asked again after the server said that it does not know it.
+    """
+
+    def __init__(self, inference: Inference, model: Callable[[], Awaitable[str]]) -> None:
+        self._inference = inference
+        self._model = model
+        self._name: str | None = None
+
+    async def logprobs(self, sample: Sample, messages: Sequence[Message], hint: str) -> tuple[str, bytes]:
+        """The teacher's name, and float32[n] as bytes for the n tokens of the sample: the natural log-prob of each
+        token that the policy chose, at the temperature at which the student sampled it, 0 outside the loss mask.
+
+        Raises:
+            TeacherRefused: the prompt takes no hint, the server refuses the call as such (too long), or what it returns
+                is not one finite number per token.
+            InferenceError: anything else, among them ServerUnavailable and UnknownModel.
+        """
+        try:
+            prompt = hinted(messages, hint)
+        except NoUserMessage as cause:
+            raise TeacherRefused(str(cause)) from cause
+        tokens, start = int32_view(sample.token_ids), _response_start(sample)
+        if self._name is None:
+            self._name = await self._model()
+        name = self._name
+        try:
+            prefix = await self._inference.render(name, prompt)
+            scores = await self._inference.score(
+                name, np.concatenate([prefix, tokens[start:]]).tolist(), temperature=sample.sampling.temperature
+            )
+        except UnknownModel:
+            self._name = None
+            raise
+        except RequestRefused as cause:
+            if cause.status in _ABOUT_THE_RECORD:
+                raise TeacherRefused(str(cause)) from cause
+            raise
+        return name, aligned(sample, prefix, scores)
+
+
+def _response_start(sample: Sample) -> int:
+    chosen = np.flatnonzero(uint8_view(sample.loss_mask))
+    if not len(chosen):
+        raise TeacherRefused("the sample has no response tokens")
+    return int(chosen[0])
+
+
+def aligned(sample: Sample, prefix: Int32Array, scores: Float32Array) -> bytes:
+    """Puts the scores of `prefix` + response, float32[len(prefix) + r], to the sample's n tokens: float32[n] as bytes.
+
+    Raises TeacherRefused if there is not exactly one finite score for each token of the response.
+    """
+    mask, start = uint8_view(sample.loss_mask), _response_start(sample)
+    response = np.asarray(scores[len(prefix) :], dtype=np.float32)
+    if len(scores) != len(prefix) + len(mask) - start or not len(prefix):
+        raise TeacherRefused(
+            f"{len(scores)} scores for {len(prefix)} prompt tokens and {len(mask) - start} response tokens"
+        )
+    placed = np.zeros(len(mask), dtype=np.float32)
+    placed[start:] = np.where(mask[start:] == 1, response, np.float32(0))
+    if not np.isfinite(placed).all():
+        raise TeacherRefused(f"{int((~np.isfinite(placed)).sum())} of {len(response)} scores are not finite")
+    return float32_bytes(placed)

@@ -1,0 +1,110 @@
+"""`tentalis serve policies`: the guard that promotes, and the sync of one server. Both live from the log alone."""
+
+import asyncio
+import logging
+import threading
+import time
+
+from schemas import topics
+from schemas.records import PolicyAck, PolicyUpdate, Promotion
+from tentalis.config import Settings
+from tentalis.inference.protocol import ServerUnavailable
+from tentalis.kafka import Publisher, make_codec, now_ms
+from tentalis.policies.core import PolicyLog
+from tentalis.policies.sync import AdapterServer, Sync
+from tentalis.reading import Reader
+from tentalis.service import run_service
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# How soon a server that lost its adapters (it was restarted) is noticed.
+CHECK_SERVER_S = 2.0
+ALWAYS = "always"
+
+
+class Policies:
+    """The process without its signals. `promotion`: always | manual | none (the last two leave it to others)."""
+
+    def __init__(self, settings: Settings, server: AdapterServer, *, server_id: str, promotion: str) -> None:
+        codec = make_codec(settings)
+        self._promotion = promotion
+        self._by = f"guard/{server_id}"
+        self._log = PolicyLog(server_id)
+        self._reader = Reader(settings, [topics.POLICIES, topics.POLICY_ACKS], codec)
+        self._publisher = Publisher(settings, f"tentalis/policies/{server_id}", codec)
+        self._sync = Sync(server, self._log, server_id, self._acknowledge)
+        self._promoting: dict[str, int] = {}
+        self._check_at = 0.0
+        self._away = False
+
+    async def run(self, stop: threading.Event) -> None:
+        """Until `stop`."""
+        try:
+            while not stop.is_set():
+                await self.step()
+        finally:
+            self._reader.close()
+
+    async def step(self) -> None:
+        """Takes in what is new; promotes and syncs where due."""
+        found = await asyncio.to_thread(self._reader.poll, POLL_S)
+        for stored, record in found:
+            self._log.apply(record, stored.offset)
+        if not self._reader.caught_up:
+            return
+        if self._promotion == ALWAYS:
+            await asyncio.to_thread(self._promote)
+        if found or time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + CHECK_SERVER_S
+            await self._round()
+
+    def _promote(self) -> None:
+        due = [u for u in self._log.due_promotions() if self._promoting.get(u.policy, -1) < u.version]
+        for update in due:
+            log.info("promoting %s", update.name)
+            self._publisher.send(topics.POLICIES, self._promotion_of(update))
+            self._promoting[update.policy] = update.version
+        if due:
+            self._publisher.flush()
+
+    def _promotion_of(self, update: PolicyUpdate) -> Promotion:
+        return Promotion(
+            policy=update.policy,
+            version=update.version,
+            event_time=now_ms(),
+            sha256=update.sha256,
+            mode=ALWAYS,
+            by=self._by,
+            reason=f"step {update.step} of run {update.run_id}",
+        )
+
+    async def _round(self) -> None:
+        try:
+            await self._sync.round()
+        except ServerUnavailable as error:
+            if not self._away:
+                log.warning("the inference server is away: %s", error)
+            self._away = True
+        else:
+            if self._away:
+                log.info("the inference server is back")
+            self._away = False
+
+    def _acknowledge(self, ack: PolicyAck) -> None:
+        self._publisher.send(topics.POLICY_ACKS, ack)
+        self._publisher.flush()
+        self._log.apply(ack, -1)
+
+
+def serve(settings: Settings, *, server: str, server_id: str = "local", promotion: str = ALWAYS) -> None:
+    """The process: keeps the server at the URL `server` in line with the promotions, until SIGTERM."""
+    from tentalis.inference.client import OpenAIClient
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request says nothing here
+
+    async def main(stop: threading.Event) -> None:
+        async with OpenAIClient(server) as client:
+            await Policies(settings, client, server_id=server_id, promotion=promotion).run(stop)
+
+    run_service("policies", lambda stop: asyncio.run(main(stop)))

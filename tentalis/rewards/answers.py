@@ -1,0 +1,210 @@
+r"""Finds the final answer in a text, and compares answers: numbers exactly, LaTeX after normalisation.
+
+The last statement of an answer wins: `#### 18`, `\boxed{18}`, `<answer>18</answer>`, "the answer is 18"; a text without
+any of these ends, for a numeric answer, with its last number.
+"""
+
+import re
+from fractions import Fraction
+
+_NUMBER = re.compile(
+    r"""
+    (?<![\w.])(?P<sign>[-−+]?)(?:(?:[$€£¥₹]|\\\$)\s?)?(?P<sign2>[-−]?)
+    (?:
+        \\[dt]?frac\{\s*(?P<ln>-?\d+)\s*\}\{\s*(?P<ld>\d+)\s*\}
+      | (?P<whole>\d+)\s+(?P<mn>\d+)/(?P<md>\d+)(?![\d/])
+      | (?P<n>\d{1,3}(?:,\d{3})+(?!\d)|\d+)\s?/\s?(?P<d>\d+)(?![\d/])
+      | (?P<plain>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?P<exp>[eE][-+]?\d{1,3}(?!\w))?
+    )
+    """,
+    re.VERBOSE,
+)
+_STATED = re.compile(r"(?:final\s+)?answer\s*(?:is|are|was|:|=|\bto\b[^.:=\n]{0,80}?\bis\b)\s*:?\s*", re.IGNORECASE)
+_HASHES = re.compile(r"####\s*(.*)")
+_TAG = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+
+TOLERANCE = Fraction(1, 10**6)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    part = match.groupdict()
+    negative = (part["sign"] in ("-", "−")) != bool(part["sign2"])
+    try:
+        if part["ld"] is not None:
+            value = Fraction(int(part["ln"]), int(part["ld"]))
+        elif part["md"] is not None:
+            value = int(part["whole"]) + Fraction(int(part["mn"]), int(part["md"]))
+        elif part["d"] is not None:
+            value = Fraction(int(part["n"].replace(",", "")), int(part["d"]))
+        else:
+            value = Fraction(part["plain"].replace(",", "") + (part["exp"] or ""))
+    except ZeroDivisionError:
+        return None
+    return -value if negative else value
+
+
+def last_number(text: str) -> Fraction | None:
+    r"""The last number in a text: currency, thousands separators, decimals, exponents, `3/4`, `1 1/2`, `\frac{3}{4}`.
+
+    >>> [str(last_number(t)) for t in ("7 or $1,234.50.", "1 1/2 cups", "it is -\\frac{3}{4}", "minutes: 10-3")]
+    ['2469/2', '3/2', '-3/4', '3']
+    """
+    found = None
+    for match in _NUMBER.finditer(_tidied(text)):
+        value = _value(match)
+        found = value if value is not None else found
+    return found
+
+
+def first_number(text: str) -> Fraction | None:
+    """The first number in a text."""
+    return next((value for match in _NUMBER.finditer(_tidied(text)) if (value := _value(match)) is not None), None)
+
+
+def _tidied(text: str) -> str:
+    # A range or a difference ("10-3") is two numbers, not one and a negative one.
+    text = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    return re.sub(r"(?<=\d)\s?([-–−])\s?(?=[\d$])", r" \1 ", text)
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, braces nested as deep as they are; None if there is none that closes.
+
+    >>> boxed(r"so \boxed{1} or rather \boxed{\frac{1}{\sqrt{2}}}.")
+    '\\frac{1}{\\sqrt{2}}'
+    """
+    for match in reversed(list(_BOX.finditer(text))):
+        start = match.end()
+        if text[start] != "{":  # \boxed 3
+            return text[start:].split(maxsplit=1)[0].rstrip(".,;$")
+        depth = 0
+        for place in range(start, len(text)):
+            if text[place] in "{}" and text[place - 1] != "\\":
+                depth += 1 if text[place] == "{" else -1
+                if depth == 0:
+                    return text[start + 1 : place].strip()
+    return None
+
+
+def stated_answer(text: str) -> str | None:
+    """What the text declares to be its answer, to the end of that line; the last declaration wins. None without one."""
+    found: list[tuple[int, str]] = []
+    for pattern in (_HASHES, _TAG):
+        found += [(match.start(), match.group(1).strip()) for match in pattern.finditer(text) if match.group(1).strip()]
+    for match in _STATED.finditer(text):
+        rest = text[match.end() :].split("\n", 1)[0].strip()
+        if rest:
+            found.append((match.start(), rest))
+    inside = boxed(text)
+    if inside is not None:
+        found.append((max(text.rfind("\\boxed"), text.rfind("\\fbox")), inside))
+    return max(found, key=lambda place: place[0])[1] if found else None
+
+
+def final_number(text: str) -> Fraction | None:
+    """The number that a text ends up with: the one it states as its answer, else its last one. None if it has none.
+
+    >>> str(final_number("The answer is $1,200. She has 3 cats.")), str(final_number("6 * 3 = 18 eggs"))
+    ('1200', '18')
+    """
+    stated = stated_answer(text)
+    if stated is not None:
+        # "the answer is 6 * 3 = 18 eggs": after the last equals sign; "18 eggs for 4 people": the first number there.
+        value = first_number(stated.rpartition("=")[2])
+        if value is not None:
+            return value
+    return last_number(text)
+
+
+def same_number(value: Fraction, reference: Fraction, decimals: int | None = None) -> bool:
+    """Whether a number is the reference: within 1e-6, relative for large ones; a reference that no decimal writes out
+    (1/3) may be rounded to `decimals` places, two at least."""
+    if abs(value - reference) <= TOLERANCE * max(Fraction(1), abs(reference) / 1000):
+        return True
+    if decimals is None or decimals < 2 or _terminates(reference):
+        return False
+    return abs(value - reference) <= Fraction(1, 2 * 10**decimals)
+
+
+def decimals_of(value: Fraction) -> int | None:
+    """Decimal places of a number that a decimal writes out, else None."""
+    if not _terminates(value):
+        return None
+    places = 0
+    while value.denominator != 1:
+        value, places = value * 10, places + 1
+    return places
+
+
+def _terminates(value: Fraction) -> bool:
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    return rest == 1
+
+
+_LATEX_NOISE = re.compile(r"\\(?:left|right|displaystyle|[,!;: ])|(?<!\\)\$|\\\$|\^\{?\\circ\}?|\\degree|\\?%|\s+")
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|textrm)\{([^{}]*)\}")
+_SHORT_FRAC = re.compile(r"\\frac(\d|[a-zA-Z])(\d|[a-zA-Z])")
+_HALF_FRAC = re.compile(r"\\frac(\d|[a-zA-Z])(?=\{)")
+_SHORT_SQRT = re.compile(r"\\sqrt(\d|[a-zA-Z])")
+_UNITS = re.compile(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\{\s*[^{}]*\}(?:\^\{?\d\}?)?$")
+_SLASH = re.compile(r"^(-?)(\d+)/(\d+)$")
+_NUMERIC = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?|-?\\frac\{-?\d+\}\{\d+\}")
+
+
+def normalised(latex: str) -> str:
+    r"""A LaTeX answer without what does not change its meaning: spaces, sizes, units, `\dfrac`, `\frac12`.
+
+    >>> normalised(r"\dfrac12 "), normalised(r"\left( 3, \tfrac{\pi}{2} \right)"), normalised(r"x = 5\text{ cm}")
+    ('\\frac{1}{2}', '(3,\\frac{\\pi}{2})', '5')
+    """
+    text = latex.strip().rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("−", "-")
+    text = _UNITS.sub("", text)
+    text = _TEXT.sub(lambda match: match.group(1), text)
+    text = _LATEX_NOISE.sub("", text)
+    text = re.sub(r"^[a-zA-Z]=(?=.)", "", text)
+    text = _HALF_FRAC.sub(r"\\frac{\1}", _SHORT_FRAC.sub(r"\\frac{\1}{\2}", text))
+    text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
+    text = _SLASH.sub(r"\1\\frac{\2}{\3}", text)
+    return text if "\\" in text else text.lower()
+
+
+def same_latex(answer: str, reference: str) -> bool:
+    """Whether two LaTeX answers say the same: equal after normalisation, or as numbers, element by element in tuples,
+    intervals and lists. Algebra is not simplified."""
+    a, b = normalised(answer), normalised(reference)
+    if a == b:
+        return True
+    if _is_numeric(a) and _is_numeric(b):
+        x, y = last_number(a), last_number(b)
+        return x is not None and y is not None and same_number(x, y, decimals_of(x))
+    left, right = _elements(a), _elements(b)
+    if len(left) != len(right) or len(left) < 2 or _brackets(a) != _brackets(b):
+        return False
+    return all(same_latex(x, y) for x, y in zip(left, right, strict=True))
+
+
+def _brackets(text: str) -> str:
+    return text[0] + text[-1] if text[0] in "([" and text[-1] in ")]" else ""
+
+
+def _is_numeric(text: str) -> bool:
+    return bool(text) and any(c.isdigit() for c in text) and _NUMERIC.fullmatch(text) is not None
+
+
+def _elements(text: str) -> list[str]:
+    if text[:1] in "([" and text[-1:] in ")]":
+        text = text[1:-1]
+    parts, depth, start = [], 0, 0
+    for place, char in enumerate(text):
+        if char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]]

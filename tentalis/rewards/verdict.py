@@ -1,0 +1,86 @@
+"""What a verifier says, and the three ways in which a task can be wrong about its verifier."""
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.records import Result, Task
+
+
+class RewardError(ValueError):
+    """A task whose answers cannot be verified as it stands: a malformed record, not a bad answer."""
+
+
+class UnknownEnvironment(RewardError):
+    """An environment that is not registered."""
+
+
+class UnknownVerifier(RewardError):
+    """A verifier that the task's environment does not have."""
+
+
+class BadVerifierData(RewardError):
+    """Verifier data that the verifier cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A reward in [-1, 1], or None for *unknown*, and the named values it is made of (0/1 for yes/no).
+
+    Unknown means that the verification failed, never that the answer is middling: `unverified` is then 1.
+    """
+
+    reward: float | None
+    components: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def unknown(cls, **components: float) -> "Verdict":
+        """The verdict of a verification that could not be carried out."""
+        return cls(None, {"unverified": 1.0, **components})
+
+
+class Verifier(Protocol):
+    """One rule. Pure: the same task and result give the same verdict."""
+
+    @property
+    def name(self) -> str:
+        """Name/version: part of the id of every Score it makes, so a changed rule needs a new version."""
+        ...
+
+    @property
+    def slow(self) -> bool:
+        """Whether `verify` may take long enough to hold up an event loop (more than about 10 ms)."""
+        ...
+
+    def check(self, task: Task) -> None:
+        """Raises BadVerifierData if the task's data is not what this verifier reads."""
+        ...
+
+    def verify(self, task: Task, result: Result) -> Verdict:
+        """The verdict on an answer (status ok). Raises BadVerifierData."""
+        ...
+
+    def complaint(self, task: Task, result: Result) -> str | None:
+        """One or two short sentences on what is wrong with an answer, or None. Raises BadVerifierData."""
+        ...
+
+
+class Data(BaseModel):
+    """Base of verifier data: JSON in the task, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+D = TypeVar("D", bound=Data)
+
+
+def data_of(task: Task, model: type[D]) -> D:
+    """The verifier data of a task. Raises BadVerifierData naming the fields that are wrong."""
+    text = task.verifier.data if task.verifier is not None else "{}"
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as cause:
+        name = task.verifier.name if task.verifier is not None else "(none)"
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in cause.errors())
+        raise BadVerifierData(f"the data of the verifier {name!r} is not what it reads: {problems}") from cause

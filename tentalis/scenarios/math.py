@@ -1,0 +1,104 @@
+"""Tasks whose answers can be verified: sums from reasoning-gym that a small model sometimes gets right, or GSM8K."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from schemas.records import Feedback, Message, Result, Sampling, Source, Terms, Verifier
+from tentalis.scenarios.base import Question, UnknownScenario, shuffled_pick
+
+GSM8K_FILE = "gsm8k_train.jsonl"
+USER = "user-math"
+ONLY_NUMBER = "Answer with the number only."
+
+
+class _Mathematics:
+    """What both have in common: the reward comes from the result alone, nobody writes feedback."""
+
+    name = "math"
+    policy = "math"
+    environment = "math"
+    n_samples = 8
+    owes_feedback = False
+    terms = Terms(rl=Source.RESULT, opd=None, deadline_ms=900_000)
+
+    def feedback(self, result: Result, feedback_id: str, event_time: int) -> Feedback:
+        """Raises NotImplementedError: no terms of this scenario name its users."""
+        raise NotImplementedError("the scenario math owes no feedback")
+
+
+class Arithmetic(_Mathematics):
+    """Sums and differences of two numbers of one or two digits (`chain_sum` of reasoning-gym)."""
+
+    dataset = "chain_sum"
+    sampling = Sampling(temperature=1.0, max_tokens=24)
+    showcase = tuple(
+        (
+            Message(
+                role="user",
+                content=f"State the final answer to the following arithmetic problem: {sum_} = {ONLY_NUMBER}",
+            ),
+        )
+        for sum_ in ("7 + 6", "24 - 9", "31 + 18")
+    )
+
+    # More than a run asks, so that no question comes twice.
+    size = 2000
+
+    @cached_property
+    def _entries(self) -> Any:
+        import reasoning_gym
+
+        return reasoning_gym.create_dataset(
+            self.dataset, size=self.size, seed=20, min_terms=2, max_terms=2, min_digits=1, max_digits=2
+        )
+
+    def question(self, run_id: str, index: int) -> Question:
+        """See Scenario.question."""
+        entry = self._entries[shuffled_pick(self.size, run_id, index)]
+        data = {"dataset": self.dataset, "entry": entry}
+        return Question(
+            (Message(role="user", content=f"{entry['question']} {ONLY_NUMBER}"),),
+            Verifier(name="reasoning_gym", data=json.dumps(data, sort_keys=True)),
+            USER,
+        )
+
+
+class GradeSchool(_Mathematics):
+    """GSM8K from `gsm8k_train.jsonl` in a folder: one JSON object a line, with question and answer."""
+
+    sampling = Sampling(temperature=1.0, max_tokens=192)
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / GSM8K_FILE
+        try:
+            lines = self._file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise UnknownScenario(
+                f"no GSM8K: {self._file}: {error.strerror}. The data folder must hold {GSM8K_FILE}"
+            ) from error
+        self._problems = [self._problem(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        if len(self._problems) <= 3:
+            raise UnknownScenario(f"{self._file} holds {len(self._problems)} problems; more than three are needed")
+        # The last three are for showing, not for training.
+        self._asked = len(self._problems) - 3
+        self.showcase = tuple(self._messages(problem["question"]) for problem in self._problems[self._asked :])
+
+    def _problem(self, number: int, line: str) -> dict[str, str]:
+        try:
+            problem = json.loads(line)
+            return {"question": str(problem["question"]), "answer": str(problem["answer"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnknownScenario(f"{self._file}, line {number}: not a JSON object with question and answer") from error
+
+    @staticmethod
+    def _messages(question: str) -> tuple[Message, ...]:
+        text = f"{question}\n\nWork it out briefly and end with the answer as `#### number`."
+        return (Message(role="user", content=text),)
+
+    def question(self, run_id: str, index: int) -> Question:
+        """See Scenario.question."""
+        problem = self._problems[shuffled_pick(self._asked, run_id, index)]
+        data = json.dumps({"answer": problem["answer"].rpartition("####")[2].strip()})
+        return Question(self._messages(problem["question"]), Verifier(name="gsm8k", data=data), USER)

@@ -1,0 +1,49 @@
+"""How every long-running process of ours ends within seconds when it is told to."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+# The supervisor allows 5 s in all.
+GRACE_S = 4.0
+
+
+def run_service(name: str, body: Callable[[threading.Event], None]) -> None:
+    """Runs `body` until it returns, or until SIGTERM or SIGINT sets the event it was given. Raises what `body` raised.
+
+    The body has its own thread: a client that waits for an absent broker inside a C call would keep a signal handler
+    from running. One that does not end within GRACE_S of the signal is left behind, and the process exits with 0: each
+    of ours may be killed at any moment, so that loses nothing. To be called on the main thread.
+    """
+    stop = threading.Event()
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            body(stop)
+        except Exception as error:  # noqa: BLE001 - raised again below, on the main thread
+            raised.append(error)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+        while thread.is_alive() and not stop.is_set():
+            thread.join(0.2)
+        thread.join(GRACE_S)
+        if thread.is_alive():
+            log.warning("%s did not end within %g s of being told to: left as it is", name, GRACE_S)
+            logging.shutdown()
+            os._exit(0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if raised and stop.is_set():
+        log.warning("while stopping: %s", raised[0])
+    elif raised:
+        raise raised[0]

@@ -1,0 +1,59 @@
+"""The verdict: every rule over one log. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from schemas.records import OutcomeKind, Record
+from tentalis.verify import rollouts, samples, training
+from tentalis.verify.index import Index
+from tentalis.verify.model import Kind, Log, Problem, Report, Seen
+from tentalis.verify.training import Training, fate_of
+
+
+def check(log: Log, *, allow_open: bool = False) -> Report:
+    """What the run consists of and what is wrong with it. With `allow_open`, tasks still open are counted, no problem.
+
+    Counts are of distinct records by their identity; `repeats` are further copies of the same key or id, which
+    at-least-once delivery makes and which harm nobody as long as they say the same.
+    """
+    index, trained = Index.of(log), Training.of(log)
+    problems = [problem for rule in (*samples.RULES, *rollouts.RULES) for problem in rule(index)]
+    problems += [problem for rule in training.RULES for problem in rule(index, trained)]
+    still_open = sum(problem.kind is Kind.OPEN for problem in problems)
+    if allow_open:
+        problems = [problem for problem in problems if problem.kind is not Kind.OPEN]
+    kinds = Counter(copies[0].record.kind.value for copies in index.outcomes.values())
+    fates = Counter(
+        fate_of(copies[0].record, copies[0].partition, copies[0].offset, trained) for copies in index.rollouts.values()
+    )
+    by_identity: list[Mapping[str, Sequence[Seen[Record]]]] = [
+        index.tasks,
+        index.results,
+        index.feedback,
+        index.halves,
+        index.outcomes,
+        index.rollouts,
+    ]
+    numbers = {
+        "tasks": len(index.tasks),
+        "samples": sum(task.n_samples for task in index.live_tasks().values()),
+        "results": len(index.results),
+        "feedback": len(index.feedback),
+        "halves": len(index.halves),
+        "rollouts": len(index.rollouts),
+        "superseded": kinds[OutcomeKind.SUPERSEDED.value],
+        "late": kinds[OutcomeKind.LATE.value],
+        "steps": len(trained.winners.get(log.run, {})),
+        "steps_under_way": len(trained.open_steps()),
+        "trained": fates["trained"],
+        "dropped": fates["dropped"],
+        "ahead": fates["ahead"],
+        "open_tasks": still_open,
+        "dead_letters": len(log.dead),
+        "repeats": sum(len(copies) - 1 for records in by_identity for copies in records.values()),
+    }
+    return Report(log.run, numbers, dict(sorted(kinds.items())), sorted(problems, key=_order))
+
+
+def _order(problem: Problem) -> tuple[str, str]:
+    return problem.rule, problem.where

@@ -1,0 +1,224 @@
+"""Rules about rollouts: none forged, none mixed from two results, group statistics right, and each with its outcome."""
+
+import math
+from collections.abc import Iterator
+
+from schemas.digest import digest_holds
+from schemas.records import Hint, Outcome, OutcomeKind, Result, Rollout, Score, Status
+from tentalis.verify.index import Index, says_something
+from tentalis.verify.model import Kind, Problem
+
+TOLERANCE = 1e-9
+HAS = {OutcomeKind.RL: (True, False), OutcomeKind.OPD: (False, True), OutcomeKind.BOTH: (True, True)}
+WITHOUT_ROLLOUT = {OutcomeKind.EMPTY, OutcomeKind.EXPIRED, OutcomeKind.SUPERSEDED}
+
+
+def rollouts_are_unaltered(index: Index) -> Iterator[Problem]:
+    """Every rollout is what its digest says, and all copies of a key are the same; only a husk may stand for one."""
+    for key, copies in index.rollouts.items():
+        whole = [copy for copy in copies if not copy.record.forgotten]
+        for copy in whole:
+            if not digest_holds(copy.record):
+                yield Problem(Kind.WRONG, "forged-rollout", key, f"{copy}: its content is not what its digest says")
+        if len({copy.record.digest for copy in copies}) > 1:
+            where = ", ".join(map(str, copies))
+            yield Problem(Kind.WRONG, "forged-rollout", key, f"one key, several digests: {where}")
+        elif any(_fixed(copy.record) != _fixed(whole[0].record) for copy in whole):
+            yield Problem(Kind.WRONG, "rollout-rewritten", key, "its copies differ outside the digest")
+
+
+def _fixed(rollout: Rollout) -> Rollout:
+    """What all copies of a rollout have in common.
+
+    One that a late hint made by itself may be made again, from another copy of the hint, once the join has forgotten
+    the task.
+    """
+    alone = rollout.rollout_id != f"{rollout.head.task_id}/{rollout.sample_index}"
+    return rollout.model_copy(update={"event_time": 0, "provenance": ()}) if alone else rollout
+
+
+def _same_tokens(rollout: Rollout, result: Result) -> bool:
+    n_prompt, n_response = len(result.prompt_token_ids) // 4, len(result.response_token_ids) // 4
+    if result.status is not Status.OK and not rollout.token_ids:
+        return True  # an answer that failed keeps its reward and loses its tokens
+    return (
+        rollout.token_ids == result.prompt_token_ids + result.response_token_ids
+        and rollout.loss_mask == bytes(n_prompt) + b"\1" * n_response
+        and rollout.sampler_logprobs == bytes(4 * n_prompt) + (result.sampler_logprobs or bytes(4 * n_response))
+        and rollout.sampling == result.sampling
+        and [(s.start, s.policy) for s in rollout.policy_spans]
+        == [(s.start + n_prompt, s.policy) for s in result.policy_spans]
+    )
+
+
+def rollouts_are_of_one_result(index: Index) -> Iterator[Problem]:
+    """Tokens, reward and teacher log-probs of a rollout all come from halves of the one result that it names."""
+    for key, copies in index.rollouts.items():
+        rollout = copies[0].record
+        if rollout.forgotten:
+            continue
+
+        def mixed(message: str, key: str = key) -> Problem:
+            return Problem(Kind.WRONG, "mixed-rollout", key, message)
+
+        slot = (rollout.head.task_id, rollout.sample_index)
+        results = [
+            r.record
+            for r in index.results.get(rollout.result_id, ())
+            if (r.record.task.task_id, r.record.sample_index) == slot
+        ]
+        if not results:
+            yield mixed(f"its sample has no result {rollout.result_id}")
+        elif not any(_same_tokens(rollout, result) for result in results):
+            yield mixed(f"tokens, log-probs, sampling or policy are not those of result {rollout.result_id}")
+        score: Score | None = None
+        hint: Hint | None = None
+        for origin in rollout.provenance:
+            half = index.half_at.get((origin.topic, origin.partition, origin.offset))
+            if half is None or origin.half_id not in (
+                half.record.score_id if isinstance(half.record, Score) else half.record.hint_id,
+            ):
+                yield mixed(f"no half {origin.half_id} lies at {origin.topic}[{origin.partition}]@{origin.offset}")
+                continue
+            if half.record.sample.result_id != rollout.result_id:
+                yield mixed(f"its {origin.half} speaks of result {half.record.sample.result_id}")
+            if isinstance(half.record, Score):
+                score = half.record
+            else:
+                hint = half.record
+        if rollout.has_rl != (rollout.reward is not None) or (rollout.has_rl and score is None):
+            yield mixed("has_rl, its reward and its provenance do not agree")
+        if score is not None and (rollout.reward, rollout.components) != (score.reward, score.components):
+            yield mixed(f"reward {rollout.reward} where the score says {score.reward}, or other components")
+        if rollout.has_opd != (rollout.teacher_logprobs is not None) or (rollout.has_opd and hint is None):
+            yield mixed("has_opd, its teacher's log-probs and its provenance do not agree")
+        taught = hint.teacher_logprobs if hint is not None and says_something(hint) else None
+        if rollout.teacher_logprobs != taught:
+            yield mixed("the teacher's log-probs are not those of an accepted hint")
+
+
+def _named_by(index: Index) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = {}
+    for copies in index.outcomes.values():
+        outcome = copies[0].record
+        if outcome.rollout_id is not None:
+            found.setdefault(outcome.rollout_id, []).append(outcome)
+    return found
+
+
+def outcomes_and_rollouts_agree(index: Index) -> Iterator[Problem]:
+    """Every rollout has one outcome that names it, and every outcome that names one is right about it."""
+    named = _named_by(index)
+    for key in index.rollouts:
+        if len(named.get(key, ())) != 1:
+            yield Problem(Kind.WRONG, "stray-rollout", key, f"{len(named.get(key, ()))} outcomes name it, not one")
+    for key, copies in index.outcomes.items():
+        outcome = copies[0].record
+        wanted = HAS.get(outcome.kind)
+        too_large = outcome.rollout_id is None and outcome.not_trainable is not None
+        if wanted is not None and (outcome.has_rl, outcome.has_opd) != wanted and not too_large:
+            yield Problem(Kind.WRONG, "outcome-kind", key, f"{outcome.kind.value} with {_parts(outcome)}")
+        if (outcome.rollout_id is not None) != (outcome.has_rl or outcome.has_opd) or (
+            outcome.kind in WITHOUT_ROLLOUT and outcome.rollout_id is not None
+        ):
+            yield Problem(
+                Kind.WRONG,
+                "outcome-kind",
+                key,
+                f"{outcome.kind.value}, {_parts(outcome)}, rollout {outcome.rollout_id}",
+            )
+        if outcome.rollout_id is None:
+            continue
+        rollouts = index.rollouts.get(outcome.rollout_id)
+        if rollouts is None:
+            yield Problem(Kind.LOST, "missing-rollout", outcome.rollout_id, f"outcome {key} names it")
+            continue
+        rollout = rollouts[0].record
+        if outcome.rollout_digest != rollout.digest:
+            yield Problem(Kind.WRONG, "forged-rollout", outcome.rollout_id, f"outcome {key} knows another digest of it")
+        if rollout.forgotten:
+            continue
+        mine = (outcome.result_id, outcome.has_rl, outcome.has_opd, outcome.reward, outcome.sample_index)
+        its = (rollout.result_id, rollout.has_rl, rollout.has_opd, rollout.reward, rollout.sample_index)
+        if mine != its or outcome.head != rollout.head:
+            yield Problem(
+                Kind.WRONG, "outcome-rollout", key, f"it and its rollout do not say the same: {mine} and {its}"
+            )
+
+
+def _parts(outcome: Outcome) -> str:
+    return f"has_rl={outcome.has_rl}, has_opd={outcome.has_opd}"
+
+
+def rewards_are_the_scores(index: Index) -> Iterator[Problem]:
+    """The reward of an outcome is that of a score of the result it names."""
+    for key, copies in index.outcomes.items():
+        outcome = copies[0].record
+        if outcome.reward is None:
+            continue
+        halves = index.halves_of.get((outcome.head.task_id, outcome.sample_index), ())
+        rewards = {
+            half.record.reward
+            for half in halves
+            if isinstance(half.record, Score) and half.record.sample.result_id == outcome.result_id
+        }
+        if outcome.reward not in rewards:
+            yield Problem(
+                Kind.WRONG,
+                "outcome-reward",
+                key,
+                f"reward {outcome.reward}; the scores of result {outcome.result_id} say {sorted(map(str, rewards))}",
+            )
+
+
+def _close(left: float | None, right: float | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return math.isclose(left, right, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def groups_add_up(index: Index) -> Iterator[Problem]:
+    """Mean, standard deviation and size of each closed group, computed again from the outcomes of its samples."""
+    for task_id, task in index.live_tasks().items():
+        mains = [index.main_outcome((task_id, i)) for i in range(task.n_samples)]
+        if any(main is None for main in mains):
+            continue
+        outcomes = [main for main in mains if main is not None]
+        rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+        mean = math.fsum(rewards) / len(rewards) if rewards else None
+        spread = None if mean is None else math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
+        closed = sum(outcome.kind is not OutcomeKind.EXPIRED for outcome in outcomes)
+        for outcome in outcomes:
+            if outcome.n_closed != closed:
+                yield Problem(
+                    Kind.WRONG,
+                    "group-statistics",
+                    outcome.outcome_key,
+                    f"n_closed {outcome.n_closed}, but {closed} samples of the group closed",
+                )
+            for seen in index.rollouts.get(outcome.outcome_key, ())[:1]:
+                rollout = seen.record
+                if rollout.forgotten:
+                    continue
+                sizes = (rollout.n_requested, rollout.n_closed)
+                if (
+                    sizes != (task.n_samples, closed)
+                    or not _close(rollout.group_mean, mean)
+                    or not _close(rollout.group_std, spread)
+                ):
+                    yield Problem(
+                        Kind.WRONG,
+                        "group-statistics",
+                        rollout.rollout_id,
+                        f"size {sizes}, mean {rollout.group_mean}, std {rollout.group_std}; "
+                        f"the outcomes of its group give {(task.n_samples, closed)}, {mean}, {spread}",
+                    )
+
+
+RULES = (
+    rollouts_are_unaltered,
+    rollouts_are_of_one_result,
+    outcomes_and_rollouts_agree,
+    rewards_are_the_scores,
+    groups_add_up,
+)

@@ -1,0 +1,196 @@
+"""One task in, its n results out: who samples, how long a missing server is waited for, what a result records."""
+
+import asyncio
+import hashlib
+import logging
+import time
+
+from pydantic import ValidationError
+
+from schemas.ids import parse_policy_name
+from schemas.records import LogprobsMode, PolicySpan, Result, Status, Task, result_id
+from schemas.tensors import float32_bytes, int32_bytes
+from tentalis.inference.protocol import (
+    Completion,
+    Generation,
+    Inference,
+    RequestRefused,
+    ServerUnavailable,
+    UnknownModel,
+)
+from tentalis.kafka import now_ms
+from tentalis.served import Served
+
+log = logging.getLogger(__name__)
+
+# A task may name the version that was served when it was issued; the acknowledgement is then on the log already.
+SERVED_AT_ISSUE = "served"
+WAIT_FOR_ISSUED_S = 10.0
+LONGEST_PAUSE_S = 5.0
+
+
+def seed_of(task_id: str) -> int:
+    """The sampling seed of a task, 31 bits: a task answered again by the same adapter is answered alike."""
+    return int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:4], "big") & 0x7FFFFFFF
+
+
+def failed_instead(result: Result, reason: str) -> Result:
+    """The failed result to record where `result` cannot be: nothing of the answer is kept."""
+    return Result(
+        result_id=result_id(result.task.task_id, result.sample_index, (), b"", ""),
+        event_time=result.event_time,
+        opened_at=result.opened_at,
+        task=result.task,
+        sample_index=result.sample_index,
+        worker_id=result.worker_id,
+        status=Status.FAILED,
+        error=reason,
+        sampling=result.sampling,
+        server_id=result.server_id,
+        elapsed_s=result.elapsed_s,
+    )
+
+
+class Answerer:
+    """Answers tasks through an inference server, with the newest version that the server acknowledged.
+
+    `patience_s`: how long a call is repeated while the server is away or has lost its adapter.
+    """
+
+    def __init__(
+        self, inference: Inference, served: Served, *, worker_id: str, server_id: str, patience_s: float = 300.0
+    ) -> None:
+        self._inference = inference
+        self._served = served
+        self._worker_id = worker_id
+        self._server_id = server_id
+        self._patience_s = patience_s
+        self._changed = asyncio.Event()
+
+    def served_changed(self) -> None:
+        """To be called when `served` has taken in another version."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def answer(self, task: Task, opened_at: int) -> list[Result]:
+        """The n results of a task, in sample order; failed ones where the server refused or stayed away too long.
+
+        `opened_at` is the append time of the task's record, in ms. Waits for as long as no version is served at all.
+        """
+        started = time.monotonic()
+        try:
+            generation = await self._generate(task)
+        except (ServerUnavailable, RequestRefused) as error:
+            log.error("task %s failed: %s", task.task_id, error)
+            return [self._failed(task, i, opened_at, started, str(error)) for i in range(task.n_samples)]
+        return [self._result(task, i, opened_at, started, generation) for i in range(task.n_samples)]
+
+    async def _generate(self, task: Task) -> Generation:
+        await self._wait_for_issued(task)
+        sampling = task.sampling
+        deadline: float | None = None
+        pause = 0.25
+        while True:
+            model = await self._model(task.policy)
+            try:
+                return await self._inference.generate(
+                    model,
+                    [{"role": message.role, "content": message.content} for message in task.messages],
+                    n=task.n_samples,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    top_k=sampling.top_k,
+                    max_tokens=sampling.max_tokens,
+                    seed=seed_of(task.task_id),
+                    stop=sampling.stop,
+                )
+            except (ServerUnavailable, UnknownModel) as error:
+                now = time.monotonic()
+                deadline = deadline or now + self._patience_s
+                if now + pause > deadline:
+                    raise
+                log.warning("task %s: %s; again in %.1f s", task.task_id, error, pause)
+                await self._change_within(pause)
+                pause = min(LONGEST_PAUSE_S, 2 * pause)
+
+    async def _wait_for_issued(self, task: Task) -> None:
+        """Until the version that was served when the task was issued is known here too; given up after a while, because
+        a rollback may have taken it away meanwhile."""
+        wanted = task.metadata.get(SERVED_AT_ISSUE)
+        if wanted is None:
+            return
+        try:
+            _, least = parse_policy_name(wanted)
+        except ValueError as error:
+            raise RequestRefused(400, f"the task's metadata {SERVED_AT_ISSUE!r}: {error}") from error
+        deadline = time.monotonic() + WAIT_FOR_ISSUED_S
+        while (left := deadline - time.monotonic()) > 0:
+            version = self._served.version(task.policy)
+            if version is not None and version >= least:
+                return
+            await self._change_within(left)
+        log.warning("task %s was issued at %s, which this server has not acknowledged", task.task_id, wanted)
+
+    async def _model(self, policy: str) -> str:
+        while (name := self._served.name(policy)) is None:
+            log.info("no version of %s is served yet", policy)
+            await self._change_within(30.0)
+        return name
+
+    async def _change_within(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _result(self, task: Task, index: int, opened_at: int, started: float, generation: Generation) -> Result:
+        given = len(generation.completions)
+        if index >= given:
+            return self._failed(
+                task, index, opened_at, started, f"the server returned {given} of {task.n_samples} samples"
+            )
+        try:
+            return self._ok(task, index, opened_at, started, generation, generation.completions[index])
+        except ValidationError as error:
+            log.error("task %s, sample %d: %s", task.task_id, index, error)
+            return self._failed(task, index, opened_at, started, f"the server's answer cannot be a result: {error}")
+
+    def _ok(
+        self, task: Task, index: int, opened_at: int, started: float, generation: Generation, completion: Completion
+    ) -> Result:
+        spans = (PolicySpan(start=0, policy=generation.model),)
+        tokens = int32_bytes(completion.token_ids)
+        return Result(
+            result_id=result_id(task.task_id, index, spans, tokens, completion.text),
+            event_time=now_ms(),
+            opened_at=opened_at,
+            task=task,
+            sample_index=index,
+            worker_id=self._worker_id,
+            status=Status.OK,
+            text=completion.text,
+            prompt_token_ids=int32_bytes(generation.prompt_token_ids),
+            response_token_ids=tokens,
+            sampler_logprobs=float32_bytes(completion.logprobs),
+            logprobs_mode=LogprobsMode.PROCESSED,
+            sampling=task.sampling,
+            policy_spans=spans,
+            finish_reason=completion.finish_reason,
+            server_id=self._server_id,
+            elapsed_s=time.monotonic() - started,
+        )
+
+    def _failed(self, task: Task, index: int, opened_at: int, started: float, reason: str) -> Result:
+        return Result(
+            result_id=result_id(task.task_id, index, (), b"", ""),
+            event_time=now_ms(),
+            opened_at=opened_at,
+            task=task,
+            sample_index=index,
+            worker_id=self._worker_id,
+            status=Status.FAILED,
+            error=reason,
+            sampling=task.sampling,
+            server_id=self._server_id,
+            elapsed_s=time.monotonic() - started,
+        )

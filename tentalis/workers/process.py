@@ -1,0 +1,209 @@
+"""The worker's process: a member of the consumer group of its environment, several tasks at once.
+
+Order of effects: results on the log and confirmed, then the offset of their task committed. So a worker that is killed
+answers a task again; the join takes the first answer of a slot and supersedes the other.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from confluent_kafka import TopicPartition
+
+from schemas import topics
+from schemas.codec import DecodeError
+from schemas.records import Result, Task
+from tentalis.config import Settings
+from tentalis.inference.protocol import Inference
+from tentalis.kafka import GroupConsumer, Publisher, RecordTooLarge, Stored, make_codec
+from tentalis.reading import Reader
+from tentalis.served import Served
+from tentalis.service import run_service
+from tentalis.workers.answer import Answerer, failed_instead
+from tentalis.workers.progress import Progress
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# Beyond this a lane fetches no more; the group may wait an hour for its next poll (max.poll.interval.ms).
+QUEUE_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """`concurrency`: tasks at once, to fill the server's batch. `server_id`: whose acknowledgements to believe."""
+
+    environment: str
+    server_url: str
+    server_id: str
+    worker_id: str
+    concurrency: int = 8
+    patience_s: float = 300.0
+    api_key: str | None = None
+    group_prefix: str = "tentalis-worker"
+
+
+class Lane:
+    """One consumer group on the tasks topic and what it has fetched: the shared one, or this worker's own.
+
+    A task that names a target worker may lie on a partition that another member of the shared group owns. So targeted
+    tasks are left to a group that the target has for itself, and the shared group passes over them.
+    """
+
+    def __init__(self, settings: Settings, group: str, *, targeted: bool) -> None:
+        self.targeted = targeted
+        self.progress = Progress()
+        self.queue: deque[Stored] = deque()
+        self._consumer = GroupConsumer(
+            settings, group, [topics.TASKS], on_assign=self._assigned, on_revoke=self._revoked
+        )
+
+    def _assigned(self, partitions: list[TopicPartition]) -> None:
+        self.progress.assign((p.topic, p.partition) for p in partitions)
+        log.info("partitions assigned: %s", sorted(p.partition for p in partitions))
+
+    def _revoked(self, partitions: list[TopicPartition]) -> None:
+        self.progress.revoke((p.topic, p.partition) for p in partitions)
+        kept: deque[Stored] = deque()
+        for stored in self.queue:
+            if self.progress.owns(stored):
+                kept.append(stored)
+            else:
+                self.progress.forget(stored)
+        self.queue = kept
+
+    def poll(self, timeout: float) -> None:
+        """Fetches; callbacks of the group run inside. Nothing else may touch this lane meanwhile."""
+        if len(self.queue) >= QUEUE_LIMIT:
+            return
+        self.queue.extend(stored for stored in self._consumer.poll(timeout, 100) if self.progress.begin(stored))
+
+    def commit(self) -> None:
+        """Commits what is done. A commit that a rebalance overtook is dropped: those tasks come again."""
+        self._consumer.commit(self.progress.committable())
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._consumer.close()
+
+
+class Worker:
+    """Takes tasks from its lanes, answers up to `concurrency` at once, publishes, commits."""
+
+    def __init__(self, options: WorkerOptions, settings: Settings, inference: Inference) -> None:
+        self._options = options
+        codec = make_codec(settings)
+        self._codec = codec
+        self._served = Served(options.server_id)
+        self._acks = Reader(settings, [topics.POLICY_ACKS], codec)
+        self._publisher = Publisher(settings, f"tentalis/worker/{options.worker_id}", codec)
+        shared = f"{options.group_prefix}-{options.environment}"
+        self._lanes = (
+            Lane(settings, shared, targeted=False),
+            Lane(settings, f"{shared}-{options.worker_id}", targeted=True),
+        )
+        self._answerer = Answerer(
+            inference,
+            self._served,
+            worker_id=options.worker_id,
+            server_id=options.server_id,
+            patience_s=options.patience_s,
+        )
+        self._running: dict[asyncio.Task[list[Result]], tuple[Lane, Stored]] = {}
+        self._served_changed = False
+
+    async def run(self, stop: threading.Event) -> None:
+        """Until `stop`; then what is under way is given up, uncommitted."""
+        try:
+            while not stop.is_set():
+                await asyncio.to_thread(self._poll)
+                await self._publish_finished()
+                self._start_queued()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+            for closeable in (*self._lanes, self._acks):
+                closeable.close()
+
+    def _poll(self) -> None:
+        for lane in self._lanes:
+            lane.poll(POLL_S / len(self._lanes))
+        for _, record in self._acks.poll(0.0):
+            self._served_changed |= self._served.apply(record)
+
+    def _start_queued(self) -> None:
+        if self._served_changed:
+            self._served_changed = False
+            self._answerer.served_changed()
+        for lane in self._lanes:
+            while lane.queue and len(self._running) < self._options.concurrency:
+                stored = lane.queue.popleft()
+                task = self._mine(stored, lane)
+                if task is None:
+                    lane.progress.finish(stored)
+                    continue
+                log.info("task %s (%d samples)", task.task_id, task.n_samples)
+                answering = asyncio.create_task(self._answerer.answer(task, stored.timestamp))
+                self._running[answering] = (lane, stored)
+
+    def _mine(self, stored: Stored, lane: Lane) -> Task | None:
+        try:
+            record = stored.decode(self._codec)
+        except DecodeError as error:
+            log.warning("skipped: %s", error)  # scoring owns the dead letters of tasks
+            return None
+        assert isinstance(record, Task)
+        if record.environment != self._options.environment:
+            return None
+        wanted = record.target_worker
+        return record if (wanted == self._options.worker_id if lane.targeted else wanted is None) else None
+
+    async def _publish_finished(self) -> None:
+        finished = [task for task in self._running if task.done()]
+        for task in finished:
+            for result in task.result():
+                self._send(result)
+        if finished:
+            await asyncio.to_thread(self._publisher.flush)
+        for task in finished:
+            lane, stored = self._running.pop(task)
+            lane.progress.finish(stored)
+        for lane in self._lanes:
+            await asyncio.to_thread(lane.commit)
+
+    def _send(self, result: Result) -> None:
+        try:
+            self._publisher.send(topics.RESULTS, result)
+        except RecordTooLarge as error:
+            log.error("%s", error)
+            self._publisher.send(topics.RESULTS, failed_instead(result, str(error)))
+
+
+def run(
+    settings: Settings,
+    *,
+    environment: str,
+    server: str,
+    worker_id: str | None = None,
+    server_id: str = "local",
+    concurrency: int = 8,
+) -> None:
+    """The process: answers tasks of `environment` through the inference server at the URL `server`, until SIGTERM.
+
+    `worker_id` (default: host name and environment) must be the worker's own and stay the same over restarts.
+    """
+    from tentalis.inference.client import OpenAIClient
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request says nothing here
+    name = worker_id or f"{socket.gethostname()}-{environment}"
+    options = WorkerOptions(environment, server, server_id, name, concurrency)
+
+    async def main(stop: threading.Event) -> None:
+        async with OpenAIClient(options.server_url, options.api_key) as inference:
+            await Worker(options, settings, inference).run(stop)
+
+    run_service("worker", lambda stop: asyncio.run(main(stop)))

@@ -1,0 +1,172 @@
+"""What the benchmarks share: a broker of their own, records to feed, and how to tell when an application is through."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.records import (
+    Feedback,
+    LogprobsMode,
+    Message,
+    PolicySpan,
+    Result,
+    Source,
+    Status,
+    Task,
+    Terms,
+    Verifier,
+    result_id,
+)
+from schemas.tensors import float32_bytes, int32_bytes
+from tentalis.config import Settings
+from tentalis.local.broker import EmbeddedBroker
+from tentalis.local.ports import free_port
+
+
+def log(text: str) -> None:
+    """Progress, on stderr: stdout is for the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def report(**figures: Any) -> None:
+    """The last line on stdout: one JSON object."""
+    print(json.dumps({name: round(v, 4) if isinstance(v, float) else v for name, v in figures.items()}), flush=True)
+
+
+@contextmanager
+def own_kafka() -> Iterator[Settings]:
+    """A broker in a temporary folder with every topic applied."""
+    with tempfile.TemporaryDirectory() as folder:
+        broker = EmbeddedBroker(Path(folder) / "kafka", free_port(), free_port())
+        broker.start()
+        try:
+            broker.wait_ready(60)
+            settings = Settings.from_env().model_copy(
+                update={"bootstrap": broker.bootstrap, "home": Path(folder) / "home"}
+            )
+            cli(settings, "topics", "apply", "--yes")
+            yield settings
+        finally:
+            broker.stop()
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment of a command against these settings."""
+    return os.environ | {
+        "TENTALIS_BOOTSTRAP": settings.require_bootstrap(),
+        "TENTALIS_HOME": str(settings.home),
+        "TENTALIS_LOG": "WARNING",
+    }
+
+
+def cli(settings: Settings, *arguments: str) -> str:
+    """Runs a command to its end and returns its stdout. Raises CalledProcessError."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tentalis.cli", *arguments],
+        env=environment(settings),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return done.stdout
+
+
+@contextmanager
+def process(settings: Settings, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A command that runs until the block ends."""
+    child = subprocess.Popen([sys.executable, "-m", "tentalis.cli", *arguments], env=environment(settings))
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.wait(15)
+
+
+def committed(settings: Settings, group: str, ends: Mapping[str, Mapping[int, int]]) -> int:
+    """How many records of the topics (name -> partition -> end) a group has committed."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    from tentalis.kafka import consumer_config
+
+    consumer = Consumer(consumer_config(settings, group))
+    try:
+        places = [TopicPartition(topic, p) for topic, parts in ends.items() for p in parts]
+        return sum(max(0, place.offset) for place in consumer.committed(places, timeout=10))
+    finally:
+        consumer.close()
+
+
+def drained_rate(settings: Settings, group: str, ends: Mapping[str, Mapping[int, int]], timeout: float = 300) -> float:
+    """Records per second between the first and the last commit seen of a group that works through a backlog."""
+    total = sum(end for parts in ends.values() for end in parts.values())
+    first: tuple[float, int] | None = None
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        done, now = committed(settings, group, ends), time.monotonic()
+        if done and first is None:
+            first = (now, done)
+        if done >= total:
+            if first is None or first[1] >= total:
+                raise RuntimeError("the backlog was gone before the first look: make it larger")
+            return (total - first[1]) / (now - first[0])
+        time.sleep(0.1)
+    raise TimeoutError(f"{group} did not get through {total} records within {timeout:g} s")
+
+
+def make_task(index: int, n_samples: int = 1, opd: bool = True) -> Task:
+    """A task of the assistant scenario."""
+    return Task(
+        task_id=f"bench-{index}",
+        event_time=0,
+        policy="bench",
+        environment="chat",
+        messages=(Message(role="user", content="How do I keep bread fresh for longer?"),),
+        n_samples=n_samples,
+        verifier=Verifier(name="taste"),
+        terms=Terms(rl=Source.RESULT, opd=Source.USER if opd else None),
+    )
+
+
+def make_result(task: Task, sample: int, n_tokens: int = 64) -> Result:
+    """An answer of n_tokens tokens with log-probs."""
+    rng = np.random.default_rng(sample)
+    response = int32_bytes(rng.integers(0, 40_000, n_tokens))
+    text = "Keep bread in a paper bag at room temperature and freeze what you do not eat soon."
+    spans = (PolicySpan(start=0, policy="bench@v0"),)
+    return Result(
+        result_id=result_id(task.task_id, sample, spans, response, text),
+        event_time=0,
+        opened_at=0,
+        task=task,
+        sample_index=sample,
+        worker_id="bench",
+        status=Status.OK,
+        text=text,
+        prompt_token_ids=int32_bytes(range(40)),
+        response_token_ids=response,
+        sampler_logprobs=float32_bytes(-rng.random(n_tokens)),
+        logprobs_mode=LogprobsMode.PROCESSED,
+        policy_spans=spans,
+        finish_reason="stop",
+    )
+
+
+def make_feedback(result: Result) -> Feedback:
+    """An explicit nothing to say."""
+    return Feedback(
+        feedback_id=f"feedback-{result.result_id}",
+        event_time=0,
+        task_id=result.task.task_id,
+        sample_index=result.sample_index,
+        source=Source.USER,
+        result=result,
+    )

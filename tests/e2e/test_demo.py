@@ -1,0 +1,111 @@
+"""The whole loop as a person runs it: demo, replay, verify, forgery, garbage, Ctrl-C and resume."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab import Home, pids_of
+from tests.kafka_fixture import eventually
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Home, dict[str, object]]:
+    """A home with a finished demo run in it."""
+    home = Home(tmp_path_factory.mktemp("e2e") / "home", tiny_model)
+    return home, home.finish(home.start_demo("--steps", str(STEPS)), timeout=400)
+
+
+def test_the_demo_reports_every_version_and_leaves_nothing_running(finished: tuple[Home, dict[str, object]]) -> None:
+    home, result = finished
+    assert set(result) == {
+        *("run_id", "steps", "reward_by_version", "first_quarter", "last_quarter", "p_value", "wall_seconds")
+    }
+    assert result["steps"] == STEPS
+    rows = result["reward_by_version"]
+    assert isinstance(rows, list)
+    assert [row["version"] for row in rows] == list(range(STEPS + 1))
+    assert all(row["n"] >= 24 for row in rows), rows
+    assert set(rows[0]) >= {"version", "mean", "n", "stderr", "mean_words", "on_topic_share"}
+    assert pids_of(home.path) == []
+    reports = list((home.path / "reports").rglob("*.html"))
+    assert reports and list((home.path / "reports").rglob("*.png"))
+
+
+def test_the_replay_is_equal_twice_and_the_verifier_is_content(finished: tuple[Home, dict[str, object]]) -> None:
+    home, result = finished
+    for _ in range(2):
+        done = home.run("replay", str(result["run_id"]), "-o", "json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        steps = json.loads(done.stdout)["steps"]
+        assert [step["step"] for step in steps] == list(range(STEPS + 1))
+        assert all(step["recorded_sha256"] == step["replayed_sha256"] and step["equal"] for step in steps)
+    verified = home.run("verify", str(result["run_id"]), "-o", "json")
+    report = json.loads(verified.stdout)
+    assert verified.returncode == 0, report
+    assert (report["lost"], report["wrong"], report["duplicates"]) == (0, 0, 0)
+    assert report["rollouts"] >= STEPS * 32
+
+
+def test_garbage_on_every_input_topic_is_dead_lettered_with_its_bytes_and_the_rest_goes_on(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    demo = home.start_demo("--steps", "2")
+    inputs = ("tasks", "results", "feedback", "halves", "outcomes", "rollouts")
+    try:
+        eventually(
+            lambda: all(
+                home.processes().get(name, {}).get("state") == "ready" for name in ("scoring", "join", "hinting")
+            ),
+            120,
+            message="the applications did not become ready",
+        )
+        for name in inputs:
+            for garbage in ("not avro at all", "\x00\x00\x00\x00\x07x"):
+                done = home.run("produce", f"tentalis.{name}.v1", "--raw", "--key", "garbage", stdin=garbage)
+                assert done.returncode == 0, done.stderr
+    finally:
+        result = home.finish(demo, timeout=400)
+    up = home.run("up", "--detach", "--policy-model", str(tiny_model))
+    assert up.returncode == 0, up.stderr
+    try:
+        for name in inputs:
+
+            def letters(topic: str = f"tentalis.{name}.v1.dlq") -> bool:
+                shown = home.run("consume", topic, "--from", "earliest", "--exit", "-o", "json")
+                rows = [json.loads(line) for line in shown.stdout.splitlines()]
+                return len(rows) == 2
+
+            eventually(letters, 90, interval=2, message=f"the garbage on {name} was not dead-lettered")
+        assert home.run("verify", str(result["run_id"])).returncode == 0
+    finally:
+        assert home.run("down").returncode == 0
+
+
+def test_ctrl_c_stops_everything_within_ten_seconds_and_the_next_start_resumes(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    demo = home.start_demo("--steps", "3")
+    eventually(
+        lambda: any((home.path / "adapters").rglob("v1/adapter_model.safetensors")), 200, message="no step was trained"
+    )
+    run_ids = [folder.name for folder in (home.path / "runs").iterdir()]
+    demo.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    demo.communicate(timeout=60)
+    took = time.monotonic() - began
+    assert demo.returncode != 0
+    assert took < 12, f"{took:.1f} s from Ctrl-C to the end"  # the promise is 10 s; a contract, not a speed test
+    assert pids_of(home.path) == []
+    result = home.finish(home.start_demo("--steps", "3"), timeout=400)
+    assert [result["run_id"]] == run_ids
+    assert home.run("verify", str(result["run_id"])).returncode == 0
+    assert home.run("replay", str(result["run_id"])).returncode == 0

@@ -1,0 +1,86 @@
+"""Worker, manager and policies in threads against a real broker, with names that no other test has."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from schemas import topics
+from schemas.records import Record
+from tentalis.admin import ensure
+from tentalis.config import Settings
+from tentalis.kafka import Publisher, make_codec, read_to_end
+from tests.kafka_fixture import eventually
+
+
+class Lab:
+    """A broker with the topics, and one set of names."""
+
+    def __init__(self, bootstrap: str, unique: str) -> None:
+        self.settings = Settings(bootstrap=bootstrap)
+        self.name = unique
+        eventually(self._ensured, 30)
+        self.codec = make_codec(self.settings)
+        self.publisher = Publisher(self.settings, "test", self.codec)
+
+    def _ensured(self) -> bool:
+        try:
+            ensure(self.settings)
+        except KafkaException as error:  # partitions just created may not have a leader yet
+            assert error.args[0].retriable() or error.args[0].code() == KafkaError.NOT_LEADER_FOR_PARTITION, error
+            return False
+        return True
+
+    def put(self, topic: str, *records: Record) -> None:
+        for record in records:
+            self.publisher.send(topic, record)
+        self.publisher.flush()
+
+    def records(self, topic: str, mine: Callable[[Any], bool]) -> list[Any]:
+        """The decodable records of a topic that are this test's."""
+        expected = topics.table().records_of(topic)
+        decoded = []
+        for stored in read_to_end(self.settings, topic):
+            if stored.key == "garbage":
+                continue
+            record = self.codec.decode(
+                stored.value,
+                topic=topic,
+                partition=stored.partition,
+                offset=stored.offset,
+                expected=expected,
+            )
+            if mine(record):
+                decoded.append(record)
+        return decoded
+
+
+@contextmanager
+def running(body: Callable[[threading.Event], Coroutine[Any, Any, None]]) -> Iterator[Callable[[], None]]:
+    """`body` on an event loop in a thread; yields a function that ends it and raises what it raised."""
+    stop = threading.Event()
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(body(stop))
+        except Exception as error:  # noqa: BLE001 - raised again by `end`
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+
+    def end() -> None:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive(), "it did not stop"
+        if raised:
+            raise raised.pop()
+
+    thread.start()
+    try:
+        yield end
+    finally:
+        end()

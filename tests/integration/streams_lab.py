@@ -1,0 +1,160 @@
+"""Topics, workers and readings for the tests of `streams.app` on a real broker."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from streams.app import ensure_changelog
+from streams.processor import payload_of
+from streams.state import Fold, entry_of
+from tests.kafka_fixture import eventually
+
+PARTITIONS = 4
+
+
+class Lab:
+    """One input topic with its output, dead-letter and tick topics, and workers of one application."""
+
+    def __init__(self, bootstrap: str, name: str, folder: Path, *, out_config: dict[str, str] | None = None) -> None:
+        self.bootstrap = bootstrap
+        self.topic = name
+        self.app = f"{name}-app"
+        self.folder = folder
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        configs = {name: {}, f"{name}.out": out_config or {}, f"{name}.dlq": {}, f"{name}.ticks": {}}
+        new = [NewTopic(topic, PARTITIONS, 1, config=config) for topic, config in configs.items()]
+        for future in self.admin.create_topics(new).values():
+            future.result(30)
+        self.changelog = ensure_changelog(bootstrap, self.app, "state", PARTITIONS)
+        self.producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "partitioner": "murmur2_random",
+                "compression.type": "zstd",
+                "linger.ms": 2,
+                "message.max.bytes": 16 * 2**20,
+            }
+        )
+        self.sent: Counter[str] = Counter()
+        self._serial = 0
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def produce(self, count: int, keys: int = 20) -> None:
+        """`count` numbered records over `keys` keys, confirmed."""
+        for _ in range(count):
+            key = f"key-{self._serial % keys}"
+            self.producer.produce(self.topic, f"n:{self._serial}".encode(), key.encode())
+            self.sent[key] += 1
+            self._serial += 1
+        assert self.producer.flush(30) == 0
+
+    def put(self, topic: str, value: bytes | None, key: bytes | None = None, **options: Any) -> None:
+        """One record, confirmed."""
+        self.producer.produce(topic, value, key, **options)
+        assert self.producer.flush(30) == 0
+
+    def start(self, *options: str) -> "subprocess.Popen[bytes]":
+        """A worker process."""
+        command = [sys.executable, "-m", "tests.integration.counting_app", "--bootstrap", self.bootstrap]
+        command += ["--app", self.app, "--topic", self.topic, "--state-dir", str(self.folder), *options]
+        log = (self.folder / f"worker-{len(self._workers)}.log").open("wb")
+        with log:
+            worker = subprocess.Popen(
+                command, cwd=Path(__file__).parents[2], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+        self._workers.append(worker)
+        return worker
+
+    def log_of(self, worker: "subprocess.Popen[bytes]") -> str:
+        """What a worker has logged so far."""
+        return (self.folder / f"worker-{self._workers.index(worker)}.log").read_text()
+
+    def stop(self, worker: "subprocess.Popen[bytes]") -> int:
+        """SIGTERM; the exit code."""
+        worker.send_signal(signal.SIGTERM)
+        return worker.wait(10)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGCONT)
+                worker.kill()
+                worker.wait()
+        topics = [self.topic, *(f"{self.topic}.{kind}" for kind in ("out", "dlq", "ticks")), self.changelog]
+        self.admin.delete_topics(topics)
+
+    def owns(self, worker: "subprocess.Popen[bytes]") -> bool:
+        """Whether the worker got its partitions."""
+        assert worker.poll() is None, f"the worker ended with {worker.returncode}:\n{self.log_of(worker)[-3000:]}"
+        return "owns partitions" in self.log_of(worker)
+
+    def read(self, topic: str) -> list[Message]:
+        """Everything on a topic."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "lab",
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 10,
+            }
+        )
+        found: list[Message] = []
+        try:
+            ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), 10) for p in range(PARTITIONS)}
+            todo = {p: high for p, (low, high) in ends.items() if low < high}
+            consumer.assign([TopicPartition(topic, p, 0) for p in todo])
+            while todo:
+                for message in consumer.consume(1000, 0.2):
+                    assert message.error() is None, message.error()
+                    found.append(message)
+                    if message.offset() + 1 >= todo.get(message.partition(), 1 << 62):
+                        del todo[message.partition()]
+        finally:
+            consumer.close()
+        return found
+
+    def uncommitted(self) -> int:
+        """Input records that the application has not committed."""
+        places = [TopicPartition(self.topic, p) for p in range(PARTITIONS)]
+        try:
+            ends = self.admin.list_offsets({place: OffsetSpec.latest() for place in places})
+            asked = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.app, places)])
+            committed = sum(max(place.offset, 0) for place in asked[self.app].result(10).topic_partitions)
+            return sum(end.result(10).offset for end in ends.values()) - committed
+        except KafkaException as error:
+            # The coordinator may still be loading: ask again (an AssertionError is "not yet" to `eventually`).
+            assert not error.args[0].retriable(), str(error)
+            raise
+
+    def counted(self) -> dict[str, int]:
+        """The state as the changelog tells it."""
+        folds = [Fold() for _ in range(PARTITIONS)]
+        for m in self.read(self.changelog):
+            folds[m.partition()].add(
+                entry_of(self.changelog, m.partition(), m.offset(), m.key(), m.value(), m.headers() or ())
+            )
+        return {key: int(payload_of(value)) for fold in folds for key, value in fold.state().items()}
+
+    def settled(self, timeout: float = 30.0, workers: Sequence["subprocess.Popen[bytes]"] = ()) -> None:
+        """Waits until everything sent is committed."""
+        eventually(
+            lambda: self.uncommitted() == 0,
+            timeout,
+            0.1,
+            lambda: "not everything is committed\n" + "\n".join(self.log_of(w)[-3000:] for w in workers),
+        )
+
+    def verify(self) -> Counter[bytes]:
+        """Nothing lost, nothing counted twice. Returns how often each output was written."""
+        assert self.counted() == dict(self.sent)
+        outputs = Counter(m.value() for m in self.read(f"{self.topic}.out"))
+        assert set(outputs) == {f"n:{i}".encode() for i in range(self._serial)}
+        return outputs

@@ -1,0 +1,118 @@
+"""The topic table on a real broker: applied, in line, drifted, repaired."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas import topics
+from schemas.avro import AvroSchema, all_current
+from tentalis.admin import Change, KafkaAdmin, Kind, apply, ensure, missing_schemas, plan
+from tentalis.cli.main import app
+from tentalis.config import Settings
+from tentalis.kafka import read_to_end
+from tests.kafka_fixture import Kafka
+
+pytestmark = pytest.mark.broker
+runner = CliRunner()
+
+
+@pytest.fixture
+def settings(kafka: Kafka) -> Settings:
+    found = Settings(bootstrap=kafka.bootstrap)
+    ensure(found)
+    return found
+
+
+@pytest.fixture
+def invoke(settings: Settings) -> Iterator[Callable[..., tuple[int, str]]]:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = runner.invoke(app, [*arguments, "--bootstrap-server", str(settings.bootstrap)])
+        return done.exit_code, done.stdout
+
+    yield run
+
+
+def retention(settings: Settings, topic: str, value: str) -> None:
+    KafkaAdmin(settings).update([Change(Kind.UPDATE, topic, 0, {"retention.ms": (None, value)})], False)
+
+
+def test_applying_again_changes_nothing(settings: Settings) -> None:
+    assert ensure(settings) == []
+    assert missing_schemas(settings) == []
+
+
+def test_every_topic_is_there_as_the_table_says(settings: Settings) -> None:
+    found = {topic.name: topic for topic in KafkaAdmin(settings).describe(topics.table().topics)}
+    for name, wanted in topics.table().topics.items():
+        assert len(found[name].partitions) == wanted.partitions
+        assert found[name].managed
+        assert found[name].config["min.insync.replicas"] == "1"
+
+
+def test_the_schemas_topic_explains_every_record(settings: Settings) -> None:
+    published = {s.key: s.value for s in read_to_end(settings, topics.SCHEMAS)}
+    for schema in all_current():
+        value = published[schema.fingerprint.hex()]
+        assert value is not None
+        assert AvroSchema.parse(value.decode()).fingerprint == schema.fingerprint
+
+
+def test_drift_is_shown_exits_with_3_and_is_repaired(
+    settings: Settings, invoke: Callable[..., tuple[int, str]]
+) -> None:
+    retention(settings, topics.EVALS, "12345")
+    code, out = invoke("topics", "diff", "-o", "json")
+    (change,) = json.loads(out)
+    assert (code, change["change"], change["topic"]) == (3, "update", topics.EVALS)
+    assert change["config"] == {"retention.ms": {"is": "12345", "wanted": "2592000000"}}
+    assert invoke("topics", "apply", "--dry-run")[0] == 0
+    assert invoke("topics", "diff")[0] == 3
+    assert invoke("topics", "apply", "--yes")[0] == 0
+    code, out = invoke("topics", "diff")
+    assert (code, "nothing to do" in out) == (0, True)
+
+
+def test_without_a_yes_nothing_is_applied(settings: Settings, invoke: Callable[..., tuple[int, str]]) -> None:
+    retention(settings, topics.EVALS, "12345")
+    assert invoke("topics", "apply")[0] == 1
+    assert invoke("topics", "diff")[0] == 3
+    ensure(settings)
+
+
+def test_another_partition_count_is_refused_with_3(settings: Settings, unique: str) -> None:
+    admin = KafkaAdmin(settings)
+    apply(admin, [Change(Kind.CREATE, unique, 2)], dry_run=False)
+    table = topics.TopicTable({unique: topics.Topic(unique, (), 3, {})}, 1, 3)
+    (change,) = plan(table, admin.current([unique]))
+    assert change.kind is Kind.IMPOSSIBLE
+
+
+def test_a_dry_run_of_a_creation_creates_nothing(settings: Settings, unique: str) -> None:
+    apply(KafkaAdmin(settings), [Change(Kind.CREATE, unique, 2)], dry_run=True)
+    assert unique not in KafkaAdmin(settings).names()
+
+
+def test_creating_what_exists_is_no_error(settings: Settings, unique: str) -> None:
+    for _ in range(2):
+        apply(KafkaAdmin(settings), [Change(Kind.CREATE, unique, 2)], dry_run=False)
+
+
+def test_a_setting_that_the_broker_does_not_know_is_an_error(settings: Settings, unique: str) -> None:
+    from confluent_kafka import KafkaException
+
+    change = Change(Kind.CREATE, unique, 1, {"no.such.setting": (None, "1")})
+    with pytest.raises(KafkaException, match=r"no\.such\.setting|Unknown topic config"):
+        apply(KafkaAdmin(settings), [change], dry_run=False)
+
+
+def test_list_and_describe(settings: Settings, invoke: Callable[..., tuple[int, str]]) -> None:
+    code, out = invoke("topics", "list", "-o", "json")
+    rows = {row["topic"]: row for row in json.loads(out)}
+    assert code == 0
+    assert rows[topics.HALVES]["partitions"] == 8
+    assert rows[topics.SCHEMAS]["records"] >= len(all_current())
+    code, out = invoke("topics", "describe", topics.RUNS)
+    assert (code, "cleanup.policy" in out) == (0, True)
+    assert invoke("topics", "describe", "no-such-topic")[0] == 1

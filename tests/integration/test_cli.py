@@ -1,0 +1,136 @@
+"""consume and produce on a real broker: what goes in as JSON comes out as JSON, and what is no record is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas import topics
+from schemas.records import Task
+from tentalis.admin import ensure
+from tentalis.cli.main import app
+from tentalis.cli.values import to_plain
+from tentalis.config import Settings
+from tentalis.kafka import Publisher, Stored, make_codec, read_to_end
+from tests.kafka_fixture import Kafka
+from tests.unit.verify_run import consistent
+
+pytestmark = pytest.mark.broker
+runner = CliRunner()
+
+
+@pytest.fixture
+def settings(kafka: Kafka) -> Settings:
+    found = Settings(bootstrap=kafka.bootstrap)
+    ensure(found)
+    return found
+
+
+def run(settings: Settings, *arguments: str, stdin: str | None = None) -> Any:
+    return runner.invoke(app, [*arguments, "--bootstrap-server", str(settings.bootstrap)], input=stdin)
+
+
+def consumed(settings: Settings, *arguments: str) -> list[dict[str, Any]]:
+    done = run(settings, "consume", *arguments, "--exit", "-o", "json")
+    assert done.exit_code == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def a_task(unique: str) -> Task:
+    return consistent().tasks[0].record.model_copy(update={"task_id": unique})
+
+
+def test_what_is_produced_is_consumed_with_key_and_headers(settings: Settings, unique: str) -> None:
+    task = a_task(unique)
+    done = run(settings, "produce", topics.TASKS, "-o", "json", stdin=json.dumps(to_plain(task)) + "\n\n")
+    assert json.loads(done.stdout) == {"topic": topics.TASKS, "records": 1}
+    (found,) = consumed(settings, topics.TASKS, "--key", unique)
+    assert (found["type"], found["value"]["task_id"]) == ("Task", unique)
+    assert found["headers"]["ce_id"] == unique
+    assert found["headers"]["ce_type"] == "tentalis.Task"
+    # and once more round: what consume prints, produce takes
+    again = run(settings, "produce", topics.TASKS, stdin=json.dumps(found))
+    assert again.exit_code == 0, again.stderr
+    first, second = consumed(settings, topics.TASKS, "--key", unique)
+    assert first["value"] == second["value"]
+
+
+def test_a_bad_line_is_named_and_what_came_before_it_is_written(settings: Settings, unique: str) -> None:
+    good = json.dumps(to_plain(a_task(unique)))
+    done = run(settings, "produce", topics.TASKS, stdin=f"{good}\n{{}}\n")
+    assert done.exit_code == 1
+    assert "1 records before it were written" in done.stderr
+    assert "error: line 2: not a Task: task_id: Field required" in done.stderr
+    assert len(consumed(settings, topics.TASKS, "--key", unique)) == 1
+
+
+def test_a_record_over_the_limit_is_refused_with_the_limit(settings: Settings, unique: str, tmp_path: Path) -> None:
+    limit = topics.table().record_limit_bytes
+    large = a_task(unique).model_copy(update={"metadata": {"x": "y" * limit}})
+    done = run(settings, "produce", topics.TASKS, stdin=json.dumps(to_plain(large)))
+    assert done.exit_code == 1
+    assert f"the limit is {limit:,} bytes" in done.stderr
+    (tmp_path / "large").write_bytes(b"x" * (limit + 1))
+    done = run(settings, "produce", topics.TASKS, "--raw", "--key", unique, "--file", str(tmp_path / "large"))
+    assert done.exit_code == 1
+    assert f"the limit is {limit:,} bytes" in done.stderr
+    assert consumed(settings, topics.TASKS, "--key", unique) == []
+
+
+def test_raw_bytes_go_out_as_they_are_and_are_shown_as_undecodable(
+    settings: Settings, unique: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad").write_bytes(b"\xde\xad\xbe\xef")
+    assert (
+        run(settings, "produce", topics.SESSIONS, "--raw", "--key", unique, "--file", str(tmp_path / "bad")).exit_code
+        == 0
+    )
+    (found,) = consumed(settings, topics.SESSIONS, "--key", unique)
+    assert "bad magic dead" in found["error"]
+    assert found["value_base64"] == "3q2+7w=="
+    (stored,) = [s for s in read_to_end(settings, topics.SESSIONS) if s.key == unique]
+    assert stored.value == b"\xde\xad\xbe\xef"
+    table = run(settings, "consume", topics.SESSIONS, "--exit", "--key", unique)
+    assert "bad magic dead" in table.stdout
+
+
+def test_a_dead_letter_shows_why_it_is_there(settings: Settings, unique: str) -> None:
+    publisher = Publisher(settings, "test", make_codec(settings))
+    headers = [("tentalis.dlq.error-stage", b"decode"), ("tentalis.dlq.original-offset", b"7")]
+    publisher.send_bytes(topics.dlq(topics.TASKS), unique.encode(), b"\xde", headers)
+    publisher.flush()
+    (found,) = consumed(settings, topics.dlq(topics.TASKS), "--key", unique)
+    assert found["dlq"] == {"error-stage": "decode", "original-offset": "7"}
+    assert found["value_base64"] == "3g=="
+
+
+def test_where_to_start_and_how_many(settings: Settings, unique: str) -> None:
+    publisher = Publisher(settings, "test", make_codec(settings))
+    for number in range(5):
+        publisher.send_bytes(topics.AUDIT, f"{unique}-{number}".encode(), b"x")
+    publisher.flush()
+    everything = consumed(settings, topics.AUDIT)
+    last = everything[-1]
+    assert [r["key"] for r in consumed(settings, topics.AUDIT, "--from", "-2")] == [f"{unique}-3", f"{unique}-4"]
+    assert [r["offset"] for r in consumed(settings, topics.AUDIT, "--from", str(last["offset"]))] == [last["offset"]]
+    assert consumed(settings, topics.AUDIT, "--from", "latest") == []
+    assert len(consumed(settings, topics.AUDIT, "-n", "2")) == 2
+    assert len(consumed(settings, topics.AUDIT, "--from", everything[0]["timestamp"])) == len(everything)
+    assert consumed(settings, topics.AUDIT, "--from", "2999-01-01T00:00:00Z") == []
+
+
+def test_a_topic_that_is_not_there(settings: Settings, unique: str) -> None:
+    done = run(settings, "consume", unique, "--exit")
+    assert done.exit_code == 1
+    assert f"the broker has no topic {unique}" in done.stderr
+    assert run(settings, "produce", unique, stdin="{}").exit_code == 2
+
+
+def test_what_was_stored_is_what_the_record_says(settings: Settings, unique: str) -> None:
+    task = a_task(unique)
+    run(settings, "produce", topics.TASKS, stdin=json.dumps(to_plain(task)))
+    codec = make_codec(settings)
+    found: list[Stored] = [s for s in read_to_end(settings, topics.TASKS) if s.key == unique]
+    assert [stored.decode(codec) for stored in found] == [task]

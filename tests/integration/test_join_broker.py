@@ -1,0 +1,151 @@
+"""The join on a real broker, killed again and again: it writes what a fold of the same halves log says, to the byte."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+
+from schemas import topics
+from schemas.records import HintKind, Record, Source
+from streams.join.processor import JoinProcessor
+from streams.processor import LogRecord
+from tentalis.admin import ensure
+from tentalis.config import Settings
+from tentalis.kafka import Publisher, Stored, make_codec, now_ms, read_to_end
+from tentalis.local.broker import EmbeddedBroker
+from tests.kafka_fixture import eventually
+from tests.unit.join_support import drive, head, hint, open_, sample, score
+
+pytestmark = pytest.mark.broker
+
+TASKS, KILLS = 80, 4
+
+
+class Worker:
+    """`tentalis serve join` as a process of its own."""
+
+    def __init__(self, bootstrap: str, home: Path, name: str) -> None:
+        self.log = home / f"{name}.log"
+        environment = os.environ | {"TENTALIS_BOOTSTRAP": bootstrap, "TENTALIS_HOME": str(home)}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tentalis.cli", "serve", "join", "--instance", "0"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def end(self, kill: bool = False) -> int:
+        """Ends it; its exit code."""
+        (self.process.kill if kill else self.process.terminate)()
+        return self.process.wait(10)
+
+
+@pytest.fixture
+def settings(own_broker: EmbeddedBroker) -> Settings:
+    settings = Settings(bootstrap=own_broker.bootstrap)
+
+    def ensured() -> bool:
+        try:
+            ensure(settings)
+        except KafkaException as error:
+            assert error.args[0].retriable(), error
+            return False
+        return True
+
+    eventually(ensured, 30)
+    return settings
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Worker]]:
+    started: list[Worker] = []
+    yield started
+    for worker in started:
+        if worker.process.poll() is None:
+            worker.end(kill=True)
+
+
+def produce(settings: Settings, chance: random.Random, name: str) -> set[str]:
+    """Tasks of every fate, their halves shuffled; the keys of the outcomes that each sample must get."""
+    publisher = Publisher(settings, "test", make_codec(settings))
+    records: list[Record] = []
+    now, samples = now_ms(), set()
+    for number in range(TASKS):
+        task = head(f"{name}-{number}", 1 + number % 3, deadline_ms=4000, opd_window_ms=1500)
+        samples |= {f"{task.task_id}/{index}" for index in range(task.n_samples)}
+        records.append(open_(task, now))
+        for index in range(task.n_samples):
+            of, fate = sample(task, index), chance.random()
+            if fate < 0.9:
+                records.append(score(of, chance.choice([1.0, -0.5, None]), at=now))
+            if fate > 0.1:
+                kind = chance.choice([HintKind.ACCEPTED, HintKind.NONE])
+                records.append(hint(of, kind, at=now))
+            if fate < 0.05:
+                records += [score(sample(task, index, "r2"), at=now), hint(of, source=Source.OPERATOR, at=now)]
+    chance.shuffle(records)
+    for record in [*records, *chance.sample(records, 30)]:
+        publisher.send(topics.HALVES, record)
+    publisher.flush()
+    return samples
+
+
+def written(settings: Settings) -> tuple[list[Stored], dict[tuple[str, str], set[bytes]]]:
+    """All writes to rollouts and outcomes, and per key the different values."""
+    stored = [record for topic in (topics.ROLLOUTS, topics.OUTCOMES) for record in read_to_end(settings, topic)]
+    values: dict[tuple[str, str], set[bytes]] = {}
+    for record in stored:
+        assert record.key is not None and record.value is not None
+        values.setdefault((record.topic, record.key), set()).add(record.value)
+    return stored, values
+
+
+def folded(settings: Settings) -> dict[tuple[str, str], set[bytes]]:
+    """What an undisturbed fold of the halves log as it lies there writes."""
+    processor = JoinProcessor(make_codec(settings))
+    values: dict[tuple[str, str], set[bytes]] = {}
+    for stored in read_to_end(settings, topics.HALVES):
+        if stored.partition not in processor.partitions:
+            processor.restore(stored.partition, {})
+        place = (stored.topic, stored.partition, stored.offset, stored.timestamp)
+        record = LogRecord(*place, stored.key, stored.value or b"", tombstone=stored.value is None)
+        for output in drive(processor.process(stored.partition, [record])).outputs:
+            values.setdefault((output.topic, output.key), set()).add(output.value)
+    return values
+
+
+def progresses(settings: Settings, worker: Worker) -> None:
+    """Waits until a worker has written something."""
+    before = len(written(settings)[0])
+    eventually(lambda: len(written(settings)[0]) > before, 60, message=lambda: worker.log.read_text()[-2000:])
+
+
+def test_killed_at_any_moment_it_writes_what_the_log_says(
+    settings: Settings, workers: list[Worker], tmp_path: Path
+) -> None:
+    chance = random.Random(11)
+    samples: set[str] = set()
+    for number in range(KILLS):
+        samples |= produce(settings, chance, f"task-{number}")
+        workers.append(Worker(str(settings.bootstrap), tmp_path, f"killed-{number}"))
+        progresses(settings, workers[-1])
+        time.sleep(chance.uniform(0.0, 0.3))  # the moment of the kill is the experiment
+        workers[-1].end(kill=True)
+    workers.append(Worker(str(settings.bootstrap), tmp_path, "last"))
+
+    def complete() -> bool:
+        return samples <= {key for topic, key in written(settings)[1] if topic == topics.OUTCOMES}
+
+    eventually(complete, 60, interval=0.5, message=lambda: workers[-1].log.read_text()[-2000:])
+    assert workers[-1].end() == 0
+    stored, values = written(settings)
+    assert values == folded(settings)
+    assert all(len(different) == 1 for different in values.values()), "a key has one value for ever"
+    print({"tasks": KILLS * TASKS, "keys": len(values), "writes": len(stored), "kills": KILLS})

@@ -1,0 +1,98 @@
+"""The policies process on a real broker with a server in memory."""
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from schemas import topics
+from schemas.records import PolicyAck, Promotion
+from tentalis.inference.protocol import ServerUnavailable
+from tentalis.policies.process import Policies
+from tentalis.policies.sync import WEIGHTS
+from tests.integration.loop_lab import Lab, running
+from tests.kafka_fixture import Kafka, eventually
+from tests.unit.loop_records import update
+from tests.unit.loop_server import LoopServer
+
+pytestmark = pytest.mark.broker
+
+
+class Policy:
+    """A policy with a name of its own, and a process that serves it."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.server = LoopServer()
+
+    async def run(self, stop: threading.Event, promotion: str = "always") -> None:
+        await Policies(self.lab.settings, self.server, server_id=self.lab.name, promotion=promotion).run(stop)
+
+    def publish(self, version: int, said: bytes = b"w") -> None:
+        folder = self.folder / f"v{version}"
+        folder.mkdir()
+        (folder / WEIGHTS).write_bytes(b"w")
+        sha256 = hashlib.sha256(said).hexdigest()
+        self.lab.put(topics.POLICIES, update(version, policy=self.lab.name, sha256=sha256, location=folder.as_uri()))
+
+    def acks(self) -> list[PolicyAck]:
+        return self.lab.records(
+            topics.POLICY_ACKS, lambda a: a.server_id == self.lab.name and a.policy == self.lab.name
+        )
+
+    def promotions(self) -> list[Promotion]:
+        return self.lab.records(topics.POLICIES, lambda p: isinstance(p, Promotion) and p.policy == self.lab.name)
+
+    def serves(self, version: int) -> None:
+        name = f"{self.lab.name}@v{version}"
+        eventually(lambda: self.acks() and (self.acks()[-1].name, self.acks()[-1].ok) == (name, True), 30)
+        assert name in self.server.loaded
+
+
+@pytest.fixture
+def policy(kafka: Kafka, unique: str, tmp_path: Path) -> Policy:
+    return Policy(Lab(kafka.bootstrap, unique), tmp_path)
+
+
+def test_published_promoted_loaded_acknowledged_and_again_after_restarts(policy: Policy) -> None:
+    with running(policy.run):
+        policy.publish(1)
+        policy.serves(1)
+        policy.publish(2)
+        policy.serves(2)
+        policy.publish(3, said=b"something else")
+        eventually(lambda: (3, False) in [(a.version, a.ok) for a in policy.acks()], 30)
+        policy.serves(2)
+        # The server restarts: away for a while, then back without adapters.
+        policy.server.away = ServerUnavailable("restarting")
+        policy.server.loaded.clear()
+        before = len(policy.acks())
+        policy.publish(4)
+        eventually(lambda: len(policy.promotions()) == 4, 30)
+        assert len(policy.acks()) == before
+        policy.server.away = None
+        policy.serves(4)
+    known = len(policy.acks())
+    with running(policy.run):
+        policy.publish(5)
+        policy.serves(5)
+    assert len(policy.acks()) == known + 1, "what was acknowledged is not acknowledged again"
+    assert [p.version for p in policy.promotions()] == [1, 2, 3, 4, 5]
+
+
+def test_without_the_guard_nothing_is_promoted(policy: Policy) -> None:
+    policy.publish(1)
+    with running(lambda stop: policy.run(stop, "manual")):
+        policy.lab.put(
+            topics.POLICIES,
+            Promotion(
+                policy=policy.lab.name,
+                version=1,
+                event_time=1,
+                sha256=hashlib.sha256(b"w").hexdigest(),
+                mode="manual",
+            ),
+        )
+        policy.serves(1)
+    assert [p.mode for p in policy.promotions()] == ["manual"]

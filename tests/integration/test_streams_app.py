@@ -1,0 +1,273 @@
+"""The Faust adapter on a real broker: what is confirmed, what is committed, and what survives."""
+
+import json
+import random
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.processor import stamped
+from streams.state import OFFSET_HEADER
+from tentalis.local.ports import free_port
+from tests.integration.streams_lab import PARTITIONS, Lab
+from tests.kafka_fixture import Kafka, eventually
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def session(kafka: Kafka) -> float:
+    """The shortest session timeout that the broker allows, in seconds; 6 is Kafka's default."""
+    return 2.0 if kafka.kind == "embedded" else 6.0
+
+
+@pytest.fixture
+def lab(kafka: Kafka, unique: str, tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(kafka.bootstrap, unique, tmp_path)
+    yield lab
+    lab.close()
+
+
+def test_clean_restarts_lose_nothing_and_deliver_nothing_twice(lab: Lab) -> None:
+    for _ in range(3):
+        lab.produce(200)
+        worker = lab.start()
+        lab.settled(workers=[worker])
+        stopping = time.monotonic()
+        assert lab.stop(worker) == 0
+        assert time.monotonic() - stopping < 5
+    assert set(lab.verify().values()) == {1}
+
+
+def test_kill_9_in_the_middle_ten_times(lab: Lab) -> None:
+    chance = random.Random(7)
+    for _ in range(10):
+        lab.produce(150)
+        worker = lab.start("--instance", "0", "--batch", "10", "--delay", "0.002")
+        eventually(lambda worker=worker: lab.owns(worker), 30)
+        time.sleep(chance.uniform(0.0, 0.4))  # the moment of the kill is the experiment
+        worker.kill()
+        worker.wait()
+    worker = lab.start("--instance", "0")
+    lab.settled(workers=[worker])
+    repeated = sum(times - 1 for times in lab.verify().values())
+    print(json.dumps({"killed": 10, "outputs_repeated": repeated}))
+    assert lab.stop(worker) == 0
+
+
+def test_workers_that_join_leave_stop_and_wake(lab: Lab, session: float) -> None:
+    options = ("--batch", "20", "--delay", "0.001", "--session-timeout", str(session))
+    lab.produce(400)
+    first = lab.start(*options)
+    eventually(lambda: lab.owns(first), 30)
+    second = lab.start(*options)
+    eventually(lambda: lab.owns(second), 30)
+    lab.produce(400)
+    first.send_signal(signal.SIGSTOP)  # a zombie: its successor takes over, then it wakes
+    lab.produce(400)
+    lab.settled(workers=[first, second])
+    first.send_signal(signal.SIGCONT)
+    lab.produce(400)
+    second.kill()
+    lab.produce(400)
+    lab.settled(workers=[first, second])
+    lab.verify()
+
+
+def test_of_two_workers_under_one_name_the_first_ends(lab: Lab) -> None:
+    lab.produce(40)
+    first = lab.start("--instance", "0")
+    lab.settled(workers=[first])
+    second = lab.start("--instance", "0")
+    assert first.wait(30) == 1
+    assert "another member under the name '0'" in lab.log_of(first)
+    lab.produce(40)
+    lab.settled(workers=[second])
+    lab.verify()
+    assert lab.stop(second) == 0
+
+
+def test_dead_letters_keep_every_byte(lab: Lab) -> None:
+    cases: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]] = [
+        (b"k", b"bad:\x00\xff\xfe", [("traceparent", b"\x00\x01"), ("h", b"")]),
+        (None, b"bad:no key", []),
+        (b"k", None, []),
+        (None, None, []),
+        (b"\xff\xfe", b"bad:key is no text", []),
+        (b"", b"", [("empty", b"")]),
+        (b"", b"bad:\xc3\x28", []),
+    ]
+    for number, (key, value, headers) in enumerate(cases):
+        lab.put(lab.topic, value, key, headers=headers, partition=number % PARTITIONS)
+    lab.produce(20)
+    worker = lab.start()
+    lab.settled(workers=[worker])
+    letters = lab.read(f"{lab.topic}.dlq")
+    got = []
+    for message in letters:
+        headers = message.headers()
+        own = [(name, value) for name, value in headers if not name.startswith("tentalis.dlq.")]
+        context = dict(headers)
+        assert all(context[name].isascii() for name in context if name.startswith("tentalis.dlq."))
+        assert context["tentalis.dlq.original-topic"].decode() == lab.topic
+        assert int(context["tentalis.dlq.original-partition"]) == message.partition()
+        assert context["tentalis.dlq.consumer-group"].decode() == lab.app
+        assert context["tentalis.dlq.error-stage"] in (b"decode", b"process")
+        got.append((message.key(), message.value(), own))
+    # b"" as value is a count for the key b"": valid input stays out of the dead letters.
+    wanted = [case for case in cases if case[1] != b""]
+    assert sorted(map(repr, got)) == sorted(map(repr, wanted))
+    lab.sent[""] += 1
+    assert lab.counted() == dict(lab.sent)
+    assert lab.stop(worker) == 0
+
+
+def test_a_record_that_fails_goes_alone(lab: Lab) -> None:
+    lab.produce(20)
+    lab.put(lab.topic, b"raise:1", b"key-1")
+    lab.put(lab.topic, b"big:1", b"key-2")
+    lab.produce(20)
+    worker = lab.start("--batch", "100")
+    lab.settled(workers=[worker])
+    letters = {m.value(): dict(m.headers()) for m in lab.read(f"{lab.topic}.dlq")}
+    assert set(letters) == {b"raise:1", b"big:1"}
+    raised, large = letters[b"raise:1"], letters[b"big:1"]
+    assert raised["tentalis.dlq.error-stage"] == b"process"
+    assert raised["tentalis.dlq.error-class"] == b"RuntimeError"
+    assert b"does not like" in raised["tentalis.dlq.error-message"]
+    assert large["tentalis.dlq.error-stage"] == b"produce"
+    assert b"16,777,216" in large["tentalis.dlq.error-message"]
+    lab.verify()
+
+
+def test_a_refused_output_ends_the_worker_before_the_commit(kafka: Kafka, unique: str, tmp_path: Path) -> None:
+    lab = Lab(kafka.bootstrap, unique, tmp_path, out_config={"max.message.bytes": "20000"})
+    try:
+        lab.put(lab.topic, b"n:" + random.Random(1).randbytes(50_000), b"k", partition=0)
+        worker = lab.start()
+        assert worker.wait(30) == 1
+        assert "MessageSizeTooLarge" in lab.log_of(worker)
+        assert lab.uncommitted() == 1
+        assert lab.counted() == {}
+    finally:
+        lab.close()
+
+
+def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
+    lab.produce(10)
+    for number in range(12):
+        lab.producer.produce(lab.topic, b"bad:%d" % number, b"k", partition=1)
+    assert lab.producer.flush(10) == 0
+    worker = lab.start("--dead-run", "10")
+    assert worker.wait(30) == 3
+    assert "11 records in a row could not be processed (limit 10)" in lab.log_of(worker)
+    assert lab.uncommitted() >= 12
+    assert lab.read(f"{lab.topic}.dlq") == []
+
+
+def test_a_late_write_of_a_zombie_does_not_win(lab: Lab) -> None:
+    lab.produce(60, keys=3)
+    worker = lab.start()
+    lab.settled(workers=[worker])
+    assert lab.stop(worker) == 0
+    before = {m.key(): m for m in lab.read(lab.changelog)}
+    assert len(before) == 3
+    values, tombs = b"key-0", b"key-1"
+    lab.put(lab.changelog, stamped(0, b"1"), values, partition=before[values].partition())
+    lab.put(lab.changelog, None, tombs, partition=before[tombs].partition(), headers=[(OFFSET_HEADER, b"0")])
+
+    lab.produce(30, keys=3)
+    worker = lab.start()
+    lab.settled(workers=[worker])
+    assert lab.stop(worker) == 0
+    lab.verify()
+    # Also the last record per key, all that compaction would leave, is the right one again.
+    last = {m.key(): m.value() for m in lab.read(lab.changelog)}
+    assert {key.decode(): int(value[8:]) for key, value in last.items()} == dict(lab.sent)
+
+
+def test_a_deleted_key_stays_deleted(lab: Lab) -> None:
+    lab.produce(8, keys=2)
+    lab.put(lab.topic, b"delete:", b"key-1")
+    worker = lab.start()
+    lab.settled(workers=[worker])
+    assert lab.stop(worker) == 0
+    assert lab.counted() == {"key-0": 4}
+    tombstone = [m for m in lab.read(lab.changelog) if m.key() == b"key-1"][-1]
+    assert tombstone.value() is None
+    worker = lab.start()
+    lab.put(lab.topic, b"n:again", b"key-1")
+    lab.settled(workers=[worker])
+    assert lab.counted() == {"key-0": 4, "key-1": 1}
+
+
+def test_a_batch_waits_for_what_is_away_and_keeps_its_partition(lab: Lab, session: float, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    for partition in range(PARTITIONS):
+        lab.put(lab.topic, b"wait:", f"w{partition}".encode(), partition=partition)
+    port = free_port()
+    options = ("--gate", str(gate), "--session-timeout", str(session), "--stall-limit", "2")
+    worker = lab.start(*options, "--metrics-port", str(port))
+    eventually(lambda: lab.owns(worker), 30)
+    # Longer than the session timeout and the watchdog's limit: heartbeats go on, and waiting is not standing still.
+    waited = time.monotonic() + max(session, 2.0) + 1.5
+    eventually(lambda: time.monotonic() > waited, 30)
+    assert lab.owns(worker)
+    assert lab.log_of(worker).count("owns partitions") == 1
+    assert lab.uncommitted() == PARTITIONS
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        metrics = answer.read().decode()
+    assert f'tentalis_stream_retries_total{{app="{lab.app}"}}' in metrics
+    assert f'tentalis_stream_lag_records{{app="{lab.app}",partition="0",topic="{lab.topic}"}} 1.0' in metrics
+    gate.touch()
+    lab.settled(workers=[worker])
+    assert lab.read(f"{lab.topic}.dlq") == []
+    assert lab.stop(worker) == 0
+
+
+def test_a_waiting_worker_stops_at_once(lab: Lab, tmp_path: Path) -> None:
+    lab.put(lab.topic, b"wait:", b"w")
+    worker = lab.start("--gate", str(tmp_path / "never"))
+    eventually(lambda: "the gate is closed" in lab.log_of(worker), 30)
+    begun = time.monotonic()
+    assert lab.stop(worker) == 0
+    assert time.monotonic() - begun < 5
+    assert lab.uncommitted() == 1
+
+
+def test_a_worker_that_stands_still_ends(lab: Lab) -> None:
+    lab.produce(3, keys=1)
+    worker = lab.start("--delay", "60", "--stall-limit", "1.5")
+    assert worker.wait(30) == 4
+    assert "has made no progress" in lab.log_of(worker)
+    assert lab.uncommitted() == 3
+
+
+def test_ticks_and_health(lab: Lab) -> None:
+    port = free_port()
+    worker = lab.start("--ticking", "--metrics-port", str(port))
+
+    def status(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    eventually(lambda: status("/healthz") == 200, 30)
+    eventually(lambda: status("/readyz") == 200, 30)
+
+    def ticked() -> bool:
+        found = lab.read(f"{lab.topic}.ticks")
+        return {m.partition() for m in found} == set(range(PARTITIONS)) and len(found) >= 2 * PARTITIONS
+
+    eventually(ticked, 30)
+    assert all(m.value() == str(m.partition()).encode() for m in lab.read(f"{lab.topic}.ticks"))
+    assert lab.stop(worker) == 0

@@ -1,0 +1,259 @@
+"""The trainer on a real broker: a run, its replay, a kill at any point, forgeries."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from schemas import topics
+from schemas.digest import with_digest
+from schemas.ids import sha256_hex
+from schemas.records import Promotion, Rollout
+from tentalis.admin import ensure
+from tentalis.config import Settings
+from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
+from tests.kafka_fixture import Kafka, eventually
+from tests.trainer_lab import config, rollout, rollouts, tiny_model
+from trainer.config import TrainerConfig, config_text
+from trainer.fetch import BadRollouts
+from trainer.replay import replay
+from trainer.runlog import RunLog, read_run
+
+pytestmark = pytest.mark.broker
+
+
+class Lab:
+    """A policy of its own on the shared broker, and a state directory."""
+
+    def __init__(self, kafka: Kafka, unique: str, folder: Path, model: Path) -> None:
+        self.settings = Settings(bootstrap=kafka.bootstrap, home=folder / "home", cache=folder / "cache")
+        self.folder, self.model, self.policy = folder, model, unique
+        eventually(lambda: ensure(self.settings) is not None, 30)
+        self.codec = make_codec(self.settings)
+        self.publisher = Publisher(self.settings, "test", self.codec)
+        self.start = end_offsets(self.settings, topics.ROLLOUTS)
+
+    def put(self, *records: Rollout) -> None:
+        for record in records:
+            self.publisher.send(topics.ROLLOUTS, record)
+        self.publisher.flush()
+
+    def lay(self, groups: int, **more: Any) -> list[Rollout]:
+        made = rollouts(groups, policy=self.policy, prefix=f"{self.policy}-", **more)
+        self.put(*made)
+        return made
+
+    def config(self, run_id: str = "run", **more: Any) -> TrainerConfig:
+        values = {"run_id": f"{self.policy}-{run_id}", "policy": self.policy, "start": self.start}
+        return config(self.model, **(values | more))
+
+    def start_trainer(self, of: TrainerConfig, home: str = "home", ranks: int = 1) -> "subprocess.Popen[bytes]":
+        path = self.folder / f"{of.run_id}.yaml"
+        path.write_text(config_text(of))
+        log = (self.folder / f"{of.run_id}.log").open("ab")
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer", "train", "--config", str(path), "--ranks", str(ranks)],
+            env=self.environment(home),
+            stdout=log,
+            stderr=log,
+        )
+
+    def environment(self, home: str = "home") -> dict[str, str]:
+        return os.environ | {
+            "TENTALIS_BOOTSTRAP": self.settings.require_bootstrap(),
+            "TENTALIS_HOME": str(self.folder / home),
+            "TENTALIS_CACHE": str(self.folder / "cache"),
+        }
+
+    def train(self, of: TrainerConfig, home: str = "home", ranks: int = 1) -> int:
+        process = self.start_trainer(of, home, ranks)
+        try:
+            return process.wait(180)
+        finally:
+            process.kill()
+            process.wait()
+
+    def log(self, of: TrainerConfig) -> RunLog:
+        return read_run(self.settings, self.codec, of.run_id)
+
+    def hashes(self, of: TrainerConfig) -> list[str]:
+        run = self.log(of)
+        found = [run.winner(step) for step in range(run.last_step + 1)]
+        return [result.adapter_sha256 for result in found if result is not None]
+
+    def text(self, of: TrainerConfig) -> str:
+        return (self.folder / f"{of.run_id}.log").read_text()
+
+    def replay(self, of: TrainerConfig, *options: str) -> tuple[int, dict[str, Any]]:
+        code = (
+            "import sys, json; from tentalis.config import Settings; from trainer.replay import main;"
+            "options = json.loads(sys.argv[2]); sys.exit(main(Settings.from_env(), sys.argv[1], as_json=True, **options))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, of.run_id, options[0] if options else "{}"],
+            env=self.environment(),
+            capture_output=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.stdout, done.stderr.decode()
+        return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def lab(kafka: Kafka, unique: str, tmp_path: Path, model: Path) -> Lab:
+    return Lab(kafka, unique, tmp_path, model)
+
+
+def test_a_run_publishes_and_replays_to_the_same_bytes(lab: Lab) -> None:
+    lab.lay(7)
+    of = lab.config()
+    assert lab.train(of) == 0, lab.text(of)
+    run = lab.log(of)
+    assert run.last_step == 3
+    assert len(set(lab.hashes(of))) == 4
+    manifest = run.first
+    assert manifest is not None and manifest.first_version == 0
+    for step in range(4):
+        result, update = run.winner(step), run.updates[step]
+        assert result is not None
+        assert update.sha256 == result.adapter_sha256
+        weights = Path(update.location.removeprefix("file://")) / "adapter_model.safetensors"
+        assert sha256_hex(weights.read_bytes()) == update.sha256
+    rows = [row.rollout_id for (step, _), plan in run.plans.items() for row in plan.rows]
+    assert len(rows) == len(set(rows)) == 24
+    code, report = lab.replay(of)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
+
+    forge(lab, rows[5], keep_digest=False)
+    forge(lab, rows[17], keep_digest=True)
+    with pytest.raises(BadRollouts) as refused:
+        replay(of.run_id, lab.settings)
+    assert {(problem.kind, problem.rollout_id) for problem in refused.value.problems} == {
+        ("forged", rows[5]),
+        ("forged", rows[17]),
+    }
+    assert rows[5] in str(refused.value)
+    assert [step.step for step in replay(of.run_id, lab.settings, to_step=0, verify_only=True)] == [0]
+
+
+def forge(lab: Lab, key: str, *, keep_digest: bool) -> None:
+    """Another record under the key of a rollout, with another reward."""
+    for stored in read_to_end(lab.settings, topics.ROLLOUTS):
+        if stored.key == key:
+            genuine = stored.decode(lab.codec)
+            assert isinstance(genuine, Rollout)
+            forged = genuine.model_copy(update={"reward": 0.123})
+            lab.put(forged if keep_digest else with_digest(forged))
+            return
+    raise AssertionError(f"no rollout {key}")
+
+
+def test_killed_between_any_two_writes_it_ends_with_the_same_bytes(lab: Lab) -> None:
+    lab.lay(9)
+    calm, killed = lab.config("calm", steps=4), lab.config("killed", steps=4)
+    assert lab.train(calm) == 0, lab.text(calm)
+    first = lab.log(calm).highest_version + 1
+    checkpoints = lab.settings.home / "checkpoints" / killed.run_id
+    adapters = lab.settings.home / "adapters" / lab.policy
+    points = {
+        "after the plan of step 1": lambda: (1, 1) in lab.log(killed).plans,
+        "after the checkpoint of step 2": lambda: any(checkpoints.glob("000002-*")),
+        "after the adapter of step 3": lambda: (adapters / f"v{first + 3}").exists(),
+    }
+    for name, reached in points.items():
+        process = lab.start_trainer(killed)
+        try:
+            eventually(reached, 120, 0.002, f"never {name}: {lab.text(killed)[-2000:]}")
+        finally:
+            process.kill()
+            process.wait()
+    assert lab.train(killed) == 0, lab.text(killed)
+    assert lab.hashes(killed) == lab.hashes(calm)
+    run = lab.log(killed)
+    assert sorted(run.updates)[-5:] == list(range(first, first + 5))
+    assert all(run.updates[first + step].sha256 == sha256 for step, sha256 in enumerate(lab.hashes(killed)))
+    rows = [row.rollout_id for plan in run.plans.values() for row in plan.rows]
+    assert len(rows) == len(set(rows)) == 32
+
+
+def test_two_ranks_train_the_same_plans_and_replay_to_the_same_bytes(lab: Lab) -> None:
+    lab.lay(7)
+    one, two = lab.config("one"), lab.config("two")
+    assert lab.train(two, ranks=2) == 0, lab.text(two)
+    assert lab.train(one) == 0, lab.text(one)
+    logs = lab.log(one), lab.log(two)
+    for step in range(1, 4):
+        alone, shared = (run.latest_plan(step) for run in logs)
+        assert alone is not None and shared is not None
+        assert [row.rollout_id for row in alone.rows] == [row.rollout_id for row in shared.rows]
+        assert {row.rank for row in shared.rows} == {0, 1}
+    last = [load_file(checkpoint_of(lab, of) / "adapter_model.safetensors") for of in (one, two)]
+    for name, weights in last[0].items():
+        torch.testing.assert_close(weights, last[1][name], atol=2e-5, rtol=1e-4)
+    code, report = lab.replay(two)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
+
+
+def checkpoint_of(lab: Lab, of: TrainerConfig) -> Path:
+    (newest,) = (lab.settings.home / "checkpoints" / of.run_id).glob(f"{of.steps:06d}-*")
+    return newest
+
+
+def test_bad_records_are_dead_lettered_and_the_trainer_waits_for_the_served_version(lab: Lab) -> None:
+    garbage = b"\xc3\x01garbage"
+    liar = rollout(f"{lab.policy}-liar", policy=lab.policy).model_copy(update={"reward": -1.0})
+    foreign = rollout(f"{lab.policy}-foreign", policy="somebody-else")
+    greedy = rollout(f"{lab.policy}-greedy", policy=lab.policy, temperature=0.0)
+    lab.publisher.send_bytes(topics.ROLLOUTS, lab.policy.encode(), garbage, [("mine", b"1")])
+    lab.put(liar, foreign, greedy)
+    of = lab.config(max_staleness=1, steps=None)
+    process = lab.start_trainer(of)
+    try:
+        eventually(lambda: lab.log(of).updates, 120, 0.2, lambda: lab.text(of))
+        lab.lay(7)
+        eventually(lambda: lab.log(of).last_step == 1, 60, 0.2, lambda: lab.text(of))
+        # Step 2 would be two ahead of the served version 0.
+        eventually(lambda: "waits: step 1 is trained" in lab.text(of), 60, 0.2, lambda: lab.text(of))
+        assert lab.log(of).last_step == 1
+        promote(lab, 1)
+        eventually(lambda: lab.log(of).last_step == 2, 60, 0.2, lambda: lab.text(of))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0, lab.text(of)
+    finally:
+        process.kill()
+        process.wait()
+    dead = [
+        stored
+        for stored in read_to_end(lab.settings, topics.dlq(topics.ROLLOUTS))
+        if dict(stored.headers).get("tentalis.dlq.consumer-group") == f"tentalis-trainer-{lab.policy}".encode()
+    ]
+    by_key = {stored.key: stored for stored in dead}
+    assert by_key[lab.policy].value == garbage
+    assert dict(by_key[lab.policy].headers)["mine"] == b"1"
+    assert dict(by_key[lab.policy].headers)["tentalis.dlq.error-stage"] == b"decode"
+    assert dict(by_key[liar.key].headers)["tentalis.dlq.error-stage"] == b"validate"
+    assert set(by_key) >= {lab.policy, liar.key} and foreign.key not in by_key
+    drops = [drop for plan in lab.log(of).plans.values() for drop in plan.drops]
+    assert [(drop.count, drop.reason) for drop in drops] == [(1, "greedy sampling")]
+    assert greedy.rollout_id not in {row.rollout_id for plan in lab.log(of).plans.values() for row in plan.rows}
+
+
+def promote(lab: Lab, version: int) -> None:
+    lab.publisher.send(
+        topics.POLICIES,
+        Promotion(policy=lab.policy, version=version, event_time=now_ms(), sha256="-", mode="always"),
+    )
+    lab.publisher.flush()

@@ -1,0 +1,51 @@
+"""An inference server for tests: deterministic tokens and log-probs, a record of what it was asked."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tentalis.inference.protocol import Float32, Generation, Int32, Message
+
+
+class FakeInference:
+    """`fails(model)` gives the exception to raise, if any. `busy_most`: most calls of `score` at the same time."""
+
+    def __init__(self, fails: Callable[[str], Exception | None] = lambda model: None, yields: int = 0) -> None:
+        self.fails = fails
+        self.rendered: list[list[Message]] = []
+        self.scored: list[tuple[str, list[int], float]] = []
+        self.busy = self.busy_most = self.asked_for_model = 0
+        self._yields = yields
+
+    @staticmethod
+    def tokens_of(messages: Sequence[Message]) -> list[int]:
+        return [1000 + ord(char) for message in messages for char in message["content"]]
+
+    @staticmethod
+    def logprob(position: int, token: int) -> float:
+        return float(np.float32(-0.001 * position - 0.1 * token))
+
+    async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
+        assert add_generation_prompt
+        self.rendered.append([dict(message) for message in messages])
+        return np.asarray(self.tokens_of(messages), dtype=np.int32)
+
+    async def score(self, model: str, token_ids: Sequence[int], temperature: float = 1.0) -> Float32:
+        self.busy += 1
+        self.busy_most = max(self.busy_most, self.busy)
+        try:
+            for _ in range(self._yields):
+                await asyncio.sleep(0)
+            error = self.fails(model)
+            if error is not None:
+                raise error
+            self.scored.append((model, list(token_ids), temperature))
+            scores = [self.logprob(position, token) for position, token in enumerate(token_ids)]
+            return np.asarray([np.nan, *scores[1:]], dtype=np.float32)
+        finally:
+            self.busy -= 1
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+        raise AssertionError("a teacher never samples")

@@ -1,0 +1,271 @@
+"""A second join, written to be obviously right and nothing else: it imports nothing of the first.
+
+For every record it looks at every task, keeps whole records, and derives what is over from the times at which things
+came. What it returns are plain tuples: (key, facts) of each outcome and rollout in the order in which they are written,
+and the offsets of the dead letters.
+"""
+
+import functools
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.records import Forget, Hint, HintKind, Open, Record, Score, Status, TaskHead
+
+
+@dataclass
+class Known:
+    """All that is remembered of one task."""
+
+    first_heard: int
+    head: TaskHead | None = None
+    opened: int = 0
+    closed_at: int | None = None
+    forgotten: bool = False
+    answer: dict[int, tuple[str, str]] = field(default_factory=dict)
+    score: dict[int, tuple[int, int, Score]] = field(default_factory=dict)
+    hint: dict[int, tuple[int, int, Hint]] = field(default_factory=dict)
+    events: set[str] = field(default_factory=set)
+    others: set[tuple[int, str]] = field(default_factory=set)
+    trained_hint: set[int] = field(default_factory=set)
+
+    @property
+    def is_open(self) -> bool:
+        return self.head is not None and self.closed_at is None
+
+
+def usable(hint: Hint) -> bool:
+    return hint.kind == HintKind.ACCEPTED and hint.sample.status == Status.OK and len(hint.sample.token_ids) > 0
+
+
+def expected(half: Score | Hint) -> bool:
+    terms = half.sample.head.terms
+    return half.source == (terms.rl if type(half) is Score else terms.opd)
+
+
+class Oracle:
+    def __init__(self, partition: int, ttl: int, most: int) -> None:
+        self.partition, self.ttl, self.most = partition, ttl, most
+        self.tasks: dict[str, Known] = {}
+        self.now = -(10**18)
+        self.written: list[tuple[str, Any]] = []
+        self.dead: list[int] = []
+
+    def fold(self, log: list[tuple[int, int, Record | None]]) -> None:
+        for offset, stamp, record in log:
+            self.now = max(self.now, stamp)
+            for name, task in list(self.tasks.items()):
+                remembered_from = task.closed_at if task.head is not None else task.first_heard
+                if remembered_from is not None and remembered_from + self.ttl < self.now:
+                    del self.tasks[name]
+            for _, name in sorted(
+                (due, name) for name, task in self.tasks.items() if (due := self.over(task)) is not None
+            ):
+                self.close(name)
+            if record is None or self.contradicts(record):
+                self.dead.append(offset)
+            else:
+                self.take(offset, record)
+
+    def slot_over(self, task: Known, index: int) -> tuple[bool, int]:
+        """Whether nothing more is awaited of a sample, and since when at the latest (0: since a half came)."""
+        assert task.head is not None
+        terms = task.head.terms
+        got_score, got_hint = index in task.score, index in task.hint
+        if (got_score or terms.rl is None) and (got_hint or terms.opd is None):
+            return True, 0
+        if got_score:
+            end = task.score[index][1] + terms.opd_window_ms
+            return end < self.now, end
+        return False, 0
+
+    def over(self, task: Known) -> int | None:
+        """When an open task ended, if it has."""
+        if not task.is_open or task.head is None:
+            return None
+        deadline = task.opened + task.head.terms.deadline_ms
+        slots = [self.slot_over(task, index) for index in range(task.head.n_samples)]
+        if all(done for done, _ in slots):
+            return min(deadline, max(end for _, end in slots))
+        return deadline if deadline < self.now else None
+
+    def contradicts(self, record: Record) -> bool:
+        if not isinstance(record, Open | Score | Hint):
+            return False
+        head = record.head if isinstance(record, Open) else record.sample.head
+        task = self.tasks.get(head.task_id)
+        if isinstance(record, Open):
+            if task is not None and task.closed_at is not None:
+                return False
+        elif task is not None and record.event_id in task.events:
+            return False
+        if head.n_samples > self.most or head.terms.deadline_ms >= self.ttl:
+            return True
+        if task is None:
+            return False
+        if task.head is not None:
+            if task.head.n_samples != head.n_samples:
+                return True
+            if task.is_open and (task.head.terms.rl, task.head.terms.opd) != (head.terms.rl, head.terms.opd):
+                return True
+        if isinstance(record, Open):
+            return False
+        index, (result, digest) = record.sample.sample_index, (record.sample.result_id, record.sample.response_digest)
+        if index in task.answer and task.answer[index][0] == result:
+            if task.answer[index][1] != digest:
+                return True
+            partner = (task.hint if type(record) is Score else task.score).get(index)
+            if partner is not None and task.is_open:
+                both = {partner[2].sample.token_ids, record.sample.token_ids} - {b""}
+                return len(both) > 1
+        return False
+
+    def take(self, offset: int, record: Record) -> None:
+        if isinstance(record, Open):
+            self.announced(record)
+        elif isinstance(record, Score | Hint):
+            self.half(offset, record)
+        elif isinstance(record, Forget):
+            asked = {"session_id": record.session_id, "user_id": record.user_id}
+            for name in sorted(self.tasks):
+                task = self.tasks[name]
+                if not task.is_open or task.head is None or not (any(asked.values()) or record.before is not None):
+                    continue
+                fits = all(value is None or getattr(task.head, field) == value for field, value in asked.items())
+                if fits and (record.before is None or task.opened < record.before):
+                    task.score, task.hint, task.forgotten = {}, {}, True
+                    self.close(name)
+
+    def open(self, head: TaskHead, opened_at: int) -> Known:
+        task = self.tasks.setdefault(head.task_id, Known(self.now))
+        task.head, task.opened = head, min(opened_at, self.now)
+        if task.opened + head.terms.deadline_ms < self.now:
+            self.close(head.task_id)
+        return task
+
+    def announced(self, record: Open) -> None:
+        task = self.tasks.get(record.head.task_id)
+        if task is not None and task.head is not None:
+            return
+        if record.opened_at + self.ttl >= self.now:
+            self.open(record.head, record.opened_at)
+            return
+        task = self.tasks.setdefault(record.head.task_id, Known(self.now))
+        if record.event_id not in task.events:
+            task.events.add(record.event_id)
+            for index in range(record.head.n_samples):
+                self.outcome(f"{record.key}/{index}/late/{record.event_id}", "late", half_id=record.event_id)
+
+    def half(self, offset: int, half: Score | Hint) -> None:
+        sample, name = half.sample, half.sample.head.task_id
+        index, result = sample.sample_index, sample.result_id
+        task = self.tasks.get(name)
+        if task is not None and half.event_id in task.events:
+            return
+        if (task is None or task.head is None) and expected(half) and half.opened_at + self.ttl >= self.now:
+            task = self.open(sample.head, half.opened_at)
+        if task is None:
+            task = self.tasks[name] = Known(self.now)
+        reward = half.reward if isinstance(half, Score) else None
+        if task.answer.setdefault(index, (result, sample.response_digest))[0] != result:
+            if (index, result) not in task.others:
+                task.others.add((index, result))
+                key = f"{name}/{index}/superseded/{result}"
+                self.outcome(key, "superseded", result=result, reward=reward, half_id=half.event_id)
+            return
+        task.events.add(half.event_id)
+        mine: dict[int, Any] = task.score if isinstance(half, Score) else task.hint
+        if task.is_open and expected(half) and index not in mine and not self.slot_over(task, index)[0]:
+            mine[index] = (offset, self.now, half)
+            if isinstance(half, Hint) and usable(half):
+                task.trained_hint.add(index)
+            assert task.head is not None
+            if all(self.slot_over(task, i)[0] for i in range(task.head.n_samples)):
+                self.close(name)
+            return
+        rollout = None
+        if isinstance(half, Hint) and usable(half) and index not in task.trained_hint and not task.forgotten:
+            task.trained_hint.add(index)
+            rollout = f"{name}/{index}/opd/{half.event_id}"
+            self.rollout(rollout, sample.head, None, (offset, self.now, half), 0, None, None)
+        self.outcome(
+            f"{name}/{index}/late/{half.event_id}",
+            "late",
+            result=result,
+            reward=reward,
+            has_opd=rollout is not None,
+            rollout=rollout,
+            half_id=half.event_id,
+        )
+
+    def close(self, name: str) -> None:
+        task = self.tasks[name]
+        assert task.head is not None
+        n = task.head.n_samples
+        closed = [i for i in range(n) if i in task.score or i in task.hint]
+        known = [task.score[i][2].reward for i in closed if i in task.score]
+        rewards = [reward for reward in known if reward is not None]
+        mean, std = None, None
+        if rewards:
+            middle = functools.reduce(operator.add, rewards, 0.0) / len(rewards)
+            squares = functools.reduce(operator.add, [(r - middle) * (r - middle) for r in rewards], 0.0)
+            mean, std = middle, (squares / len(rewards)) ** 0.5
+        for i in range(n):
+            if i not in closed:
+                self.outcome(f"{name}/{i}", "expired", n_closed=len(closed))
+                continue
+            score, hint = task.score.get(i), task.hint.get(i)
+            reward = score[2].reward if score is not None else None
+            failed = (score or hint)[2].sample.status == Status.FAILED  # type: ignore[index]
+            trains_hint = hint is not None and usable(hint[2])
+            kind = {(True, True): "both", (True, False): "rl", (False, True): "opd", (False, False): "empty"}[
+                reward is not None, trains_hint
+            ]
+            rollout = f"{name}/{i}" if reward is not None or trains_hint else None
+            if rollout is not None:
+                self.rollout(rollout, task.head, score, hint, len(closed), mean, std)
+            self.outcome(
+                f"{name}/{i}",
+                "failed" if failed else kind,
+                result=task.answer[i][0],
+                reward=reward,
+                has_rl=reward is not None,
+                has_opd=trains_hint,
+                rollout=rollout,
+                n_closed=len(closed),
+            )
+        task.closed_at = self.now
+        task.score, task.hint = {}, {}
+
+    def outcome(self, key: str, kind: str, **facts: Any) -> None:
+        usual = {"result": None, "reward": None, "has_rl": False, "has_opd": False, "rollout": None, "half_id": None}
+        self.written.append((key, ("outcome", kind, self.now, {**usual, "n_closed": 0, **facts})))
+
+    def rollout(
+        self,
+        key: str,
+        head: TaskHead,
+        score: tuple[int, int, Score] | None,
+        hint: tuple[int, int, Hint] | None,
+        n_closed: int,
+        mean: float | None,
+        std: float | None,
+    ) -> None:
+        halves = [half for half in (score, hint) if half is not None]
+        tokens = next((h[2].sample.token_ids for h in halves if h[2].sample.token_ids), b"")
+        if halves[0][2].sample.status == Status.FAILED:
+            tokens = b""
+        trained = hint[2] if hint is not None and usable(hint[2]) else None
+        facts = {
+            "result": halves[0][2].sample.result_id,
+            "tokens": tokens,
+            "reward": score[2].reward if score is not None else None,
+            "hints": trained.hints if trained is not None else (),
+            "teacher": trained.teacher_logprobs if trained is not None else None,
+            "asked": head.n_samples,
+            "closed": n_closed,
+            "mean": mean,
+            "std": std,
+            "from": tuple((half[2].event_id, self.partition, half[0]) for half in halves),
+        }
+        self.written.append((key, ("rollout", self.now, facts)))

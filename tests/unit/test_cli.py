@@ -1,0 +1,295 @@
+"""The command line without a broker: what it prints where, its exit codes, and that it stays light."""
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas import topics
+from schemas.codec import Codec
+from schemas.records import Result
+from schemas.tensors import float32_bytes
+from tentalis.admin import Impossible
+from tentalis.cli import common
+from tentalis.cli.common import CommandError, explain, resolve_settings
+from tentalis.cli.main import app
+from tentalis.cli.records import _record
+from tentalis.cli.tail import Start, as_object, begin_offset, parse_start
+from tentalis.cli.values import from_plain, to_plain
+from tentalis.config import NoBroker
+from tentalis.kafka import Stored
+from tests.unit.verify_run import consistent
+
+runner = CliRunner()
+HEAVY = ("torch", "faust", "confluent_kafka", "transformers", "numpy", "pydantic", "rich", "schemas.records")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TENTALIS_BOOTSTRAP", "TENTALIS_DEBUG", "TENTALIS_LOG", "SCHEMA_REGISTRY_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TENTALIS_HOME", str(tmp_path / "home"))
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom tentalis.cli.main import app\n"
+        "try: app(['--help'], prog_name='tentalis')\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    commands = "demo up down status topics replay verify serve worker manager trainer consume produce doctor version"
+    for command in commands.split():
+        assert f"\n  {command} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["topics apply", "serve model", "serve join", "serve hinting", "worker", "manager", "trainer", "verify", "consume"],
+)
+def test_every_command_has_help(command: str) -> None:
+    done = runner.invoke(app, [*command.split(), "--help"])
+    assert done.exit_code == 0
+    assert "Usage: " in done.stdout
+
+
+def test_a_usage_error_exits_with_2() -> None:
+    assert runner.invoke(app, ["topics", "nonsense"]).exit_code == 2
+    assert runner.invoke(app, ["consume"]).exit_code == 2
+    assert runner.invoke(app, ["version", "-o", "yaml"]).exit_code == 2
+
+
+def test_no_kafka_anywhere_exits_with_4_and_says_what_to_do() -> None:
+    done = runner.invoke(app, ["topics", "list"])
+    assert done.exit_code == 4
+    assert done.stdout == ""
+    assert "tentalis up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broker_that_does_not_answer_exits_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = common.connected_settings
+    monkeypatch.setattr(common, "connected_settings", lambda bootstrap: original(bootstrap, timeout=0.5))
+    done = runner.invoke(app, ["topics", "list", "--bootstrap-server", "127.0.0.1:1"])
+    assert done.exit_code == 4
+    assert "no Kafka answers on 127.0.0.1:1" in done.stderr
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENTALIS_DEBUG", "1")
+    done = runner.invoke(app, ["topics", "list"])
+    assert "Traceback" in done.stderr
+    assert "error: no Kafka" in done.stderr
+
+
+def test_version_as_json_is_one_object() -> None:
+    done = runner.invoke(app, ["version", "-o", "json"])
+    assert json.loads(done.stdout)["faust-streaming"] == "0.15.3"
+    assert runner.invoke(app, ["--version"]).stdout.startswith("tentalis ")
+
+
+def test_status_without_a_stack_says_so_and_exits_with_1() -> None:
+    done = runner.invoke(app, ["status", "-o", "json"])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["running"] is False
+
+
+def test_down_without_a_stack_is_no_error() -> None:
+    done = runner.invoke(app, ["down"])
+    assert done.exit_code == 0
+    assert "no stack runs" in done.stderr
+
+
+def test_a_wrong_log_level_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENTALIS_LOG", "loud")
+    assert runner.invoke(app, ["version"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CommandError("x", 3), 3),
+        (NoBroker("x"), 4),
+        (Impossible("x"), 3),
+        (ValueError("x"), 1),
+        (RuntimeError("x"), 1),
+    ],
+)
+def test_errors_have_stable_exit_codes(error: Exception, code: int) -> None:
+    message, found = explain(error)
+    assert found == code
+    assert "x" in message
+
+
+def test_kafka_being_away_is_unreachable_and_other_kafka_errors_are_errors() -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    assert explain(KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)))[1] == 4
+    assert explain(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))[1] == 1
+
+
+# --- where Kafka is ---------------------------------------------------------------------------------------------------
+
+
+def running_stack(home: Path, monkeypatch: pytest.MonkeyPatch, *, running: bool = True) -> dict[str, str]:
+    home.mkdir()
+    (home / "status.json").write_text("{}")
+    (home / "ports.json").write_text(json.dumps({"broker": 4711}))
+    monkeypatch.setattr("tentalis.local.state.StateDir.status", lambda self: {"running": running})
+    return {"TENTALIS_HOME": str(home)}
+
+
+def test_flag_before_environment_before_the_running_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = running_stack(tmp_path / "stack", monkeypatch)
+    assert resolve_settings(None, env).bootstrap == "127.0.0.1:4711"
+    env["TENTALIS_BOOTSTRAP"] = "environment:1"
+    assert resolve_settings(None, env).bootstrap == "environment:1"
+    assert resolve_settings("flag:2", env).bootstrap == "flag:2"
+
+
+def test_a_stack_that_does_not_run_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_settings(None, running_stack(tmp_path / "stack", monkeypatch, running=False)).bootstrap is None
+
+
+def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        resolve_settings(None, {"TENTALIS_SASL_PASSWORD_FILE": "nowhere"})
+
+
+# --- consume ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("earliest", Start()),
+        ("latest", Start(back=0)),
+        ("17", Start(offset=17)),
+        ("-5", Start(back=5)),
+        ("2026-01-01T00:00:00Z", Start(at_ms=1_767_225_600_000)),
+        ("2026-01-01T01:00:00+01:00", Start(at_ms=1_767_225_600_000)),
+    ],
+)
+def test_where_to_start(text: str, start: Start) -> None:
+    assert parse_start(text) == start
+
+
+def test_a_start_that_is_none_names_the_choices() -> None:
+    with pytest.raises(CommandError, match="such as 2026-01-31"):
+        parse_start("yesterday")
+
+
+@pytest.mark.parametrize(
+    ("start", "at_time", "offset"),
+    [
+        (Start(), None, 10),
+        (Start(offset=3), None, 10),
+        (Start(offset=15), None, 15),
+        (Start(offset=99), None, 20),
+        (Start(back=0), None, 20),
+        (Start(back=4), None, 16),
+        (Start(back=400), None, 10),
+        (Start(at_ms=5), 12, 12),
+        (Start(at_ms=5), -1, 20),
+    ],
+)
+def test_the_first_offset_of_a_partition(start: Start, at_time: int | None, offset: int) -> None:
+    assert begin_offset(start, 10, 20, at_time) == offset
+
+
+def stored(topic: str, value: bytes | None, **headers: bytes) -> Stored:
+    return Stored(topic, 1, 2, 1_767_225_600_123, "key", value, tuple(headers.items()))
+
+
+def test_a_record_becomes_one_object_with_tokens_as_numbers() -> None:
+    result = consistent().results[0].record
+    found = as_object(stored(topics.RESULTS, Codec().encode(topics.RESULTS, result), ce_id=b"x"), Codec())
+    assert (found["type"], found["timestamp"], found["headers"]) == (
+        "Result",
+        "2026-01-01T00:00:00.123Z",
+        {"ce_id": "x"},
+    )
+    assert found["value"]["response_token_ids"] == [5, 6]
+    assert found["value"]["sampler_logprobs"] == [-0.5, -0.5]
+    assert from_plain(Result, json.loads(json.dumps(found["value"]))) == result
+
+
+def test_bytes_that_are_no_record_are_shown_and_explained() -> None:
+    found = as_object(stored(topics.TASKS, b"\xde\xad"), Codec())
+    assert "bad magic dead" in found["error"]
+    assert base64.b64decode(found["value_base64"]) == b"\xde\xad"
+
+
+def test_a_dead_letter_shows_its_context_apart_from_its_own_headers() -> None:
+    headers = {"tentalis.dlq.error-stage": b"decode", "ce_id": b"x"}
+    found = as_object(Stored(topics.dlq(topics.TASKS), 1, 2, 3, None, b"\xde", tuple(headers.items())), Codec())
+    assert found["dlq"] == {"error-stage": "decode"}
+    assert found["headers"] == {"ce_id": "x"}
+    assert found["value_base64"] == "3g=="
+
+
+def test_tombstones_and_schemas_are_shown_as_what_they_are() -> None:
+    assert as_object(stored(topics.ROLLOUTS, None), Codec())["tombstone"] is True
+    assert as_object(stored(topics.SCHEMAS, b'{"name": "x"}'), Codec())["value"] == '{"name": "x"}'
+
+
+def test_float32_has_few_digits_and_loses_no_bit() -> None:
+    values = [0.1, -0.0, 1e-38, float("inf"), float("-inf"), float("nan"), 16777217.0]
+    result = (
+        consistent()
+        .results[0]
+        .record.model_copy(update={"sampler_logprobs": float32_bytes(values), "response_token_ids": b"\0" * 28})
+    )
+    plain = to_plain(result)
+    assert plain["sampler_logprobs"][:2] == [0.1, -0.0]
+    assert plain["sampler_logprobs"][3:6] == ["inf", "-inf", "nan"]
+    assert from_plain(Result, json.loads(json.dumps(plain, allow_nan=False))) == result
+
+
+# --- produce ----------------------------------------------------------------------------------------------------------
+
+TICK = {"event_time": 1, "partition": 2}
+
+
+def line(value: Any) -> str:
+    return json.dumps(value)
+
+
+def test_a_line_is_a_record_or_its_envelope() -> None:
+    assert _record("line 1", line(TICK), ("Tick",)).key == "tick/2"
+    assert _record("line 1", line({"type": "Tick", "value": TICK, "offset": 3}), ("Open", "Tick")).key == "tick/2"
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "message"),
+    [
+        ("{", ("Tick",), "line 7: not JSON"),
+        ("[]", ("Tick",), "line 7: a list where an object is expected"),
+        (line(TICK), ("Open", "Tick"), "say which record it is"),
+        (line({"type": "Task", "value": {}}), ("Tick",), "say which record it is"),
+        (line({"event_time": 1, "partition": -2}), ("Tick",), "line 7: not a Tick: partition: .*greater than or equal"),
+        (line({"event_time": 1, "partition": 1, "x": 1}), ("Tick",), "line 7: not a Tick: x: Extra inputs"),
+    ],
+)
+def test_a_line_that_is_no_record_says_which_and_why(text: str, allowed: tuple[str, ...], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        _record("line 7", text, allowed)
+
+
+def test_token_fields_may_be_lists_or_base64_and_nothing_else() -> None:
+    plain = to_plain(consistent().results[0].record)
+    plain["response_token_ids"] = base64.b64encode(b"\5\0\0\0\6\0\0\0").decode()
+    assert from_plain(Result, plain) == consistent().results[0].record
+    for wrong in (["a"], 7, "***", [2**40]):
+        with pytest.raises(ValueError, match="response_token_ids: not a list of int32-le numbers"):
+            from_plain(Result, plain | {"response_token_ids": wrong})
+
+
+def test_a_key_without_raw_and_a_foreign_topic_are_usage_errors() -> None:
+    assert runner.invoke(app, ["produce", topics.TASKS, "--key", "x", "--bootstrap-server", "x:1"]).exit_code == 2

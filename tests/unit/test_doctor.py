@@ -1,0 +1,76 @@
+"""The doctor: what it finds, and that it says what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from tentalis import doctor
+from tentalis.config import Settings
+from tentalis.doctor import Finding, Level, examine, existing_parent, locked_versions
+from tentalis.local.ports import free_port
+
+
+def settings(tmp_path: Path, **changes: object) -> Settings:
+    return Settings(home=tmp_path / "home", cache=tmp_path / "cache").model_copy(update=changes)
+
+
+def test_a_machine_without_anything_running_lacks_nothing_that_is_needed(tmp_path: Path) -> None:
+    findings = examine(settings(tmp_path))
+    assert [finding for finding in findings if finding.level is Level.FAIL] == []
+    named = {finding.check for finding in findings}
+    assert {
+        "python",
+        "packages",
+        "java",
+        "kafka archives",
+        "memory",
+        "cores",
+        "kafka",
+        "gpu",
+        "docker",
+        "model",
+    } <= named
+
+
+def test_everything_that_is_not_well_has_a_remedy(tmp_path: Path) -> None:
+    broken = settings(tmp_path, data=tmp_path / "missing", bootstrap=f"127.0.0.1:{free_port()}")
+    findings = examine(broken, policy_model=str(tmp_path / "nothing"))
+    for finding in findings:
+        assert finding.level is Level.OK or finding.remedy, finding
+    failed = {finding.check for finding in findings if finding.level is Level.FAIL}
+    assert failed == {"data", "kafka", "model"}
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor.MODULES, "no-such-package", "no_such_package")
+    (finding,) = doctor.packages(settings(tmp_path))
+    assert (finding.level, finding.found) == (Level.FAIL, "missing: no-such-package")
+    assert "make .venv" in finding.remedy
+
+
+def test_versions_of_the_lock_are_read_with_all_their_markers() -> None:
+    numpy = "numpy==2.4 ; python_version < '3.12' \\\n    --hash=sha256:x\nnumpy==2.5 ; python_version >= '3.12'\n"
+    assert locked_versions(numpy + "Torch==2.15.0\n") == {"numpy": {"2.4", "2.5"}, "torch": {"2.15.0"}}
+
+
+def test_a_check_that_breaks_is_a_finding_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(settings: Settings) -> list[Finding]:
+        raise OSError("no such disk")
+
+    monkeypatch.setattr(doctor, "CHECKS", (broken, doctor.python))
+    first, second, *_ = examine(settings(tmp_path))
+    assert (first.level, first.check, first.found) == (Level.FAIL, "broken", "OSError: no such disk")
+    assert second.check == "python"
+
+
+def test_the_model_is_found_in_the_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "models" / "smollm2-135m-instruct"
+    folder.mkdir(parents=True)
+    assert [f.level for f in doctor.model(settings(tmp_path))] == [Level.WARN]
+    (folder / "config.json").write_text("{}")
+    assert [f.level for f in doctor.model(settings(tmp_path))] == [Level.OK]
+    assert [f.level for f in doctor.model(settings(tmp_path), "owner/name")] == [Level.WARN]
+
+
+def test_disk_is_measured_where_the_folder_will_be(tmp_path: Path) -> None:
+    assert existing_parent(tmp_path / "a" / "b") == tmp_path

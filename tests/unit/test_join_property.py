@@ -1,0 +1,319 @@
+"""Properties of the join over logs that nobody would write: against an oracle, and against its own undisturbed self.
+
+The invariants are those that docs/join.md names. Logs are short and dense: few tasks, few samples, times around every
+boundary, repetitions, strangers, contradictions, rubbish.
+"""
+
+import functools
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from schemas import topics
+from schemas.records import HintKind, Outcome, Record, Rollout, Source, Status, TaskHead
+from streams.join.state import StateError
+from streams.processor import LogRecord
+from tests.unit.join_oracle import Oracle
+from tests.unit.join_support import (
+    CODEC,
+    LIMITS,
+    PARTITION,
+    START,
+    Cut,
+    Partitioned,
+    Written,
+    alive,
+    drive,
+    forget,
+    head,
+    hint,
+    open_,
+    record_at,
+    sample,
+    score,
+    tick,
+    worker,
+)
+
+# More for a long search: TENTALIS_TEST_EXAMPLES=20000 pytest tests/unit/test_join_property.py
+EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "150"))
+QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+TASKS: dict[str, TaskHead] = {
+    "a": head("a", n=1),
+    "b": head("b", n=2, opd_window_ms=300),
+    "c": head("c", n=1, opd=None),
+    "d": head("d", n=2, rl=None, deadline_ms=400),
+    "e": head("e", n=2, rl=Source.USER, opd=Source.USER, deadline_ms=400, opd_window_ms=5000),
+    # These contradict the task of the same name.
+    "b'": head("b", n=3, opd_window_ms=300),
+    "c'": head("c", n=1),
+}
+STEPS = (0, 0, 0, 1, 5, 5, 5, 40, 99, 100, 101, 201, 300, -50, -500)
+LEAPS = (1000, 1001, 5001, 7000)
+
+Spec = tuple[Any, ...]
+
+
+@functools.cache
+def record_of(spec: Spec) -> Record:
+    """The record that a spec stands for; the same spec is the same event."""
+    what, name, *rest = spec
+    task = TASKS[name]
+    match what:
+        case "tick":
+            return tick()
+        case "forget":
+            return forget(user_id=f"user-{task.task_id}") if rest[0] else forget(before=START + 500)
+        case "open":
+            return open_(task, START + rest[0])
+    index, result, stranger, variant, at = rest
+    terms = task.terms
+    named = terms.rl if what == "score" else terms.opd
+    source = Source.OPERATOR if stranger or named is None else named
+    status = Status.FAILED if result == "failed" else Status.OK
+    of = sample(task, index, result, status=status, n=5 if variant == "longer" else 4)
+    if variant == "forged":
+        of = of.model_copy(update={"response_digest": "another"})
+    ident = "/".join(map(str, (what, task.task_id, task.n_samples, of.sample_index, result, source.value, variant)))
+    if what == "score":
+        reward = {"first": 0.1, "second": -0.7}.get(variant)
+        return score(of, reward, at=START + at, source=source, id=ident)
+    kind = {"first": HintKind.ACCEPTED, "second": HintKind.REJECTED, "unknown": HintKind.NONE}.get(
+        variant, HintKind.ACCEPTED
+    )
+    return hint(of, kind, at=START + at, source=source, id=ident)
+
+
+@functools.cache
+def encoded(spec: Spec) -> tuple[str, bytes]:
+    record = record_of(spec)
+    return record.key, CODEC.encode(topics.HALVES, record)
+
+
+@st.composite
+def specs(draw: Any, names: str, failing: str, now: int) -> Spec | None:
+    what = draw(st.sampled_from(["score"] * 7 + ["hint"] * 7 + ["open"] * 2 + ["tick"] * 2 + ["forget", "rubbish"]))
+    if what == "rubbish":
+        return None
+    name = draw(st.sampled_from(names))
+    if what == "tick":
+        return what, name
+    if what == "forget":
+        return what, name, draw(st.booleans())
+    if draw(st.integers(0, 29)) == 0:
+        name = {"b": "b'", "c": "c'"}.get(name, name)
+    # Mostly opened within the last moments, sometimes as good as too old, or in the future.
+    at = draw(st.sampled_from([now // 200 * 200] * 9 + [now - 900, now - 4700, 10**9]))
+    if what == "open":
+        return what, name, at
+    index = draw(st.integers(0, TASKS[name].n_samples - 1))
+    result = draw(st.sampled_from(["failed" if name in failing else "r1"] * 19 + ["r2"]))
+    variant = draw(st.sampled_from(["first"] * 8 + ["second", "unknown", "longer", "forged"]))
+    return what, name, index, result, draw(st.integers(0, 9)) == 0, variant, at
+
+
+@st.composite
+def logs(draw: Any, most: int = 40) -> list[tuple[int, Spec | None]]:
+    """(append time after START, spec or None for rubbish) each; offsets are the places in the list."""
+    names = draw(st.sampled_from(["abcde", "a", "ab", "bd", "ce", "be"]))
+    failing = draw(st.sampled_from(["", "", "", "ad", "bc", "e"]))
+    found: list[tuple[int, Spec | None]] = []
+    now = 0
+    for _ in range(draw(st.integers(1, most))):
+        now += draw(st.sampled_from(STEPS * 4 + LEAPS))
+        found.append((now, draw(specs(names, failing, now))))
+    return found
+
+
+def records(log: list[tuple[int, Spec | None]], tail: int = 0) -> list[LogRecord]:
+    found = []
+    for offset, (after, spec) in enumerate(log):
+        key, value = encoded(spec) if spec is not None else ("?", b"rubbish")
+        found.append(LogRecord(topics.HALVES, PARTITION, offset, START + after, key, value))
+    last = max((after for after, _ in log), default=0)
+    for i in range(tail):
+        found.append(record_at(len(found), last + 20_000 * (i + 1), tick()))
+    return found
+
+
+def facts_of(written: Written) -> list[tuple[str, Any]]:
+    """What was written, as the oracle tells it."""
+    found: list[tuple[str, Any]] = []
+    for topic, key, value in written.produced:
+        record = CODEC.decode(value, topic=topic, partition=0, offset=0)
+        assert record.key == key
+        if isinstance(record, Outcome):
+            facts: dict[str, Any] = {
+                "result": record.result_id,
+                "reward": record.reward,
+                "has_rl": record.has_rl,
+                "has_opd": record.has_opd,
+                "rollout": record.rollout_id,
+                "half_id": record.half_id,
+                "n_closed": record.n_closed,
+            }
+            found.append((key, ("outcome", record.kind.value, record.event_time, facts)))
+        else:
+            assert isinstance(record, Rollout)
+            facts = {
+                "result": record.result_id,
+                "tokens": record.token_ids,
+                "reward": record.reward,
+                "hints": record.hints,
+                "teacher": record.teacher_logprobs,
+                "asked": record.n_requested,
+                "closed": record.n_closed,
+                "mean": record.group_mean,
+                "std": record.group_std,
+                "from": tuple((p.half_id, p.partition, p.offset) for p in record.provenance),
+            }
+            found.append((key, ("rollout", record.event_time, facts)))
+    return found
+
+
+@QUICK
+@given(logs(most=60))
+def test_what_the_oracle_says(log: list[tuple[int, Spec | None]]) -> None:
+    """Same outputs in the same order, same dead letters, as the brute force over the same log."""
+    oracle = Oracle(PARTITION, LIMITS.marker_ttl_ms, LIMITS.max_samples)
+    ticks = records(log, tail=1)[len(log) :]
+    oracle.fold(
+        [(i, START + after, record_of(spec) if spec is not None else None) for i, (after, spec) in enumerate(log)]
+        + [(record.offset, record.timestamp, tick()) for record in ticks]
+    )
+    written = Partitioned(records(log, tail=1)).run()
+    for _, fact in oracle.written:
+        event(f"{fact[0]} {fact[1]}" if fact[0] == "outcome" else fact[0])
+    assert facts_of(written) == oracle.written
+    assert [offset for offset, _ in written.dead] == oracle.dead
+
+
+@QUICK
+@given(logs(), st.lists(st.integers(1, 7), min_size=1, max_size=5))
+def test_batches_do_not_matter(log: list[tuple[int, Spec | None]], sizes: list[int]) -> None:
+    """Byte for byte the same outputs in the same order, and the same state, however the log is cut into batches."""
+    whole, pieces = Partitioned(records(log)), Partitioned(records(log))
+    assert whole.run().produced == pieces.run(sizes).produced
+    assert whole.written.dead == pieces.written.dead
+    assert alive(whole.start()) == alive(pieces.start())
+
+
+cuts = st.builds(
+    Cut,
+    stage=st.integers(0, 4),
+    kept=st.frozensets(st.integers(0, 7)),
+    back=st.sampled_from([0, 0, 1, 3, 1000]),
+    wakes=st.sampled_from([None, 0, 1, 3]),
+)
+
+
+@settings(QUICK, max_examples=2 * EXAMPLES)
+@given(
+    logs(),
+    st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    st.dictionaries(st.integers(0, 12), cuts, max_size=6),
+)
+def test_crashes_redelivery_and_zombies_do_not_matter(
+    log: list[tuple[int, Spec | None]], sizes: list[int], plan: dict[int, Cut]
+) -> None:
+    """Flushes cut anywhere, restarts from any earlier offset, late flushes of workers thought dead: nobody can tell.
+
+    Every write is one of the undisturbed run, byte for byte, and none is missing, so a key that has one value keeps it.
+    The state ends up the same.
+    """
+    calm, rough = Partitioned(records(log, tail=0)), Partitioned(records(log, tail=0))
+    calm.run()
+    rough.run(sizes, plan)
+    assert set(rough.written.produced) == set(calm.written.produced)
+    assert {offset for offset, _ in rough.written.dead} == {offset for offset, _ in calm.written.dead}
+    assert alive(rough.start()) == alive(calm.start())
+
+
+@QUICK
+@given(
+    logs(), st.lists(st.integers(1, 12), min_size=1, max_size=5), st.dictionaries(st.integers(0, 9), cuts, max_size=3)
+)
+def test_state_is_bounded(log: list[tuple[int, Spec | None]], sizes: list[int], plan: dict[int, Cut]) -> None:
+    """The changelog holds the clock, one header per task that is remembered, and the halves that open tasks wait with.
+
+    One batch later what is useless is gone; when every deadline and marker is over, only the clock is left.
+    """
+    partition = Partitioned(records(log))
+    partition.run(sizes, plan)
+    processor = partition.start()
+    tail = records(log, tail=3)[len(log) :]
+    again = record_at(len(log), max(after for after, _ in log), tick())
+    for record in (again, *(LogRecord(r.topic, r.partition, r.offset + 1, r.timestamp, r.key, r.value) for r in tail)):
+        before = processor.partitions[PARTITION]
+        waiting = sum(
+            (slot.score is not None) + (slot.hint is not None)
+            for task in before._open.values()
+            for slot in task.slots.values()
+        )
+        remembered = before.open_tasks + before.markers
+        stages = partition._stages(drive(processor.process(PARTITION, [record])), [record])
+        for stage in stages:
+            partition._arrive(stage)
+        partition._apply(stages)
+        kinds = [key.partition("/")[0] for key in partition.store]
+        if record is again:
+            # The tick moved no time: what was there before is what must be there, and nothing else.
+            assert (kinds.count("clock"), kinds.count("task"), kinds.count("half")) == (1, remembered, waiting)
+    assert kinds == ["clock"]
+
+
+@QUICK
+@given(logs())
+def test_every_sample_of_an_opened_task_has_one_outcome(log: list[tuple[int, Spec | None]]) -> None:
+    """Within the memory of a task no outcome and no rollout is written twice, and no sample is left without."""
+    short = [(max(0, min(after, 4900)), spec) for after, spec in log]
+    written = Partitioned(records(short, tail=1)).run()
+    keys = [(topic, key) for topic, key, _ in written.produced]
+    assert len(keys) == len(set(keys))
+    outcomes = written.outcomes
+    for key, outcome in outcomes.items():
+        if outcome.kind.value not in ("late", "superseded"):
+            assert key == f"{outcome.head.task_id}/{outcome.sample_index}"
+            for index in range(outcome.head.n_samples):
+                assert f"{outcome.head.task_id}/{index}" in outcomes
+    for rollout in written.rollouts.values():
+        told = [outcome for outcome in outcomes.values() if outcome.rollout_id == rollout.rollout_id]
+        assert [outcome.rollout_digest for outcome in told] == [rollout.digest]
+
+
+@QUICK
+@given(logs(), st.lists(st.integers(1, 7), min_size=1, max_size=5))
+def test_nothing_due_is_left_after_a_record(log: list[tuple[int, Spec | None]], sizes: list[int]) -> None:
+    """What recovery relies on to tell a stale header: whatever is open is not due at the clock's time."""
+    processor = worker({})
+    for record in records(log):
+        drive(processor.process(PARTITION, [record]))
+        state = processor.partitions[PARTITION]
+        assert all(task.due >= state.time for task in state._open.values())
+
+
+def test_a_header_that_comes_back_from_the_dead_is_not_believed() -> None:
+    """A header deleted long ago, flushed again by a zombie after compaction took the deletion: no second outcome."""
+    log: list[tuple[int, Spec | None]] = [(0, ("open", "a", 0)), *((at, ("tick", "a")) for at in (1001, 7000, 7001))]
+    partition = Partitioned(records(log))
+    partition.run([1])
+    stale = next(entry for entry in partition.changelog if entry.key == "task/a")
+    partition.changelog = [entry for entry in partition.changelog if entry.key != "task/a"] + [stale]
+    n = len(partition.written.produced)
+    partition.log += [record_at(4, 7002, tick()), record_at(5, 7003, tick())]
+    partition.run([1])
+    assert len(partition.written.produced) == n
+    assert list(partition.recovered()) == [f"clock/{PARTITION}"]
+
+
+def test_state_that_lost_records_is_refused() -> None:
+    s = sample(head("a"))
+    partition = Partitioned([record_at(0, 0, score(s))])
+    partition.run()
+    entries = {key: value for key, value in partition.recovered().items() if not key.startswith("half/")}
+    with pytest.raises(StateError, match="task a waits with a half that the changelog does not hold"):
+        worker(entries)

@@ -1,0 +1,154 @@
+"""Hints, the teacher's prompt, and the alignment of the teacher's log-probs."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.records import Message, Sample, Sampling, sample_of
+from schemas.tensors import float32_view, int32_bytes, uint8_bytes
+from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.opd import HINT_TAG, NoUserMessage, Teacher, TeacherRefused, aligned, hinted, rule_hint
+from tests.unit.fake_inference import FakeInference
+from tests.unit.stream_records import make_result
+
+HINT = "Please be brief and plain."
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", "too long!!", " short... "])
+def test_ten_characters_or_less_are_no_hint(text: str) -> None:
+    assert rule_hint(text) is None
+
+
+def test_a_hint_is_the_text_in_one_line_of_three_sentences_at_most() -> None:
+    assert rule_hint("too long!!!") == "too long!!!"
+    assert rule_hint("  One here.\n\nTwo\tthere. Three! Four?  ") == "One here. Two there. Three!"
+    assert rule_hint("zero\x00width\u200b but long") == "zero width but long"
+
+
+def test_a_pasted_log_does_not_get_into_the_prompt() -> None:
+    hint = rule_hint("word " * 1000)
+    assert hint is not None and len(hint) <= 400 and hint.endswith("word")
+
+
+# --- prompt -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_hint_goes_to_the_end_of_the_last_user_message() -> None:
+    messages = (
+        Message(role="user", content="One?"),
+        Message(role="assistant", content="1"),
+        Message(role="user", content="Two?"),
+        Message(role="tool", content="2"),
+    )
+    prompt = hinted(messages, HINT)
+    assert prompt[2] == {"role": "user", "content": f"Two?\n\n{HINT_TAG}\n{HINT}"}
+    assert HINT_TAG == "[user's hint / instruction]"
+    assert [m for i, m in enumerate(prompt) if i != 2] == [m.model_dump() for i, m in enumerate(messages) if i != 2]
+    assert messages[2].content == "Two?"
+
+
+def test_a_prompt_without_a_user_takes_no_hint() -> None:
+    with pytest.raises(NoUserMessage):
+        hinted((Message(role="system", content="Speak."),), HINT)
+
+
+# --- teacher ----------------------------------------------------------------------------------------------------------
+
+
+def ask(inference: FakeInference, sample: Sample | None = None, **fields: Any) -> tuple[str, bytes]:
+    result = make_result(**fields)
+
+    async def model() -> str:
+        inference.asked_for_model += 1
+        return "base"
+
+    return asyncio.run(Teacher(inference, model).logprobs(sample or sample_of(result), result.task.messages, HINT))
+
+
+def test_the_teacher_scores_the_students_tokens_behind_the_hinted_prompt() -> None:
+    inference = FakeInference()
+    name, logprobs = ask(inference, response=(10, 11, 12, 13))
+    assert name == "base"
+    (model, tokens, temperature) = inference.scored[0]
+    assert (model, temperature) == ("base", 1.0)
+    prefix = inference.tokens_of(inference.rendered[0])
+    assert tokens == [*prefix, 10, 11, 12, 13]
+    assert HINT in inference.rendered[0][-1]["content"]
+    scores = [inference.logprob(len(prefix) + i, token) for i, token in enumerate((10, 11, 12, 13))]
+    np.testing.assert_array_equal(float32_view(logprobs), np.float32([0, 0, 0, *scores]))
+
+
+def test_the_teacher_scores_at_the_students_temperature() -> None:
+    inference = FakeInference()
+    ask(inference, sampling=Sampling(temperature=0.6))
+    assert inference.scored[0][2] == 0.6
+
+
+def masked(mask: Sequence[int]) -> Sample:
+    n = len(mask)
+    sample = sample_of(make_result(prompt=(1,), response=tuple(range(2, n + 1))))
+    return sample.model_copy(update={"loss_mask": uint8_bytes(mask), "token_ids": int32_bytes(range(1, n + 1))})
+
+
+def test_log_probs_stand_where_the_mask_is_and_nowhere_else() -> None:
+    sample = masked([0, 0, 1, 1, 0, 0, 1])
+    scores = np.float32([np.nan, -9, -9, -1, -2, -3, -4, -5])
+    placed = float32_view(aligned(sample, np.int32([7, 7, 7]), scores))
+    np.testing.assert_array_equal(placed, np.float32([0, 0, -1, -2, 0, 0, -5]))
+
+
+def test_scores_outside_the_mask_need_not_be_finite() -> None:
+    sample = masked([0, 1, 0, 1])
+    scores = np.float32([np.nan, -1, np.nan, -2])
+    np.testing.assert_array_equal(float32_view(aligned(sample, np.int32([5]), scores)), np.float32([0, -1, 0, -2]))
+
+
+@pytest.mark.parametrize(
+    "scores", [[np.nan, -1], [np.nan, -1, -2, -3], [], [np.nan, -1, np.nan], [np.nan, -np.inf, -1]]
+)
+def test_anything_but_one_finite_score_per_token_is_no_teaching(scores: list[float]) -> None:
+    with pytest.raises(TeacherRefused, match="scores"):
+        aligned(masked([0, 1, 1]), np.int32([5]), np.float32(scores))
+
+
+def test_a_sample_without_a_response_cannot_be_taught() -> None:
+    with pytest.raises(TeacherRefused, match="no response"):
+        aligned(masked([0, 0]), np.int32([5]), np.float32([np.nan]))
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_of_the_call_is_told_from_a_server_in_trouble(status: int) -> None:
+    with pytest.raises(TeacherRefused, match="too long"):
+        ask(FakeInference(fails=lambda call: RequestRefused(status, "too long")))
+
+
+@pytest.mark.parametrize("error", [ServerUnavailable("away"), RequestRefused(500, "oops"), RequestRefused(429, "busy")])
+def test_a_server_in_trouble_is_not_the_records_fault(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        ask(FakeInference(fails=lambda call: error))
+
+
+def test_the_teachers_name_is_asked_for_once_and_again_when_it_is_not_known() -> None:
+    inference = FakeInference()
+    names = ["old", "new"]
+
+    async def model() -> str:
+        return names.pop(0)
+
+    async def story() -> list[str]:
+        teacher = Teacher(inference, model)
+        sample, messages = sample_of(make_result()), make_result().task.messages
+        first = (await teacher.logprobs(sample, messages, HINT))[0]
+        again = (await teacher.logprobs(sample, messages, HINT))[0]
+        inference.fails = lambda call: UnknownModel(404, "not served") if call == "old" else None
+        with pytest.raises(UnknownModel):
+            await teacher.logprobs(sample, messages, HINT)
+        return [first, again, (await teacher.logprobs(sample, messages, HINT))[0]]
+
+    assert asyncio.run(story()) == ["old", "old", "new"]

@@ -1,0 +1,260 @@
+"""Promotion and the sync of one server, against a server in memory."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.records import PolicyAck, PolicyUpdate
+from tentalis.inference.protocol import ServerUnavailable
+from tentalis.policies import sync as sync_module
+from tentalis.policies.core import PolicyLog, surplus
+from tentalis.policies.sync import WEIGHTS, Refused, Sync, adapter_folder, canary_difference, check_weights
+from tests.unit.loop_records import ack, promotion, update
+from tests.unit.loop_server import LoopServer
+
+
+class Bench:
+    """A log, a server, and the sync between them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+        self.server = LoopServer()
+        self.log = PolicyLog("local")
+        self.acks: list[PolicyAck] = []
+        self.offset = 0
+        self.sync = self.restarted()
+
+    def restarted(self) -> Sync:
+        return Sync(self.server, self.log, "local", self._acknowledge)
+
+    def _acknowledge(self, record: PolicyAck) -> None:
+        self.acks.append(record)
+        self.log.apply(record, 0)
+
+    def put(self, record: Any) -> None:
+        self.log.apply(record, self.offset)
+        self.offset += 1
+
+    def publish(self, version: int, promote: bool = True, weights: bytes = b"weights") -> PolicyUpdate:
+        folder = self.folder / f"v {version}"
+        folder.mkdir(exist_ok=True)
+        (folder / WEIGHTS).write_bytes(weights)
+        sha256 = hashlib.sha256(b"weights").hexdigest()
+        published = update(version, sha256=sha256, location=folder.as_uri())
+        self.put(published)
+        if promote:
+            self.put(promotion(version, sha256=sha256))
+        return published
+
+    def round(self) -> None:
+        asyncio.run(self.sync.round())
+
+    def said(self) -> list[tuple[int, bool]]:
+        return [(each.version, each.ok) for each in self.acks]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [1000.0]
+    monkeypatch.setattr(sync_module.time, "monotonic", lambda: now[0])
+
+    def forward(seconds: float) -> None:
+        now[0] += seconds
+
+    return forward
+
+
+def test_a_promoted_version_is_loaded_checked_and_acknowledged_once(bench: Bench) -> None:
+    published = bench.publish(1)
+    bench.round()
+    bench.round()
+    assert bench.server.loaded == {"assistant@v1": str(bench.folder / "v 1")}
+    assert bench.said() == [(1, True)]
+    assert bench.acks[0].sha256 == published.sha256
+    assert bench.acks[0].canary_max_diff == 0.0
+
+
+def test_what_is_published_but_not_promoted_stays_out(bench: Bench) -> None:
+    bench.publish(1)
+    bench.publish(2, promote=False)
+    bench.round()
+    assert list(bench.server.loaded) == ["assistant@v1"]
+
+
+def test_a_restarted_server_gets_its_adapter_back(bench: Bench) -> None:
+    bench.publish(1)
+    bench.round()
+    bench.server.loaded.clear()
+    bench.round()
+    assert list(bench.server.loaded) == ["assistant@v1"]
+    assert bench.said() == [(1, True), (1, True)]
+
+
+def test_our_own_restart_checks_again_only_what_was_not_acknowledged(bench: Bench) -> None:
+    bench.publish(1)
+    bench.round()
+    bench.sync = bench.restarted()
+    bench.round()
+    assert bench.said() == [(1, True)]
+    # Killed between loading and acknowledging: the adapter is there, its acknowledgement is not.
+    bench.publish(2)
+    bench.server.loaded["assistant@v2"] = "x"
+    bench.round()
+    assert bench.said() == [(1, True), (2, True)]
+
+
+def test_altered_weights_are_refused_and_the_old_version_goes_on(bench: Bench) -> None:
+    bench.publish(1)
+    bench.round()
+    bench.publish(2, weights=b"altered")
+    bench.round()
+    assert bench.said() == [(1, True), (2, False), (1, True)], "the last word is what is served"
+    assert "sha256" in (bench.acks[1].error or "")
+    assert list(bench.server.loaded) == ["assistant@v1"]
+    bench.round()
+    assert len(bench.acks) == 3, "said once"
+    # The log as it is after compaction: the last word only; and the server restarts.
+    bench.server.loaded.clear()
+    bench.sync = bench.restarted()
+    bench.round()
+    assert list(bench.server.loaded) == ["assistant@v1"]
+
+
+def test_a_canary_that_disagrees_is_unloaded_again(bench: Bench) -> None:
+    bench.publish(1)
+    bench.server.scores = (float("nan"), -1.0, -2.01)
+    bench.round()
+    assert bench.said() == [(1, False)]
+    assert bench.acks[0].canary_max_diff == pytest.approx(0.01, abs=1e-5)
+    assert not bench.server.loaded
+
+
+def test_a_refused_version_is_tried_again_after_a_while(bench: Bench, clock: Callable[[float], None]) -> None:
+    bench.publish(1)
+    bench.server.refuse_load = "not for this base model"
+    bench.round()
+    bench.server.refuse_load = None
+    bench.round()
+    assert bench.said() == [(1, False)]
+    assert "not for this base model" in (bench.acks[0].error or "")
+    clock(60.0)
+    bench.round()
+    assert bench.said() == [(1, False), (1, True)]
+
+
+def test_a_server_that_is_away_decides_nothing(bench: Bench) -> None:
+    bench.publish(1)
+    bench.server.away = ServerUnavailable("restarting")
+    with pytest.raises(ServerUnavailable):
+        bench.round()
+    assert bench.acks == []
+    bench.server.away = None
+    bench.round()
+    assert bench.said() == [(1, True)]
+
+
+def test_a_promotion_of_what_was_never_published_is_refused(bench: Bench) -> None:
+    bench.put(promotion(9))
+    bench.round()
+    assert bench.said() == [(9, False)]
+    assert "never published" in (bench.acks[0].error or "")
+
+
+def test_a_promotion_with_another_sha256_is_refused(bench: Bench) -> None:
+    bench.publish(1, promote=False)
+    bench.put(promotion(1, sha256="other"))
+    bench.round()
+    assert "promoted with sha256 other" in (bench.acks[0].error or "")
+
+
+def test_a_rollback_is_served_and_acknowledged(bench: Bench) -> None:
+    for version in (1, 2):
+        bench.publish(version)
+        bench.round()
+    bench.put(promotion(1, mode="manual", sha256=hashlib.sha256(b"weights").hexdigest()))
+    bench.round()
+    assert bench.said() == [(1, True), (2, True), (1, True)]
+
+
+def test_old_versions_are_unloaded_but_never_the_served_one(bench: Bench) -> None:
+    for version in range(1, 6):
+        bench.publish(version)
+        bench.round()
+    assert sorted(bench.server.loaded) == ["assistant@v3", "assistant@v4", "assistant@v5"]
+    loaded = ["base", "x@v1", *(f"a@v{v}" for v in range(1, 12))]
+    assert surplus(loaded, ["a@v2"]) == [f"a@v{v}" for v in (8, 7, 6, 5, 4, 3, 1)]
+
+
+def test_several_policies_do_not_hinder_each_other(bench: Bench) -> None:
+    bench.put(update(1, policy="math", location="https://example.org/a"))
+    bench.put(promotion(1).model_copy(update={"policy": "math"}))
+    bench.publish(1)
+    bench.round()
+    assert [(a.policy, a.ok) for a in bench.acks] == [("assistant", True), ("math", False)]
+    assert list(bench.server.loaded) == ["assistant@v1"]
+
+
+# The guard.
+
+
+def test_the_guard_promotes_the_newest_unpromoted_update() -> None:
+    log = PolicyLog("local")
+    assert log.due_promotions() == []
+    for offset, version in enumerate((1, 3, 2)):
+        log.apply(update(version), offset)
+    assert [u.version for u in log.due_promotions()] == [3]
+    log.apply(promotion(3), 3)
+    assert log.due_promotions() == []
+    log.apply(update(4), 4)
+    assert [u.version for u in log.due_promotions()] == [4]
+
+
+def test_the_guard_does_not_undo_a_rollback_but_goes_on_with_what_comes_after() -> None:
+    log = PolicyLog("local")
+    log.apply(update(1), 0)
+    log.apply(update(2), 1)
+    log.apply(promotion(1, mode="manual"), 5)  # as compaction leaves it: the promotion of 2 is gone
+    assert log.due_promotions() == []
+    log.apply(update(3), 6)
+    assert [u.version for u in log.due_promotions()] == [3]
+
+
+def test_acknowledgements_of_other_servers_are_not_ours() -> None:
+    log = PolicyLog("local")
+    log.apply(ack(1, server_id="other"), 0)
+    assert not log.acknowledged("assistant@v1")
+
+
+# The checks.
+
+
+def test_locations(tmp_path: Path) -> None:
+    folder = tmp_path / "an adapter"
+    assert adapter_folder(folder.as_uri()) == folder
+    for elsewhere in ("https://example.org/a", "s3://bucket/a", "file://host/a", "relative/path"):
+        with pytest.raises(Refused, match="not a file: URL"):
+            adapter_folder(elsewhere)
+
+
+def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="cannot be read"):
+        check_weights(tmp_path, "s")
+
+
+def test_canary_difference() -> None:
+    import numpy as np
+
+    a = np.array([0.0, -1.0, -2.0], dtype=np.float32)
+    assert canary_difference(a, np.array([np.nan, -1.0, -2.5], dtype=np.float32)) == pytest.approx(0.5)
+    assert canary_difference(a, a[:2]) == float("inf")
+    assert canary_difference(a, np.array([0, np.nan, -2.0], dtype=np.float32)) == float("inf")
+    assert canary_difference(a[:1], a[:1]) == 0.0

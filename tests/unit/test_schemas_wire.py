@@ -1,0 +1,234 @@
+"""Both wire formats: what is written comes back, and bytes that are no record say why and where."""
+
+import types
+import typing
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from schemas import avro, topics
+from schemas.codec import CONFLUENT, SINGLE_OBJECT, Codec, DecodeError
+from schemas.records import RECORDS, Record, Score, Tick
+from schemas.registry import ConfluentRegistry
+from tentalis.cli.values import from_plain, to_plain
+from tests.unit.verify_run import consistent
+
+INT, LONG = st.integers(0, 2**31 - 1), st.integers(0, 2**62)
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+SAME_LENGTH = 3
+
+
+@cache
+def _registry() -> ConfluentRegistry:
+    registry = ConfluentRegistry("mock://")
+    registry.register_all()
+    return registry
+
+
+def codecs() -> dict[str, Codec]:
+    return {"single-object": Codec(), "confluent": Codec(_registry())}
+
+
+def tensor(width: int) -> st.SearchStrategy[bytes]:
+    """One length for all token fields, because records hold theirs together."""
+    return st.binary(min_size=width * SAME_LENGTH, max_size=width * SAME_LENGTH)
+
+
+def values_of(annotation: Any, name: str) -> st.SearchStrategy[Any]:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        base, *metadata = typing.get_args(annotation)
+        for item in metadata:
+            if isinstance(item, FieldInfo) and isinstance(item.json_schema_extra, dict):
+                match item.json_schema_extra.get("logicalType"):
+                    case "int32-le" | "float32-le":
+                        return tensor(4)
+                    case "uint8-mask":
+                        return tensor(1)
+                if item.json_schema_extra.get("avro") == "int":
+                    return INT
+        return values_of(base, name)
+    if origin in (typing.Union, types.UnionType):
+        branches = [values_of(arg, name) for arg in typing.get_args(annotation) if arg is not type(None)]
+        return st.none() | st.one_of(branches)
+    if origin is tuple:
+        return st.lists(values_of(typing.get_args(annotation)[0], name), max_size=2).map(tuple)
+    if origin is dict:
+        return st.dictionaries(TEXT, values_of(typing.get_args(annotation)[1], name), max_size=2)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return records_of(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return st.sampled_from(list(annotation))
+    return {
+        str: TEXT,
+        int: LONG,
+        float: st.floats(0.0, 1.0),
+        bool: st.booleans(),
+        bytes: st.binary(max_size=8),
+    }[annotation]
+
+
+@cache
+def records_of(model: type[BaseModel]) -> st.SearchStrategy[Any]:
+    """Records of a type that pass its own checks."""
+    hints = typing.get_type_hints(model, include_extras=True)
+    fields = {name: values_of(hints[name], name) for name in model.model_fields}
+
+    def built(values: dict[str, Any]) -> Any:
+        try:
+            return model.model_validate(values)
+        except ValidationError:
+            return None
+
+    return st.fixed_dictionaries(fields).map(plausible(model)).map(built).filter(lambda record: record is not None)
+
+
+def plausible(model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Brings drawn values closer to what the record's cross-field checks ask for, so that few are thrown away."""
+
+    def adjust(values: dict[str, Any]) -> dict[str, Any]:
+        values = dict(values)
+        match model.__name__:
+            case "Terms":
+                values["rl"], values["opd"] = values["rl"] or "user", "user"
+                values["opens"] = "at_once"
+                values["deadline_ms"] += 1
+                values["opd_window_ms"] += 1
+            case "Sampling":
+                values["top_p"], values["max_tokens"] = values["top_p"] or 1.0, max(1, values["max_tokens"])
+            case "Task":
+                values["messages"] = values["messages"] or ({"role": "user", "content": ""},)
+            case "Result":
+                values["sample_index"] = values["sample_index"] % values["task"].n_samples
+            case "Sample":
+                values["sample_index"] = values["sample_index"] % values["head"].n_samples
+            case "Feedback":
+                values["source"] = "user"
+                if values["result"] is not None:
+                    values["task_id"] = values["result"].task.task_id
+                    values["sample_index"] = values["result"].sample_index
+            case "Hint":
+                if values["kind"].value == "accepted":
+                    values["teacher_logprobs"] = values["teacher_logprobs"] or b"\0" * 4 * SAME_LENGTH
+            case "MetaSignal":
+                values["window_ms"] += 1
+        for name in (
+            "n_samples",
+            "n_requested",
+            "n_tokens",
+            "count",
+            "attempt",
+            "world_size",
+            "threads",
+            "rank",
+            "step",
+        ):
+            if name in values and values[name] == 0:
+                values[name] = 1
+        return values
+
+    return adjust
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_every_record_survives_both_wire_formats_and_json(name: str, data: st.DataObject) -> None:
+    record: Record = data.draw(records_of(RECORDS[name]))
+    topic = next(topic.name for topic in topics.table().topics.values() if name in topic.records)
+    for kind, codec in codecs().items():
+        wire = codec.encode(topic, record)
+        assert wire.startswith(SINGLE_OBJECT if kind == "single-object" else CONFLUENT)
+        assert codec.decode(wire, topic=topic, partition=0, offset=0) == record
+    assert from_plain(RECORDS[name], to_plain(record)) == record
+
+
+def test_readers_with_a_registry_accept_both_formats() -> None:
+    tick = Tick(event_time=1, partition=2)
+    both = codecs()
+    wire = both["single-object"].encode(topics.HALVES, tick)
+    assert both["confluent"].decode(wire, topic=topics.HALVES, partition=0, offset=0) == tick
+
+
+def test_the_header_has_the_fingerprint_of_the_writers_schema() -> None:
+    wire = Codec().encode(topics.HALVES, Tick(event_time=1, partition=2))
+    assert wire[:2].hex() == "c301"
+    assert wire[2:10] == avro.current("Tick").fingerprint
+
+
+def test_a_writer_schema_that_is_not_shipped_is_looked_up_and_resolved() -> None:
+    text = avro.current("Tick").text.replace(
+        '"fields": [', '"fields": [{"name": "future", "type": "string", "default": "", "doc": "new"},', 1
+    )
+    future = avro.AvroSchema.parse(text)
+    body = avro.write(future, {"future": "x", "event_time": 5, "partition": 6})
+    codec = Codec(lookup={future.fingerprint: future}.get)
+    wire = SINGLE_OBJECT + future.fingerprint + body
+    assert codec.decode(wire, topic=topics.HALVES, partition=0, offset=0) == Tick(event_time=5, partition=6)
+
+
+def good(record: Record | None = None) -> bytes:
+    return Codec().encode(topics.HALVES, record or consistent().scores[0].record)
+
+
+def nan_score() -> bytes:
+    score = consistent().scores[0].record
+    datum = score.model_dump() | {"reward": float("nan")}
+    schema = avro.current("Score")
+    return SINGLE_OBJECT + schema.fingerprint + avro.write(schema, datum)
+
+
+BAD: dict[str, tuple[Callable[[], bytes | None], str, str, str]] = {
+    "bad magic": (lambda: b"\xde\xad\xbe\xef", "bad magic dead", "none", "decode"),
+    "no bytes": (lambda: b"", r"bad magic \(no bytes\)", "none", "decode"),
+    "half a header": (lambda: good()[:6], "unknown schema", good()[2:6].hex(), "decode"),
+    "truncated": (lambda: good()[:-40], "not readable as Avro", "Score", "decode"),
+    "left over": (lambda: good() + b"!!", "2 bytes are left over", "Score", "decode"),
+    "unknown schema": (lambda: SINGLE_OBJECT + b"\1" * 8 + b"x", "unknown schema", "01" * 8, "decode"),
+    "another topic's record": (
+        lambda: Codec().encode(topics.TASKS, consistent().tasks[0].record),
+        "holds a Task where Forget, Hint, Open, Score, Tick is expected",
+        "Task",
+        "decode",
+    ),
+    "not a number": (nan_score, "reward: .*finite", "Score", "validate"),
+    "tombstone": (lambda: None, "a tombstone", "none", "decode"),
+    "no registry": (lambda: CONFLUENT + b"\0\0\0\7x", "SCHEMA_REGISTRY_URL is not set", "id 7", "decode"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_bytes_say_what_where_and_which_schema(name: str) -> None:
+    make, reason, schema, stage = BAD[name]
+    expected = topics.table().records_of(topics.HALVES)
+    with pytest.raises(DecodeError, match=reason) as caught:
+        Codec().decode(make(), topic=topics.HALVES, partition=5, offset=77, expected=expected)
+    error = caught.value
+    assert (error.topic, error.partition, error.offset) == (topics.HALVES, 5, 77)
+    assert (error.schema, error.stage) == (schema, stage)
+    for part in (topics.HALVES, "[5]@77", schema, stage):
+        assert part in str(error)
+
+
+def test_an_id_that_the_registry_does_not_know_is_named() -> None:
+    with pytest.raises(DecodeError, match="unknown to the registry") as caught:
+        Codec(_registry()).decode(CONFLUENT + b"\0\0\xff\xff", topic=topics.TASKS, partition=0, offset=1)
+    assert caught.value.schema == "id 65535"
+
+
+def test_a_registry_that_does_not_know_our_schemas_refuses_to_write() -> None:
+    codec = Codec(ConfluentRegistry("mock://"))
+    with pytest.raises(Exception, match=r"not found|404|40403"):
+        codec.encode(topics.HALVES, Tick(event_time=1, partition=0))
+
+
+def test_a_record_with_nan_is_refused_where_it_is_made() -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Score.model_validate(consistent().scores[0].record.model_dump() | {"reward": float("nan")})

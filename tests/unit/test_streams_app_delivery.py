@@ -1,0 +1,257 @@
+"""The order of a flush, what happens to a batch that fails, and the lanes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import pytest
+
+from streams.delivery import Backoff, BatchRunner, Job, Lanes
+from streams.dlq import DeadLimits, Produce, TooManyDead
+from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
+from streams.state import StateStore
+
+
+def record(offset: int, value: bytes = b"v", key: str | None = "k", topic: str = "in") -> LogRecord:
+    return LogRecord(topic, 3, offset, 1000 + offset, key, value, (("h", b"\x00"),))
+
+
+class Script:
+    """A processor whose answers a test writes."""
+
+    app_id = "app"
+    topics = ("in",)
+    table: str | None = "state"
+
+    def __init__(self, answer: Callable[[Sequence[LogRecord]], Effects]) -> None:
+        self.answer = answer
+        self.calls: list[list[int]] = []
+        self.restored: list[dict[str, bytes]] = []
+        self.revoked = 0
+
+    def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
+        assert partition == 3
+        self.restored.append(dict(entries))
+
+    def revoke(self, partition: int) -> None:
+        self.revoked += 1
+
+    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
+        self.calls.append([r.offset for r in records])
+        return self.answer(records)
+
+    def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
+        return ()
+
+
+class FakeSink:
+    """Remembers what was sent, call by call; fails at the call it is told to."""
+
+    def __init__(self, store: StateStore, fail_at: int | None = None) -> None:
+        self.sent: list[list[Produce]] = []
+        self.table_at_send: list[dict[str, bytes]] = []
+        self._store = store
+        self._fail_at = fail_at
+
+    async def send(self, records: Sequence[Produce]) -> None:
+        if len(self.sent) == self._fail_at:
+            raise ConnectionError("not confirmed")
+        await asyncio.sleep(0)
+        self.sent.append(list(records))
+        self.table_at_send.append(dict(self._store.entries(3)))
+
+
+def runner(script: Script, fail_at: int | None = None, **options: object) -> tuple[BatchRunner, FakeSink, StateStore]:
+    store = StateStore()
+    sink = FakeSink(store, fail_at)
+    made = BatchRunner(
+        script,
+        sink,
+        store=store,
+        changelog="app-state-changelog" if script.table else None,
+        limits=DeadLimits(run=5),
+        record_limit=10_000,
+        version="1",
+        backoff=Backoff(0.001, 0.002),
+        clock=lambda: 0.0,
+        **options,  # type: ignore[arg-type]
+    )
+    return made, sink, store
+
+
+def run(work: Awaitable[None]) -> None:
+    async def main() -> None:
+        await work
+
+    asyncio.run(main())
+
+
+WAVES: list[list[Change]] = [[("a", stamped(7, b"1"))], [("b", stamped(7, b"2")), ("gone", None)]]
+
+
+def test_outputs_and_dead_letters_then_waves_then_the_table() -> None:
+    dead = Dead(record(6), "decode", "bad", "ValueError")
+    script = Script(lambda records: Effects([Output("out", "k", b"o")], WAVES, [dead]))
+    made, sink, store = runner(script)
+    store.load(3, {"gone": stamped(2, b"x")})
+    run(made.run(3, [record(5), record(6), record(7)]))
+    assert [[p.topic for p in call] for call in sink.sent] == [
+        ["out", "in.dlq"],
+        ["app-state-changelog"],
+        ["app-state-changelog", "app-state-changelog"],
+    ]
+    assert all(set(table) == {"gone"} for table in sink.table_at_send)
+    assert dict(store.entries(3)) == {"a": stamped(7, b"1"), "b": stamped(7, b"2")}
+    assert [p.partition for call in sink.sent[1:] for p in call] == [3, 3, 3]
+    tombstone = sink.sent[2][1]
+    assert (tombstone.value, tombstone.headers) == (None, (("offset", b"5"),))
+    assert (made.counts.records, made.counts.outputs, made.counts.changes, made.counts.dead) == (3, 1, 3, 1)
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 2])
+def test_a_failed_send_raises_and_leaves_the_table(fail_at: int) -> None:
+    made, sink, store = runner(Script(lambda records: Effects([Output("out", "k", b"o")], WAVES)), fail_at)
+    with pytest.raises(ConnectionError):
+        run(made.run(3, [record(5)]))
+    assert len(sink.sent) == fail_at
+    assert dict(store.entries(3)) == {}
+    assert made.counts.records == 0
+
+
+def test_retryable_waits_with_the_confirmed_state_and_dead_letters_nothing() -> None:
+    tries = 0
+
+    def answer(records: Sequence[LogRecord]) -> Effects:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            assert made.waiting == set()
+            raise Retryable("away")
+        return Effects([Output("out", "k", b"o")])
+
+    script = Script(answer)
+    made, sink, store = runner(script)
+    store.load(3, {"a": stamped(1, b"")})
+    run(made.run(3, [record(5), record(6)]))
+    assert script.calls == [[5, 6]] * 4
+    assert script.restored == [{"a": stamped(1, b"")}] * 3
+    assert made.counts.retries == 3
+    assert made.waiting == set()
+    assert [len(call) for call in sink.sent] == [1]
+
+
+def test_a_batch_that_fails_is_tried_one_by_one_in_order() -> None:
+    def answer(records: Sequence[LogRecord]) -> Effects:
+        if any(r.offset == 6 for r in records):
+            raise KeyError("no")
+        return Effects([Output("out", "k", str(records[0].offset).encode())])
+
+    script = Script(answer)
+    made, sink, _ = runner(script)
+    run(made.run(3, [record(5), record(6, b"\xff\x00"), record(7)]))
+    assert script.calls == [[5, 6, 7], [5], [6], [7]]
+    assert script.revoked == len(script.restored) == 2
+    (first,), (letter,), (last,) = sink.sent
+    assert (first.value, last.value) == (b"5", b"7")
+    headers = dict(letter.headers)
+    assert (letter.topic, letter.key, letter.value, letter.partition) == ("in.dlq", b"k", b"\xff\x00", 3)
+    assert headers["h"] == b"\x00"
+    assert headers["tentalis.dlq.error-stage"] == b"process"
+    assert headers["tentalis.dlq.error-class"] == b"KeyError"
+    assert headers["tentalis.dlq.attempts"] == b"2"
+
+
+def test_an_output_over_the_limit_is_refused_before_anything_is_sent() -> None:
+    script = Script(lambda records: Effects([Output("out", "k", b"fine"), Output("out", "k", bytes(10_000))]))
+    made, sink, _ = runner(script)
+    run(made.run(3, [record(5)]))
+    ((letter,),) = sink.sent
+    headers = dict(letter.headers)
+    assert headers["tentalis.dlq.error-stage"] == b"produce"
+    assert b"the limit is 10,000 bytes" in headers["tentalis.dlq.error-message"]
+
+
+def test_a_state_value_without_its_offset_is_refused() -> None:
+    made, sink, _ = runner(Script(lambda records: Effects(changes=[[("a", b"short")]])))
+    run(made.run(3, [record(5)]))
+    assert [p.topic for call in sink.sent for p in call] == ["in.dlq"]
+
+
+def test_past_the_limit_of_dead_letters_nothing_of_the_batch_is_sent() -> None:
+    script = Script(lambda records: Effects(dead=[Dead(r, "decode", "bad", "ValueError") for r in records]))
+    made, sink, _ = runner(script)
+    run(made.run(3, [record(n) for n in range(5)]))
+    with pytest.raises(TooManyDead, match=r"6 records in a row.*in\[3\]@5 at stage decode: ValueError: bad"):
+        run(made.run(3, [record(5)]))
+    assert len(sink.sent) == 1
+
+
+def test_lanes_keep_order_within_a_partition_and_run_beside_each_other() -> None:
+    async def main() -> None:
+        log: list[tuple[str, int, int]] = []
+        both = asyncio.Barrier(2)
+
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            log.append(("begin", partition, records[0].offset))
+            if records[0].offset == 0:
+                await both.wait()
+            await asyncio.sleep(0)
+            log.append(("end", partition, records[0].offset))
+
+        done: list[tuple[int, int, bool]] = []
+        lanes = Lanes(work, set, lambda error: pytest.fail(str(error)))
+        for offset in range(3):
+            for partition in (0, 1):
+                job = Job([record(offset)], lambda ok, p=partition, o=offset: done.append((p, o, ok)))  # type: ignore[misc]
+                lanes.submit(partition, job)
+        while len(done) < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for partition in (0, 1):
+            mine = [(what, offset) for what, p, offset in log if p == partition]
+            assert mine == [(what, offset) for offset in range(3) for what in ("begin", "end")]
+            assert [(o, ok) for p, o, ok in done if p == partition] == [(o, True) for o in range(3)]
+
+    asyncio.run(main())
+
+
+def test_nothing_runs_after_a_batch_that_failed() -> None:
+    async def main() -> None:
+        failures: list[Exception] = []
+        ran: list[int] = []
+
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            ran.append(records[0].offset)
+            await asyncio.sleep(0)
+            raise ConnectionError("not confirmed")
+
+        done: list[bool] = []
+        lanes = Lanes(work, set, failures.append)
+        for offset in range(3):
+            lanes.submit(0, Job([record(offset)], done.append))
+        while not failures:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        lanes.submit(0, Job([record(3)], done.append))
+        assert (ran, done) == ([0], [False] * 4)
+        assert [type(error) for error in failures] == [ConnectionError]
+
+    asyncio.run(main())
+
+
+def test_quiesce_lets_the_running_finish_and_gives_up_the_rest() -> None:
+    async def main() -> None:
+        done: dict[int, list[bool]] = {0: [], 1: [], 2: []}
+
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            await asyncio.sleep(0.02 if partition == 0 else 3600)
+
+        # 0 finishes in time, 1 only waits and is given up at once, 2 is cancelled after the grace period.
+        lanes = Lanes(work, lambda: {1}, lambda error: pytest.fail(str(error)))
+        for partition in done:
+            for offset in range(2):
+                lanes.submit(partition, Job([record(offset)], done[partition].append))
+        await asyncio.sleep(0)
+        await lanes.quiesce(0.5)
+        assert sorted(done[0]) == [False, True]
+        assert done[1] == done[2] == [False, False]
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())

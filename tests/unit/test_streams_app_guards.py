@@ -1,0 +1,133 @@
+"""The guards against Faust's defects: for which source they were written, and what they do without a broker."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streams.app import Sparing
+from streams.faust_guards import (
+    FAUST_VERSION,
+    Batch,
+    BatchConsumer,
+    DeliveryLimits,
+    WrongFaust,
+    check_faust,
+    log_record,
+    patched_digests,
+    split,
+)
+from streams.processor import LogRecord
+from streams.sink import murmur2_partition
+
+DIGESTS: dict[str, str] = {
+    "Consumer._drain_messages": "44a2500309e83c630493f6828af50166",
+    "Consumer._new_offset": "1d2c7ea89a7ad4f1a216c1d51936e569",
+    "Consumer.ack": "5fcf41cf45153475de3790dc56fec1b8",
+    "Consumer.wait_empty": "e4662fe24f094819add590b2d75f2338",
+    "Recovery._restart_recovery": "6bd8a8558a2dffe4c60b8150f23d721b",
+    "Recovery._slurp_changelogs": "7825c7e50f766d5ab0fd246b63420ea0",
+    "Recovery._publish_stats": "48939a846a9af3a67d132c3b099300cf",
+    "Recovery.on_recovery_completed": "6ef567acf072e46da3fccbccc6d66237",
+    "TableManager.recovery": "f0bf5de78b4c3d235c3554010480f407",
+    "TableManager.on_start": "365dd25fbc0e068499c89e526516c638",
+    "Producer._settings_extra": "a4c7bc41b63822236e4c9be1c49437d0",
+    "Consumer._commit_offsets": "1a6979904118844111259d182ca1c6e9",
+    "Consumer.perform_seek": "0e8c130ff4b0afd82c0be9c5fd831316",
+    "AIOKafkaConsumerThread._create_worker_consumer": "c2701bfc3e6f6cad95c2be36d6a255a8",
+    "AIOKafkaConsumerThread._fetch_records": "39a2c6c79fc1455a199629912b533458",
+    "AIOKafkaConsumerThread._commit": "932852ce7a23f658804273d0296de6af",
+    "ThreadDelegateConsumer.threadsafe_partitions_assigned": "50fac26841ad9934012c4b70eb3ce367",
+    "Consumer._filter_committable_offsets": "dc5e9baf5d994485473ce80aed1873b9",
+    "Consumer._should_commit": "5ce941793947ad42b5c4298765d32f8f",
+    "Recovery.on_rebalance": "aa4d997a1795ceae3880f98311b46935",
+    "App._on_partitions_revoked": "d5c895bbe57dc73ae4d7f762f6fdc9fd",
+    "App._on_partitions_assigned": "de932b7927db85b3d5e88971c3c7d2d7",
+    "App._stop_consumer": "55854a5de12c3f5296b4acf16ddfe359",
+    "App._new_transport": "42db531312dd776fc3937154a32f19ee",
+    "Stream._py_aiter": "3a48ee257a65435b482d51edb74f2993",
+    "Agent._execute_actor": "c750b828d2bda93ef38a5e89888b6f4d",
+    "Schema.compile": "d46eec5ce3195b2c6752cb860a10946c",
+    "GroupCoordinator.reset_generation": "537aa37c531b4de9c2e24601634cc4b0",
+}
+
+
+def test_the_source_that_is_replaced_or_relied_on_is_what_it_was() -> None:
+    """A difference means: read the new source, decide whether the guard still guards, then change the digest here."""
+    assert patched_digests() == DIGESTS
+
+
+def test_another_faust_is_refused() -> None:
+    check_faust(FAUST_VERSION)
+    with pytest.raises(WrongFaust, match=r"0\.15\.4 is installed.*written for 0\.15\.3"):
+        check_faust("0.15.4")
+
+
+class Bookkeeping(BatchConsumer):
+    """Only what acknowledging needs."""
+
+    def __init__(self) -> None:
+        self._unacked_messages: set[Any] = set()
+        self._in_flight: dict[Any, int] = {}
+        self._acked: dict[Any, list[int]] = {}
+        self._room = asyncio.Event()
+        self.app = SimpleNamespace(consumer_generation_id=2)
+
+
+@dataclass(eq=False)
+class Message:
+    value: Batch
+    generation_id: int
+    tp: tuple[str, int] = ("t", 0)
+    acked: bool = False
+
+
+def message(next_offset: int, done: bool, generation: int = 2) -> Message:
+    return Message(Batch([], next_offset, done), generation)
+
+
+def test_only_what_is_done_may_be_committed() -> None:
+    consumer = Bookkeeping()
+    assert consumer._new_offset(("t", 0)) is None
+    assert consumer.ack(message(10, done=True))
+    assert consumer._new_offset(("t", 0)) == 10
+    # Given up (the agent failed, or the partition goes): upstream would commit it.
+    assert not consumer.ack(message(20, done=False))
+    # Of an earlier generation: the partition may belong to another worker by now.
+    assert not consumer.ack(message(30, done=True, generation=1))
+    assert consumer._new_offset(("t", 0)) == 10
+
+
+def test_batches_are_cut_by_records_and_bytes_and_keep_the_order() -> None:
+    records = [LogRecord("t", 0, n, 0, "k", bytes(size)) for n, size in enumerate([10, 10, 10, 500, 10, 90, 10])]
+    batches = split(records, DeliveryLimits(max_batch_records=2, max_batch_bytes=100))
+    assert [[r.offset for r in batch] for batch in batches] == [[0, 1], [2], [3], [4, 5], [6]]
+
+
+def test_a_record_keeps_bytes_that_are_no_text_and_null_values() -> None:
+    raw = SimpleNamespace(
+        topic="t", partition=1, offset=2, timestamp=3, key=b"\xff", value=None, headers=(("a", b"\x00"),)
+    )
+    assert log_record(raw) == LogRecord("t", 1, 2, 3, "\udcff", b"", (("a", b"\x00"),), True)
+
+
+def test_the_partitioner_is_that_of_the_jvm() -> None:
+    # Partitions of a topic of 8, as chosen by librdkafka's murmur2 and by the Java client.
+    assert [murmur2_partition(key, 8) for key in (b"", b"a", b"task-1", b"0123456789")] == [1, 4, 3, 0]
+
+
+def test_a_chatty_logger_is_thinned_out_and_says_so() -> None:
+    sparing = Sparing(("aiokafka",), interval=10.0)
+
+    def passes(at: float, name: str = "aiokafka.client") -> tuple[bool, str]:
+        record = logging.LogRecord(name, logging.ERROR, "f", 1, "no node %s", (1,), None)
+        record.created = at
+        return sparing.filter(record), record.getMessage()
+
+    assert passes(100.0) == (True, "no node 1")
+    assert [passes(100.0 + step)[0] for step in (1, 5, 9)] == [False] * 3
+    assert passes(111.0) == (True, "no node 1 (and 3 times before)")
+    assert passes(111.0, "streams.app")[0] and passes(111.0, "streams.app")[0]

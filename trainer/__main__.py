@@ -1,0 +1,42 @@
+"""`python -m trainer`: what the launcher starts as a rank."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tentalis.config import Settings
+
+
+def main() -> int:
+    """Runs one rank and returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="train live")
+    train.add_argument("--config", type=Path, required=True)
+    train.add_argument("--ranks", type=int, default=1)
+    again = commands.add_parser("replay-rank", help="one rank of a replay")
+    again.add_argument("--spec", type=Path, required=True)
+    options = parser.parse_args()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("TENTALIS_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    if options.command == "replay-rank":
+        from trainer.replay import replay_rank
+
+        return replay_rank(options.spec)
+    if "RANK" in os.environ:
+        from trainer.config import load_config
+        from trainer.loop import run
+
+        return run(load_config(options.config), Settings.from_env())
+    from trainer.launch import launch
+
+    return launch(options.config, options.ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

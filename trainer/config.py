@@ -1,0 +1,162 @@
+"""The configuration of a training run: one YAML file, every default here, an unknown key is an error."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+Positive = Annotated[float, Field(gt=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+
+
+class ConfigError(ValueError):
+    """The configuration file cannot be used; the message says where and why."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Lora(_Part):
+    """The shape of the adapter."""
+
+    rank: Annotated[int, Field(ge=1)] = 16
+    """Rank r of the two factors."""
+    alpha: Positive = 32.0
+    """The update is scaled by alpha / rank."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Which linear layers get a pair of factors: all but the head, or the last names of modules (`q_proj`, ...)."""
+    dropout: Annotated[float, Field(ge=0.0, le=0.0)] = 0.0
+    """Must be 0: with dropout the ratio to the sampler is not 1 even for the policy that sampled."""
+
+
+def _betas(betas: tuple[float, float]) -> tuple[float, float]:
+    if not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ValueError("both betas must lie in [0, 1)")
+    return betas
+
+
+class Optimizer(_Part):
+    """AdamW."""
+
+    lr: Positive = 3e-4
+    """Learning rate, constant. Adapters want about ten times that of full fine-tuning."""
+    betas: Annotated[tuple[float, float], AfterValidator(_betas)] = (0.9, 0.999)
+    """Decay of the first and the second moment."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    grad_clip: Positive = 1.0
+    """The gradient's global L2 norm is scaled down to this."""
+
+
+class Loss(_Part):
+    """What is minimised: rl_weight * RL / N_rl + opd_weight * OPD / N_opd (see loss.py)."""
+
+    kind: Literal["clipped"] = "clipped"
+    """The policy loss: the clipped surrogate with asymmetric bounds."""
+    advantage: Literal["group_mean", "group_mean_std"] = "group_mean"
+    """How a reward becomes an advantage in groups of more than one sample (see advantage.py)."""
+    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """The ratio is clipped at 1 - clip_low from below."""
+    clip_high: Positive = 0.28
+    """The ratio is clipped at 1 + clip_high from above."""
+    log_ratio_clamp: Positive = 10.0
+    """|log pi - log mu| is cut here before the exponential, so that no ratio overflows."""
+    rl_weight: NotNegative = 1.0
+    """Weight of the RL part."""
+    opd_weight: NotNegative = 1.0
+    """Weight of the distillation part."""
+    opd_clip: Positive = 1.0
+    """The distillation advantage log teacher - log sampler is clipped to +- this, per token."""
+
+
+def _start(start: Any) -> Any:
+    if isinstance(start, dict) and any(partition < 0 or offset < 0 for partition, offset in start.items()):
+        raise ValueError("partitions and offsets are not negative")
+    return start
+
+
+class TrainerConfig(_Part):
+    """One run of one policy."""
+
+    run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    """Names the run on every topic and in the state directory. The same id resumes it."""
+    policy: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    """The policy that is trained; its adapters are called policy@vN."""
+    base_model: str
+    """What the adapter sits on: a folder, a hub id, or `smollm2` (the small model that comes as a package)."""
+    base_model_name: Annotated[str, Field(min_length=1)]
+    """The name under which servers know the base model."""
+    steps: Annotated[int, Field(ge=0)] | None = None
+    """The trainer ends with exit code 0 after this many steps of the run; null: it goes on."""
+    batch_rollouts: Annotated[int, Field(ge=1)] = 32
+    """Rollouts of one optimizer step, over all ranks."""
+    micro_batch_tokens: Annotated[int, Field(ge=1)] = 2048
+    """Most tokens (prompt and response, not shared) of one forward pass; a longer single rollout goes alone."""
+    max_rollout_tokens: Annotated[int, Field(ge=2)] = 4096
+    """Longer rollouts are dropped."""
+    max_staleness: Annotated[int, Field(ge=0)] = 4
+    """Most versions between the policy that sampled a rollout and the one that is trained; also how many steps the
+    trainer may be ahead of the served version before it waits (at least 1)."""
+    start: Literal["earliest", "latest"] | Annotated[dict[int, int], AfterValidator(_start)] = "latest"
+    """Where a new run begins to read rollouts: the beginning, the present end, or an offset per partition."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seeds the adapter's first weights and, with its number, every step."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads of each rank; null: the machine's cores shared among the ranks. Sums depend on it."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; auto: a GPU if there is one."""
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the frozen base weights. Adapter, loss and optimizer are always float32."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """How many of the newest checkpoints stay on disk."""
+    lora: Lora = Lora()
+    optimizer: Optimizer = Optimizer()
+    loss: Loss = Loss()
+
+
+def parse_config(text: str, where: str) -> TrainerConfig:
+    """The configuration in a YAML text. Raises ConfigError with `where`, and the known name nearest to an unknown one."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: a mapping of settings is expected, not {type(data).__name__}")
+    try:
+        return TrainerConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: " + "; ".join(_problem(item) for item in error.errors())) from error
+
+
+def load_config(path: Path) -> TrainerConfig:
+    """The configuration in a YAML file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    return parse_config(text, str(path))
+
+
+def config_text(config: TrainerConfig) -> str:
+    """The resolved configuration, every default written out: what the run's manifest carries."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=True, allow_unicode=True)
+    return text
+
+
+def _problem(error: Any) -> str:
+    location = [str(part) for part in error["loc"]]
+    name = ".".join(location)
+    if error["type"] != "extra_forbidden":
+        return f"{name}: {error['msg']}"
+    model: type[BaseModel] = TrainerConfig
+    for part in location[:-1]:
+        field = model.model_fields[part].annotation
+        if isinstance(field, type) and issubclass(field, BaseModel):
+            model = field
+    near = difflib.get_close_matches(location[-1], list(model.model_fields), n=1, cutoff=0.5)
+    return f"{name}: no such setting" + (f", did you mean {near[0]}?" if near else "")

@@ -1,0 +1,131 @@
+"""The optimizer step: a policy in a DeepSpeed engine."""
+
+import contextlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config import TrainerConfig
+from trainer.model import Policy
+from trainer.pack import Pack
+from trainer.world import World
+
+
+class Diverged(RuntimeError):
+    """The gradient is not finite; nothing was updated."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """AdamW's moments by parameter name, float32 on the CPU, and how many steps were made."""
+
+    moments: dict[str, Tensor]
+    steps: int
+
+
+class Engine:
+    """Forward, backward and step of one rank. Every rank holds the same weights."""
+
+    def __init__(self, config: TrainerConfig, model_folder: Path, world: World, device: str) -> None:
+        """Raises UnsupportedModel."""
+        self.device = device
+        self._clip = config.optimizer.grad_clip
+        self._world = world
+        dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
+        self.policy = Policy(model_folder, config.base_model_name, config.lora, config.seed, device, dtype)
+        self._parameters = self.policy.adapter_parameters()
+        options = config.optimizer
+        self._optimizer = torch.optim.AdamW(
+            [parameter for _, parameter in self._parameters],
+            lr=options.lr,
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            foreach=False,
+        )
+        # Between DeepSpeed's reduction and the update: the gradient is final, and not applied yet.
+        self._optimizer.register_step_pre_hook(lambda *_: self._clip_gradient())
+        self._grad_norm = 0.0
+        self._engine = _deepspeed_engine(self.policy, self._optimizer, device)
+
+    def forward(self, batch: Pack) -> tuple[Tensor, Tensor]:
+        """(log-probs, entropies) of the trained tokens, float32 [m]."""
+        result: tuple[Tensor, Tensor] = self._engine(batch)
+        return result
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of a loss that is already divided by the counts of the whole batch."""
+        # The reduction over ranks is a mean, the loss of the batch a sum over ranks.
+        self._engine.backward(loss * self._world.size, scale_wrt_gas=False)
+
+    def anchor(self) -> Tensor:
+        """A loss of zero that reaches every parameter: with it a rank without rows joins the reduction too."""
+        return torch.stack([parameter.sum() for _, parameter in self._parameters]).sum() * 0.0
+
+    def step(self) -> float:
+        """Reduces, clips, updates; returns the gradient's norm before clipping. Raises Diverged."""
+        self._engine.step()
+        return self._grad_norm
+
+    def _clip_gradient(self) -> None:
+        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self._parameters], self._clip, foreach=False)
+        self._grad_norm = float(norm)
+        if not torch.isfinite(norm):
+            raise Diverged(
+                "the gradient is not finite, the adapter was not updated. Look at the plan's rollouts (log-probs, rewards) "
+                "and at the learning rate; nothing after this step can be trained"
+            )
+
+    def optimizer_state(self) -> OptimizerState:
+        """A copy of the moments."""
+        moments: dict[str, Tensor] = {}
+        steps = 0
+        for name, parameter in self._parameters:
+            state = self._optimizer.state.get(parameter)
+            if state:
+                steps = int(state["step"])
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    moments[f"{name}.{moment}"] = state[moment].detach().to("cpu", copy=True)
+        return OptimizerState(moments, steps)
+
+    def load(self, adapter: bytes, optimizer: OptimizerState) -> None:
+        """Sets weights and moments to those of a checkpoint. Raises ValueError if they belong to another shape."""
+        self.policy.load_adapter(adapter)
+        self._optimizer.state.clear()
+        for name, parameter in self._parameters:
+            if optimizer.steps:
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(optimizer.steps)),
+                    "exp_avg": optimizer.moments[f"{name}.exp_avg"].to(self.device, copy=True),
+                    "exp_avg_sq": optimizer.moments[f"{name}.exp_avg_sq"].to(self.device, copy=True),
+                }
+
+
+def _deepspeed_engine(policy: Policy, optimizer: torch.optim.Optimizer, device: str) -> Any:
+    if device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    # DeepSpeed prints; our stdout is for data.
+    with contextlib.redirect_stdout(sys.stderr):
+        import deepspeed
+
+        # Gloo reduces in a fixed order everywhere; the shared-memory kernel needs a compiler at run time.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        engine, *_ = deepspeed.initialize(
+            model=policy,
+            optimizer=optimizer,
+            dist_init_required=False,
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": 1,
+                "managed_gradient_accumulation": False,
+                "zero_optimization": {"stage": 0},
+                "zero_allow_untested_optimizer": False,
+                "steps_per_print": 2**31,
+            },
+        )
+    return engine

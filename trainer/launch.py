@@ -1,0 +1,83 @@
+"""One trainer of any number of ranks: here for one, as child processes for more."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tentalis.config import Settings
+from trainer.config import load_config
+from trainer.stop import GRACE_SECONDS, stop_on_signals
+
+POLL_SECONDS = 0.05
+
+
+def main(settings: Settings, config_path: Path, ranks: int) -> int:
+    """Runs the trainer of a configuration file until it ends; returns the exit code. Raises ConfigError, NoBroker."""
+    config = load_config(config_path)
+    settings.require_bootstrap()
+    if ranks == 1:
+        from trainer.loop import run
+
+        return run(config, settings)
+    return spawn(["train", "--config", str(config_path)], ranks, settings)
+
+
+def launch(config_path: Path, ranks: int) -> int:
+    """`main` with the settings of the environment."""
+    return main(Settings.from_env(), config_path, ranks)
+
+
+def spawn(arguments: Sequence[str], ranks: int, settings: Settings) -> int:
+    """Runs `python -m trainer ARGUMENTS` as `ranks` processes that know one another; returns 0 if all return 0.
+
+    When one ends with an error, or this process is asked to stop, all end.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    # The store lives here, so no rank's death takes it away from the others, and with port 0 nobody races for a port.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = os.environ | {
+        "TENTALIS_BOOTSTRAP": settings.require_bootstrap(),
+        "TENTALIS_HOME": str(settings.home),
+        "TENTALIS_CACHE": str(settings.cache),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"),
+    }
+    command = [sys.executable, "-m", "trainer", *arguments]
+    # The ranks end by themselves within their grace.
+    with stop_on_signals(GRACE_SECONDS + 0.7) as stop:
+        children = [
+            subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(ranks)
+        ]
+        try:
+            while not stop.asked:
+                codes = [child.poll() for child in children]
+                failed = [code for code in codes if code not in (None, 0)]
+                if failed:
+                    return 1 if failed[0] is None or failed[0] < 0 else failed[0]
+                if all(code == 0 for code in codes):
+                    return 0
+                time.sleep(POLL_SECONDS)
+            return 0
+        finally:
+            _end(children)
+
+
+def _end(children: Sequence["subprocess.Popen[bytes]"]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS + 0.4
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,118 @@
+"""The training loop, as every rank runs it: read and offer, take the next plan, fetch its rollouts, step, go on.
+
+Rank 0 plans and publishes on the side (lead.py). Live training is the replayer with a planner in front.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from schemas.records import BatchPlan
+from tentalis.config import Settings
+from tentalis.inference.models import resolve_model
+from tentalis.kafka import Publisher, make_codec
+from trainer import world as worlds
+from trainer.checkpoint import Checkpoint
+from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.fetch import Cache, fetch
+from trainer.intake import Intake
+from trainer.lead import Lead
+from trainer.runtime import device_of, prepare, threads_of
+from trainer.step import train_step
+from trainer.stop import Stop, Stopped, stop_on_signals
+from trainer.world import Channel
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+
+
+def run(config: TrainerConfig, settings: Settings) -> int:
+    """Trains until the configured steps are done or the process is asked to stop; returns the exit code, 0 for both.
+
+    Every rank runs it; alone it is the whole trainer. Raises CannotResume, Fenced, Diverged, BadRollouts, and Kafka's
+    errors that do not pass by themselves.
+    """
+    with stop_on_signals() as stop:
+        try:
+            _run(config, settings, stop)
+        except Stopped:
+            log.info("stopped; the next start goes on from the last checkpoint")
+        except Exception:
+            if not stop.asked:
+                raise
+            # Peers that stopped first break the collective that this rank was in.
+            log.warning("stopped while something failed", exc_info=True)
+    return 0
+
+
+def _run(config: TrainerConfig, settings: Settings, stop: Stop) -> None:
+    world, device = worlds.join(), device_of(config)
+    prepare(threads_of(config, world.size), device)
+    model_folder = resolve_model(config.base_model, settings.cache)
+    engine = Engine(config, model_folder, world, device)
+    stop.check()
+    codec, cache, channel = make_codec(settings), Cache(), Channel(world)
+    lead = Lead.recover(settings, config, codec, engine, world, model_folder) if world.rank == 0 else None
+    if lead is not None:
+        begin = {"checkpoint": str(lead.checkpoint.folder), "first_version": lead.manifest.first_version}
+        channel.command(begin | {"low_water": lead.planner.low_water})
+    begin = channel.wait_command(stop.check)
+    if lead is None:
+        checkpoint = Checkpoint.read(Path(begin["checkpoint"]))
+        engine.load(checkpoint.adapter(), checkpoint.optimizer())
+    intake = Intake(
+        settings,
+        codec,
+        Publisher(settings, "tentalis-trainer", codec),
+        cache,
+        policy=config.policy,
+        instance=f"{config.run_id}-rank{world.rank}",
+        vocab_size=engine.policy.vocab_size,
+        max_tokens=config.max_rollout_tokens,
+        low_water=_by_partition(begin["low_water"]),
+    )
+    try:
+        while True:
+            stop.check()
+            segments = intake.poll(POLL_SECONDS)
+            if segments:
+                channel.report([segment.to_json() for segment in segments])
+            match channel.next_command():
+                case None:
+                    if lead is not None:
+                        lead.take(channel.reports())
+                        _decide(lead, channel)
+                case {"plan": text}:
+                    plan = BatchPlan.model_validate_json(text)
+                    began = time.perf_counter()
+                    rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
+                    fetching = time.perf_counter() - began
+                    # A rank that still waits for Kafka must not keep the others waiting in a collective.
+                    channel.gather(f"ready/{plan.step}/{plan.attempt}", stop.check)
+                    version = begin["first_version"] + plan.step - 1
+                    outcome = train_step(engine, plan, version, rollouts, config.loss, world, stop)
+                    if lead is not None:
+                        lead.complete(plan, outcome, fetching)
+                        channel.command({"done": lead.planner.low_water})
+                case {"done": low_water}:
+                    intake.done(_by_partition(low_water))
+                case {"finish": _}:
+                    return
+    finally:
+        intake.close()
+
+
+def _decide(lead: Lead, channel: Channel) -> None:
+    if lead.finished:
+        log.info("run %s has its %d steps", lead.config.run_id, lead.step)
+        channel.command({"finish": lead.step})
+    elif (plan := lead.next_plan()) is not None:
+        channel.command({"plan": plan.model_dump_json()})
+
+
+def _by_partition(offsets: Mapping[str, int]) -> dict[int, int]:
+    """JSON's keys are strings."""
+    return {int(partition): offset for partition, offset in offsets.items()}

@@ -1,0 +1,173 @@
+"""The policy: a frozen base model with a LoRA adapter, and the adapter's bytes."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer import attention
+from trainer.config import Lora
+from trainer.logprobs import token_logprobs
+from trainer.lora import lora_linear
+from trainer.pack import Pack
+
+INITIALISER = "A: uniform(+-1/sqrt(in)) seeded by sha256(seed/name), B: 0 (v1)"
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+
+
+class UnsupportedModel(ValueError):
+    """A base model whose log-probs this trainer would get wrong."""
+
+
+class Policy(nn.Module):
+    """Packed micro-batches in, log-probs of the trained tokens out."""
+
+    def __init__(
+        self, folder: Path, base_name: str, lora: Lora, seed: int, device: str, base_dtype: torch.dtype
+    ) -> None:
+        """Loads the base model and puts a fresh adapter on it, the same for the same seed whatever the device.
+
+        Raises UnsupportedModel.
+        """
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        super().__init__()
+        attention.register()
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=base_dtype, attn_implementation=attention.NAME)
+        _check_supported(base)
+        base.config.use_cache = False
+        self.vocab_size = int(base.get_output_embeddings().weight.shape[0])
+        targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+        config = LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, task_type="CAUSAL_LM"
+        )
+        self.lm = get_peft_model(base, config, autocast_adapter_dtype=True)
+        self.lm.peft_config["default"].base_model_name_or_path = base_name
+        self.backbone = base.get_decoder()
+        self.rank = lora.rank
+        for name, parameter in self.adapter_parameters():
+            _initialise(name, parameter, seed)
+        _use_one_operation_per_layer(self.lm)
+        self.to(device)
+        self.train()
+
+    def forward(self, batch: Pack) -> tuple[Tensor, Tensor]:
+        """(log-probs of the trained tokens at their sampling temperatures, entropies), float32 [m] each."""
+        hidden = self.backbone(
+            input_ids=batch.input_ids.unsqueeze(0),
+            position_ids=batch.position_ids.unsqueeze(0),
+            use_cache=False,
+            spans=batch.spans,
+        ).last_hidden_state[0]
+        head: Tensor = self.lm.get_output_embeddings().weight
+        return token_logprobs(hidden[batch.source], head, batch.targets, batch.temperatures)
+
+    def adapter_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The trained parameters by the names that PEFT gives them in files, sorted by name."""
+        named = ((n.replace(".default.", "."), p) for n, p in self.lm.named_parameters() if p.requires_grad)
+        return sorted(named, key=lambda item: item[0])
+
+    def adapter_bytes(self) -> bytes:
+        """The adapter as the content of adapter_model.safetensors: sorted names, no metadata that varies."""
+        from safetensors.torch import save
+
+        tensors = {name: p.detach().to("cpu", torch.float32).contiguous() for name, p in self.adapter_parameters()}
+        data: bytes = save(tensors, metadata={"format": "pt"})
+        return data
+
+    def adapter_config(self) -> bytes:
+        """The content of adapter_config.json."""
+        config = self.lm.peft_config["default"].to_dict() | {"inference_mode": True}
+        plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+        return (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode()
+
+    def load_adapter(self, data: bytes) -> None:
+        """Sets the adapter to what `adapter_bytes` returned. Raises ValueError if it belongs to another shape."""
+        from safetensors.torch import load
+
+        tensors = load(data)
+        own = dict(self.adapter_parameters())
+        if tensors.keys() != own.keys() or any(tensors[name].shape != p.shape for name, p in own.items()):
+            raise ValueError(
+                "the saved adapter has other layers or another rank than the configuration asks for: `lora` and "
+                "`base_model` cannot change within a run"
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(tensors[name])
+
+    @torch.no_grad()
+    def score(self, token_ids: Tensor) -> Tensor:
+        """log p(token | those before it) at temperature 1, float32 [n] on the CPU; the first, which has no prefix, is 0."""
+        from trainer.pack import Span
+
+        device = self.lm.get_output_embeddings().weight.device
+        n = len(token_ids)
+        hidden = self.backbone(
+            input_ids=token_ids.unsqueeze(0).to(device),
+            position_ids=torch.arange(n, device=device).unsqueeze(0),
+            use_cache=False,
+            spans=(Span(0, n, 0, 0),),
+        ).last_hidden_state[0]
+        head = self.lm.get_output_embeddings().weight
+        targets = token_ids[1:].to(device)
+        logprobs, _ = token_logprobs(hidden[:-1], head, targets, torch.ones(n - 1, device=device))
+        return torch.cat((torch.zeros(1), logprobs.cpu()))
+
+
+def canary_tokens(vocab_size: int, n: int = 24) -> Tensor:
+    """int64 [n]: a fixed sequence of token ids, the same for every model with that vocabulary."""
+    return torch.tensor([(104_729 * (i + 1)) % vocab_size for i in range(n)])
+
+
+def adapter_sha256(data: bytes) -> str:
+    """sha256 (hex) of adapter_model.safetensors."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _initialise(name: str, parameter: nn.Parameter, seed: int) -> None:
+    with torch.no_grad():
+        if ".lora_B." in name:
+            parameter.zero_()
+            return
+        generator = torch.Generator().manual_seed(
+            int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
+        )
+        bound = 1.0 / math.sqrt(parameter.shape[1])
+        drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float32)
+        parameter.copy_(drawn.mul_(2 * bound).sub_(bound))
+
+
+def _check_supported(base: Any) -> None:
+    config = base.config
+    head = base.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise UnsupportedModel("the model's head has a bias, which the chunked log-probs do not know")
+    for option in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if getattr(config, option, None):
+            raise UnsupportedModel(f"the model uses {option}, which the packed attention and log-probs do not know")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise UnsupportedModel("the model has sliding-window layers, which the packed attention does not know")
+
+
+def _use_one_operation_per_layer(model: nn.Module) -> None:
+    """PEFT keeps the structure, the names and the files; its forward pass is replaced by the fused one."""
+    from peft.tuners.lora import Linear
+
+    def forward(layer: Any, x: Tensor) -> Tensor:
+        base = layer.base_layer
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        return lora_linear(x, base.weight, base.bias, a, b, layer.scaling["default"])
+
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.forward = MethodType(forward, module)

@@ -1,0 +1,268 @@
+"""From offers to plans. Pure: a plan depends on the log's order and the settings, never on who read what when.
+
+Offers merge across partitions by (append time, partition, offset), where the append time of a partition is the running
+maximum (a broker's clock may step back), so that within a partition the merge keeps the order of offsets. A batch is
+formed only when every partition has offered past its last rollout or is at its end: what comes later has a later time.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from schemas import topics
+from schemas.digest import record_digest
+from schemas.records import BatchPlan, Drop, PlanRow, Position
+from trainer.offers import Offer, Segment
+
+FORGED = "forged"
+
+
+class LostOffers(RuntimeError):
+    """Records of a partition were skipped between two segments: a rank began to read too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A batch before it is laid out: its rollouts in merge order, what was dropped, and where reading goes on."""
+
+    rows: tuple[Offer, ...]
+    drops: tuple[Drop, ...]
+    low_water: dict[int, int]
+    forged: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Planner:
+    """Offers not yet used, and what the run has consumed.
+
+    `consumed` maps the key of every rollout in a plan of the lineage to its digest. `next_offset` is, per partition,
+    the first offset that nobody has offered; `low_water` the first that no plan has considered.
+    """
+
+    batch_rollouts: int
+    max_staleness: int
+    consumed: dict[str, str]
+    low_water: dict[int, int]
+    next_offset: dict[int, int] = field(init=False)
+    _pending: dict[int, list[tuple[int, Offer]]] = field(init=False)
+    _time: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next_offset = dict(self.low_water)
+        self._pending = {partition: [] for partition in self.low_water}
+        self._time = {partition: 0 for partition in self.low_water}
+
+    def take(self, segment: Segment) -> None:
+        """Adds what a rank has read, what is known already left out. Raises LostOffers if records between are missing."""
+        partition = segment.partition
+        expected = self.next_offset[partition]
+        if segment.start > expected:
+            raise LostOffers(
+                f"partition {partition} was offered from offset {segment.start}, but the last offer ended at {expected}"
+            )
+        for offer in segment.offers:
+            if offer.offset >= max(expected, self.low_water[partition]):
+                self._time[partition] = max(self._time[partition], offer.append_time)
+                self._pending[partition].append((self._time[partition], offer))
+        self.next_offset[partition] = max(expected, segment.end)
+
+    @property
+    def pending(self) -> int:
+        """Offers that no plan has considered."""
+        return sum(map(len, self._pending.values()))
+
+    def has_batch(self, version: int) -> bool:
+        """Whether enough rollouts are at hand for a step on `version`; the ends of the partitions decide then."""
+        return self._form(version)[1] is not None
+
+    def draft(self, version: int, ends: Mapping[int, int]) -> Draft | None:
+        """The next batch for a step that trains `version`, or None if it cannot be formed yet.
+
+        `ends` are the partitions' end offsets, asked for after the last offer was taken. Changes nothing.
+        """
+        draft, last = self._form(version)
+        if last is None:
+            return None
+        for partition, pending in self._pending.items():
+            past = bool(pending) and _order(pending[-1]) > last
+            if not past and self.next_offset[partition] < ends.get(partition, 0) and partition != last[1]:
+                return None
+        return draft
+
+    def consume(self, rows: Iterable[tuple[str, str]], low_water: Mapping[int, int]) -> None:
+        """A plan was published: its rows (key, digest) are used up, everything below `low_water` was considered."""
+        self.consumed.update(rows)
+        for partition, offset in low_water.items():
+            self.low_water[partition] = max(self.low_water[partition], offset)
+            kept = [item for item in self._pending[partition] if item[1].offset >= self.low_water[partition]]
+            self._pending[partition] = kept
+
+    def _form(self, version: int) -> tuple[Draft, tuple[int, int, int] | None]:
+        """The batch in merge order, and the place of its last rollout if it is full."""
+        rows: list[Offer] = []
+        drops: list[tuple[Offer, str]] = []
+        low_water = dict(self.low_water)
+        seen: dict[str, str] = {}
+        last = None
+        for item in heapq.merge(*self._pending.values(), key=_order):
+            offer = item[1]
+            low_water[offer.partition] = offer.offset + 1
+            known = self.consumed.get(offer.key, seen.get(offer.key))
+            reason = self._reason(offer, known, version)
+            if reason is not None:
+                drops.append((offer, reason))
+                continue
+            seen[offer.key] = offer.digest
+            rows.append(offer)
+            if len(rows) == self.batch_rollouts:
+                last = _order(item)
+                break
+        forged = tuple(offer.key for offer, reason in drops if reason == FORGED)
+        return Draft(tuple(rows), _ranges(drops), low_water, forged), last
+
+    def _reason(self, offer: Offer, known: str | None, version: int) -> str | None:
+        if known is not None:
+            return "duplicate" if known == offer.digest else FORGED
+        if offer.unfit is not None:
+            return offer.unfit
+        return "stale" if version - offer.oldest_version > self.max_staleness else None
+
+
+def _order(item: tuple[int, Offer]) -> tuple[int, int, int]:
+    return item[0], item[1].partition, item[1].offset
+
+
+def _ranges(drops: Sequence[tuple[Offer, str]]) -> tuple[Drop, ...]:
+    """Neighbouring drops of a partition for the same reason become one range, with how many it stands for."""
+    ranges: list[Drop] = []
+    for offer, reason in sorted(drops, key=lambda item: (item[0].partition, item[0].offset)):
+        previous = ranges[-1] if ranges else None
+        if previous is not None and (previous.partition, previous.reason) == (offer.partition, reason):
+            ranges[-1] = previous.model_copy(update={"last_offset": offer.offset, "count": previous.count + 1})
+        else:
+            ranges.append(
+                Drop(
+                    partition=offer.partition,
+                    first_offset=offer.offset,
+                    last_offset=offer.offset,
+                    count=1,
+                    reason=reason,
+                )
+            )
+    return tuple(ranges)
+
+
+def lay_out(rows: Sequence[PlanRow], groups: Sequence[str], world_size: int, micro_batch_tokens: int) -> list[PlanRow]:
+    """The same rows with rank and micro-batch, in the same order.
+
+    Rows of one group (`groups[i]` of row i) stay together as far as the caps allow, because they share their prompt.
+    Longest processing time first: units go by falling size to the rank with the least load, and there to the first
+    micro-batch with room. A single rollout over the cap has a micro-batch of its own.
+    """
+    total = sum(row.n_tokens for row in rows)
+    cap = max(1, min(micro_batch_tokens, -(-total // world_size)))
+    units: list[list[int]] = []
+    size: list[int] = []
+    for index in sorted(range(len(rows)), key=lambda i: (groups.index(groups[i]), i)):
+        tokens = rows[index].n_tokens
+        if units and groups[units[-1][0]] == groups[index] and size[-1] + tokens <= cap:
+            units[-1].append(index)
+            size[-1] += tokens
+        else:
+            units.append([index])
+            size.append(tokens)
+    loads = [0] * world_size
+    micro_batches: list[list[int]] = [[] for _ in range(world_size)]
+    placed: dict[int, tuple[int, int]] = {}
+    for unit in sorted(range(len(units)), key=lambda u: (-size[u], units[u][0])):
+        rank = min(range(world_size), key=lambda r: (loads[r], r))
+        loads[rank] += size[unit]
+        filled = micro_batches[rank]
+        room = (m for m, tokens in enumerate(filled) if tokens + size[unit] <= micro_batch_tokens)
+        micro_batch = next(room, len(filled))
+        if micro_batch == len(filled):
+            filled.append(0)
+        filled[micro_batch] += size[unit]
+        placed.update(dict.fromkeys(units[unit], (rank, micro_batch)))
+    return [row.model_copy(update={"rank": placed[i][0], "micro_batch": placed[i][1]}) for i, row in enumerate(rows)]
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of a step: 31 bits of sha256 over the run's seed and the step."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}".encode()).digest()[:4], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlanHead:
+    """What the plans of one process have in common."""
+
+    run_id: str
+    policy: str
+    manifest_digest: str
+    world_size: int
+    micro_batch_tokens: int
+    seed: int
+    owner: str
+
+
+def plan_of(draft: Draft, head: PlanHead, step: int, attempt: int, event_time: int) -> BatchPlan:
+    """The plan of a batch for `head.world_size` ranks."""
+    rows = [
+        PlanRow(
+            rollout_id=offer.key,
+            digest=offer.digest,
+            partition=offer.partition,
+            offset=offer.offset,
+            n_tokens=offer.n_tokens,
+            rl=offer.rl,
+            opd=offer.opd,
+            rank=0,
+            micro_batch=0,
+        )
+        for offer in draft.rows
+    ]
+    low_water = tuple(
+        Position(topic=topics.ROLLOUTS, partition=p, offset=offset) for p, offset in sorted(draft.low_water.items())
+    )
+    groups = [offer.task_id for offer in draft.rows]
+    return _identified(
+        BatchPlan(
+            run_id=head.run_id,
+            step=step,
+            attempt=attempt,
+            plan_id="-",
+            event_time=event_time,
+            manifest_digest=head.manifest_digest,
+            policy=head.policy,
+            topic=topics.ROLLOUTS,
+            rows=tuple(lay_out(rows, groups, head.world_size, head.micro_batch_tokens)),
+            drops=draft.drops,
+            low_water=low_water,
+            world_size=head.world_size,
+            seed=step_seed(head.seed, step),
+            owner=head.owner,
+        )
+    )
+
+
+def next_attempt(plan: BatchPlan, head: PlanHead, event_time: int) -> BatchPlan:
+    """The same rollouts for another world size or configuration."""
+    groups = [row.rollout_id.split("/", 1)[0] for row in plan.rows]
+    return _identified(
+        plan.model_copy(
+            update={
+                "attempt": plan.attempt + 1,
+                "event_time": event_time,
+                "manifest_digest": head.manifest_digest,
+                "rows": tuple(lay_out(plan.rows, groups, head.world_size, head.micro_batch_tokens)),
+                "world_size": head.world_size,
+                "seed": step_seed(head.seed, plan.step),
+                "owner": head.owner,
+            }
+        )
+    )
+
+
+def _identified(plan: BatchPlan) -> BatchPlan:
+    return plan.model_copy(update={"plan_id": record_digest(plan, {"plan_id", "event_time", "owner"})})

@@ -1,0 +1,300 @@
+"""Replay: a recorded run trained again from its topics, compared step by step.
+
+Everything is read and verified before anything is trained. Steps that share a manifest are trained by one world of the
+size that the manifest names, from a checkpoint in the replay's own folder; nothing is published.
+"""
+
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.codec import Codec
+from schemas.records import BatchPlan, RunManifest, StepResult
+from tentalis.config import Settings
+from tentalis.inference.models import model_digest, resolve_model
+from tentalis.kafka import make_codec
+from trainer import runtime
+from trainer.checkpoint import Checkpoint, CheckpointState, save
+from trainer.config import TrainerConfig, parse_config
+from trainer.fetch import BadRollouts, Cache, examine, fetch
+from trainer.runlog import RunLog, read_run
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    """One step of a replayed run. `replayed_sha` is empty when nothing was trained (verify_only)."""
+
+    step: int
+    recorded_sha: str
+    replayed_sha: str
+    equal: bool
+
+
+class CannotReplay(RuntimeError):
+    """The log does not hold what a replay needs; the message says what."""
+
+
+class Job(BaseModel):
+    """What the ranks of a replay do: the plans of one manifest, from a checkpoint or (None) from the initial adapter."""
+
+    model_config = ConfigDict(frozen=True)
+
+    manifest: RunManifest
+    config: TrainerConfig
+    model_folder: Path
+    plans: tuple[BatchPlan, ...]
+    checkpoint: Path | None
+    into: Path
+
+
+class Done(BaseModel):
+    """What they return: the sha256 after each step, and the checkpoint after the last."""
+
+    sha256: dict[int, str]
+    checkpoint: Path
+
+
+def replay(
+    run_id: str,
+    settings: Settings,
+    *,
+    from_step: int = 0,
+    to_step: int | None = None,
+    into: Path | None = None,
+    verify_only: bool = False,
+    base_model: str | None = None,
+) -> list[ReplayStep]:
+    """Trains the steps of a run again, from its first to `to_step` (default: the last), and compares those from `from_step`.
+
+    `into` is the replay's folder (default: a new one below STATE/replays); `base_model` says where the base model is if
+    not where the run's configuration says. With `verify_only` the rollouts are checked and nothing is trained.
+    Raises CannotReplay, and BadRollouts with every missing, forgotten and forged rollout by name.
+    """
+    codec = make_codec(settings)
+    run = read_run(settings, codec, run_id)
+    results, plans = recorded(run, to_step)
+    problems = examine(settings, codec, [row for plan in plans for row in plan.rows])
+    if problems:
+        raise BadRollouts(problems)
+    shown = [result for result in results if result.step >= from_step]
+    if verify_only:
+        return [ReplayStep(result.step, result.adapter_sha256, "", True) for result in shown]
+    if into is None:
+        (settings.home / "replays").mkdir(parents=True, exist_ok=True)
+        into = Path(tempfile.mkdtemp(prefix=f"{run_id}-", dir=settings.home / "replays"))
+    sha256: dict[int, str] = {}
+    checkpoint: Path | None = None
+    for manifest, group in _segments(run, plans):
+        config = parse_config(manifest.config, f"the manifest {manifest.digest} of run {run_id}")
+        folder = resolve_model(base_model or config.base_model, settings.cache)
+        _warn_of_differences(manifest, folder, config)
+        job = Job(manifest=manifest, config=config, model_folder=folder, plans=group, checkpoint=checkpoint, into=into)
+        done = _execute(job, settings, codec)
+        sha256 |= done.sha256
+        checkpoint = done.checkpoint
+    return [ReplayStep(r.step, r.adapter_sha256, sha256[r.step], r.adapter_sha256 == sha256[r.step]) for r in shown]
+
+
+def recorded(run: RunLog, to_step: int | None) -> tuple[list[StepResult], list[BatchPlan]]:
+    """The results of steps 0 .. to_step and the winning plans of 1 .. to_step. Raises CannotReplay."""
+    if not run.manifests:
+        raise CannotReplay(f"the log knows no run {run.run_id!r}")
+    last = run.last_step if to_step is None else to_step
+    if last > run.last_step:
+        raise CannotReplay(f"run {run.run_id} has results up to step {run.last_step}, not {last}")
+    results: list[StepResult] = []
+    plans: list[BatchPlan] = []
+    for step in range(last + 1):
+        result = run.winner(step)
+        if result is None:
+            raise CannotReplay(f"the result of step {step} of run {run.run_id} is not on the log")
+        results.append(result)
+        if step == 0:
+            continue
+        plan = run.plans.get((step, result.attempt))
+        if plan is None or plan.plan_id != result.plan_id:
+            raise CannotReplay(
+                f"the plan of step {step}, attempt {result.attempt}, of run {run.run_id} is not on the log"
+            )
+        if plan.manifest_digest not in run.manifests:
+            raise CannotReplay(
+                f"the manifest {plan.manifest_digest} of step {step} of run {run.run_id} is not on the log"
+            )
+        plans.append(plan)
+    return results, plans
+
+
+def _segments(run: RunLog, plans: Sequence[BatchPlan]) -> Iterator[tuple[RunManifest, tuple[BatchPlan, ...]]]:
+    """Consecutive plans of one manifest; a run without steps is its first manifest and no plan."""
+    if not plans and run.first is not None:
+        yield run.first, ()
+    for digest, group in groupby(plans, key=lambda plan: plan.manifest_digest):
+        yield run.manifests[digest], tuple(group)
+
+
+def _warn_of_differences(manifest: RunManifest, model_folder: Path, config: TrainerConfig) -> None:
+    """Raises CannotReplay for another base model; everything else that differs may still give the same bytes."""
+    digest = model_digest(model_folder)
+    if digest != manifest.base_sha256:
+        raise CannotReplay(
+            f"the base model in {model_folder} has sha256 {digest}, the run was trained on {manifest.base_sha256}. "
+            "Name the right one with --base-model"
+        )
+    device = runtime.device_of(config)
+    here = runtime.versions(manifest.versions) | {"device": device, "instruction set": runtime.instruction_set(device)}
+    then = manifest.versions | {"device": manifest.device, "instruction set": manifest.instruction_set}
+    for name, value in then.items():
+        if here[name] != value:
+            log.warning("%s differs: the run had %s, here it is %s; the bytes may differ", name, value, here[name])
+
+
+def _execute(job: Job, settings: Settings, codec: Codec) -> Done:
+    if job.manifest.world_size == 1:
+        return _train(job, settings, codec)
+    from trainer.launch import spawn
+
+    job.into.mkdir(parents=True, exist_ok=True)
+    spec = job.into / f"job-{job.plans[0].step if job.plans else 0}.json"
+    spec.write_text(job.model_dump_json(), encoding="utf-8")
+    code = spawn(["replay-rank", "--spec", str(spec)], job.manifest.world_size, settings)
+    if code:
+        raise CannotReplay(f"the replay's ranks ended with exit code {code}; their messages are above")
+    return Done.model_validate_json(_done_path(spec).read_bytes())
+
+
+def _done_path(spec: Path) -> Path:
+    return spec.with_suffix(".done.json")
+
+
+def replay_rank(spec: Path) -> int:
+    """One rank of a replay in several processes; rank 0 leaves the results beside `spec`."""
+    settings = Settings.from_env()
+    done = _train(Job.model_validate_json(spec.read_bytes()), settings, make_codec(settings))
+    from trainer import world
+
+    if world.join().rank == 0:
+        _done_path(spec).write_text(done.model_dump_json(), encoding="utf-8")
+    return 0
+
+
+def _train(job: Job, settings: Settings, codec: Codec) -> Done:
+    """Every rank of the replay's world. Only rank 0 writes."""
+    from trainer import world as worlds
+    from trainer.engine import Engine
+    from trainer.model import adapter_sha256
+    from trainer.step import train_step
+    from trainer.stop import stop_on_signals
+    from trainer.world import Channel
+
+    world, manifest = worlds.join(), job.manifest
+    device = runtime.device_of(job.config)
+    runtime.prepare(manifest.threads, device)
+    engine = Engine(job.config, job.model_folder, world, device)
+    channel = Channel(world)
+    sha256: dict[int, str] = {}
+    if job.checkpoint is not None:
+        checkpoint = Checkpoint.read(job.checkpoint)
+        engine.load(checkpoint.adapter(), checkpoint.optimizer())
+    else:
+        sha256[0] = adapter_sha256(engine.policy.adapter_bytes())
+    with stop_on_signals() as stop:
+        for plan in job.plans:
+            rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], Cache())
+            channel.gather(f"ready/{plan.step}", stop.check)
+            train_step(engine, plan, manifest.first_version + plan.step - 1, rollouts, job.config.loss, world, stop)
+            sha256[plan.step] = adapter_sha256(engine.policy.adapter_bytes())
+            log.info("step %d: %s", plan.step, sha256[plan.step])
+    last = max(sha256)
+    adapter = engine.policy.adapter_bytes()
+    state = CheckpointState(
+        run_id=manifest.run_id,
+        policy=manifest.policy,
+        step=last,
+        attempt=job.plans[-1].attempt if job.plans else 0,
+        plan_id=job.plans[-1].plan_id if job.plans else None,
+        owner="replay",
+        manifest_digest=manifest.digest,
+        low_water={},
+        adapter_sha256=sha256[last],
+        optimizer_steps=engine.optimizer_state().steps,
+        metrics={},
+        seconds={},
+    )
+    folder = job.into / state.folder_name
+    if world.rank == 0:
+        folder = save(job.into, state, adapter, engine.policy.adapter_config(), engine.optimizer_state()).folder
+    return Done(sha256=sha256, checkpoint=folder)
+
+
+def main(
+    settings: Settings,
+    run_id: str,
+    *,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    into: Path | None = None,
+    verify_only: bool = False,
+    base_model: str | None = None,
+    as_json: bool = False,
+) -> int:
+    """`tentalis replay`: prints one table or one JSON object to stdout and returns the exit code, 0 only if all is equal."""
+    steps: list[ReplayStep] = []
+    problems: list[str] = []
+    try:
+        steps = replay(
+            run_id,
+            settings,
+            from_step=from_step or 0,
+            to_step=to_step,
+            into=into,
+            verify_only=verify_only,
+            base_model=base_model,
+        )
+    except BadRollouts as error:
+        problems = [str(problem) for problem in error.problems]
+    except CannotReplay as error:
+        problems = [str(error)]
+    equal = not problems and all(step.equal for step in steps)
+    if as_json:
+        json.dump(
+            {"run_id": run_id, "equal": equal, "problems": problems, "steps": [asdict(step) for step in steps]},
+            sys.stdout,
+        )
+        sys.stdout.write("\n")
+    else:
+        _print_table(run_id, steps, problems, equal, verify_only)
+    return 0 if equal else 1
+
+
+def _print_table(
+    run_id: str, steps: Sequence[ReplayStep], problems: Sequence[str], equal: bool, verified: bool
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    for problem in problems:
+        console.print(f"[red]{problem.split(':', 1)[0]}[/red]:{problem.split(':', 1)[-1]}", markup=True)
+    if problems:
+        console.print(f"Run {run_id} cannot be replayed: nothing was trained.")
+        return
+    table = Table(title=f"Run {run_id}", title_justify="left")
+    for column in ("step", "recorded sha256", "replayed sha256", "equal"):
+        table.add_column(column, no_wrap=True)
+    for step in steps:
+        verdict = "not trained" if verified else "yes" if step.equal else "NO"
+        table.add_row(str(step.step), step.recorded_sha[:16], step.replayed_sha[:16], verdict)
+    console.print(table)
+    if verified:
+        console.print(f"Every rollout of {len(steps)} steps is there and unaltered.")
+    else:
+        console.print("Every step is equal." if equal else "Not every step is equal.")

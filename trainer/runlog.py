@@ -1,0 +1,98 @@
+"""What the log knows of a run: its manifests, plans, results, and the versions of its policy."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from schemas import topics
+from schemas.codec import Codec, DecodeError
+from schemas.records import BatchPlan, PolicyUpdate, Promotion, Record, RunManifest, StepResult
+from tentalis.config import Settings
+from tentalis.kafka import Stored, read_to_end
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunLog:
+    """One run, and what matters of its policy's other runs.
+
+    `plans` and `results` are by step and attempt, in log order; `manifests` by digest, the oldest first.
+    """
+
+    run_id: str
+    policy: str
+    manifests: dict[str, RunManifest] = field(default_factory=dict)
+    plans: dict[tuple[int, int], BatchPlan] = field(default_factory=dict)
+    results: dict[tuple[int, int], StepResult] = field(default_factory=dict)
+    updates: dict[int, PolicyUpdate] = field(default_factory=dict)
+    promoted: int | None = None
+    highest_version: int = -1
+
+    def latest_plan(self, step: int) -> BatchPlan | None:
+        """The plan of the step's last attempt."""
+        attempts = [attempt for s, attempt in self.plans if s == step]
+        return self.plans[step, max(attempts)] if attempts else None
+
+    def winner(self, step: int) -> StepResult | None:
+        """The result of the attempt that won: the last one written."""
+        found = [result for (s, _), result in self.results.items() if s == step]
+        return found[-1] if found else None
+
+    @property
+    def last_step(self) -> int:
+        """The last step with a result, -1 if there is none."""
+        return max((step for step, _ in self.results), default=-1)
+
+    @property
+    def first(self) -> RunManifest | None:
+        """The run's first manifest: its start positions and first version hold for all that follow."""
+        return next(iter(self.manifests.values()), None)
+
+
+def read_run(settings: Settings, codec: Codec, run_id: str, policy: str | None = None) -> RunLog:
+    """Reads the run's records. `policy` None: that of the run's manifest ("" if the log knows no such run)."""
+    manifests: list[RunManifest] = []
+    others: list[RunManifest] = []
+    for record in _records(settings, codec, topics.RUNS):
+        if isinstance(record, RunManifest):
+            (manifests if record.run_id == run_id else others).append(record)
+    if policy is None:
+        policy = manifests[0].policy if manifests else ""
+    run = RunLog(run_id, policy, {manifest.digest: manifest for manifest in manifests})
+    for manifest in (*manifests, *others):
+        if manifest.policy == policy:
+            run.highest_version = max(run.highest_version, manifest.first_version)
+    for record in _records(settings, codec, topics.BATCHES):
+        if isinstance(record, StepResult) and record.policy == policy:
+            run.highest_version = max(run.highest_version, record.policy_version)
+        if isinstance(record, BatchPlan) and record.run_id == run_id:
+            run.plans[record.step, record.attempt] = record
+        elif isinstance(record, StepResult) and record.run_id == run_id:
+            run.results.pop((record.step, record.attempt), None)
+            run.results[record.step, record.attempt] = record
+    for record in _records(settings, codec, topics.POLICIES):
+        if isinstance(record, PolicyUpdate) and record.policy == policy:
+            run.highest_version = max(run.highest_version, record.version)
+            run.updates[record.version] = record
+        elif isinstance(record, Promotion) and record.policy == policy:
+            run.promoted = record.version
+    return run
+
+
+def decoded(stored: Stored, codec: Codec) -> Record | None:
+    """The record, or None (and a warning) for one that is none: dead-lettering it is another's business."""
+    if stored.value is None:
+        return None
+    try:
+        return stored.decode(codec)
+    except DecodeError as error:
+        log.warning("skipped: %s", error)
+        return None
+
+
+def _records(settings: Settings, codec: Codec, topic: str) -> Iterator[Record]:
+    for stored in read_to_end(settings, topic):
+        record = decoded(stored, codec)
+        if record is not None:
+            yield record

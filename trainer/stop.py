@@ -1,0 +1,76 @@
+"""SIGTERM and SIGINT: a request to stop at the next safe point, and an end in any case after a few seconds.
+
+Every file is renamed into place and every record is in a transaction, so an abrupt end is as safe as a loss of power.
+"""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+GRACE_SECONDS = 4.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """The process was asked to stop."""
+
+
+class Stop:
+    """Whether the process was asked to stop."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    @property
+    def asked(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        """Asks to stop."""
+        self._asked.set()
+
+    def check(self) -> None:
+        """A safe point. Raises Stopped."""
+        if self.asked:
+            raise Stopped
+
+
+@contextmanager
+def stop_on_signals(grace: float = GRACE_SECONDS) -> Iterator[Stop]:
+    """While it is open SIGTERM and SIGINT ask to stop; `grace` seconds later the process ends with exit code 0 whatever runs.
+
+    A thread of its own hears the signal: Python's handlers wait for the main thread, which may be in a backward pass.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    hear, wake = socket.socketpair()
+    wake.setblocking(False)
+    done = threading.Event()
+
+    def listen() -> None:
+        while data := hear.recv(1):
+            if data[0] in _SIGNALS:
+                stop.ask()
+                if not done.wait(grace):
+                    os._exit(0)
+                return
+
+    before = {number: signal.signal(number, lambda *_: stop.ask()) for number in _SIGNALS}
+    previous = signal.set_wakeup_fd(wake.fileno())
+    thread = threading.Thread(target=listen, name="stop", daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        done.set()
+        signal.set_wakeup_fd(previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        wake.close()
+        thread.join(1.0)
+        hear.close()
