@@ -24,6 +24,9 @@ EVALS = "tentalis.evals.v1"
 AUDIT = "tentalis.audit.v1"
 SCHEMAS = "tentalis.schemas.v1"
 
+# `max.message.bytes` counts a whole batch: room for key, headers and framing beside a value of the full size. A dead letter
+# has the original's bytes and headers of its own, so its topic takes a little more again.
+OVERHEAD_BYTES = 65536
 DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
 CHANGELOG_MIN_LAG_MS = 3600 * 1000
 
@@ -67,7 +70,7 @@ def changelog(app: str, table: str) -> str:
 def _resolve(raw: dict[str, Any]) -> TopicTable:
     defaults = raw["defaults"]
     keyed, limit = int(defaults["keyed_partitions"]), int(defaults["record_limit_bytes"])
-    common = {"max.message.bytes": str(limit), "compression.type": str(defaults["compression"])}
+    common = {"max.message.bytes": str(limit + OVERHEAD_BYTES), "compression.type": str(defaults["compression"])}
     topics: dict[str, Topic] = {}
 
     def add(name: str, records: tuple[str, ...], partitions: int, config: dict[str, str]) -> None:
@@ -77,9 +80,8 @@ def _resolve(raw: dict[str, Any]) -> TopicTable:
         partitions = keyed if entry["partitions"] == "keyed" else int(entry["partitions"])
         add(name, tuple(entry["records"]), partitions, {key: str(value) for key, value in entry["config"].items()})
         if entry.get("dlq"):
-            # A dead letter has the original's bytes plus headers, so its topic must take a little more than a record.
             config = {"cleanup.policy": "delete", "retention.ms": str(DLQ_RETENTION_MS)}
-            add(dlq(name), (), partitions, config | {"max.message.bytes": str(limit + 65536)})
+            add(dlq(name), (), partitions, config | {"max.message.bytes": str(limit + 2 * OVERHEAD_BYTES)})
     for entry in raw["changelogs"]:
         config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS)}
         add(changelog(entry["app"], entry["table"]), (), keyed, config)

@@ -22,9 +22,10 @@ from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
 from streams.dlq import DeadLimits, TooManyDead
 from streams.processor import Processor
 from streams.sink import KafkaSink
+from streams.startup import Sparing, TopicsWrong, check_topics
 from streams.state import StateStore, ensure_changelog, read_changelog
 from tentalis.config import Security, Settings
-from tentalis.kafka import OVERHEAD_BYTES, client_config
+from tentalis.kafka import client_config
 
 __all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
 
@@ -34,7 +35,6 @@ EXIT_OK = 0
 EXIT_CRASHED = 1
 EXIT_TOO_MANY_DEAD = 3
 STOP_DEADLINE_S = 4.0
-TOPICS_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class StreamSettings:
 def run(processor: Processor, settings: StreamSettings) -> int:
     """Runs until SIGTERM or SIGINT, or until something fails; returns the exit code. Logs to stderr."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("aiokafka", "faust", "mode", "streams.faust_guards"):
+    for chatty in ("aiokafka", "faust", "mode", "streams.faust_guards", "streams.faust_delivery"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(Sparing(("aiokafka", "librdkafka")))
     try:
-        check_topics(processor, settings)
+        check_topics(processor, client_config(Settings(bootstrap=settings.bootstrap, security=settings.security)))
     except KafkaException as error:
         log.critical(
             "%s cannot start: no Kafka answers at %s (%s)", processor.app_id, settings.bootstrap, error.args[0].str()
@@ -83,67 +83,6 @@ def run(processor: Processor, settings: StreamSettings) -> int:
         log.critical("%s cannot start: %s", processor.app_id, error)
         return EXIT_CRASHED
     return asyncio.run(_Worker(processor, settings).main())
-
-
-class TopicsWrong(Exception):
-    """A topic that the application needs is missing or has the wrong number of partitions."""
-
-
-def check_topics(processor: Processor, settings: StreamSettings) -> None:
-    """Whether every topic is there that the application reads, and those that must lie beside them.
-
-    Faust would wait without a word for a topic that is missing, and an application with state whose topics have
-    different partition counts would be given partitions whose state lies elsewhere.
-
-    Raises:
-        TopicsWrong: naming every topic that is missing or different.
-        KafkaException: the broker does not answer.
-    """
-    from confluent_kafka.admin import AdminClient
-
-    connection = client_config(Settings(bootstrap=settings.bootstrap, security=settings.security))
-    admin = AdminClient(connection, logger=logging.getLogger("librdkafka"))
-    found = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=TOPICS_TIMEOUT_S).topics.items()}
-    wanted = [*processor.topics, *map(topics.dlq, processor.topics)]
-    if processor.table is not None:
-        wanted.append(topics.changelog(processor.app_id, processor.table))
-    problems = [f"{name} is missing" for name in wanted if name not in found]
-    if not problems:
-        for topic in processor.topics:
-            beside = [topics.dlq(topic)] if processor.table is None else wanted
-            problems += [
-                f"{name} has {found[name]} partitions, {topic} has {found[topic]}"
-                for name in beside
-                if found[name] != found[topic]
-            ]
-    if problems:
-        raise TopicsWrong("; ".join(problems) + ". `tentalis topics apply` creates what is missing")
-
-
-class Sparing(logging.Filter):
-    """Lets a message of the loggers named through once in ten seconds, and says how many were left out since.
-
-    While a broker is away, aiokafka says so dozens of times a second.
-    """
-
-    def __init__(self, prefixes: tuple[str, ...], interval: float = 10.0) -> None:
-        super().__init__()
-        self._prefixes = prefixes
-        self._interval = interval
-        self._seen: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith(self._prefixes):
-            return True
-        message = str(record.msg)
-        said, left_out = self._seen.get(message, (-self._interval, 0))
-        if record.created - said < self._interval:
-            self._seen[message] = (said, left_out + 1)
-            return False
-        self._seen[message] = (record.created, 0)
-        if left_out:
-            record.msg = f"{message} (and {left_out} times before)"
-        return True
 
 
 class _Worker:
@@ -179,15 +118,16 @@ class _Worker:
     # -- the process
 
     async def main(self) -> int:
-        from streams import health
-        from streams.faust_guards import DeliveryLimits, build_app
-
         settings, app_id = self._settings, self._processor.app_id
         (settings.state_dir / "faust").mkdir(parents=True, exist_ok=True)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        from streams import health
+        from streams.faust_delivery import DeliveryLimits
+        from streams.faust_guards import build_app
+
         self._app = build_app(
             self._processor.app_id,
             self._processor.topics,
@@ -313,6 +253,9 @@ class _Worker:
 
     def _submit(self, event: Any) -> None:
         batch = event.value
+        if not self._ready:
+            event.ack()  # not done: it will be read again
+            return
 
         def finished(done: bool) -> None:
             batch.done = done
@@ -320,7 +263,7 @@ class _Worker:
 
         self._lanes.submit(event.message.partition, Job(batch.records, finished))
 
-    # -- partitions (faust_guards.Owner)
+    # -- partitions (faust_delivery.Owner)
 
     async def quiesce(self) -> None:
         await self._lanes.quiesce(self._settings.grace)
@@ -335,6 +278,7 @@ class _Worker:
 
     async def recover(self, partitions: Sequence[int]) -> None:
         started = time.monotonic()
+        await self.quiesce()
         self.revoked()
         if self._changelog is not None:
             folds = await read_changelog(self._changelog, partitions, self._client(), self._progressed)
@@ -380,7 +324,7 @@ class _Worker:
 
 def _faust_settings(app_id: str, settings: StreamSettings) -> dict[str, Any]:
     week = 7 * 24 * 3600.0
-    request_limit = settings.record_limit + OVERHEAD_BYTES
+    request_limit = settings.record_limit + 2 * topics.OVERHEAD_BYTES
     return {
         "broker": ";".join(f"kafka://{server}" for server in settings.bootstrap.split(",")),
         "broker_client_id": app_id,

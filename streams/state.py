@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from schemas.topics import CHANGELOG_MIN_LAG_MS, changelog
+from schemas.topics import CHANGELOG_MIN_LAG_MS, OVERHEAD_BYTES, changelog
 from streams.processor import Change, applied_offset
-from tentalis.kafka import OVERHEAD_BYTES
 
 OFFSET_HEADER = "offset"
 STALLED_AFTER_S = 60.0

@@ -168,7 +168,14 @@ def apply(
         port.update(updates, dry_run)
     if dry_run or not creates:
         return
-    wanted = {change.topic: change.partitions for change in creates}
+    wait_visible(port, {change.topic: change.partitions for change in creates}, timeout)
+
+
+def wait_visible(port: AdminPort, wanted: Mapping[str, int], timeout: float = 30.0) -> None:
+    """Waits until topics (name -> partitions) can be read and written: after they were made, or after a broker's start.
+
+    Raises NotVisible.
+    """
     deadline = time.monotonic() + timeout
     while not port.visible(wanted):
         if time.monotonic() > deadline:
@@ -197,6 +204,10 @@ class KafkaAdmin:
     def names(self) -> list[str]:
         """Every topic that the broker has, in name order."""
         return sorted(self._metadata())
+
+    def partitions(self) -> dict[str, int]:
+        """How many partitions each topic of the broker has."""
+        return {name: len(topic.partitions) for name, topic in self._metadata().items()}
 
     def _configs(self, names: Sequence[str], *, only_set: bool = False) -> dict[str, dict[str, str]]:
         from confluent_kafka.admin import ConfigResource, ConfigSource
@@ -273,7 +284,11 @@ class KafkaAdmin:
             KafkaError.NOT_LEADER_FOR_PARTITION,
             KafkaError.LEADER_NOT_AVAILABLE,
             KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError.UNKNOWN_LEADER_EPOCH,
+            KafkaError.FENCED_LEADER_EPOCH,
+            KafkaError.REPLICA_NOT_AVAILABLE,
             KafkaError._NOENT,
+            KafkaError._TRANSPORT,
         }
         metadata = self._metadata()
         if any(name not in metadata or len(metadata[name].partitions) != count for name, count in wanted.items()):

@@ -20,8 +20,6 @@ from tentalis.config import Settings
 
 log = logging.getLogger(__name__)
 
-# Room for key, headers and batch overhead beside a record of the full size.
-OVERHEAD_BYTES = 65536
 SOURCE = "tentalis"
 
 
@@ -71,7 +69,7 @@ def producer_config(settings: Settings, *, transactional_id: str | None = None) 
         "linger.ms": 5,
         "compression.type": "zstd",
         "delivery.timeout.ms": 120_000,
-        "message.max.bytes": topics.table().record_limit_bytes + OVERHEAD_BYTES,
+        "message.max.bytes": topics.table().record_limit_bytes + 2 * topics.OVERHEAD_BYTES,
         "queue.buffering.max.kbytes": 262_144,
     }
     if transactional_id is not None:
@@ -92,7 +90,7 @@ def consumer_config(settings: Settings, group: str, *, instance: str | None = No
         "enable.partition.eof": False,
         "session.timeout.ms": 10_000,
         "max.poll.interval.ms": 3_600_000,
-        "fetch.message.max.bytes": limit + OVERHEAD_BYTES,
+        "fetch.message.max.bytes": limit + 2 * topics.OVERHEAD_BYTES,
         "fetch.max.bytes": 4 * limit,
         "queued.max.messages.kbytes": 131_072,
         "topic.metadata.refresh.interval.ms": 30_000,

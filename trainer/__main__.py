@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from tentalis.config import Settings
+from trainer.launch import launch
+from trainer.stop import stop_on_signals
 
 
 def main() -> int:
@@ -29,12 +31,12 @@ def main() -> int:
 
         return replay_rank(options.spec)
     if "RANK" in os.environ:
-        from trainer.config import load_config
-        from trainer.loop import run
+        # The imports take seconds: a signal must be heard before.
+        with stop_on_signals() as stop:
+            from trainer.config import load_config
+            from trainer.loop import run
 
-        return run(load_config(options.config), Settings.from_env())
-    from trainer.launch import launch
-
+            return run(load_config(options.config), Settings.from_env(), stop)
     return launch(options.config, options.ranks)
 
 

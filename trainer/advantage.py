@@ -18,8 +18,9 @@ def advantage(
     """The advantage of one sample, or None where the reward says nothing.
 
     By the *requested* size of the group: n = 1 (a conversation has no group) A = r; n > 1 A = r - mean over the
-    samples that closed, and None where fewer than two closed. `group_mean` is the plain difference (Dr. GRPO,
-    arXiv 2503.20783); `group_mean_std` divides it by (std + 1e-4), the population's standard deviation (GRPO, arXiv 2402.03300).
+    samples that closed, and None where fewer than two closed. `group_mean` is the plain difference (Dr. GRPO, arXiv
+    2503.20783); `group_mean_std` divides it by (std + 1e-4), the population's standard deviation (GRPO, arXiv
+    2402.03300).
 
     Rewards [1, 0, 0, 1] of a group of four give 0.5, -0.5, -0.5, 0.5, and 1, -1, -1, 1 (almost) when divided.
     """

@@ -14,7 +14,8 @@ NAME = "tentalis_packed"
 
 
 def register() -> None:
-    """Makes the implementation known to transformers under NAME. A model takes the spans as a keyword of its forward."""
+    """Makes the implementation known to transformers under NAME. A model takes the spans as a keyword of its
+    forward."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)

@@ -27,8 +27,8 @@ class BadCheckpoint(RuntimeError):
 
 
 class CheckpointState(BaseModel):
-    """state.json. `low_water` is, per partition, the first offset that no plan up to this step has considered; it and the
-    plans on the log (the rollouts that are used up) are all that reading needs to go on."""
+    """state.json. `low_water` is, per partition, the first offset that no plan up to this step has considered; it and
+    the plans on the log (the rollouts that are used up) are all that reading needs to go on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -137,7 +137,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def checkpoints(root: Path) -> list[Checkpoint]:
-    """The complete checkpoints below `root`, newest step first. Raises BadCheckpoint for a state.json that is no such."""
+    """The complete checkpoints below `root`, newest step first. Raises BadCheckpoint for a state.json that is no
+    such."""
     found = [Checkpoint.read(path.parent) for path in root.glob(f"[0-9]*/{STATE_FILE}")]
     return sorted(found, key=lambda c: (c.state.step, c.state.attempt), reverse=True)
 

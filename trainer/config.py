@@ -120,7 +120,8 @@ class TrainerConfig(_Part):
 
 
 def parse_config(text: str, where: str) -> TrainerConfig:
-    """The configuration in a YAML text. Raises ConfigError with `where`, and the known name nearest to an unknown one."""
+    """The configuration in a YAML text. Raises ConfigError with `where`, and the known name nearest to an unknown
+    one."""
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:

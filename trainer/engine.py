@@ -37,7 +37,11 @@ class Engine:
         self._clip = config.optimizer.grad_clip
         self._world = world
         dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
-        self.policy = Policy(model_folder, config.base_model_name, config.lora, config.seed, device, dtype)
+        if device == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        # PEFT imports DeepSpeed, DeepSpeed prints, and our stdout is for data.
+        with contextlib.redirect_stdout(sys.stderr):
+            self.policy = Policy(model_folder, config.base_model_name, config.lora, config.seed, device, dtype)
         self._parameters = self.policy.adapter_parameters()
         options = config.optimizer
         self._optimizer = torch.optim.AdamW(
@@ -51,7 +55,8 @@ class Engine:
         # Between DeepSpeed's reduction and the update: the gradient is final, and not applied yet.
         self._optimizer.register_step_pre_hook(lambda *_: self._clip_gradient())
         self._grad_norm = 0.0
-        self._engine = _deepspeed_engine(self.policy, self._optimizer, device)
+        with contextlib.redirect_stdout(sys.stderr):
+            self._engine = _deepspeed_engine(self.policy, self._optimizer)
 
     def forward(self, batch: Pack) -> tuple[Tensor, Tensor]:
         """(log-probs, entropies) of the trained tokens, float32 [m]."""
@@ -77,8 +82,8 @@ class Engine:
         self._grad_norm = float(norm)
         if not torch.isfinite(norm):
             raise Diverged(
-                "the gradient is not finite, the adapter was not updated. Look at the plan's rollouts (log-probs, rewards) "
-                "and at the learning rate; nothing after this step can be trained"
+                "the gradient is not finite, the adapter was not updated. Look at the plan's rollouts (log-probs, "
+                "rewards) and at the learning rate; nothing after this step can be trained"
             )
 
     def optimizer_state(self) -> OptimizerState:
@@ -106,26 +111,24 @@ class Engine:
                 }
 
 
-def _deepspeed_engine(policy: Policy, optimizer: torch.optim.Optimizer, device: str) -> Any:
-    if device == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    # DeepSpeed prints; our stdout is for data.
-    with contextlib.redirect_stdout(sys.stderr):
-        import deepspeed
+def _deepspeed_engine(policy: Policy, optimizer: torch.optim.Optimizer) -> Any:
+    import deepspeed
 
-        # Gloo reduces in a fixed order everywhere; the shared-memory kernel needs a compiler at run time.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        engine, *_ = deepspeed.initialize(
-            model=policy,
-            optimizer=optimizer,
-            dist_init_required=False,
-            config={
-                "train_micro_batch_size_per_gpu": 1,
-                "gradient_accumulation_steps": 1,
-                "managed_gradient_accumulation": False,
-                "zero_optimization": {"stage": 0},
-                "zero_allow_untested_optimizer": False,
-                "steps_per_print": 2**31,
-            },
-        )
+    # None of DeepSpeed's compiled kernels: the shared-memory reduction would need a compiler at run time and does not
+    # reduce as gloo does. Given the answer, it does not start compilers to find it either.
+    deepspeed.ops.__compatible_ops__ = {}
+    engine, *_ = deepspeed.initialize(
+        model=policy,
+        optimizer=optimizer,
+        dist_init_required=False,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+            "zero_optimization": {"stage": 0},
+            # Its default is 1, not off; the optimizer's hook clips, and knows the norm.
+            "gradient_clipping": 0.0,
+            "steps_per_print": 2**31,
+        },
+    )
     return engine

@@ -66,8 +66,8 @@ def _size(rollout: Rollout) -> int:
 
 
 def fetch(settings: Settings, codec: Codec, rows: Iterable[PlanRow], cache: Cache) -> dict[str, Rollout]:
-    """The rollouts of the rows by key. What is not in the cache is read at its recorded offset, then searched forward in
-    its partition, then in the whole of it (the topic may have been moved). Raises BadRollouts.
+    """The rollouts of the rows by key. What is not in the cache is read at its recorded offset, then searched forward
+    in its partition, then in the whole of it (the topic may have been moved). Raises BadRollouts.
     """
     found: dict[str, Rollout] = {}
     missing: dict[str, PlanRow] = {}
@@ -101,10 +101,11 @@ def _searches(missing: Mapping[str, PlanRow]) -> Iterator[tuple[dict[int, int], 
 
 
 def examine(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> list[Problem]:
-    """Reads the whole rollout topic and says what is wrong with the planned rollouts; nothing means all can be trained on.
+    """Reads the whole rollout topic and says what is wrong with the planned rollouts; nothing means all can be
+    trained on.
 
-    A key with a record of another digest, or whose content is not what its digest says, is forged, also when the planned
-    record is there too; a husk is exempt.
+    A key with a record of another digest, or whose content is not what its digest says, is forged, also when the
+    planned record is there too; a husk is exempt.
     """
     planned = {row.rollout_id: row for row in rows}
     genuine: set[str] = set()

@@ -20,9 +20,11 @@ def main(settings: Settings, config_path: Path, ranks: int) -> int:
     config = load_config(config_path)
     settings.require_bootstrap()
     if ranks == 1:
-        from trainer.loop import run
+        # The imports take seconds: a signal must be heard before.
+        with stop_on_signals() as stop:
+            from trainer.loop import run
 
-        return run(config, settings)
+            return run(config, settings, stop)
     return spawn(["train", "--config", str(config_path)], ranks, settings)
 
 
@@ -31,10 +33,10 @@ def launch(config_path: Path, ranks: int) -> int:
     return main(Settings.from_env(), config_path, ranks)
 
 
-def spawn(arguments: Sequence[str], ranks: int, settings: Settings) -> int:
+def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: int = 0) -> int:
     """Runs `python -m trainer ARGUMENTS` as `ranks` processes that know one another; returns 0 if all return 0.
 
-    When one ends with an error, or this process is asked to stop, all end.
+    When one ends with an error, or this process is asked to stop (and then ends with `exit_code`), all end.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -51,7 +53,7 @@ def spawn(arguments: Sequence[str], ranks: int, settings: Settings) -> int:
     }
     command = [sys.executable, "-m", "trainer", *arguments]
     # The ranks end by themselves within their grace.
-    with stop_on_signals(GRACE_SECONDS + 0.7) as stop:
+    with stop_on_signals(exit_code, GRACE_SECONDS + 0.7) as stop:
         children = [
             subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(ranks)

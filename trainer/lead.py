@@ -2,8 +2,8 @@
 
     plan -> step -> checkpoint -> verify -> StepResult -> adapter -> PolicyUpdate -> offset commit
 
-A plan is on the log before its step. After a crash at any point the newest checkpoint is found, what should follow it and
-is not on the log is written again, and a plan for the step after it is executed as it stands.
+A plan is on the log before its step. After a crash at any point the newest checkpoint is found, what should follow it
+and is not on the log is written again, and a plan for the step after it is executed as it stands.
 """
 
 import logging
@@ -41,8 +41,8 @@ class CannotResume(RuntimeError):
 
 
 def believed(checkpoint: Checkpoint, run: RunLog) -> bool:
-    """Whether a checkpoint is the result of the latest plan on the log for its step. Transactions do not fence a zombie's
-    rename, so a checkpoint proves nothing by being there."""
+    """Whether a checkpoint is the result of the latest plan on the log for its step. Transactions do not fence a
+    zombie's rename, so a checkpoint proves nothing by being there."""
     state = checkpoint.state
     if state.step == 0:
         return any(m.digest == state.manifest_digest for m in run.manifests.values())
@@ -56,8 +56,8 @@ def resume_point(found: list[Checkpoint], run: RunLog, root: Path) -> Checkpoint
     reached = -1 if newest is None else newest.state.step
     if run.last_step > reached:
         raise CannotResume(
-            f"the log has a result for step {run.last_step} of run {run.run_id}, but below {root} the newest checkpoint that "
-            f"belongs to the log is {'none' if newest is None else f'of step {reached}'}. Start it where its state "
+            f"the log has a result for step {run.last_step} of run {run.run_id}, but below {root} the newest checkpoint "
+            f"that belongs to the log is {'none' if newest is None else f'of step {reached}'}. Start it where its state "
             "directory is, restore that directory, or start a new run under another run_id"
         )
     return newest
@@ -86,8 +86,9 @@ class Lead:
     def recover(
         cls, settings: Settings, config: TrainerConfig, codec: Codec, engine: Engine, world: World, model_folder: Path
     ) -> "Lead":
-        """Takes the policy over, loads the newest checkpoint that the log vouches for into the engine, or makes the first
-        one, and writes what is missing for it. Raises CannotResume, BadCheckpoint, ValueError (another adapter shape)."""
+        """Takes the policy over, loads the newest checkpoint that the log vouches for into the engine, or makes the
+        first one, and writes what is missing for it. Raises CannotResume, BadCheckpoint, ValueError (another adapter
+        shape)."""
         ledger = Ledger(settings, codec, config.policy)
         # Only now: what a predecessor had in flight is committed or aborted.
         run = read_run(settings, codec, config.run_id, config.policy)
@@ -189,7 +190,8 @@ class Lead:
         return plan
 
     def complete(self, plan: BatchPlan, outcome: Outcome, fetching: float) -> None:
-        """The step is trained: checkpoint, result, adapter, announcement. Raises Fenced, BadCheckpoint, AdapterExists."""
+        """The step is trained: checkpoint, result, adapter, announcement. Raises Fenced, BadCheckpoint,
+        AdapterExists."""
         began = time.perf_counter()
         adapter = self.engine.policy.adapter_bytes()
         state = CheckpointState(

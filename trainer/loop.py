@@ -6,6 +6,7 @@ Rank 0 plans and publishes on the side (lead.py). Live training is the replayer 
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from schemas.records import BatchPlan
@@ -21,7 +22,7 @@ from trainer.intake import Intake
 from trainer.lead import Lead
 from trainer.runtime import device_of, prepare, threads_of
 from trainer.step import train_step
-from trainer.stop import Stop, Stopped, stop_on_signals
+from trainer.stop import Stop, stop_on_signals
 from trainer.world import Channel
 
 log = logging.getLogger(__name__)
@@ -29,22 +30,15 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 
 
-def run(config: TrainerConfig, settings: Settings) -> int:
-    """Trains until the configured steps are done or the process is asked to stop; returns the exit code, 0 for both.
+def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None) -> int:
+    """Trains until the configured steps are done and returns the exit code 0; asked to stop, the process ends with 0.
+    `stop`: given by a caller that listens to signals itself.
 
     Every rank runs it; alone it is the whole trainer. Raises CannotResume, Fenced, Diverged, BadRollouts, and Kafka's
     errors that do not pass by themselves.
     """
-    with stop_on_signals() as stop:
-        try:
-            _run(config, settings, stop)
-        except Stopped:
-            log.info("stopped; the next start goes on from the last checkpoint")
-        except Exception:
-            if not stop.asked:
-                raise
-            # Peers that stopped first break the collective that this rank was in.
-            log.warning("stopped while something failed", exc_info=True)
+    with stop_on_signals() if stop is None else nullcontext(stop) as asked:
+        _run(config, settings, asked)
     return 0
 
 
@@ -74,35 +68,33 @@ def _run(config: TrainerConfig, settings: Settings, stop: Stop) -> None:
         max_tokens=config.max_rollout_tokens,
         low_water=_by_partition(begin["low_water"]),
     )
-    try:
-        while True:
-            stop.check()
-            segments = intake.poll(POLL_SECONDS)
-            if segments:
-                channel.report([segment.to_json() for segment in segments])
-            match channel.next_command():
-                case None:
-                    if lead is not None:
-                        lead.take(channel.reports())
-                        _decide(lead, channel)
-                case {"plan": text}:
-                    plan = BatchPlan.model_validate_json(text)
-                    began = time.perf_counter()
-                    rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
-                    fetching = time.perf_counter() - began
-                    # A rank that still waits for Kafka must not keep the others waiting in a collective.
-                    channel.gather(f"ready/{plan.step}/{plan.attempt}", stop.check)
-                    version = begin["first_version"] + plan.step - 1
-                    outcome = train_step(engine, plan, version, rollouts, config.loss, world, stop)
-                    if lead is not None:
-                        lead.complete(plan, outcome, fetching)
-                        channel.command({"done": lead.planner.low_water})
-                case {"done": low_water}:
-                    intake.done(_by_partition(low_water))
-                case {"finish": _}:
-                    return
-    finally:
-        intake.close()
+    while True:
+        stop.check()
+        segments = intake.poll(POLL_SECONDS)
+        if segments:
+            channel.report([segment.to_json() for segment in segments])
+        match channel.next_command():
+            case None:
+                if lead is not None:
+                    lead.take(channel.reports())
+                    _decide(lead, channel)
+            case {"plan": text}:
+                plan = BatchPlan.model_validate_json(text)
+                began = time.perf_counter()
+                rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
+                fetching = time.perf_counter() - began
+                # A rank that still waits for Kafka must not keep the others waiting in a collective.
+                channel.gather(f"ready/{plan.step}/{plan.attempt}", stop.check)
+                version = begin["first_version"] + plan.step - 1
+                outcome = train_step(engine, plan, version, rollouts, config.loss, world, stop)
+                if lead is not None:
+                    lead.complete(plan, outcome, fetching)
+                    channel.command({"done": lead.planner.low_water})
+            case {"done": low_water}:
+                intake.done(_by_partition(low_water))
+            case {"finish": _}:
+                break
+    intake.close()
 
 
 def _decide(lead: Lead, channel: Channel) -> None:

@@ -23,8 +23,9 @@ def manifest_of(
     world_size: int,
     start: Mapping[int, int],
 ) -> RunManifest:
-    """The manifest of this process's run. Its digest does not cover `event_time`, so a restart under the same conditions
-    has the manifest that is on the log already. First version and start positions are those of the run's first one.
+    """The manifest of this process's run. Its digest does not cover `event_time`, so a restart under the same
+    conditions has the manifest that is on the log already. First version and start positions are those of the run's
+    first one.
     """
     device = device_of(config)
     first = run.first

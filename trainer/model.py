@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from trainer import attention
 from trainer.config import Lora
+from trainer.frozen import Frozen
 from trainer.logprobs import token_logprobs
 from trainer.lora import lora_linear
-from trainer.pack import Pack
+from trainer.pack import Pack, Span
 
 INITIALISER = "A: uniform(+-1/sqrt(in)) seeded by sha256(seed/name), B: 0 (v1)"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -56,9 +57,11 @@ class Policy(nn.Module):
         self.rank = lora.rank
         for name, parameter in self.adapter_parameters():
             _initialise(name, parameter, seed)
-        _use_one_operation_per_layer(self.lm)
         self.to(device)
         self.train()
+        self._device = device
+        self._head = Frozen.of(base.get_output_embeddings().weight)
+        _use_one_operation_per_layer(self.lm)
 
     def forward(self, batch: Pack) -> tuple[Tensor, Tensor]:
         """(log-probs of the trained tokens at their sampling temperatures, entropies), float32 [m] each."""
@@ -68,8 +71,10 @@ class Policy(nn.Module):
             use_cache=False,
             spans=batch.spans,
         ).last_hidden_state[0]
-        head: Tensor = self.lm.get_output_embeddings().weight
-        return token_logprobs(hidden[batch.source], head, batch.targets, batch.temperatures)
+        return self._logprobs(hidden[batch.source], batch.targets, batch.temperatures)
+
+    def _logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs(hidden, self._head, self.lm.get_output_embeddings().weight, targets, temperatures)
 
     def adapter_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The trained parameters by the names that PEFT gives them in files, sorted by name."""
@@ -107,20 +112,16 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def score(self, token_ids: Tensor) -> Tensor:
-        """log p(token | those before it) at temperature 1, float32 [n] on the CPU; the first, which has no prefix, is 0."""
-        from trainer.pack import Span
-
-        device = self.lm.get_output_embeddings().weight.device
-        n = len(token_ids)
+        """log p(token | those before it) at temperature 1, float32 [n] on the CPU; the first, which has no prefix, is
+        0."""
+        n, token_ids = len(token_ids), token_ids.to(self._device)
         hidden = self.backbone(
-            input_ids=token_ids.unsqueeze(0).to(device),
-            position_ids=torch.arange(n, device=device).unsqueeze(0),
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=torch.arange(n, device=self._device).unsqueeze(0),
             use_cache=False,
             spans=(Span(0, n, 0, 0),),
         ).last_hidden_state[0]
-        head = self.lm.get_output_embeddings().weight
-        targets = token_ids[1:].to(device)
-        logprobs, _ = token_logprobs(hidden[:-1], head, targets, torch.ones(n - 1, device=device))
+        logprobs, _ = self._logprobs(hidden[:-1], token_ids[1:], torch.ones(n - 1, device=self._device))
         return torch.cat((torch.zeros(1), logprobs.cpu()))
 
 
@@ -164,10 +165,13 @@ def _use_one_operation_per_layer(model: nn.Module) -> None:
     from peft.tuners.lora import Linear
 
     def forward(layer: Any, x: Tensor) -> Tensor:
-        base = layer.base_layer
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-        return lora_linear(x, base.weight, base.bias, a, b, layer.scaling["default"])
+        return lora_linear(x, layer.frozen, a, b, layer.scaling["default"])
 
     for module in model.modules():
         if isinstance(module, Linear):
+            base = module.base_layer
+            module.frozen = Frozen.of(base.weight, base.bias)
+            if module.frozen.packed:
+                base.weight = nn.Parameter(base.weight.new_empty(0), requires_grad=False)
             module.forward = MethodType(forward, module)

@@ -21,8 +21,8 @@ from trainer.loss import distillation_advantages
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One rollout as training reads it: token ids int64 [n], and per trained token (m of them) its index in the rollout,
-    the sampler's log-prob, and for both parts whether it counts and its advantage."""
+    """One rollout as training reads it: token ids int64 [n], and per trained token (m of them) its index in the
+    rollout, the sampler's log-prob, and for both parts whether it counts and its advantage."""
 
     token_ids: Tensor
     index: Tensor
@@ -71,8 +71,8 @@ def example_of(rollout: Rollout, *, rl: bool, opd: bool, estimator: Estimator, o
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions [start, end) of the packed sequence. They attend to one another causally, and to the whole of the prompt
-    [prefix_start, prefix_end), which is empty for a prompt itself."""
+    """Positions [start, end) of the packed sequence. They attend to one another causally, and to the whole of the
+    prompt [prefix_start, prefix_end), which is empty for a prompt itself."""
 
     start: int
     end: int

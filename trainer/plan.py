@@ -54,7 +54,8 @@ class Planner:
         self._time = {partition: 0 for partition in self.low_water}
 
     def take(self, segment: Segment) -> None:
-        """Adds what a rank has read, what is known already left out. Raises LostOffers if records between are missing."""
+        """Adds what a rank has read, what is known already left out. Raises LostOffers if records between are
+        missing."""
         partition = segment.partition
         expected = self.next_offset[partition]
         if segment.start > expected:

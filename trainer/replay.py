@@ -44,7 +44,8 @@ class CannotReplay(RuntimeError):
 
 
 class Job(BaseModel):
-    """What the ranks of a replay do: the plans of one manifest, from a checkpoint or (None) from the initial adapter."""
+    """What the ranks of a replay do: the plans of one manifest, from a checkpoint or (None) from the initial
+    adapter."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -73,7 +74,8 @@ def replay(
     verify_only: bool = False,
     base_model: str | None = None,
 ) -> list[ReplayStep]:
-    """Trains the steps of a run again, from its first to `to_step` (default: the last), and compares those from `from_step`.
+    """Trains the steps of a run again, from its first to `to_step` (default: the last), and compares those from
+    `from_step`.
 
     `into` is the replay's folder (default: a new one below STATE/replays); `base_model` says where the base model is if
     not where the run's configuration says. With `verify_only` the rollouts are checked and nothing is trained.
@@ -165,7 +167,7 @@ def _execute(job: Job, settings: Settings, codec: Codec) -> Done:
     job.into.mkdir(parents=True, exist_ok=True)
     spec = job.into / f"job-{job.plans[0].step if job.plans else 0}.json"
     spec.write_text(job.model_dump_json(), encoding="utf-8")
-    code = spawn(["replay-rank", "--spec", str(spec)], job.manifest.world_size, settings)
+    code = spawn(["replay-rank", "--spec", str(spec)], job.manifest.world_size, settings, exit_code=1)
     if code:
         raise CannotReplay(f"the replay's ranks ended with exit code {code}; their messages are above")
     return Done.model_validate_json(_done_path(spec).read_bytes())
@@ -206,7 +208,7 @@ def _train(job: Job, settings: Settings, codec: Codec) -> Done:
         engine.load(checkpoint.adapter(), checkpoint.optimizer())
     else:
         sha256[0] = adapter_sha256(engine.policy.adapter_bytes())
-    with stop_on_signals() as stop:
+    with stop_on_signals(exit_code=1) as stop:
         for plan in job.plans:
             rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], Cache())
             channel.gather(f"ready/{plan.step}", stop.check)
@@ -246,7 +248,8 @@ def main(
     base_model: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """`tentalis replay`: prints one table or one JSON object to stdout and returns the exit code, 0 only if all is equal."""
+    """`tentalis replay`: prints one table or one JSON object to stdout and returns the exit code, 0 only if all is
+    equal."""
     steps: list[ReplayStep] = []
     problems: list[str] = []
     try:

@@ -38,8 +38,8 @@ def train_step(
     world: World,
     stop: Stop,
 ) -> Outcome:
-    """Executes a plan on `version`: `rollouts` are this rank's, by key. Every rank calls it with the same plan, and no one
-    waits in it for anything but the other ranks. Raises Diverged or Stopped; the adapter is then unchanged.
+    """Executes a plan on `version`: `rollouts` are this rank's, by key. Every rank calls it with the same plan, and
+    no one waits in it for anything but the other ranks. Raises Diverged or Stopped; the adapter is then unchanged.
     """
     began = time.perf_counter()
     torch.manual_seed(plan.seed)

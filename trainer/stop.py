@@ -1,14 +1,19 @@
 """SIGTERM and SIGINT: a request to stop at the next safe point, and an end in any case after a few seconds.
 
-Every file is renamed into place and every record is in a transaction, so an abrupt end is as safe as a loss of power.
+Every file is renamed into place and every record is in a transaction, so an abrupt end is as safe as a loss of power,
+and a process that was asked to stop leaves without the interpreter's own clean-up, which can take seconds.
 """
 
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 4.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -39,8 +44,10 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals(grace: float = GRACE_SECONDS) -> Iterator[Stop]:
-    """While it is open SIGTERM and SIGINT ask to stop; `grace` seconds later the process ends with exit code 0 whatever runs.
+def stop_on_signals(exit_code: int = 0, grace: float = GRACE_SECONDS) -> Iterator[Stop]:
+    """While it is open SIGTERM and SIGINT ask to stop. A process that was asked ends with `exit_code` where the block
+    ends, however it ends, or `grace` seconds later whatever runs. Elsewhere than in the main thread signals are not
+    heard.
 
     A thread of its own hears the signal: Python's handlers wait for the main thread, which may be in a backward pass.
     """
@@ -57,7 +64,7 @@ def stop_on_signals(grace: float = GRACE_SECONDS) -> Iterator[Stop]:
             if data[0] in _SIGNALS:
                 stop.ask()
                 if not done.wait(grace):
-                    os._exit(0)
+                    os._exit(exit_code)
                 return
 
     before = {number: signal.signal(number, lambda *_: stop.ask()) for number in _SIGNALS}
@@ -66,7 +73,16 @@ def stop_on_signals(grace: float = GRACE_SECONDS) -> Iterator[Stop]:
     thread.start()
     try:
         yield stop
+    except Stopped:
+        log.info("stopped; the next start goes on from the last checkpoint")
+    except Exception:
+        if not stop.asked:
+            raise
+        # Peers that stopped first break the collective that this rank was in.
+        log.warning("failed while it was stopping", exc_info=True)
     finally:
+        if stop.asked:
+            _leave(exit_code)
         done.set()
         signal.set_wakeup_fd(previous)
         for number, handler in before.items():
@@ -74,3 +90,10 @@ def stop_on_signals(grace: float = GRACE_SECONDS) -> Iterator[Stop]:
         wake.close()
         thread.join(1.0)
         hear.close()
+
+
+def _leave(exit_code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

@@ -1,7 +1,7 @@
 """The ranks of one trainer: the process group for gradients, and a small channel on its store for everything else.
 
-Collectives run only inside a step, when every rank is known to be ready. All waiting, for Kafka above all, is polling on
-the channel, so a quiet topic or a slow fetch never runs into a collective's timeout.
+Collectives run only inside a step, when every rank is known to be ready. All waiting, for Kafka above all, is polling
+on the channel, so a quiet topic or a slow fetch never runs into a collective's timeout.
 """
 
 import itertools

@@ -152,9 +152,18 @@ def reached(bootstrap: str | None) -> Iterator[Settings]:
         if has_log(settings):
             typer.echo(f"no stack runs: the broker of {settings.home} is started for this command", err=True)
             with broker_alone(settings) as alone:
+                _wait_for_topics(alone)
                 yield alone
             return
     yield connected_settings(bootstrap)
+
+
+def _wait_for_topics(settings: Settings) -> None:
+    """A broker that has just started knows its topics before it leads their partitions."""
+    from tentalis.admin import KafkaAdmin, wait_visible
+
+    admin = KafkaAdmin(settings)
+    wait_visible(admin, admin.partitions())
 
 
 def print_json(value: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,46 +23,72 @@ from tentalis.cli.common import (
     resolve_settings,
 )
 
+if TYPE_CHECKING:
+    from tentalis.config import Settings
+
 READY_TIMEOUT = 900.0
+# The detached stack says on this file descriptor that it is ready; that it closes without a word says that it ended.
+READY_FD = "TENTALIS_READY_FD"
+
+PolicyModel = Annotated[
+    str | None,
+    typer.Option("--policy-model", help="Folder or hub id of the model. Default: SmolLM2-135M-Instruct."),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        exists=True,
+        dir_okay=False,
+        help="The trainer's YAML file. Default: trainer.yaml in the state directory.",
+    ),
+]
 
 
 def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything is ready; it stays.")] = False,
-    policy_model: Annotated[
-        str | None,
-        typer.Option("--policy-model", help="Folder or hub id of the model. Default: SmolLM2-135M-Instruct."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            exists=True,
-            dir_okay=False,
-            help="The trainer's YAML file. Default: trainer.yaml in the state directory.",
-        ),
-    ] = None,
+    policy_model: PolicyModel = None,
+    config: Config = None,
 ) -> None:
     """Starts the whole stack on this machine and stays until Ctrl-C. What was begun before goes on from the log."""
     configure_logging("INFO")
     settings = resolve_settings(join_stack=False)
     if detach:
         _detached(settings.home, policy_model, config)
-        return
+    else:
+        _attached(settings, policy_model, config)
+
+
+def _attached(settings: Settings, policy_model: str | None, config: Path | None) -> None:
     from tentalis.inference.models import resolve_model
     from tentalis.local.stack import StackOptions, build_stack
     from tentalis.local.state import StateDir
     from tentalis.local.supervisor import Supervisor, stop_signals
 
+    ready_fd = os.environ.pop(READY_FD, None)  # popped: the processes of the stack must not inherit it
     with StateDir(settings.home) as state, stop_signals() as stop:
         model = resolve_model(policy_model, settings.cache)
         run = config.absolute() if config else _standing_run(settings.home / "trainer.yaml", model)
         stack = build_stack(StackOptions(state=state, settings=settings, model=model, trainer_config=run))
+        staying = [spec.name for spec in stack.specs if not spec.expect_exit]
         supervisor = Supervisor(state, stack.specs)
         supervisor.start()
         try:
-            while not stop.wait(0.5):
+            ready = False
+            while not stop.wait(0.2):
                 if failure := supervisor.failure():
                     raise CommandError(failure)
+                states = supervisor.status()
+                if not ready and all(states[name]["state"] == "ready" for name in staying):
+                    ready = True
+                    typer.echo(
+                        f"ready: Kafka on {stack.settings.bootstrap}, model server on {stack.server}. "
+                        "`tentalis status` shows the processes, Ctrl-C or `tentalis down` stops them",
+                        err=True,
+                    )
+                    if ready_fd is not None:
+                        os.write(int(ready_fd), b"ready")
+                        os.close(int(ready_fd))
         finally:
             supervisor.stop()
 
@@ -86,24 +114,28 @@ def _detached(home: Path, policy_model: str | None, config: Path | None) -> None
     command = [sys.executable, "-m", "tentalis.cli", "up"]
     command += ["--policy-model", policy_model] if policy_model else []
     command += ["--config", str(config)] if config else []
+    read_end, write_end = os.pipe()
     with log.open("ab") as sink:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
-    deadline = time.monotonic() + READY_TIMEOUT
-    while True:
-        if process.poll() is not None:
-            tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            raise CommandError(f"the stack ended with exit code {process.returncode}; the end of {log}:\n{tail}")
-        status = state.status()
-        states = {name: entry["state"] for name, entry in (status or {}).get("processes", {}).items()}
-        if status and status["running"] and states and set(states.values()) <= {"ready", "done"}:
-            typer.echo(
-                f"{len(states)} processes are ready; `tentalis status` shows them, `tentalis down` ends them", err=True
-            )
-            return
-        if time.monotonic() > deadline:
-            waiting = ", ".join(f"{name} {state}" for name, state in states.items() if state not in ("ready", "done"))
-            raise CommandError(f"not ready after {READY_TIMEOUT:g} s ({waiting}); it goes on. The log is {log}")
-        time.sleep(0.2)
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {READY_FD: str(write_end)},
+            pass_fds=[write_end],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    os.close(write_end)
+    heard, _, _ = select.select([read_end], [], [], READY_TIMEOUT)
+    word = os.read(read_end, 16) if heard else b""
+    os.close(read_end)
+    if not heard:
+        raise CommandError(f"not ready after {READY_TIMEOUT:g} s; it goes on, see `tentalis status` and {log}")
+    if not word:
+        code = process.wait(30)
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise CommandError(f"the stack ended with exit code {code}; the end of {log}:\n{tail}")
+    typer.echo("ready: `tentalis status` shows the processes, `tentalis down` stops them", err=True)
 
 
 def down() -> None:

@@ -152,6 +152,8 @@ def _smollm2(cache_dir: Path, progress: Progress) -> Path:
     with _locked(models / f".{SMOLLM2_FOLDER}.lock", progress):
         if target.is_dir():  # another process made it while we waited
             return _checked_folder(target)
+        for left_over in models.glob(f".{SMOLLM2_FOLDER}-*"):  # of a process that was killed: we hold the lock
+            shutil.rmtree(left_over)
         work = Path(tempfile.mkdtemp(prefix=f".{SMOLLM2_FOLDER}-", dir=models))
         try:
             gguf = _download_gguf(work, progress)

@@ -12,8 +12,8 @@ from tentalis.inference.prefixes import Family, families
 from tentalis.inference.protocol import Float32
 from tentalis.inference.runtime import Runtime
 
-# Rows of fp32 logits held at once: 64 x 49,152 x 4 bytes = 13 MB. Measured: what malloc has to map afresh for every chunk
-# (beyond 32 MB) costs ten times as much per row in page faults.
+# Rows of fp32 logits held at once: 64 x 49,152 x 4 bytes = 13 MB. Measured: what malloc has to map afresh for every
+# chunk (beyond 32 MB) costs ten times as much per row in page faults.
 _HEAD_ROWS = 64
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from streams.app import ensure_changelog
 from streams.processor import payload_of
@@ -43,6 +43,7 @@ class Lab:
                 "message.max.bytes": 16 * 2**20,
             }
         )
+        self._group = Consumer({"bootstrap.servers": bootstrap, "group.id": self.app})
         self.sent: Counter[str] = Counter()
         self._serial = 0
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -89,7 +90,9 @@ class Lab:
                 worker.kill()
                 worker.wait()
         topics = [self.topic, *(f"{self.topic}.{kind}" for kind in ("out", "dlq", "ticks")), self.changelog]
-        self.admin.delete_topics(topics)
+        for future in self.admin.delete_topics(topics).values():
+            future.result(30)
+        self._group.close()
 
     def owns(self, worker: "subprocess.Popen[bytes]") -> bool:
         """Whether the worker got its partitions."""
@@ -123,14 +126,14 @@ class Lab:
 
     def uncommitted(self) -> int:
         """Input records that the application has not committed."""
+        # Not AdminClient.list_consumer_group_offsets: librdkafka 2.16 crashes (rd_kafka_cgrp_op, no group) when the
+        # coordinator answers "not yet".
         places = [TopicPartition(self.topic, p) for p in range(PARTITIONS)]
         try:
-            ends = self.admin.list_offsets({place: OffsetSpec.latest() for place in places})
-            asked = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.app, places)])
-            committed = sum(max(place.offset, 0) for place in asked[self.app].result(10).topic_partitions)
-            return sum(end.result(10).offset for end in ends.values()) - committed
+            committed = {place.partition: max(place.offset, 0) for place in self._group.committed(places, 10)}
+            return sum(self._group.get_watermark_offsets(place, 10)[1] - committed[place.partition] for place in places)
         except KafkaException as error:
-            # The coordinator may still be loading: ask again (an AssertionError is "not yet" to `eventually`).
+            # The coordinator may still be loading: an AssertionError is "not yet" to `eventually`.
             assert not error.args[0].retriable(), str(error)
             raise
 

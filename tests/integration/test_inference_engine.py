@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from tentalis.inference.jobs import Chunk, EngineError, EngineStopped, GenerateJob, ScoreJob
 from tentalis.inference.lora import AdapterMissing, AdapterRefused
+from tentalis.inference.runtime import UnsupportedModel
 from tentalis.inference.sampling import SamplingParams
 from tentalis.inference.shelf import ShelfFull
-from tests.integration.inference_lab import Lab, make_adapter, make_model, trainer_logprobs
+from tests.integration.inference_lab import Lab, make_adapter, make_model, make_tokenizer, trainer_logprobs
 
 TOLERANCE = 1e-4
 PROMPTS = ["What is the capital of France?", "fox", "The quick brown fox jumps over the lazy dog. " * 4]
@@ -339,3 +340,40 @@ def test_the_adapter_shelf(lab: Lab, adapter_folders: list[Path]) -> None:
     assert lab.adapters.unload("p@v0") is loaded[0]
     assert lab.adapters.unload("p@v0") is None
     assert [adapter.name for adapter in lab.adapters.all()] == ["p@v1", "p@v2"]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
+def test_other_architectures(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.2}
+    plain = {"sliding_window": None, "eos_token_id": 2, "pad_token_id": 2, "bos_token_id": None}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **sizes, **plain)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    folder = make_adapter(tmp_path / "model", tmp_path / "adapter", seed=3)
+    lab = Lab(tmp_path / "model")
+    lab.engine.start()
+    try:
+        adapter = lab.runtime.load_adapter("x", folder)
+        prompts = encoded(lab)
+        samples = lab.generate(prompts, 2, [adapter] * 3, max_tokens=8, seed=1, ignore_eos=True)
+        for prompt, chunks in zip(prompts, samples, strict=True):
+            for chunk in chunks:
+                assert_trainer_agrees(tmp_path / "model", folder, prompt, chunk, 1.0)
+    finally:
+        lab.engine.stop()
+
+
+def test_a_sliding_window_is_refused(tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=1)
+    config.sliding_window = 8
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="full attention only"):
+        Lab(tmp_path)

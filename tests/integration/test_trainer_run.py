@@ -91,13 +91,13 @@ class Lab:
     def text(self, of: TrainerConfig) -> str:
         return (self.folder / f"{of.run_id}.log").read_text()
 
-    def replay(self, of: TrainerConfig, *options: str) -> tuple[int, dict[str, Any]]:
+    def replay(self, of: TrainerConfig) -> tuple[int, dict[str, Any]]:
         code = (
-            "import sys, json; from tentalis.config import Settings; from trainer.replay import main;"
-            "options = json.loads(sys.argv[2]); sys.exit(main(Settings.from_env(), sys.argv[1], as_json=True, **options))"
+            "import sys; from tentalis.config import Settings; from trainer.replay import main;"
+            "sys.exit(main(Settings.from_env(), sys.argv[1], as_json=True))"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code, of.run_id, options[0] if options else "{}"],
+            [sys.executable, "-c", code, of.run_id],
             env=self.environment(),
             capture_output=True,
             timeout=180,

@@ -318,6 +318,24 @@ def test_a_slot_whose_wait_for_a_hint_is_over_takes_none_while_its_group_waits()
     assert not written.rollouts["t1/0"].has_opd and f"t1/0/opd/{hint(one).hint_id}" in written.rollouts
 
 
+def test_each_slot_has_a_wait_of_its_own() -> None:
+    task = head(n=2)
+    written = fold(
+        (0, score(sample(task, 0))), (50, score(sample(task, 1))), (101, tick()), (150, tick()), (151, tick())
+    )
+    assert {outcome.event_time for outcome in written.outcomes.values()} == {START + 151}
+    assert kinds(written.outcomes) == {"t1/0": "rl", "t1/1": "rl"}
+
+
+def test_a_task_heard_of_before_it_opened_is_remembered_from_its_closing() -> None:
+    s = sample(head(opd=None))
+    stranger = score(s, source=Source.USER)
+    closing = score(s, at=START + 3000)
+    written = fold((0, stranger), (3000, closing), (5001, tick()), (5002, closing), (8000, closing))
+    assert set(written.outcomes) == {f"t1/0/late/{stranger.score_id}", "t1/0"}
+    assert len(written.produced) == 3, "known again and again: nothing more"
+
+
 def test_stream_time_never_runs_backwards() -> None:
     s = sample(head())
     written = fold((0, score(s)), (150, tick()), (50, hint(s)))

@@ -317,3 +317,44 @@ def test_state_that_lost_records_is_refused() -> None:
     entries = {key: value for key, value in partition.recovered().items() if not key.startswith("half/")}
     with pytest.raises(StateError, match="task a waits with a half that the changelog does not hold"):
         worker(entries)
+
+
+def test_a_half_that_a_crash_left_behind_is_deleted_once_its_task_closed_without_it() -> None:
+    s = sample(head("a"))
+    partition = Partitioned([record_at(0, 0, score(s)), record_at(1, 1, hint(s)), record_at(2, 2, tick())])
+    # The score alone got its half to the changelog; its successor folds score and hint in one batch.
+    partition.run([1, 2, 1], {0: Cut(stage=2)})
+    assert sorted(partition.recovered()) == [f"clock/{PARTITION}", "task/a"]
+
+
+def test_a_half_that_a_crash_left_behind_is_not_deleted_under_its_successor() -> None:
+    """A worker that found the half of another's cut batch stops before it folds that record, and wakes much later."""
+    s = sample(head("a"))
+    log = [record_at(0, 0, tick()), record_at(1, 0, score(s)), *(record_at(i, 0, tick()) for i in (2, 3))]
+    partition = Partitioned([*log, record_at(4, 50, hint(s))])
+    crash = {0: Cut(stage=2), 1: Cut(stage=1, wakes=3), 5: Cut(stage=0)}
+    assert {key for key in partition.run([2, 1, 1, 1, 1, 1], crash).outcomes} == {"a/0"}
+    assert partition.written.rollouts["a/0"].has_rl and partition.written.rollouts["a/0"].has_opd
+
+
+def test_a_restart_knows_which_slots_are_closed() -> None:
+    task = head("b", n=2)
+    halves = [half for i in (0, 1) for half in (score(sample(task, i)), hint(sample(task, i)))]
+    partition = Partitioned([record_at(i, i, half) for i, half in enumerate(halves)])
+    partition.run([2, 1, 1, 1], {1: Cut(stage=0)})
+    assert {outcome.event_time for outcome in partition.written.outcomes.values()} == {START + 3}
+
+
+def test_a_forget_read_again_does_not_reach_what_came_after_it() -> None:
+    log = [record_at(0, 0, forget(user_id="user-a")), record_at(1, 1, score(sample(head("a"))))]
+    partition = Partitioned([*log, record_at(2, 2, hint(sample(head("a"))))])
+    # The task's header is on the changelog, the clock is not: the forget comes again and meets a task of its future.
+    partition.run([2, 1, 1, 1], {0: Cut(stage=3)})
+    assert {outcome.kind.value for outcome in partition.written.outcomes.values()} == {"both"}
+
+
+def test_halves_that_join_within_a_batch_never_reach_the_changelog() -> None:
+    s = sample(head("a"))
+    partition = Partitioned([record_at(0, 0, score(s)), record_at(1, 1, hint(s)), record_at(2, 2, tick())])
+    partition.run([2, 1])
+    assert [entry.key for entry in partition.changelog] == ["task/a", f"clock/{PARTITION}", f"clock/{PARTITION}"]

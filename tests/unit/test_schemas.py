@@ -284,7 +284,7 @@ def test_topics_keyed_by_task_have_one_partition_count() -> None:
 def test_one_limit_holds_everywhere() -> None:
     table = topics.table()
     for name, topic in table.topics.items():
-        room = 65536 if name.endswith(".dlq") else 0
+        room = topics.OVERHEAD_BYTES * (2 if name.endswith(".dlq") else 1)
         assert topic.config["max.message.bytes"] == str(table.record_limit_bytes + room), name
         assert topic.config["compression.type"] == "zstd", name
 

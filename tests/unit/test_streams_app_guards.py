@@ -8,20 +8,11 @@ from typing import Any
 
 import pytest
 
-from streams.app import Sparing
-from streams.faust_guards import (
-    FAUST_VERSION,
-    Batch,
-    BatchConsumer,
-    DeliveryLimits,
-    WrongFaust,
-    check_faust,
-    log_record,
-    patched_digests,
-    split,
-)
+from streams.faust_delivery import Batch, BatchConsumer, DeliveryLimits, log_record, split
+from streams.faust_guards import FAUST_VERSION, WrongFaust, check_faust, patched_digests
 from streams.processor import LogRecord
 from streams.sink import murmur2_partition
+from streams.startup import Sparing
 
 DIGESTS: dict[str, str] = {
     "Consumer._drain_messages": "44a2500309e83c630493f6828af50166",

@@ -1,0 +1,309 @@
+"""Batched delivery for Faust: its consumer, conductor and agents stay, but one message is a batch of records.
+
+The other workarounds, and what all of them were written against, are in `streams.faust_guards`.
+"""
+
+# mypy: disable-error-code="misc"
+# Faust and aiokafka have no types that could be followed: their classes are Any.
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from aiokafka.errors import KafkaError
+from aiokafka.structs import TopicPartition
+from faust.serializers.schemas import Schema
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Producer, Transport
+from faust.types import TP
+from faust.types.tuples import ConsumerMessage
+
+from streams.processor import LogRecord
+
+POLL_S = 0.25
+"""Seconds that a poll waits for records: also what a rebalance may have to wait for it."""
+BUSY_POLL_S = 0.05
+"""The same while some partitions are busy, and may have room again any moment."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What the agent gets as one event: consecutive records of one partition. `done` after its effects are
+    confirmed."""
+
+    records: Sequence[LogRecord]
+    next_offset: int
+    done: bool = False
+
+
+class Fenced(KafkaError):
+    """Another worker runs under the name of this one (static membership)."""
+
+
+class Owner(Protocol):
+    """Who is told what happens to partitions; all calls come from the application's event loop."""
+
+    def failed(self, error: Exception) -> None:
+        """This worker cannot go on and must end."""
+
+    async def quiesce(self) -> None:
+        """Finish or give up every batch: partitions are about to go."""
+
+    def revoked(self) -> None:
+        """No partition is owned any more."""
+
+    async def recover(self, partitions: Sequence[int]) -> None:
+        """Bring the state of these partitions into place; nothing of them is delivered before this returns."""
+
+    def delivering(self, partitions: Sequence[int]) -> None:
+        """The partitions are recovered and their records come."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryLimits:
+    """Bounds of batched delivery, per topic-partition."""
+
+    max_batch_records: int
+    max_batch_bytes: int
+    max_in_flight: int = 2
+    """Batches taken from the fetcher and not yet acknowledged: one being carried out, one waiting."""
+
+
+class BatchSchema(Schema):
+    """Passes the batch through. Faust acknowledges a message whose decoding fails and throws into the agent (a silent
+    loss and a restart); here nothing is decoded before the processor, which answers with dead letters."""
+
+    def loads_key(self, app: Any, message: Any, **kwargs: Any) -> None:
+        return None
+
+    def loads_value(self, app: Any, message: Any, **kwargs: Any) -> Batch:
+        return cast(Batch, message.value)
+
+
+def log_record(record: Any) -> LogRecord:
+    """An aiokafka record as the processor sees it."""
+    key, value = record.key, record.value
+    return LogRecord(
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp,
+        None if key is None else key.decode("utf-8", "surrogateescape"),
+        b"" if value is None else value,
+        record.headers,
+        value is None,
+    )
+
+
+def split(records: Sequence[LogRecord], limits: DeliveryLimits) -> list[list[LogRecord]]:
+    """Cuts a run of records into batches within the bounds; a record larger than the bound is a batch of its own."""
+    batches: list[list[LogRecord]] = []
+    size = 0
+    for record in records:
+        size += len(record.value)
+        if not batches or size > limits.max_batch_bytes or len(batches[-1]) >= limits.max_batch_records:
+            batches.append([])
+            size = len(record.value)
+        batches[-1].append(record)
+    return batches
+
+
+class GuardedConsumerThread(AIOKafkaConsumerThread):
+    """aiokafka's consumer in its thread, with two switches that Faust does not set."""
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        # Upstream waits 1500 ms on an idle fetch, and aiokafka sends one fetch per broker at a time: a partition that
+        # becomes fetchable again in between would wait that long.
+        consumer._fetch_max_wait_ms = 250
+        return consumer
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        if self.app.conf.consumer_group_instance_id:
+            self._end_when_fenced(self._ensure_consumer()._coordinator)
+
+    def _end_when_fenced(self, coordinator: Any) -> None:
+        # A static member whose id the broker no longer knows was replaced by a successor of the same name. aiokafka
+        # joins again, which throws the successor out, which joins again ... The one that was replaced has to end
+        # instead.
+        instance, forget = self.app.conf.consumer_group_instance_id, coordinator.reset_generation
+
+        def reset_generation() -> None:
+            if coordinator._closing.done():
+                forget()
+                return
+            error = Fenced(
+                f"the group {coordinator.group_id} has another member under the name {instance!r}, or this one was "
+                "silent for longer than the session timeout: ending. Give each worker an instance name of its own"
+            )
+            self.parent_loop.call_soon_threadsafe(self.app.owner.failed, error)
+            raise error
+
+        coordinator.reset_generation = reset_generation
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        # The changelog is read by a reader of its own (state.read_changelog). Faust pauses only its own view of a
+        # partition; aiokafka would go on prefetching the changelog for nobody.
+        changelogs = {TopicPartition(*tp) for tp in assigned if self.consumer._is_changelog_tp(tp)}
+        if changelogs:
+            self._ensure_consumer().pause(*changelogs)
+        await super().on_partitions_assigned(assigned, generation_id)
+
+
+class BatchConsumer(Consumer):
+    """Batched delivery: one message per partition and poll instead of one per record, and offsets that are committed
+    only when the effects of everything before them are confirmed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_flight: dict[TP, int] = {}
+        self._room = asyncio.Event()
+        self._polling = asyncio.Lock()
+        self.committed_at = time.monotonic()
+
+    def _new_consumer_thread(self) -> GuardedConsumerThread:
+        return GuardedConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        # Upstream makes one message, two tasks and one queue entry of every record: 5k records/s. It also tracks "gaps"
+        # of offsets to find out what may be committed, wrongly (see _new_offset).
+        try:
+            while not (self.should_stop or fetcher.should_stop):
+                if not self.flow_active:
+                    await self.wait(self.can_resume_flow)
+                    continue
+                self._room.clear()
+                active = self._get_active_partitions()
+                most = self.app.delivery_limits.max_in_flight
+                ready = {tp for tp in active if self._in_flight.get(tp, 0) < most}
+                if ready:
+                    await self._poll(ready, POLL_S if ready == active else BUSY_POLL_S)
+                else:
+                    # An empty set would mean "all partitions" to aiokafka.
+                    await self.wait_for_stopped(self._room.wait(), timeout=POLL_S)
+        except self.consumer_stopped_errors:
+            if not self.app.should_stop:
+                raise
+        except asyncio.CancelledError:
+            if not self.app.should_stop:
+                raise
+
+    async def _poll(self, ready: set[TP], seconds: float) -> None:
+        # Upstream lets a poll outlive a rebalance and drops what it returns, because the generation is another by then;
+        # but if the seek was already done, the position is now behind records that nobody has seen: they are lost. So
+        # a seek waits for the poll (see perform_seek), and what is dropped here is read again.
+        async with self._polling:
+            if not self.flow_active:
+                return
+            generation = self.app.consumer_generation_id
+            fetched = await self._getmany(ready, timeout=seconds)
+            for tp, records in fetched.items():
+                for batch in split([log_record(record) for record in records], self.app.delivery_limits):
+                    if not self.flow_active or generation != self.app.consumer_generation_id:
+                        return
+                    await self._deliver(TP(*tp), batch, generation)
+
+    async def _deliver(self, tp: TP, records: Sequence[LogRecord], generation: int) -> None:
+        last = records[-1]
+        message = ConsumerMessage(
+            tp.topic,
+            tp.partition,
+            last.offset,
+            last.timestamp / 1000.0,
+            0,
+            None,
+            None,
+            Batch(records, last.offset + 1),
+            None,
+            0,
+            0,
+            tp=tp,
+            generation_id=generation,
+        )
+        self._in_flight[tp] = self._in_flight.get(tp, 0) + 1
+        await self.wait_first(self.callback(message), self.suspend_flow.wait())
+
+    def ack(self, message: Any) -> bool:
+        # Upstream acknowledges whatever leaves the stream: events that were skipped because the generation changed, and
+        # events whose agent raised. Here only a batch whose effects are confirmed counts.
+        self._unacked_messages.discard(message)
+        message.acked = True
+        if message.generation_id != self.app.consumer_generation_id:
+            return False
+        self._in_flight[message.tp] = self._in_flight.get(message.tp, 1) - 1
+        self._room.set()
+        batch: Batch = message.value
+        if batch.done:
+            self._acked[message.tp] = [batch.next_offset]
+        return batch.done
+
+    def _new_offset(self, tp: TP) -> int | None:
+        # Upstream's check for a gap at the head is off by one and commits past an unprocessed event (#606, PR #707).
+        # Batches of a partition are acknowledged in order, so the last acknowledged one says it all, on compacted
+        # topics too (#378).
+        acked = self._acked.get(tp)
+        return acked[-1] if acked else None
+
+    async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
+        # Upstream takes a failed commit for done, and tries again only when a later offset is acknowledged (#611).
+        before = {tp: self._committed_offset[tp] for tp in offsets}
+        committed = bool(await super()._commit_offsets(offsets, start_new_transaction))
+        if committed:
+            self.committed_at = time.monotonic()
+        else:
+            self._committed_offset.update(before)
+        return committed
+
+    def uncommitted(self) -> bool:
+        """Whether anything acknowledged waits for its commit."""
+        return any(self._should_commit(tp, acked[-1]) for tp, acked in self._acked.items() if acked)
+
+    def lag(self) -> dict[TP, int]:
+        """Records per owned partition that are on the log and not acknowledged, as far as the last fetch knew."""
+        lags = {}
+        for tp in self._get_active_partitions():
+            end = self.highwater(tp)
+            offset = self._new_offset(tp)
+            if offset is None:
+                offset = self._read_offset.get(tp)
+            if end is not None:
+                lags[tp] = max(0, end - (offset or 0))
+        return lags
+
+    async def perform_seek(self) -> None:
+        # Upstream seeks only partitions with a committed offset above 0: the others stay wherever they were read to.
+        async with self._polling:
+            self._in_flight.clear()
+            self._acked.clear()
+            await super().perform_seek()
+            fresh = [TopicPartition(*tp) for tp in self._get_stream_partitions() if not self._committed_offset.get(tp)]
+            if fresh:
+                await self._thread.seek_to_beginning(*fresh)
+
+    def _get_stream_partitions(self) -> set[TP]:
+        return {tp for tp in self.assignment() if not self._is_changelog_tp(tp)}
+
+    async def wait_empty(self) -> None:
+        # Upstream waits without end for agents to finish, and a rebalance with it: a batch that waits for a model
+        # server would hold up the whole group. Ours are finished or given up within a grace period, then what is done
+        # is committed.
+        await self.app.owner.quiesce()
+        self._unacked_messages.clear()
+        await self.commit_and_end_transactions()
+
+
+class IdempotentProducer(Producer):
+    """acks=all with idempotence: Faust has no setting for it outside `exactly_once`, and a retried send could be
+    written twice or out of order."""
+
+    def _settings_extra(self) -> Mapping[str, Any]:
+        return {"acks": "all", "enable_idempotence": True}
+
+
+class BatchTransport(Transport):
+    """aiokafka, with our consumer and producer."""
+
+    Consumer = BatchConsumer
+    Producer = IdempotentProducer

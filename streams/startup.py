@@ -1,0 +1,72 @@
+"""Before an application starts: are its topics there; and what keeps its log readable."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from schemas import topics
+from streams.processor import Processor
+
+TOPICS_TIMEOUT_S = 20.0
+
+
+class TopicsWrong(Exception):
+    """A topic that the application needs is missing or has the wrong number of partitions."""
+
+
+def check_topics(processor: Processor, connection: Mapping[str, Any]) -> None:
+    """Whether every topic is there that the application reads, and those that must lie beside them.
+
+    Faust would wait without a word for a topic that is missing, and an application with state whose topics have
+    different partition counts would be given partitions whose state lies elsewhere.
+
+    Args:
+        connection: librdkafka's settings of how to reach the brokers.
+    Raises:
+        TopicsWrong: naming every topic that is missing or different.
+        KafkaException: the broker does not answer.
+    """
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(dict(connection), logger=logging.getLogger("librdkafka"))
+    found = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=TOPICS_TIMEOUT_S).topics.items()}
+    wanted = [*processor.topics, *map(topics.dlq, processor.topics)]
+    if processor.table is not None:
+        wanted.append(topics.changelog(processor.app_id, processor.table))
+    problems = [f"{name} is missing" for name in wanted if name not in found]
+    if not problems:
+        for topic in processor.topics:
+            beside = [topics.dlq(topic)] if processor.table is None else wanted
+            problems += [
+                f"{name} has {found[name]} partitions, {topic} has {found[topic]}"
+                for name in beside
+                if found[name] != found[topic]
+            ]
+    if problems:
+        raise TopicsWrong("; ".join(problems) + ". `tentalis topics apply` creates what is missing")
+
+
+class Sparing(logging.Filter):
+    """Lets a message of the loggers named through once in ten seconds, and says how many were left out since.
+
+    While a broker is away, aiokafka says so dozens of times a second.
+    """
+
+    def __init__(self, prefixes: tuple[str, ...], interval: float = 10.0) -> None:
+        super().__init__()
+        self._prefixes = prefixes
+        self._interval = interval
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(self._prefixes):
+            return True
+        message = str(record.msg)
+        said, left_out = self._seen.get(message, (-self._interval, 0))
+        if record.created - said < self._interval:
+            self._seen[message] = (said, left_out + 1)
+            return False
+        self._seen[message] = (record.created, 0)
+        if left_out:
+            record.msg = f"{message} (and {left_out} times before)"
+        return True

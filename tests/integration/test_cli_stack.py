@@ -1,0 +1,63 @@
+"""`tentalis up`, `status`, `down` as processes: ready means ready, a failed start says why, nothing is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.avro import all_current
+from tests.integration.inference_lab import make_model
+
+pytestmark = [pytest.mark.broker, pytest.mark.model]
+CLI = [sys.executable, "-m", "tentalis.cli"]
+
+
+def run(home: Path, *arguments: str, timeout: float = 400) -> "subprocess.CompletedProcess[str]":
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TENTALIS_")}
+    if "TENTALIS_CACHE" in os.environ:
+        env["TENTALIS_CACHE"] = os.environ["TENTALIS_CACHE"]
+    env["TENTALIS_HOME"] = str(home)
+    return subprocess.run(
+        [*CLI, *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def test_a_detached_stack_is_ready_is_found_and_ends(tmp_path: Path) -> None:
+    home, model = tmp_path / "home", make_model(tmp_path / "tiny")
+    try:
+        up = run(home, "up", "--detach", "--policy-model", str(model))
+        assert up.returncode == 0, up.stderr
+        shown = json.loads(run(home, "status", "-o", "json").stdout)
+        states = {name: process["state"] for name, process in shown["processes"].items()}
+        assert states["topics"] == "done"
+        assert {name for name, state in states.items() if state == "ready"} >= {"broker", "model", "join", "worker"}
+        # Without a bootstrap server named, the running stack of the state directory is the one that is meant.
+        assert run(home, "topics", "diff").returncode == 0
+        again = run(home, "up", "--detach", "--policy-model", str(model))
+        assert (again.returncode, "runs in" in again.stderr) == (1, True)
+    finally:
+        down = run(home, "down")
+    assert down.returncode == 0, down.stderr
+    assert run(home, "status").returncode == 1
+    # The log outlives the stack: the broker comes back for the one command.
+    read = run(home, "consume", "tentalis.schemas.v1", "--exit", "-o", "json")
+    assert {json.loads(line)["key"] for line in read.stdout.splitlines()} == {
+        s.fingerprint.hex() for s in all_current()
+    }
+    assert "the broker of" in read.stderr
+    assert run(home, "status").returncode == 1
+
+
+def test_a_stack_that_cannot_start_says_why_at_once(tmp_path: Path) -> None:
+    up = run(tmp_path / "home", "up", "--detach", "--policy-model", str(tmp_path / "nothing"))
+    assert up.returncode == 1
+    assert "nothing" in up.stderr

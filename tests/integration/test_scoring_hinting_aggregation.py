@@ -1,0 +1,269 @@
+"""Scoring, hinting and aggregation on a real broker: what is valid goes through, the rest are dead letters."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+
+from schemas import topics
+from schemas.records import Hint, HintKind, MetaSignal, Open, Outcome, OutcomeKind, Record, Score
+from schemas.tensors import float32_view
+from streams.processor import LogRecord
+from tentalis.admin import ensure
+from tentalis.config import Settings
+from tentalis.kafka import Publisher, make_codec, now_ms, read_to_end
+from tentalis.local.broker import EmbeddedBroker
+from tentalis.local.ports import free_port
+from tentalis.rewards.moments import combine
+from tests.kafka_fixture import eventually
+from tests.unit.stream_records import bare_feedback, make_feedback, make_result, make_task, malformed, unchecked
+
+pytestmark = pytest.mark.broker
+
+TASKS = 30
+COMPLAINT = "That was too long: please answer in one sentence."
+
+
+class FakeModel(BaseHTTPRequestHandler):
+    """Speaks the three calls that hinting makes. The log-prob of a token is -token/100."""
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "base@v1", "parent": "tiny"}, {"id": "tiny"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert body["model"] == "tiny"
+        if self.path == "/tokenize":
+            text = "".join(message["content"] for message in body["messages"])
+            self._answer({"tokens": [ord(char) for char in text]})
+        else:
+            scores = [None] + [{str(token): {"logprob": -token / 100}} for token in body["prompt"][1:]]
+            self._answer({"model": "tiny", "choices": [{"index": 0, "prompt_logprobs": scores}]})
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        """Not on stderr."""
+
+
+class Apps:
+    """The applications as processes, on a broker of their own."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.codec = make_codec(settings)
+        self.publisher = Publisher(settings, "test", self.codec)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *options: str) -> None:
+        environment = os.environ | {
+            "TENTALIS_BOOTSTRAP": self.settings.require_bootstrap(),
+            "TENTALIS_HOME": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "tentalis.cli", "serve", name, "--instance", name, *options]
+            self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def end(self, name: str, *, kill: bool = False) -> None:
+        process = self.processes.pop(name)
+        (process.kill if kill else process.terminate)()
+        code = process.wait(10)
+        assert kill or code == 0, f"{name} ended with {code}"
+
+    def put(self, topic: str, *records: Record) -> None:
+        for record in records:
+            self.publisher.send(topic, record)
+        self.publisher.flush()
+
+    def put_bytes(self, record: LogRecord) -> None:
+        key = None if record.key is None else record.key.encode()
+        self.publisher.send_bytes(record.topic, key, None if record.tombstone else record.value)
+        self.publisher.flush()
+
+    def read(self, topic: str, kind: type[Record]) -> list[Any]:
+        stored = read_to_end(self.settings, topic)
+        return [record for each in stored if isinstance(record := each.decode(self.codec), kind)]
+
+    def dead(self, topic: str) -> list[tuple[bytes | None, str]]:
+        letters = read_to_end(self.settings, topics.dlq(topic))
+        return [(each.value, dict(each.headers)["tentalis.dlq.consumer-group"].decode()) for each in letters]
+
+    def wait(self, check: Callable[[], bool], timeout: float = 120) -> None:
+        # A process that ended is no "not yet".
+        def checked() -> bool:
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    log = (self.folder / f"{name}.log").read_text()[-3000:]
+                    raise RuntimeError(f"{name} ended with {process.returncode}:\n{log}")
+            return check()
+
+        eventually(checked, timeout, interval=0.5)
+
+
+@pytest.fixture
+def apps(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Apps]:
+    settings = Settings(bootstrap=own_broker.bootstrap)
+
+    def ensured() -> bool:
+        try:
+            ensure(settings)
+        except KafkaException as error:
+            assert error.args[0].retriable(), error
+            return False
+        return True
+
+    eventually(ensured, 30)
+    apps = Apps(settings, tmp_path)
+    yield apps
+    for process in apps.processes.values():
+        process.kill()
+        process.wait(10)
+
+
+@pytest.fixture
+def model() -> Iterator[tuple[int, Callable[[], None]]]:
+    """A free port, and what starts the model server on it."""
+    port, servers = free_port(), []
+
+    def start() -> None:
+        server = ThreadingHTTPServer(("127.0.0.1", port), FakeModel)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    yield port, start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def outcome(index: int, at: int) -> Outcome:
+    return Outcome(
+        outcome_id=f"o{index}",
+        outcome_key=f"t{index}/0",
+        event_time=at,
+        kind=OutcomeKind.RL,
+        head=make_task(f"t{index}").head,
+        sample_index=0,
+        worker_id="w1",
+        reward=index / TASKS,
+    )
+
+
+def malformed_records(at: int) -> dict[str, list[LogRecord]]:
+    """Per input topic records of every kind of malformation."""
+    moon = make_task("moon", environment="moon")
+    good: dict[str, Record] = {
+        topics.TASKS: make_task("bad"),
+        topics.RESULTS: make_result(make_task("bad")),
+        topics.FEEDBACK: make_feedback(make_result(make_task("bad"))),
+        topics.OUTCOMES: outcome(0, at),
+    }
+    worse: dict[str, list[Record]] = {
+        topics.TASKS: [moon],
+        topics.RESULTS: [make_result(moon), unchecked(make_result(), elapsed_s=float("nan"))],
+        topics.FEEDBACK: [
+            make_feedback(make_result(moon)),
+            unchecked(make_feedback(), score=float("nan")),
+            bare_feedback(),
+        ],
+        topics.OUTCOMES: [unchecked(outcome(0, at), reward=float("nan"))],
+    }
+    codec = make_codec(Settings())
+    return {
+        topic: [
+            *malformed(topic, record).values(),
+            *(LogRecord(topic, 0, 0, 0, each.key, codec.encode(topic, each)) for each in worse[topic]),
+        ]
+        for topic, record in good.items()
+    }
+
+
+def test_good_records_become_halves_and_signals_and_bad_ones_dead_letters(
+    apps: Apps, model: tuple[int, Callable[[], None]]
+) -> None:
+    port, start_model = model
+    at = now_ms()
+    tasks = [make_task(f"t{i}") for i in range(TASKS)]
+    results = [make_result(task, response=(10, 11, 12)) for task in tasks]
+    complaints = [make_feedback(result, COMPLAINT if i % 2 else "", event_time=at) for i, result in enumerate(results)]
+    bad = malformed_records(at)
+    for topic, good in (
+        (topics.TASKS, tasks),
+        (topics.RESULTS, results),
+        (topics.FEEDBACK, complaints),
+        (topics.OUTCOMES, [outcome(i, at) for i in range(TASKS)]),
+    ):
+        apps.put(topic, *good[: TASKS // 2])
+        for record in bad[topic]:
+            apps.put_bytes(record)
+        apps.put(topic, *good[TASKS // 2 :])
+
+    apps.start("scoring")
+    apps.start("aggregation")
+    apps.start("hinting", "--server", f"http://127.0.0.1:{port}")
+
+    def scored() -> bool:
+        return len(apps.read(topics.HALVES, Open)) >= TASKS and len(apps.read(topics.HALVES, Score)) >= TASKS
+
+    apps.wait(scored)
+    apps.end("scoring", kill=True)
+    apps.start("scoring")
+    start_model()  # until now hinting was waiting for it
+    apps.wait(lambda: len(apps.read(topics.HALVES, Hint)) >= TASKS)
+
+    opens = {each.open_id: each for each in apps.read(topics.HALVES, Open)}
+    assert Counter(each.key for each in opens.values()) == Counter(task.task_id for task in tasks)
+    scores = {each.score_id: each for each in apps.read(topics.HALVES, Score)}
+    assert Counter(each.key for each in scores.values()) == Counter(task.task_id for task in tasks)
+    assert {each.reward for each in scores.values()} == {1.0}
+    hints = {each.hint_id: each for each in apps.read(topics.HALVES, Hint)}
+    kinds = Counter((each.kind, each.key in {f"t{i}" for i in range(1, TASKS, 2)}) for each in hints.values())
+    assert kinds == {(HintKind.ACCEPTED, True): TASKS // 2, (HintKind.NONE, False): TASKS // 2}
+    for hint in hints.values():
+        if hint.kind is HintKind.ACCEPTED:
+            assert float32_view(hint.teacher_logprobs).tolist() == pytest.approx([0, 0, 0, -0.10, -0.11, -0.12])
+
+    owners = {
+        topics.TASKS: "scoring",
+        topics.RESULTS: "scoring",
+        topics.FEEDBACK: "hinting",
+        topics.OUTCOMES: "aggregation",
+    }
+    for topic, owner in owners.items():
+        expected = Counter((None if r.tombstone else r.value, f"tentalis-{owner}") for r in bad[topic])
+        apps.wait(lambda topic=topic, expected=expected: set(apps.dead(topic)) == set(expected))  # type: ignore[misc]
+
+    def combined() -> MetaSignal:
+        newest = {}
+        for stored in read_to_end(apps.settings, topics.META):
+            newest[stored.key] = stored.decode(apps.codec)
+        signals = [each for each in newest.values() if isinstance(each, MetaSignal)]
+        assert signals
+        return combine(signals)
+
+    apps.wait(lambda: (combined().count, combined().feedback_count) == (TASKS, TASKS // 2))
+    whole = combined()
+    assert whole.mean_reward == pytest.approx(sum(i / TASKS for i in range(TASKS)) / TASKS)
+    assert whole.outcomes == {"rl": TASKS} and whole.mean_feedback_score == 0.0
+
+    apps.end("aggregation", kill=True)
+    apps.start("aggregation")
+    apps.put(topics.OUTCOMES, *(outcome(i, at) for i in range(TASKS)), outcome(TASKS, at))
+    apps.wait(lambda: combined().count == TASKS + 1)
+    for name in ("scoring", "hinting", "aggregation"):
+        apps.end(name)

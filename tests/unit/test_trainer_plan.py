@@ -1,0 +1,207 @@
+"""The planner: the same offers in any order of arrival make the same plans."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.records import BatchPlan
+from trainer.offers import Offer, Segment
+from trainer.plan import LostOffers, PlanHead, Planner, lay_out, next_attempt, plan_of, step_seed
+
+HEAD = PlanHead("run", "tiny", "m", 1, 100, 5, "owner")
+
+
+def offer(partition: int, offset: int, time: int, key: str = "", **more: object) -> Offer:
+    key = key or f"p{partition}o{offset}/0"
+    base = Offer(key, key.split("/")[0], f"d-{key}", partition, offset, time, 10, True, False, 0, None)
+    return replace(base, **more)
+
+
+def planner(partitions: int, batch: int = 3, staleness: int = 100) -> Planner:
+    return Planner(batch, staleness, {}, dict.fromkeys(range(partitions), 0))
+
+
+def segment(partition: int, start: int, offers: Sequence[Offer], end: int | None = None) -> Segment:
+    return Segment(partition, start, end if end is not None else start + len(offers), tuple(offers))
+
+
+def drain(of: Planner, ends: dict[int, int], version: int = 0) -> list[BatchPlan]:
+    plans = []
+    while (draft := of.draft(version, ends)) is not None:
+        plan = plan_of(draft, HEAD, len(plans) + 1, 1, 0)
+        of.consume(((row.rollout_id, row.digest) for row in plan.rows), draft.low_water)
+        plans.append(plan)
+    return plans
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> tuple[list[list[Offer]], list[Segment], list[int]]:
+    """Partitions full of offers (some unfit, stale or doubled), their segments in an order of arrival that keeps each
+    partition's own, and after how many segments to plan."""
+    logs: list[list[Offer]] = []
+    segments: list[list[Segment]] = []
+    for partition in range(draw(st.integers(1, 3))):
+        log: list[Offer] = []
+        for offset in range(draw(st.integers(0, 12))):
+            made = offer(partition, offset, draw(st.integers(0, 20)))
+            kind = draw(st.sampled_from(["fit", "fit", "fit", "unfit", "stale", "twice", "forged"]))
+            if kind == "unfit":
+                made = replace(made, unfit="greedy sampling")
+            if kind == "stale":
+                made = replace(made, oldest_version=-1000)
+            if kind in ("twice", "forged"):
+                made = replace(made, key="double/0", task_id="double", digest="d" if kind == "twice" else f"d{offset}")
+            log.append(made)
+        cuts = sorted(draw(st.sets(st.integers(0, len(log)), max_size=4)) | {0, len(log)})
+        segments.append([segment(partition, a, log[a:b]) for a, b in pairwise(cuts)])
+        logs.append(log)
+    arrived: list[Segment] = []
+    waiting = [list(part) for part in segments]
+    while any(waiting):
+        part = draw(st.sampled_from([part for part in waiting if part]))
+        arrived.append(part.pop(0))
+    pauses = draw(st.lists(st.integers(0, len(arrived)), max_size=4))
+    return logs, arrived, pauses
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrivals())
+def test_any_interleaving_of_arrivals_makes_the_same_plans(
+    case: tuple[list[list[Offer]], list[Segment], list[int]],
+) -> None:
+    logs, arrived, pauses = case
+    ends = {partition: len(log) for partition, log in enumerate(logs)}
+    at_once = planner(len(logs))
+    for log in logs:
+        if log:
+            at_once.take(segment(log[0].partition, 0, log))
+    expected = drain(at_once, ends)
+    piecewise = planner(len(logs))
+    plans: list[BatchPlan] = []
+    for number, part in enumerate(arrived):
+        if number in pauses:
+            for plan in drain(piecewise, ends):
+                plans.append(plan)
+        piecewise.take(part)
+    plans += drain(piecewise, ends)
+    strip = [(plan.rows, plan.drops, plan.low_water) for plan in plans]
+    assert strip == [(plan.rows, plan.drops, plan.low_water) for plan in expected]
+    keys = [row.rollout_id for plan in plans for row in plan.rows]
+    assert len(keys) == len(set(keys))
+
+
+def test_no_batch_while_a_partition_may_still_hold_an_earlier_rollout() -> None:
+    of = planner(2, batch=2)
+    of.take(segment(0, 0, [offer(0, 0, 5), offer(0, 1, 6)]))
+    assert of.has_batch(0)
+    assert of.draft(0, {0: 2, 1: 1}) is None
+    of.take(segment(1, 0, [offer(1, 0, 1)]))
+    draft = of.draft(0, {0: 2, 1: 1})
+    assert draft is not None
+    assert [row.key for row in draft.rows] == ["p1o0/0", "p0o0/0"]
+    assert draft.low_water == {0: 1, 1: 1}
+
+
+def test_a_partition_at_its_end_holds_nothing_up() -> None:
+    of = planner(2, batch=1)
+    of.take(segment(0, 0, [offer(0, 0, 5)]))
+    assert of.draft(0, {0: 1, 1: 0}) is not None
+
+
+def test_the_clock_of_a_partition_never_steps_back() -> None:
+    of = planner(1, batch=2)
+    of.take(segment(0, 0, [offer(0, 0, 9), offer(0, 1, 3)]))
+    draft = of.draft(0, {0: 2})
+    assert draft is not None and [row.offset for row in draft.rows] == [0, 1]
+
+
+def test_drops_are_ranges_with_reason_and_count() -> None:
+    of = planner(1, batch=2, staleness=1)
+    log = [
+        offer(0, 0, 0, oldest_version=0),
+        offer(0, 3, 0, oldest_version=1),
+        offer(0, 4, 0, unfit="greedy sampling", oldest_version=9),
+        offer(0, 5, 0, key="a/0", oldest_version=9),
+        offer(0, 6, 0, key="a/0", oldest_version=9),
+        offer(0, 7, 0, key="a/0", digest="other", oldest_version=9),
+        offer(0, 8, 0, oldest_version=2),
+        offer(0, 9, 0, oldest_version=2),
+    ]
+    of.take(segment(0, 0, log, end=10))
+    draft = of.draft(3, {0: 10})
+    assert draft is not None
+    assert [row.offset for row in draft.rows] == [5, 8]
+    assert [(d.first_offset, d.last_offset, d.count, d.reason) for d in draft.drops] == [
+        (0, 3, 2, "stale"),
+        (4, 4, 1, "greedy sampling"),
+        (6, 6, 1, "duplicate"),
+        (7, 7, 1, "forged"),
+    ]
+    assert draft.forged == ("a/0",)
+    assert draft.low_water == {0: 9}
+
+
+def test_what_the_lineage_consumed_is_not_trained_again() -> None:
+    of = Planner(1, 100, {"a/0": "d-a/0"}, {0: 5})
+    of.take(segment(0, 3, [offer(0, 4, 0, key="b/0"), offer(0, 5, 0, key="a/0"), offer(0, 6, 0, key="c/0")], end=7))
+    draft = of.draft(0, {0: 7})
+    assert draft is not None
+    # Offset 4 lies below what was considered before, and a/0 was in a plan.
+    assert [row.key for row in draft.rows] == ["c/0"]
+    assert [drop.reason for drop in draft.drops] == ["duplicate"]
+
+
+def test_a_gap_between_offers_is_an_error() -> None:
+    of = planner(1)
+    of.take(segment(0, 0, [], end=5))
+    of.take(segment(0, 2, [], end=4))
+    with pytest.raises(LostOffers, match="partition 0 was offered from offset 6, but the last offer ended at 5"):
+        of.take(segment(0, 6, [], end=7))
+
+
+def rows_of(sizes: Sequence[int]) -> BatchPlan:
+    of = planner(1, batch=len(sizes))
+    of.take(segment(0, 0, [offer(0, i, 0, key=f"g{i // 4}/{i % 4}", n_tokens=n) for i, n in enumerate(sizes)]))
+    draft = of.draft(0, {0: len(sizes)})
+    assert draft is not None
+    return plan_of(draft, HEAD, 1, 1, 0)
+
+
+@given(st.lists(st.integers(1, 80), min_size=1, max_size=24), st.integers(1, 4))
+def test_every_row_has_one_place_and_no_micro_batch_is_too_large(sizes: list[int], ranks: int) -> None:
+    rows = rows_of(sizes).rows
+    laid = lay_out(rows, [row.rollout_id.split("/")[0] for row in rows], ranks, 100)
+    assert [row.rollout_id for row in laid] == [row.rollout_id for row in rows]
+    filled: dict[tuple[int, int], list[int]] = {}
+    for row in laid:
+        filled.setdefault((row.rank, row.micro_batch), []).append(row.n_tokens)
+    assert all(sum(tokens) <= 100 or len(tokens) == 1 for tokens in filled.values())
+    assert all(row.rank < ranks for row in laid)
+
+
+def test_groups_stay_together_and_ranks_are_balanced() -> None:
+    rows = rows_of([10] * 16).rows
+    laid = lay_out(rows, [row.rollout_id.split("/")[0] for row in rows], 2, 80)
+    for group in range(4):
+        assert len({(row.rank, row.micro_batch) for row in laid if row.rollout_id.startswith(f"g{group}/")}) == 1
+    assert sum(row.n_tokens for row in laid if row.rank == 0) == 80
+
+
+def test_another_world_makes_another_attempt_of_the_same_rollouts() -> None:
+    plan = rows_of([10] * 8)
+    again = next_attempt(plan, replace(HEAD, world_size=2, manifest_digest="m2", owner="other"), 7)
+    assert (again.attempt, again.world_size, again.manifest_digest, again.owner) == (2, 2, "m2", "other")
+    assert [row.rollout_id for row in again.rows] == [row.rollout_id for row in plan.rows]
+    assert {row.rank for row in again.rows} == {0, 1}
+    assert again.plan_id != plan.plan_id
+
+
+def test_a_plan_is_identified_by_what_it_says_and_not_by_who_wrote_it_when() -> None:
+    plan = rows_of([10] * 8)
+    assert rows_of([10] * 8).plan_id == plan.plan_id
+    assert rows_of([10] * 7).plan_id != plan.plan_id
+    assert plan.seed == step_seed(HEAD.seed, 1) != step_seed(HEAD.seed, 2)

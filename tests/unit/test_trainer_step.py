@@ -1,0 +1,189 @@
+"""The optimizer step: equal to plain PyTorch, the same bytes again, also over a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.records import BatchPlan, Rollout
+from tests.trainer_lab import config, rollout, rollouts, tiny_model
+from trainer import world
+from trainer.checkpoint import BadCheckpoint, Checkpoint, CheckpointState, checkpoints, prune, save
+from trainer.config import TrainerConfig
+from trainer.engine import Diverged, Engine
+from trainer.model import Policy, adapter_sha256, canary_tokens
+from trainer.offers import offer_of
+from trainer.pack import example_of, pack
+from trainer.plan import Draft, PlanHead, plan_of
+from trainer.step import Outcome, micro_batch_loss, train_step
+from trainer.stop import Stop, Stopped
+
+
+@pytest.fixture(scope="module")
+def of(tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
+    return config(tiny_model(tmp_path_factory.mktemp("model")))
+
+
+def engine_of(of: TrainerConfig) -> Engine:
+    return Engine(of, Path(of.base_model), world.join(), "cpu")
+
+
+def plan_for(batch: list[Rollout], step: int = 1, micro_batch_tokens: int = 64) -> BatchPlan:
+    offers = tuple(offer_of(r, 0, i, 0, 128) for i, r in enumerate(batch))
+    assert all(offer.unfit is None for offer in offers)
+    head = PlanHead("run", "tiny", "m", 1, micro_batch_tokens, 0, "owner")
+    return plan_of(Draft(offers, (), {0: len(offers)}, ()), head, step, 1, 0)
+
+
+def run_step(engine: Engine, of: TrainerConfig, batch: list[Rollout], step: int = 1, tokens: int = 64) -> Outcome:
+    plan = plan_for(batch, step, tokens)
+    return train_step(engine, plan, step - 1, {r.key: r for r in batch}, of.loss, world.join(), Stop())
+
+
+BATCHES = [rollouts(2, 4, seed=step, prefix=f"s{step}-") for step in range(3)]
+
+
+def test_a_step_is_that_of_plain_adamw(of: TrainerConfig) -> None:
+    engine = engine_of(of)
+    plain = Policy(Path(of.base_model), "tiny-base", of.lora, of.seed, "cpu", torch.float32)
+    parameters = [parameter for _, parameter in plain.adapter_parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=of.optimizer.lr, weight_decay=0.0, foreach=False)
+    for step, batch in enumerate(BATCHES, 1):
+        outcome = run_step(engine, of, batch, step)
+        every = [example_of(r, rl=True, opd=r.has_opd, estimator="group_mean", opd_clip=1.0) for r in batch]
+        n_rl, n_opd = (float(sum(int(getattr(e, name).sum()) for e in every)) for name in ("in_rl", "in_opd"))
+        total, _ = micro_batch_loss(*plain(pack(every)), pack(every), of.loss, n_rl, n_opd)
+        total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, of.optimizer.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert outcome.metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    for (name, ours), theirs in zip(engine.policy.adapter_parameters(), parameters, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_trained_twice_and_over_a_checkpoint_the_bytes_are_the_same(of: TrainerConfig, tmp_path: Path) -> None:
+    hashes = []
+    for _ in range(2):
+        engine = engine_of(of)
+        hashes.append([])
+        for step, batch in enumerate(BATCHES, 1):
+            run_step(engine, of, batch, step)
+            hashes[-1].append(adapter_sha256(engine.policy.adapter_bytes()))
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0])) == 3
+
+    engine = engine_of(of)
+    run_step(engine, of, BATCHES[0], 1)
+    written = save(
+        tmp_path,
+        state_of(engine),
+        engine.policy.adapter_bytes(),
+        engine.policy.adapter_config(),
+        engine.optimizer_state(),
+    )
+    resumed = engine_of(of)
+    found = Checkpoint.read(written.folder)
+    resumed.load(found.adapter(), found.optimizer())
+    for step in (2, 3):
+        run_step(resumed, of, BATCHES[step - 1], step)
+    assert adapter_sha256(resumed.policy.adapter_bytes()) == hashes[0][-1]
+
+
+def state_of(engine: Engine, step: int = 1) -> CheckpointState:
+    return CheckpointState(
+        run_id="run",
+        policy="tiny",
+        step=step,
+        attempt=1,
+        plan_id="p",
+        owner="owner",
+        manifest_digest="m",
+        low_water={0: 8},
+        adapter_sha256=adapter_sha256(engine.policy.adapter_bytes()),
+        optimizer_steps=engine.optimizer_state().steps,
+        metrics={},
+        seconds={},
+    )
+
+
+def test_a_checkpoint_that_was_changed_is_refused_and_old_ones_go(of: TrainerConfig, tmp_path: Path) -> None:
+    engine = engine_of(of)
+    run_step(engine, of, BATCHES[0])
+    parts = engine.policy.adapter_bytes(), engine.policy.adapter_config(), engine.optimizer_state()
+    written = [save(tmp_path, state_of(engine, step), *parts) for step in range(4)]
+    (tmp_path / ".000009-001-x.half").mkdir()
+    prune(tmp_path, 2, written[-1])
+    assert [c.state.step for c in checkpoints(tmp_path)] == [3, 2]
+    assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["0", "0"]
+    weights = written[3].folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(BadCheckpoint, match="another sha256"):
+        written[3].adapter()
+
+
+def test_micro_batches_change_the_weights_by_rounding_only(of: TrainerConfig) -> None:
+    engines = [engine_of(of) for _ in range(2)]
+    for engine, tokens in zip(engines, (16, 10_000), strict=True):
+        run_step(engine, of, BATCHES[0], tokens=tokens)
+    for (name, one), (_, other) in zip(*(e.policy.adapter_parameters() for e in engines), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_the_first_step_on_its_own_samples_has_ratio_one_and_no_divergence(of: TrainerConfig) -> None:
+    engine = engine_of(of)
+    batch = []
+    for r in rollouts(1, 4):
+        example = example_of(r, rl=True, opd=False, estimator="group_mean", opd_clip=1.0)
+        with torch.no_grad():
+            logprobs, _ = engine.policy(pack([example]))
+        response = example.token_ids[example.index].tolist()
+        prompt = example.token_ids[: -len(response)].tolist()
+        statistics = {"reward": r.reward, "n": 4, "rewards": [0.0, 1.0, r.reward or 0.0]}
+        batch.append(
+            rollout("own", r.sample_index, prompt=prompt, response=response, sampler=logprobs.tolist(), **statistics)
+        )
+    metrics = run_step(engine, of, batch).metrics
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["rl_clip_fraction"] == 0.0
+    assert metrics["grad_norm"] > 0.0
+
+
+def test_a_batch_without_any_advantage_warns_and_leaves_the_adapter(
+    of: TrainerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of(of)
+    before = engine.policy.adapter_bytes()
+    metrics = run_step(engine, of, [rollout("g", i, reward=1.0, rewards=[1.0, 1.0], n=2) for i in range(2)]).metrics
+    assert metrics["trained_rollouts"] == 0.0
+    assert metrics["reward_mean"] == 1.0
+    assert "no rollout has an advantage" in caplog.text
+    assert engine.policy.adapter_bytes() == before
+
+
+def test_a_gradient_that_is_not_finite_updates_nothing(of: TrainerConfig) -> None:
+    engine = engine_of(of)
+    before = engine.policy.adapter_bytes()
+    engine.backward(engine.anchor() * float("inf"))
+    with pytest.raises(Diverged, match="not finite"):
+        engine.step()
+    assert engine.policy.adapter_bytes() == before
+
+
+def test_a_stop_between_micro_batches_leaves_the_adapter(of: TrainerConfig) -> None:
+    engine, stop = engine_of(of), Stop()
+    before = engine.policy.adapter_bytes()
+    stop.ask()
+    plan = plan_for(BATCHES[0])
+    with pytest.raises(Stopped):
+        train_step(engine, plan, 0, {r.key: r for r in BATCHES[0]}, of.loss, world.join(), stop)
+    assert engine.policy.adapter_bytes() == before
+
+
+def test_the_initial_adapter_is_the_base_model_and_depends_on_the_seed_alone(of: TrainerConfig) -> None:
+    tokens = canary_tokens(64)
+    made = [Policy(Path(of.base_model), "b", of.lora, seed, "cpu", torch.float32) for seed in (0, 0, 1)]
+    assert made[0].adapter_bytes() == made[1].adapter_bytes() != made[2].adapter_bytes()
+    assert torch.equal(made[0].score(tokens), made[2].score(tokens))
+    assert float(made[0].score(tokens)[0]) == 0.0
