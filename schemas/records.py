@@ -732,10 +732,14 @@ class Skill(Record):
 
 
 class MetaSignal(Record):
-    """Means over one window of event time, per manager and worker."""
+    """One window of event time for a manager and worker, from one partition of the inputs: merge those of a window.
+
+    `count` is the number of known rewards (mean and variance are over them), `feedback_count` that of graded feedback.
+    """
 
     manager_id: str
     worker_id: str
+    partition: Annotated[Int, Field(ge=0)]
     event_time: Millis
     window_start: Millis
     window_ms: Annotated[int, Field(gt=0)]
@@ -748,7 +752,7 @@ class MetaSignal(Record):
 
     @property
     def key(self) -> str:
-        return f"{self.manager_id}/{self.worker_id}"
+        return f"{self.manager_id}/{self.worker_id}/{self.window_start}/{self.partition}"
 
 
 class EvalResult(Record):

@@ -74,12 +74,13 @@ def feedback_event(feedback: Feedback, offset: int, timestamp: int) -> Event | N
     )
 
 
-def signal(window: Window, outcomes: Bucket, feedback: Bucket, event_time: int) -> MetaSignal:
+def signal(window: Window, partition: int, outcomes: Bucket, feedback: Bucket, event_time: int) -> MetaSignal:
     """The MetaSignal of a window in one partition."""
     reward, grades = outcomes.moments, feedback.moments
     return MetaSignal(
         manager_id=window.manager_id,
         worker_id=window.worker_id,
+        partition=partition,
         event_time=event_time,
         window_start=window.start,
         window_ms=window.length,
@@ -142,9 +143,8 @@ class Aggregation:
         step = fold(state[tag], events, records[-1].offset, window_ms=self._window_ms, retention_ms=self._retention_ms)
         for window, bucket in sorted(step.buckets.items(), key=lambda item: item[0]):
             parts = {name: lane.buckets.get(window, Bucket()) for name, lane in state.items()} | {tag: bucket}
-            meta = signal(window, parts["outcomes"], parts["feedback"], step.stream_time)
-            key = f"{meta.key}/{window.start}/{partition}"
-            effects.outputs.append(output(self._codec, topics.META, meta, APP_ID, key=key))
+            meta = signal(window, partition, parts["outcomes"], parts["feedback"], step.stream_time)
+            effects.outputs.append(output(self._codec, topics.META, meta, APP_ID))
         effects.changes = changes(tag, step)
         if step.late:
             log.warning("%s[%d]: %d records came after their window was closed", records[0].topic, partition, step.late)

@@ -44,9 +44,9 @@ def dead(record: LogRecord, error: Exception) -> Dead:
     return Dead.of(record, error.stage if isinstance(error, DecodeError) else "validate", error)
 
 
-def output(codec: Codec, topic: str, record: Record, source: str, *, key: str | None = None) -> Output:
-    """A record to produce, with its CloudEvents headers. `key`: another one than the record's own."""
-    return Output(topic, key or record.key, codec.encode(topic, record), tuple(headers_of(record, source)))
+def output(codec: Codec, topic: str, record: Record, source: str) -> Output:
+    """A record to produce, with its CloudEvents headers."""
+    return Output(topic, record.key, codec.encode(topic, record), tuple(headers_of(record, source)))
 
 
 class Skipped:

@@ -4,6 +4,7 @@ A plan never deletes a topic, never shrinks one, and never changes the partition
 to another partition than its earlier ones, so it is reported as impossible.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -191,7 +192,10 @@ class KafkaAdmin:
 
         from tentalis.kafka import client_config
 
-        self._client = AdminClient(client_config(settings))
+        # What librdkafka would log of lost connections, the calls say with their errors.
+        quiet = logging.Logger("tentalis.admin.client")
+        quiet.addHandler(logging.NullHandler())
+        self._client = AdminClient(client_config(settings), logger=quiet)
         self._timeout = timeout
 
     def brokers(self) -> int:

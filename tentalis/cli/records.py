@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,11 +41,9 @@ def consume(
     from tentalis.kafka import make_codec
 
     where = parse_start(start)
-    with reached(bootstrap) as settings:
+    with reached(bootstrap) as settings, closing(tail(settings, topic, where, stop_at_end=leave)) as log:
         codec = make_codec(settings)
-        wanted = (
-            stored for stored in tail(settings, topic, where, stop_at_end=leave) if key is None or stored.key == key
-        )
+        wanted = (stored for stored in log if key is None or stored.key == key)
         for seen, stored in enumerate(wanted, 1):
             found = as_object(stored, codec)
             if output is Output.JSON:

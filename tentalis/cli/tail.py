@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -80,7 +80,7 @@ def _assignment(consumer: Consumer, topic: str, start: Start) -> list[TopicParti
     return places
 
 
-def tail(settings: Settings, topic: str, start: Start, *, stop_at_end: bool) -> Iterator[Stored]:
+def tail(settings: Settings, topic: str, start: Start, *, stop_at_end: bool) -> Generator[Stored, None, None]:
     """Records of all partitions from `start` on; with `stop_at_end` until each partition's end was seen.
 
     Raises NoSuchTopic, KafkaException.

@@ -4,11 +4,15 @@ import asyncio
 
 from tentalis.demo.summary import Answer
 from tentalis.inference.client import OpenAIClient
+from tentalis.inference.protocol import RequestRefused
 from tentalis.scenarios import Scenario
 
 
 def compare_answers(server: str, newest: str, scenario: Scenario) -> tuple[Answer, ...]:
-    """The scenario's showcase, answered by the server at this URL. Raises InferenceError."""
+    """The scenario's showcase, answered by the server at this URL; a refusal stands where its answer would.
+
+    Raises ServerUnavailable.
+    """
     return asyncio.run(_compare(server, newest, scenario))
 
 
@@ -17,9 +21,12 @@ async def _compare(server: str, newest: str, scenario: Scenario) -> tuple[Answer
         base = next(str(card["id"]) for card in await client.models() if not card.get("parent"))
 
         async def answer(model: str, prompt: list[dict[str, str]]) -> str:
-            generation = await client.generate(
-                model, prompt, temperature=0.0, max_tokens=scenario.sampling.max_tokens, seed=0
-            )
+            try:
+                generation = await client.generate(
+                    model, prompt, temperature=0.0, max_tokens=scenario.sampling.max_tokens, seed=0
+                )
+            except RequestRefused as error:
+                return f"(no answer: {error.message})"
             return generation.completions[0].text.strip()
 
         prompts = [[{"role": m.role, "content": m.content} for m in messages] for messages in scenario.showcase]

@@ -88,7 +88,9 @@ def play(options: DemoOptions, settings: Settings) -> int:
         model = prepare_model(console, options, settings)
         kind = RunKind(options.scenario, options.steps, str(model))
         run = open_run(state.folder("runs"), kind, scenario, time.time())
-        console.print(f"{'going on with' if run.resumed else 'beginning'} run {run.run_id} in {state.path}")
+        console.print(
+            f"{'going on with' if run.resumed else 'beginning'} run {run.run_id} in {state.path}", soft_wrap=True
+        )
         stack = build_stack(
             StackOptions(
                 state=state,
@@ -106,12 +108,12 @@ def play(options: DemoOptions, settings: Settings) -> int:
                 show = Show(run, options, scenario, stack.settings, stack.server, supervisor, console, stop)
                 show.play()
             except Interrupted:
-                console.print("stopping ...")
+                console.print("stopping ...", soft_wrap=True)
             finally:
                 supervisor.stop(STOP_S)
             if not show.concluded:
                 command = " ".join(["tentalis demo", *_flags(options)])
-                console.print(f"stopped. `{command}` goes on with run {run.run_id}")
+                console.print(f"stopped. `{command}` goes on with run {run.run_id}", soft_wrap=True)
                 return INTERRUPTED
     return 0
 
@@ -156,7 +158,7 @@ class Show:
         self._until_done("trainer", TRAINER_ENDS_S)
         self._conclude()
         if self.options.keep:
-            self.console.print("the stack stays; Ctrl-C ends it")
+            self.console.print("the stack stays; Ctrl-C ends it", soft_wrap=True)
             while not self.stop.wait(0.5):
                 self._check()
 
@@ -261,11 +263,11 @@ class Show:
             print_summary(summary, report, str(page))
 
     def _answers(self, newest: str) -> tuple[Answer, ...]:
-        from tentalis.inference.protocol import InferenceError
+        from tentalis.inference.protocol import ServerUnavailable
 
         try:
             return showcase.compare_answers(self.server, newest, self.scenario)
-        except InferenceError as error:
+        except ServerUnavailable as error:
             log.warning("no answers to compare: %s", error)
             return ()
 

@@ -10,7 +10,8 @@ from tentalis.scenarios.base import Question, UnknownScenario, shuffled_pick
 
 GSM8K_FILE = "gsm8k_train.jsonl"
 USER = "user-math"
-ONLY_NUMBER = "Answer with the number only."
+LARGEST = 20
+SHOWN = ("7 + 6", "9 - 4", "12 + 5")
 
 
 class _Mathematics:
@@ -29,37 +30,35 @@ class _Mathematics:
 
 
 class Arithmetic(_Mathematics):
-    """Sums and differences of two numbers of one or two digits (`chain_sum` of reasoning-gym)."""
+    """Sums and differences of two numbers (`chain_sum` of reasoning-gym) that come out between 0 and LARGEST."""
 
     dataset = "chain_sum"
     sampling = Sampling(temperature=1.0, max_tokens=24)
-    showcase = tuple(
-        (
-            Message(
-                role="user",
-                content=f"State the final answer to the following arithmetic problem: {sum_} = {ONLY_NUMBER}",
-            ),
-        )
-        for sum_ in ("7 + 6", "24 - 9", "31 + 18")
-    )
 
-    # More than a run asks, so that no question comes twice.
-    size = 2000
+    def __init__(self) -> None:
+        self.showcase = tuple(self._messages(sum_) for sum_ in SHOWN)
 
     @cached_property
-    def _entries(self) -> Any:
+    def _entries(self) -> list[dict[str, Any]]:
         import reasoning_gym
 
-        return reasoning_gym.create_dataset(
-            self.dataset, size=self.size, seed=20, min_terms=2, max_terms=2, min_digits=1, max_digits=2
+        drawn = reasoning_gym.create_dataset(
+            self.dataset, size=4000, seed=20, min_terms=2, max_terms=2, min_digits=1, max_digits=2
         )
+        by_sum = {entry["metadata"]["expression"]: entry for entry in drawn if 0 <= int(entry["answer"]) <= LARGEST}
+        return [by_sum[sum_] for sum_ in sorted(by_sum) if sum_ not in SHOWN]
+
+    @staticmethod
+    def _messages(sum_: str) -> tuple[Message, ...]:
+        # Of the ways to ask that were tried, the one that the small model answers with a number most often.
+        return (Message(role="user", content=f"What is {sum_}? Answer with the number only."),)
 
     def question(self, run_id: str, index: int) -> Question:
         """See Scenario.question."""
-        entry = self._entries[shuffled_pick(self.size, run_id, index)]
+        entry = self._entries[shuffled_pick(len(self._entries), run_id, index)]
         data = {"dataset": self.dataset, "entry": entry}
         return Question(
-            (Message(role="user", content=f"{entry['question']} {ONLY_NUMBER}"),),
+            self._messages(entry["metadata"]["expression"]),
             Verifier(name="reasoning_gym", data=json.dumps(data, sort_keys=True)),
             USER,
         )

@@ -41,7 +41,7 @@ class MadeUp:
 class Played:
     """A run of two versions on the log, and a show of it."""
 
-    def __init__(self, kafka: Kafka, unique: str, tmp_path: Path, **options: Any) -> None:
+    def __init__(self, kafka: Kafka, unique: str, tmp_path: Path, *, terminal: bool = False, **options: Any) -> None:
         self.lab = Lab(kafka.bootstrap, unique)
         settings = self.lab.settings.model_copy(update={"home": tmp_path})
         scenario = make_scenario("assistant")
@@ -56,7 +56,7 @@ class Played:
             settings,
             "http://127.0.0.1:9",  # nobody listens: the answers are left out
             self.processes,
-            Console(file=self.text, width=200, markup=False, highlight=False),
+            Console(file=self.text, width=200, markup=False, highlight=False, force_terminal=terminal),
             self.stop,
         )
         self.tmp_path = tmp_path
@@ -129,7 +129,7 @@ def test_a_run_is_followed_to_its_end_and_summed_up_as_json(
 
 
 def test_the_summary_for_people(kafka: Kafka, unique: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    played = Played(kafka, unique, tmp_path)
+    played = Played(kafka, unique, tmp_path, terminal=True)
     played.put_run()
     played.processes.states["manager"] = "done"
     played.playing().join(60)
@@ -137,6 +137,8 @@ def test_the_summary_for_people(kafka: Kafka, unique: str, tmp_path: Path, capsy
     out = capsys.readouterr().out
     for part in (f"tentalis replay {unique}", "tentalis up", "First quarter", "report.html"):
         assert part in out
+    live = played.text.getvalue()
+    assert "reward by version" in live and "acknowledged" in live
 
 
 def test_a_failed_process_ends_it_with_its_log(kafka: Kafka, unique: str, tmp_path: Path) -> None:
