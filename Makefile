@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: demo test test-fast lint bench chaos format lock clean
 .DEFAULT_GOAL := help

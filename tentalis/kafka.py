@@ -46,6 +46,7 @@ def client_config(settings: Settings) -> dict[str, Any]:
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
         "log_level": 3,
+        "logger": logging.getLogger("librdkafka"),
     }
     optional = {
         "sasl.mechanism": security.sasl_mechanism,
@@ -255,6 +256,21 @@ def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
     consumer = Consumer(consumer_config(settings, "tentalis-reader"))
     try:
         return {p: _watermarks(consumer, topic, p)[1] for p in _partitions(consumer, topic)}
+    finally:
+        consumer.close()
+
+
+def committed_offsets(settings: Settings, group: str, topic_names: Iterable[str]) -> dict[tuple[str, int], int]:
+    """Per (topic, partition) the offset that a group has committed; partitions without one are left out.
+
+    Through a consumer that never joins: librdkafka 2.16's AdminClient.list_consumer_group_offsets crashes the process
+    while the group's coordinator is still loading. Raises NoSuchTopic, KafkaException.
+    """
+    consumer = Consumer(consumer_config(settings, group))
+    try:
+        places = [TopicPartition(name, p) for name in topic_names for p in _partitions(consumer, name)]
+        committed = consumer.committed(places, timeout=15)
+        return {(str(place.topic), int(place.partition)): int(place.offset) for place in committed if place.offset >= 0}
     finally:
         consumer.close()
 

@@ -1,23 +1,39 @@
-"""How far each consumer group is behind: committed offsets against the ends of the topics, looked up now and then."""
+"""How far the consumer groups are behind, and waiting until they have caught up."""
 
 import logging
 import threading
+import time
+from collections.abc import Mapping, Sequence
 
+from schemas import topics
 from tentalis.config import Settings
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-PREFIX = "tentalis-"
+
+Groups = Mapping[str, Sequence[str]]
+
+
+def groups_of(environment: str, policy: str) -> Groups:
+    """The consumer groups of the stack, in the order in which records pass through them, and what each reads."""
+    return {
+        f"tentalis-worker-{environment}": (topics.TASKS,),
+        "tentalis-scoring": (topics.TASKS, topics.RESULTS, topics.FEEDBACK),
+        "tentalis-hinting": (topics.FEEDBACK,),
+        "tentalis-join": (topics.HALVES,),
+        "tentalis-aggregation": (topics.OUTCOMES, topics.FEEDBACK),
+        f"tentalis-trainer-{policy}": (topics.ROLLOUTS,),
+    }
 
 
 class LagProbe:
     """Looks every EVERY_S seconds on a thread of its own; `lags` is what it saw last (group -> records behind)."""
 
-    def __init__(self, settings: Settings, hidden: tuple[str, ...] = ()) -> None:
+    def __init__(self, settings: Settings, groups: Groups) -> None:
         self.lags: dict[str, int] = {}
         self._settings = settings
-        self._hidden = hidden
+        self._groups = groups
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
 
@@ -34,33 +50,49 @@ class LagProbe:
 
         while not self._stop.is_set():
             try:
-                self.lags = consumer_lags(self._settings, self._hidden)
+                self.lags = consumer_lags(self._settings, self._groups)
             except KafkaException as error:  # the broker is being restarted: the view shows that, not this
                 log.debug("no consumer lag: %s", error)
             self._stop.wait(EVERY_S)
 
 
-def consumer_lags(settings: Settings, hidden: tuple[str, ...] = ()) -> dict[str, int]:
-    """Records behind, per group of ours that has committed anything; groups that begin with one of `hidden` left out.
+def consumer_lags(settings: Settings, groups: Groups) -> dict[str, int]:
+    """Records behind, per group that has committed anything. Raises KafkaException if the broker does not answer."""
+    from tentalis.kafka import committed_offsets, end_offsets
 
-    Raises KafkaException if the broker does not answer.
-    """
-    from confluent_kafka import ConsumerGroupTopicPartitions
-    from confluent_kafka.admin import AdminClient, OffsetSpec
-
-    from tentalis.kafka import client_config
-
-    admin = AdminClient(client_config(settings))
-    groups = admin.list_consumer_groups(request_timeout=10).result(10).valid
+    ends = {topic: end_offsets(settings, topic) for topic in {topic for names in groups.values() for topic in names}}
     lags = {}
-    for name in sorted(group.group_id for group in groups):
-        if not name.startswith(PREFIX) or name.startswith(hidden):
-            continue
-        answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)], request_timeout=10)
-        committed = [place for place in answer[name].result(10).topic_partitions if place.offset >= 0]
-        if not committed:
-            continue
-        ends = admin.list_offsets({place: OffsetSpec.latest() for place in committed}, request_timeout=10)
-        behind = {(place.topic, place.partition): result.result(10).offset for place, result in ends.items()}
-        lags[name] = sum(max(0, behind[place.topic, place.partition] - place.offset) for place in committed)
+    for group, names in groups.items():
+        committed = committed_offsets(settings, group, names)
+        if committed:
+            lags[group] = sum(
+                max(0, ends[topic][partition] - offset) for (topic, partition), offset in committed.items()
+            )
     return lags
+
+
+def drain(settings: Settings, groups: Groups, stop: threading.Event, timeout: float) -> bool:
+    """Waits, group after group, until each has committed what its topics held when the one before had caught up.
+
+    What is under way when nothing new is asked for any more has then reached the end of the pipeline. Returns whether
+    it did within `timeout` seconds and before `stop`.
+    """
+    from confluent_kafka import KafkaException
+
+    from tentalis.kafka import committed_offsets, end_offsets
+
+    deadline = time.monotonic() + timeout
+    for group, names in groups.items():
+        ends: dict[tuple[str, int], int] | None = None
+        while True:
+            try:
+                if ends is None:
+                    ends = {(name, p): end for name in names for p, end in end_offsets(settings, name).items() if end}
+                committed = committed_offsets(settings, group, names)
+                if all(committed.get(place, 0) >= end for place, end in ends.items()):
+                    break
+            except KafkaException as error:
+                log.info("the broker does not answer yet: %s", error)
+            if stop.wait(0.2) or time.monotonic() > deadline:
+                return False
+    return True

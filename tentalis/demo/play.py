@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from schemas import topics
 from tentalis.config import Settings
 from tentalis.demo import answers as showcase
-from tentalis.demo.lag import LagProbe
+from tentalis.demo.lag import Groups, LagProbe, drain, groups_of
 from tentalis.demo.report import SCORE_COLUMNS, Report, comparison, score_row, write_report
 from tentalis.demo.runs import Run, RunKind, open_run
 from tentalis.demo.stats import Stats
@@ -33,6 +33,7 @@ STOP_S = 8.0
 PLAIN_EVERY_S = 10.0
 LIVE_EVERY_S = 0.5
 TRAINER_ENDS_S = 30.0
+DRAIN_S = 60.0
 TOPICS = (
     topics.RUNS,
     topics.TASKS,
@@ -105,7 +106,8 @@ def play(options: DemoOptions, settings: Settings) -> int:
             supervisor = Supervisor(state, stack.specs)
             supervisor.start()
             try:
-                show = Show(run, options, scenario, stack.settings, stack.server, supervisor, console, stop)
+                groups = groups_of(scenario.environment, scenario.policy)
+                show = Show(run, options, scenario, stack.settings, stack.server, supervisor, console, stop, groups)
                 show.play()
             except Interrupted:
                 console.print("stopping ...", soft_wrap=True)
@@ -137,14 +139,14 @@ class Show:
     processes: Processes
     console: "Console"
     stop: threading.Event
+    groups: Groups
     concluded: bool = False
     stats: Stats = field(init=False)
 
     def __post_init__(self) -> None:
         self.stats = Stats(self.run.run_id)
         self._started = time.monotonic()
-        hidden = (f"tentalis-worker-{self.scenario.environment}-",)  # a worker's own lane: only tasks that name it
-        self._lag = LagProbe(self.settings, hidden)
+        self._lag = LagProbe(self.settings, self.groups)
         self._skipped = 0
 
     def play(self) -> None:
@@ -156,11 +158,20 @@ class Show:
         finally:
             self._lag.stop()
         self._until_done("trainer", TRAINER_ENDS_S)
+        self._drain()
         self._conclude()
         if self.options.keep:
             self.console.print("the stack stays; Ctrl-C ends it", soft_wrap=True)
             while not self.stop.wait(0.5):
                 self._check()
+
+    def _drain(self) -> None:
+        """Lets what is still under way (an answer given twice after a kill, a late hint) reach its outcome."""
+        trainer = f"tentalis-trainer-{self.scenario.policy}"  # has ended; what is left on its topic is for another run
+        groups = {group: names for group, names in self.groups.items() if group != trainer}
+        if not drain(self.settings, groups, self.stop, DRAIN_S):
+            self._check()
+            log.warning("records are still under way after %g s; `tentalis up` lets them arrive", DRAIN_S)
 
     def _check(self) -> None:
         if self.stop.is_set():

@@ -101,9 +101,11 @@ class _Server(uvicorn.Server):
         self._engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT."""
+        """SIGTERM or SIGINT. Not uvicorn's own handler: it raises the signal again, and an orderly end would look like a
+        crash to whoever supervises the process."""
         self._engine.stop(timeout=0)
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def choose_device(device: str) -> torch.device:

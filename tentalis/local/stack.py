@@ -71,6 +71,8 @@ def build_stack(options: StackOptions) -> Stack:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # Threads that spin while they wait for each other take the cores from the other processes of the stack.
+        "OMP_WAIT_POLICY": "passive",
     } | ({"TENTALIS_DATA": str(settings.data)} if settings.data else {})
     specs: list[ProcessSpec] = []
 

@@ -16,14 +16,15 @@ WITHOUT_ROLLOUT = {OutcomeKind.EMPTY, OutcomeKind.EXPIRED, OutcomeKind.SUPERSEDE
 def rollouts_are_unaltered(index: Index) -> Iterator[Problem]:
     """Every rollout is what its digest says, and all copies of a key are the same; only a husk may stand for one."""
     for key, copies in index.rollouts.items():
-        whole = [copy for copy in copies if not copy.record.forgotten]
-        for copy in whole:
-            if not digest_holds(copy.record):
+        sound = [copy for copy in copies if digest_holds(copy.record)]
+        for copy in copies:
+            if copy not in sound:
                 yield Problem(Kind.WRONG, "forged-rollout", key, f"{copy}: its content is not what its digest says")
+        whole = [_fixed(copy.record) for copy in sound if not copy.record.forgotten]
         if len({copy.record.digest for copy in copies}) > 1:
             where = ", ".join(map(str, copies))
             yield Problem(Kind.WRONG, "forged-rollout", key, f"one key, several digests: {where}")
-        elif any(_fixed(copy.record) != _fixed(whole[0].record) for copy in whole):
+        elif any(rollout != whole[0] for rollout in whole):
             yield Problem(Kind.WRONG, "rollout-rewritten", key, "its copies differ outside the digest")
 
 

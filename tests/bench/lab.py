@@ -28,6 +28,7 @@ from schemas.records import (
 )
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.config import Settings
+from tentalis.kafka import committed_offsets
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 
@@ -91,27 +92,13 @@ def process(settings: Settings, *arguments: str) -> Iterator["subprocess.Popen[b
         child.wait(15)
 
 
-def committed(settings: Settings, group: str, ends: Mapping[str, Mapping[int, int]]) -> int:
-    """How many records of the topics (name -> partition -> end) a group has committed."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    from tentalis.kafka import consumer_config
-
-    consumer = Consumer(consumer_config(settings, group))
-    try:
-        places = [TopicPartition(topic, p) for topic, parts in ends.items() for p in parts]
-        return sum(max(0, place.offset) for place in consumer.committed(places, timeout=10))
-    finally:
-        consumer.close()
-
-
 def drained_rate(settings: Settings, group: str, ends: Mapping[str, Mapping[int, int]], timeout: float = 300) -> float:
     """Records per second between the first and the last commit seen of a group that works through a backlog."""
     total = sum(end for parts in ends.values() for end in parts.values())
     first: tuple[float, int] | None = None
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        done, now = committed(settings, group, ends), time.monotonic()
+        done, now = sum(committed_offsets(settings, group, ends).values()), time.monotonic()
         if done and first is None:
             first = (now, done)
         if done >= total:

@@ -11,7 +11,7 @@ import pytest
 from schemas.avro import all_current
 from tests.integration.inference_lab import make_model
 
-pytestmark = [pytest.mark.broker, pytest.mark.model]
+pytestmark = pytest.mark.broker
 CLI = [sys.executable, "-m", "tentalis.cli"]
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from schemas import topics
 from schemas.ids import derived_id
 from schemas.records import Feedback, PolicyAck, PolicyUpdate, Source
-from tentalis.demo.lag import consumer_lags
+from tentalis.demo.lag import consumer_lags, drain
 from tentalis.demo.play import DemoFailed, DemoOptions, Interrupted, Show
 from tentalis.demo.runs import RunKind, open_run
 from tentalis.kafka import GroupConsumer
@@ -58,6 +58,7 @@ class Played:
             self.processes,
             Console(file=self.text, width=200, markup=False, highlight=False, force_terminal=terminal),
             self.stop,
+            {},  # no applications run, so there is nothing to wait for
         )
         self.tmp_path = tmp_path
 
@@ -169,7 +170,10 @@ def test_consumer_lag_is_what_is_not_committed(kafka: Kafka, unique: str) -> Non
     eventually(lambda: read.extend(consumer.poll(0.5)) or len(read) >= 20, 30)
     consumer.commit(read)
     consumer.close()
-    assert consumer_lags(lab.settings)[group] == 0
+    groups = {group: (topics.TASKS,)}
+    assert consumer_lags(lab.settings, groups)[group] == 0
+    assert drain(lab.settings, groups, threading.Event(), timeout=10)
     lab.put(topics.TASKS, *(task(f"{unique}-{i}", run_id=unique) for i in range(20)))
-    assert consumer_lags(lab.settings)[group] == 20
-    assert group not in consumer_lags(lab.settings, (group,))
+    assert consumer_lags(lab.settings, groups)[group] == 20
+    assert not drain(lab.settings, groups, threading.Event(), timeout=1)
+    assert consumer_lags(lab.settings, {f"{group}-unheard-of": (topics.TASKS,)}) == {}

@@ -385,7 +385,7 @@ def test_the_module_serves_and_sigterm_stops_it_with_requests_in_flight(model: P
                 assert any(isinstance(result, ServerUnavailable) for result in results)
 
         asyncio.run(use())
-        process.wait(timeout=20)
+        assert process.wait(timeout=20) == 0
     finally:
         if process.poll() is None:
             process.kill()

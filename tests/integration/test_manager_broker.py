@@ -82,7 +82,7 @@ def managing(manager: Manager, done: threading.Event) -> Any:
     return body
 
 
-@pytest.mark.parametrize("killed_after", [None, 1, 3])
+@pytest.mark.parametrize("killed_after", [None, 1, 2])
 def test_a_run_to_its_end(kafka: Kafka, unique: str, killed_after: int | None) -> None:
     lab = Lab(kafka.bootstrap, unique)
     world = World(lab)

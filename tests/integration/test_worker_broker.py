@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from schemas import topics
 from schemas.records import Task
 from tentalis.inference.protocol import Inference
+from tentalis.kafka import committed_offsets, end_offsets
 from tentalis.workers.process import Worker, WorkerOptions
 from tests.integration.loop_lab import Lab, running
 from tests.kafka_fixture import Kafka, eventually
@@ -46,14 +45,8 @@ def ready(lab: Lab) -> LoopServer:
 
 
 def uncommitted(lab: Lab, group: str) -> int:
-    admin = AdminClient({"bootstrap.servers": lab.settings.bootstrap})
-    parts = [TopicPartition(topics.TASKS, p) for p in range(topics.table().keyed_partitions)]
-    asked = ConsumerGroupTopicPartitions(group, parts)
-    committed = admin.list_consumer_group_offsets([asked])[group].result(20).topic_partitions
-    from tentalis.kafka import end_offsets
-
     ends = end_offsets(lab.settings, topics.TASKS)
-    return sum(ends[p.partition] - max(0, p.offset) for p in committed)
+    return sum(ends.values()) - sum(committed_offsets(lab.settings, group, [topics.TASKS]).values())
 
 
 def exactly(lab: Lab, wanted: list[Task]) -> Callable[[], bool]:

@@ -17,6 +17,7 @@ class LoopServer:
         self.loaded: dict[str, str] = dict.fromkeys(models, "")
         self.failures: deque[Exception] = deque()
         self.calls: list[dict[str, Any]] = []
+        self.called = asyncio.Event()
         self.gate: asyncio.Event | None = None
         self.away: Exception | None = None
         self.refuse_load: str | None = None
@@ -26,6 +27,7 @@ class LoopServer:
 
     async def generate(self, model: str, prompt: Any, **sampling: Any) -> Generation:
         self.calls.append({"model": model, "prompt": prompt, **sampling})
+        self.called.set()
         if self.gate is not None:
             await self.gate.wait()
         if self.failures:

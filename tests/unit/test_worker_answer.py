@@ -70,8 +70,7 @@ def test_an_adapter_swapped_meanwhile_is_used_at_the_retry() -> None:
     async def play() -> Any:
         worker = answerer(server, served)
         answering = asyncio.create_task(worker.answer(task(), T0))
-        while not server.calls:
-            await asyncio.sleep(0)
+        await server.called.wait()
         served.apply(ack(2))
         worker.served_changed()
         return await answering
