@@ -1,4 +1,4 @@
-"""Confluent framing through confluent-kafka's own serializer; auto-register is off: a registry must know our schemas."""
+"""Confluent framing through confluent-kafka's own serializer; auto-register is off, so the registry must know them."""
 
 from typing import Any
 

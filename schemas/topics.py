@@ -24,8 +24,8 @@ EVALS = "tentalis.evals.v1"
 AUDIT = "tentalis.audit.v1"
 SCHEMAS = "tentalis.schemas.v1"
 
-# `max.message.bytes` counts a whole batch: room for key, headers and framing beside a value of the full size. A dead letter
-# has the original's bytes and headers of its own, so its topic takes a little more again.
+# `max.message.bytes` counts a whole batch: room for key, headers and framing beside a value of the full size. A dead
+# letter has the original's bytes and headers of its own, so its topic takes a little more again.
 OVERHEAD_BYTES = 65536
 DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
 CHANGELOG_MIN_LAG_MS = 3600 * 1000

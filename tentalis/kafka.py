@@ -468,5 +468,5 @@ def make_codec(settings: Settings) -> Codec:
 
 
 def now_ms() -> int:
-    """The wall clock, milliseconds since the epoch. For event times at the edge only; decisions read the log's clock."""
+    """The wall clock, milliseconds since the epoch. For event times at the edge only; decisions read the log's own."""
     return time.time_ns() // 1_000_000

@@ -101,8 +101,9 @@ class _Server(uvicorn.Server):
         self._engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT. Not uvicorn's own handler: it raises the signal again, and an orderly end would look like a
-        crash to whoever supervises the process."""
+        """SIGTERM or SIGINT. Not uvicorn's own handler, which raises the signal again: an orderly end would look like a
+        crash to whoever supervises the process.
+        """
         self._engine.stop(timeout=0)
         self.force_exit = self.should_exit
         self.should_exit = True

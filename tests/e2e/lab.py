@@ -1,4 +1,4 @@
-"""Runs the product as a person does: the `tentalis` command in a process of its own, in a state directory of its own."""
+"""Runs the product as a person does: the `tentalis` command in its own process, in a state directory of its own."""
 
 import json
 import os
