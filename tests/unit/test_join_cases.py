@@ -280,11 +280,11 @@ def test_a_sample_that_is_not_trainable_by_ratio_is_emitted_and_says_why() -> No
 
 def test_a_complete_group_is_emitted_with_its_statistics_in_sample_order() -> None:
     task = head(n=3, opd=None)
-    rewards = [0.1, 0.2, 0.4]
-    halves = [(10 * i, score(sample(task, i), rewards[i])) for i in (2, 0, 1)]
-    written = fold(*sorted(halves, key=lambda pair: pair[0] * 7 % 30))
-    mean = (0.1 + 0.2 + 0.4) / 3
-    std = (((0.1 - mean) ** 2 + (0.2 - mean) ** 2 + (0.4 - mean) ** 2) / 3) ** 0.5
+    rewards = [0.1, 0.2, 0.3]
+    assert (0.1 + 0.2) + 0.3 != (0.3 + 0.2) + 0.1, "the order shows in the last bit"
+    written = fold(*((10 * (3 - i), score(sample(task, i), rewards[i])) for i in (2, 1, 0)))
+    mean = ((0.1 + 0.2) + 0.3) / 3
+    std = (((0.1 - mean) ** 2 + (0.2 - mean) ** 2 + (0.3 - mean) ** 2) / 3) ** 0.5
     for i in range(3):
         rollout = written.rollouts[f"t1/{i}"]
         assert rollout.group_mean == mean and rollout.group_std == pytest.approx(std, abs=1e-15)
@@ -406,3 +406,5 @@ def test_forgetting_by_session_and_by_age() -> None:
     assert set(fold(*halves, (60, forget(session_id="session-t2"))).outcomes) == {"t2/0"}
     assert set(fold(*halves, (60, forget(before=START + 50))).outcomes) == {"t1/0"}
     assert not fold(*halves, (60, forget())).outcomes
+    written = fold(*reversed(halves), (60, forget(before=START + 60)))
+    assert [key for _, key, _ in written.produced] == ["t1/0", "t2/0"]

@@ -39,7 +39,7 @@ from tests.unit.join_support import (
 )
 
 # More for a long search: TENTALIS_TEST_EXAMPLES=20000 pytest tests/unit/test_join_property.py
-EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "100"))
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TASKS: dict[str, TaskHead] = {
@@ -358,3 +358,28 @@ def test_halves_that_join_within_a_batch_never_reach_the_changelog() -> None:
     partition = Partitioned([record_at(0, 0, score(s)), record_at(1, 1, hint(s)), record_at(2, 2, tick())])
     partition.run([2, 1])
     assert [entry.key for entry in partition.changelog] == ["task/a", f"clock/{PARTITION}", f"clock/{PARTITION}"]
+
+
+def test_a_restart_keeps_every_timer_in_its_place() -> None:
+    tasks = [head("c", deadline_ms=900), head("b", deadline_ms=500), head("a", deadline_ms=300)]
+    log = [*(record_at(i, 0, open_(task)) for i, task in enumerate(tasks)), record_at(3, 301, tick())]
+    partition = Partitioned([*log, record_at(4, 501, tick()), record_at(5, 901, tick())])
+    partition.run([3, 1, 1, 1, 1], {1: Cut(stage=0)})
+    found = [(key, outcome.event_time - START) for key, outcome in partition.written.outcomes.items()]
+    assert found == [("a/0", 301), ("b/0", 501), ("c/0", 901)]
+
+
+def test_a_restart_forgets_every_marker_in_its_time() -> None:
+    late, early = head("z", opd=None), head("a", opd=None)
+    closing = [(0, open_(late)), (1, score(sample(early))), (900, score(sample(late)))]
+    again = [(5002, score(sample(early), at=START + 5002, id="again")), (5003, tick()), (5004, tick())]
+    partition = Partitioned([record_at(i, after, what) for i, (after, what) in enumerate([*closing, *again])])
+    partition.run([3, 1, 1, 1], {1: Cut(stage=0)})
+    assert "a/0/late/again" not in partition.written.outcomes, "the marker was gone, so the task opened anew"
+
+
+def test_a_batch_that_is_known_changes_nothing() -> None:
+    partition = Partitioned([record_at(0, 0, score(sample(head("a")))), record_at(1, 1, b"rubbish")])
+    partition.run()
+    effects = drive(partition.start().process(PARTITION, partition.log))
+    assert (effects.outputs, effects.changes, effects.dead) == ([], [], [])
