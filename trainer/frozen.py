@@ -1,5 +1,8 @@
-"""Products with a frozen matrix, both ways. For fp32 on a CPU oneDNN holds the matrix in its own layout: on CPUs that MKL
-does not favour that is more than twice as fast as the ordinary product."""
+"""Products with a frozen matrix, both ways.
+
+For fp32 on a CPU oneDNN holds the matrix in its own layout: on CPUs that MKL does not favour that is more than twice as
+fast as the ordinary product.
+"""
 
 from dataclasses import dataclass
 
@@ -51,6 +54,6 @@ def _can_pack(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

@@ -56,9 +56,9 @@ def resume_point(found: list[Checkpoint], run: RunLog, root: Path) -> Checkpoint
     reached = -1 if newest is None else newest.state.step
     if run.last_step > reached:
         raise CannotResume(
-            f"the log has a result for step {run.last_step} of run {run.run_id}, but below {root} the newest checkpoint "
-            f"that belongs to the log is {'none' if newest is None else f'of step {reached}'}. Start it where its state "
-            "directory is, restore that directory, or start a new run under another run_id"
+            f"the log has a result for step {run.last_step} of run {run.run_id}, but below {root} the newest "
+            f"checkpoint that belongs to the log is {'none' if newest is None else f'of step {reached}'}. "
+            "Start it where its state directory is, restore that directory, or start a new run under another run_id"
         )
     return newest
 
@@ -81,6 +81,7 @@ class Lead:
     promotions: Follower
     _changed: bool = True
     _spoke: float = 0.0
+    _waits_for: str = ""
 
     @classmethod
     def recover(
@@ -173,12 +174,15 @@ class Lead:
     def _new_plan(self, step: int) -> BatchPlan | None:
         served = max(0, (self.run.promoted or 0) - self.manifest.first_version)
         if step - served > max(1, self.config.max_staleness):
-            self._heartbeat(f"waits: step {self.step} is trained, the served version is that of step {served}")
+            self._heartbeat(
+                "served", f"waits: step {self.step} is trained, the served version is that of step {served}"
+            )
             return None
         version = self.manifest.first_version + self.step
         if not self._changed or not self.planner.has_batch(version):
             self._changed = False
-            self._heartbeat(f"waits for rollouts: {self.planner.pending} of {self.config.batch_rollouts} are there")
+            here = self.planner.pending
+            self._heartbeat("rollouts", f"waits for rollouts: {here} of {self.config.batch_rollouts} are there")
             return None
         draft = self.planner.draft(version, end_offsets(self.settings, topics.ROLLOUTS))
         if draft is None:
@@ -258,9 +262,10 @@ class Lead:
             if isinstance(record, Promotion) and record.policy == self.config.policy:
                 self.run.promoted = record.version
 
-    def _heartbeat(self, text: str) -> None:
-        if time.monotonic() - self._spoke > HEARTBEAT_SECONDS:
-            self._spoke = time.monotonic()
+    def _heartbeat(self, reason: str, text: str) -> None:
+        """Says why nothing happens: at once, and then now and again."""
+        if reason != self._waits_for or time.monotonic() - self._spoke > HEARTBEAT_SECONDS:
+            self._waits_for, self._spoke = reason, time.monotonic()
             log.info("%s", text)
 
     def close(self) -> None:

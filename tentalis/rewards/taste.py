@@ -150,12 +150,11 @@ class Taste:
         return Verdict(float(tasted.satisfied), tasted.components())
 
     def complaint(self, task: Task, result: Result) -> str | None:
-        """What a user with this taste would say, at most two sentences: on the form, then on the content."""
+        """What a user with this taste would say: one sentence, the faults and then the wish."""
         tasted = self._taste(task, result)
         if tasted.satisfied:
             return None
-        data = data_of(task, TasteData)
-        return " ".join(_form(tasted, data) + _content(tasted))
+        return _complaint(tasted, data_of(task, TasteData))
 
     def _taste(self, task: Task, result: Result) -> Tasted:
         data = data_of(task, TasteData)
@@ -168,33 +167,23 @@ class Taste:
         )
 
 
-def _form(tasted: Tasted, data: TasteData) -> list[str]:
-    faults, wishes = [], []
+def _complaint(tasted: Tasted, data: TasteData) -> str:
+    """What is wrong, and the one wish that would put it right: a user's taste does not change with the answer."""
+    faults = []
     if tasted.words > data.max_words:
         faults.append("too long")
-        wishes.append(f"in one or two short sentences of at most {data.max_words} words")
     elif tasted.words < data.min_words:
         faults.append("too short")
-        wishes.append(f"in one full sentence of {data.min_words} to {data.max_words} words")
     if not tasted.finished:
         faults.append("cut off")
-        if not wishes:
-            wishes.append("in one or two short, complete sentences")
     if not tasted.plain:
         faults.append("not plain text")
-        wishes.append("without lists, bold text or headings")
-    if not tasted.prose and tasted.length_ok:
+    if not tasted.prose:
         faults.append("not written in sentences")
-        wishes.append("in ordinary prose")
-    if not faults:
-        return []
-    listed = faults[0] if len(faults) == 1 else ", ".join(faults[:-1]) + " and " + faults[-1]
-    return [f"That was {listed}: please answer {', '.join(wishes)}."]
-
-
-def _content(tasted: Tasted) -> list[str]:
     if not tasted.on_topic:
-        return ["That was not about my question: please answer exactly what I asked."]
-    if not tasted.own_words and tasted.length_ok:
-        return ["You only repeated or asked back: please tell me the answer itself."]
-    return []
+        faults.append("not about my question")
+    elif not tasted.own_words:
+        faults.append("only my question again")
+    listed = faults[0] if len(faults) == 1 else ", ".join(faults[:-1]) + " and " + faults[-1]
+    wish = "please answer my question in one short sentence"
+    return f"That was {listed}: {wish}{'' if tasted.plain else ', without lists, bold text or headings'}."

@@ -27,6 +27,7 @@ from tests.unit.stream_records import (
     unchecked,
 )
 
+WISH = "Please answer in one sentence."
 COMPLAINT = "That was too long: please answer in one sentence."
 
 
@@ -60,8 +61,8 @@ def test_a_complaint_becomes_a_hint_with_the_teachers_log_probs() -> None:
     inference = FakeInference()
     result = make_result(sample=3)
     hint = one(run(feedback_on_log(result=result), inference=inference))
-    assert (hint.kind, hint.hints, hint.source) == (HintKind.ACCEPTED, (COMPLAINT,), Source.USER)
-    assert (hint.teacher_policy, hint.hinter, hint.key) == ("base", "rule/1", "t1")
+    assert (hint.kind, hint.hints, hint.source) == (HintKind.ACCEPTED, (WISH,), Source.USER)
+    assert (hint.teacher_policy, hint.hinter, hint.key) == ("base", "rule/2", "t1")
     assert (hint.event_time, hint.opened_at) == (9_000, result.opened_at)
     assert hint.sample.result_id == result.result_id and hint.sample.sample_index == 3
     prefix = inference.tokens_of(inference.rendered[0])
@@ -99,14 +100,14 @@ def test_nothing_to_say_is_said_without_tokens_and_without_the_teacher(text: str
 def test_a_hint_on_what_cannot_be_trained_on_is_rejected_unasked(fields: dict[str, Any]) -> None:
     inference = FakeInference()
     hint = one(run(feedback_on_log(result=make_result(**fields)), inference=inference))
-    assert hint.kind is HintKind.REJECTED and hint.hints == (COMPLAINT,)
+    assert hint.kind is HintKind.REJECTED and hint.hints == (WISH,)
     assert hint.teacher_logprobs is None and hint.sample.token_ids == b""
     assert not inference.rendered
 
 
 def test_a_call_that_the_server_refuses_is_a_rejected_hint() -> None:
     hint = one(run(feedback_on_log(), inference=FakeInference(lambda model: RequestRefused(400, "too long"))))
-    assert hint.kind is HintKind.REJECTED and hint.hints == (COMPLAINT,) and hint.teacher_logprobs is None
+    assert hint.kind is HintKind.REJECTED and hint.hints == (WISH,) and hint.teacher_logprobs is None
 
 
 def test_scores_of_another_length_are_a_rejected_hint() -> None:

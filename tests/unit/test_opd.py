@@ -31,6 +31,12 @@ def test_a_hint_is_the_text_in_one_line_of_three_sentences_at_most() -> None:
     assert rule_hint("zero\x00width\u200b but long") == "zero width but long"
 
 
+def test_the_hint_is_the_request_without_the_reproach() -> None:
+    assert rule_hint("That was too long: please answer in one sentence.") == "Please answer in one sentence."
+    assert rule_hint("Too long. Please be brief. PLEASE no lists!") == "Please be brief. Please no lists!"
+    assert rule_hint("I am pleased with short answers.") == "I am pleased with short answers."
+
+
 def test_a_pasted_log_does_not_get_into_the_prompt() -> None:
     hint = rule_hint("word " * 1000)
     assert hint is not None and len(hint) <= 400 and hint.endswith("word")

@@ -182,23 +182,21 @@ def test_whoever_is_content_does_not_complain() -> None:
 @pytest.mark.parametrize(
     ("answer", "fields", "named"),
     [
-        ("Cats purr because " + "they are warm and calm and " * 12 + "happy.", {}, ["too long", "at most 40 words"]),
-        ("Purring.", {}, ["too short", "6 to 40 words"]),
+        ("Cats purr because " + "they are warm and calm and " * 12 + "happy.", {}, ["too long", "one short sentence"]),
+        ("Purring.", {}, ["too short", "one short sentence"]),
         ("Cats **purr** when they are content.", {}, ["not plain text", "without lists, bold"]),
         (GOOD, {"finish_reason": "length"}, ["cut off"]),
         ("The weather in Spain is warm and sunny today.", {}, ["not about my question"]),
-        ("Why do all of the cats purr.", {}, ["repeated"]),
+        ("Why do all of the cats purr.", {}, ["only my question again"]),
         ("Cats purr content happy relaxed vibration larynx.", {}, ["not written in sentences"]),
         ("", {}, ["too short", "not about my question"]),
     ],
 )
-def test_a_complaint_names_what_is_wrong_in_one_or_two_short_sentences(
-    answer: str, fields: dict[str, Any], named: list[str]
-) -> None:
+def test_a_complaint_names_what_is_wrong_in_one_sentence(answer: str, fields: dict[str, Any], named: list[str]) -> None:
     said = complaint(answer, **fields)
     assert said is not None
     assert all(part in said for part in named), said
-    assert 10 < len(said) < 300 and said.count(".") + said.count("?") <= 2
+    assert 10 < len(said) < 300 and said.count(".") + said.count("?") == 1
 
 
 @pytest.mark.parametrize("name", CHEATS)
