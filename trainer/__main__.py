@@ -1,8 +1,10 @@
 """`python -m trainer`: what the launcher starts as a rank."""
 
 import argparse
+import ctypes
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,9 +12,13 @@ from tentalis.config import Settings
 from trainer.launch import launch
 from trainer.stop import stop_on_signals
 
+PR_SET_PDEATHSIG = 1
+
 
 def main() -> int:
     """Runs one rank and returns its exit code."""
+    if "RANK" in os.environ:
+        _die_with_the_launcher()
     parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train live")
@@ -38,6 +44,14 @@ def main() -> int:
 
             return run(load_config(options.config), Settings.from_env(), stop)
     return launch(options.config, options.ranks)
+
+
+def _die_with_the_launcher() -> None:
+    """A rank without its launcher has lost its peers. Linux; elsewhere it notices when it next uses the channel."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class TrainerConfig(_Part):
     """The trainer ends with exit code 0 after this many steps of the run; null: it goes on."""
     batch_rollouts: Annotated[int, Field(ge=1)] = 32
     """Rollouts of one optimizer step, over all ranks."""
-    micro_batch_tokens: Annotated[int, Field(ge=1)] = 2048
+    micro_batch_tokens: Annotated[int, Field(ge=1)] = 1024
     """Most tokens (prompt and response, not shared) of one forward pass; a longer single rollout goes alone."""
     max_rollout_tokens: Annotated[int, Field(ge=2)] = 4096
     """Longer rollouts are dropped."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 4.0
+GRACE_SECONDS = 3.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tentalis.config import Settings
 
 READY_TIMEOUT = 900.0
+# Without a scenario nobody paces the tasks: answers of somewhat older versions are still worth training on.
+STANDING_STALENESS = 4
 # The detached stack says on this file descriptor that it is ready; that it closes without a word says that it ended.
 READY_FD = "TENTALIS_READY_FD"
 
@@ -40,7 +42,7 @@ Config = Annotated[
         "--config",
         exists=True,
         dir_okay=False,
-        help="The trainer's YAML file. Default: trainer.yaml in the state directory.",
+        help="The trainer's YAML file. Default: goes on with the run that was begun last here.",
     ),
 ]
 
@@ -67,9 +69,12 @@ def _attached(settings: Settings, policy_model: str | None, config: Path | None)
 
     ready_fd = os.environ.pop(READY_FD, None)  # popped: the processes of the stack must not inherit it
     with StateDir(settings.home) as state, stop_signals() as stop:
-        model = resolve_model(policy_model, settings.cache)
-        run = config.absolute() if config else _standing_run(settings.home / "trainer.yaml", model)
-        stack = build_stack(StackOptions(state=state, settings=settings, model=model, trainer_config=run))
+        if config is None:
+            model, run, environment = _standing_run(state.folder("runs"), policy_model, settings.cache)
+        else:
+            model, run, environment = resolve_model(policy_model, settings.cache), config.absolute(), "chat"
+        options = StackOptions(state=state, settings=settings, model=model, trainer_config=run, environment=environment)
+        stack = build_stack(options)
         staying = [spec.name for spec in stack.specs if not spec.expect_exit]
         supervisor = Supervisor(state, stack.specs)
         supervisor.start()
@@ -93,15 +98,29 @@ def _attached(settings: Settings, policy_model: str | None, config: Path | None)
             supervisor.stop()
 
 
-def _standing_run(path: Path, model: Path) -> Path:
-    """The trainer's configuration of this state directory: written once, so that a second start resumes the run."""
-    if not path.exists():
-        from trainer.config import TrainerConfig, config_text
+def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Path, Path, str]:
+    """Model folder, trainer configuration and environment of what was begun last in this state directory, without an
+    end: what it has learned goes on being served and trained. A new run where there is none, or one of another model.
+    """
+    from tentalis.demo.runs import newest
+    from tentalis.inference.models import resolve_model
+    from tentalis.scenarios import make_scenario
+    from trainer.config import TrainerConfig, config_text, load_config
 
-        run_id = time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
+    found = newest(runs)
+    last = load_config(found.config) if found is not None else None
+    model = resolve_model(policy_model or (last.base_model if last is not None else None), cache)
+    if found is not None and last is not None and Path(last.base_model) == model:
+        environment = make_scenario(found.scenario).environment if found.scenario else "chat"
+        config = last.model_copy(update={"steps": None, "max_staleness": max(last.max_staleness, STANDING_STALENESS)})
+        path = found.folder / "standing.yaml"
+    else:
+        environment, run_id = "chat", time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
         config = TrainerConfig(run_id=run_id, policy="assistant", base_model=str(model), base_model_name=model.name)
-        path.write_text(config_text(config), encoding="utf-8")
-    return path
+        path = runs / run_id / "config.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(config_text(config), encoding="utf-8")
+    return model, path, environment
 
 
 def _detached(home: Path, policy_model: str | None, config: Path | None) -> None:

@@ -34,6 +34,12 @@ class Run:
         """The trainer's configuration file."""
         return self.folder / "config.yaml"
 
+    @property
+    def scenario(self) -> str | None:
+        """The scenario that it was begun with, None for a run without one."""
+        kind = self.folder / "demo.json"
+        return str(json.loads(kind.read_text(encoding="utf-8"))["scenario"]) if kind.exists() else None
+
     def finish(self) -> None:
         """Marks it as done: the next demo begins another."""
         (self.folder / "finished").write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()), encoding="utf-8")
@@ -51,6 +57,12 @@ def unfinished(runs: Path, kind: RunKind) -> Run | None:
         if found == kind:
             return Run(folder.name, folder, resumed=True)
     return None
+
+
+def newest(runs: Path) -> Run | None:
+    """The run that was begun last, whatever it is about, or None."""
+    configs = sorted(runs.glob("*/config.yaml"), key=lambda path: (path.stat().st_mtime_ns, path))
+    return Run(configs[-1].parent.name, configs[-1].parent, resumed=True) if configs else None
 
 
 def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float) -> Run:

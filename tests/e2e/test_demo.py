@@ -45,7 +45,7 @@ def test_the_replay_is_equal_twice_and_the_verifier_is_content(finished: tuple[H
         assert done.returncode == 0, done.stdout + done.stderr
         steps = json.loads(done.stdout)["steps"]
         assert [step["step"] for step in steps] == list(range(STEPS + 1))
-        assert all(step["recorded_sha256"] == step["replayed_sha256"] and step["equal"] for step in steps)
+        assert all(step["recorded_sha"] == step["replayed_sha"] and step["equal"] for step in steps)
     verified = home.run("verify", str(result["run_id"]), "-o", "json")
     report = json.loads(verified.stdout)
     assert verified.returncode == 0, report
@@ -85,6 +85,11 @@ def test_garbage_on_every_input_topic_is_dead_lettered_with_its_bytes_and_the_re
 
             eventually(letters, 90, interval=2, message=f"the garbage on {name} was not dead-lettered")
         assert home.run("verify", str(result["run_id"])).returncode == 0
+        # The standing stack goes on with the run: what was learned is what is served, no other run began.
+        said = home.run("consume", "tentalis.policies.v1", "--from", "earliest", "--exit", "-o", "json")
+        promoted = [row["value"] for row in map(json.loads, said.stdout.splitlines()) if row["type"] == "Promotion"]
+        assert promoted[-1]["version"] == 2
+        assert home.processes()["trainer"]["state"] == "ready"
     finally:
         assert home.run("down").returncode == 0
 
@@ -109,3 +114,19 @@ def test_ctrl_c_stops_everything_within_ten_seconds_and_the_next_start_resumes(
     assert [result["run_id"]] == run_ids
     assert home.run("verify", str(result["run_id"])).returncode == 0
     assert home.run("replay", str(result["run_id"])).returncode == 0
+
+
+def test_a_forged_rollout_is_named_and_nothing_is_trained(finished: tuple[Home, dict[str, object]]) -> None:
+    home, result = finished
+    shown = home.run("consume", "tentalis.rollouts.v1", "--from", "earliest", "--exit", "-o", "json")
+    records = map(json.loads, shown.stdout.splitlines())
+    record = next(r for r in records if r["value"]["policy_spans"][0]["policy"].endswith("@v0"))
+    record["value"]["reward"] = 1.0 if record["value"]["reward"] != 1.0 else -1.0
+    line = json.dumps({"type": "Rollout", "value": record["value"]})
+    forged = home.run("produce", "tentalis.rollouts.v1", stdin=line + "\n")
+    assert forged.returncode == 0, forged.stderr
+    replayed = home.run("replay", str(result["run_id"]), "-o", "json")
+    assert replayed.returncode == 1, replayed.stdout
+    report = json.loads(replayed.stdout)
+    assert not report["equal"] and report["steps"] == []
+    assert any(record["value"]["rollout_id"] in problem and "forged" in problem for problem in report["problems"])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from schemas import topics
 from schemas.digest import with_digest
 from schemas.ids import sha256_hex
-from schemas.records import Promotion, Rollout
+from schemas.records import BatchPlan, Promotion, Rollout
 from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
@@ -23,6 +23,8 @@ from tests.kafka_fixture import Kafka, eventually
 from tests.trainer_lab import config, rollout, rollouts, tiny_model
 from trainer.config import TrainerConfig, config_text
 from trainer.fetch import BadRollouts
+from trainer.offers import Offer, Segment, offer_of
+from trainer.plan import PlanHead, Planner, plan_of
 from trainer.replay import replay
 from trainer.runlog import RunLog, read_run
 
@@ -187,9 +189,11 @@ def test_killed_between_any_two_writes_it_ends_with_the_same_bytes(lab: Lab) -> 
     assert all(run.updates[first + step].sha256 == sha256 for step, sha256 in enumerate(lab.hashes(killed)))
     rows = [row.rollout_id for plan in run.plans.values() for row in plan.rows]
     assert len(rows) == len(set(rows)) == 32
+    code, report = lab.replay(killed)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 5), report
 
 
-def test_two_ranks_train_the_same_plans_and_replay_to_the_same_bytes(lab: Lab) -> None:
+def test_two_ranks_train_the_same_plans_as_one(lab: Lab) -> None:
     lab.lay(7)
     one, two = lab.config("one"), lab.config("two")
     assert lab.train(two, ranks=2) == 0, lab.text(two)
@@ -203,8 +207,61 @@ def test_two_ranks_train_the_same_plans_and_replay_to_the_same_bytes(lab: Lab) -
     last = [load_file(checkpoint_of(lab, of) / "adapter_model.safetensors") for of in (one, two)]
     for name, weights in last[0].items():
         torch.testing.assert_close(weights, last[1][name], atol=2e-5, rtol=1e-4)
-    code, report = lab.replay(two)
+
+
+def test_a_restart_with_fewer_ranks_makes_a_new_attempt_and_replays(lab: Lab) -> None:
+    lab.lay(7)
+    of = lab.config(steps=1)
+    assert lab.train(of, ranks=2) == 0, lab.text(of)
+    left = plan_left_by_a_dead_world_of_two(lab, of)
+    lab.publisher.send(topics.BATCHES, left)
+    lab.publisher.flush()
+    assert lab.train(lab.config(steps=3)) == 0, lab.text(of)
+    run = lab.log(of)
+    plans = {step: run.latest_plan(step) for step in (1, 2, 3)}
+    assert [(plan.attempt, plan.world_size) for plan in plans.values() if plan] == [(1, 2), (2, 1), (1, 1)]
+    assert [row.rollout_id for row in run.plans[2, 2].rows] == [row.rollout_id for row in left.rows]
+    assert [result.attempt for step in (1, 2, 3) if (result := run.winner(step))] == [1, 2, 1]
+    code, report = lab.replay(of)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
+
+
+def plan_left_by_a_dead_world_of_two(lab: Lab, of: TrainerConfig) -> BatchPlan:
+    run = lab.log(of)
+    first = run.latest_plan(1)
+    assert first is not None
+    planner = Planner(8, 1000, {row.rollout_id: row.digest for row in first.rows}, {p: 0 for p in range(8)})
+    ends = end_offsets(lab.settings, topics.ROLLOUTS)
+    offers: dict[int, list[Offer]] = {partition: [] for partition in ends}
+    for stored in read_to_end(lab.settings, topics.ROLLOUTS, start={p.partition: p.offset for p in first.low_water}):
+        if stored.key is not None and stored.key.startswith(lab.policy):
+            record = stored.decode(lab.codec)
+            assert isinstance(record, Rollout)
+            offers[stored.partition].append(offer_of(record, stored.partition, stored.offset, stored.timestamp, 128))
+    for partition, made in offers.items():
+        planner.take(Segment(partition, 0, ends[partition], tuple(made)))
+    draft = planner.draft(1, ends)
+    assert draft is not None
+    head = PlanHead(of.run_id, of.policy, first.manifest_digest, 2, of.micro_batch_tokens, of.seed, "dead")
+    return plan_of(draft, head, 2, 1, now_ms())
+
+
+def test_a_zombie_writes_nothing_when_it_wakes_up(lab: Lab) -> None:
+    of = lab.config()
+    zombie = lab.start_trainer(of)
+    try:
+        eventually(lambda: "reads partitions" in lab.text(of), 120, 0.1, lambda: lab.text(of))
+        zombie.send_signal(signal.SIGSTOP)
+        lab.lay(7)
+        assert lab.train(of) == 0, lab.text(of)
+        before = lab.log(of)
+        zombie.send_signal(signal.SIGCONT)
+        assert zombie.wait(60) not in (0, None), lab.text(of)
+    finally:
+        zombie.kill()
+        zombie.wait()
+    assert lab.log(of) == before
+    assert before.last_step == 3 and len(before.plans) == 3
 
 
 def checkpoint_of(lab: Lab, of: TrainerConfig) -> Path:
