@@ -8,7 +8,7 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-fast lint bench chaos format lock clean
+.PHONY: help demo test test-fast lint bench format lock clean
 .DEFAULT_GOAL := help
 
 help:

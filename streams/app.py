@@ -1,6 +1,6 @@
 """Runs a `Processor` as a Faust application: one process, one consumer group, one exit code.
 
-Exit codes: 0 stopped by a signal; 1 something could not be confirmed or Kafka is away (start again); 3 too many dead
+Exit codes: 0 stopped by a signal; 1 something could not be confirmed or Kafka is away (start again); 5 too many dead
 letters (starting again will not help); 4 no progress although there is something to do.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_CRASHED = 1
-EXIT_TOO_MANY_DEAD = 3
+EXIT_TOO_MANY_DEAD = 5
 STOP_DEADLINE_S = 4.0
 
 

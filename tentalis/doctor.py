@@ -19,7 +19,7 @@ from pathlib import Path
 from tentalis.config import Settings
 
 GIB = 2**30
-NEEDED_DISK, NEEDED_MEMORY = 10 * GIB, 6 * GIB
+NEEDED_DISK, NEEDED_MEMORY = 10 * GIB, 8 * GIB
 MODULES = {
     "aiokafka": "aiokafka",
     "confluent-kafka": "confluent_kafka",

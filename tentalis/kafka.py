@@ -20,7 +20,7 @@ from tentalis.config import Settings
 
 log = logging.getLogger(__name__)
 
-SOURCE = "tentalis"
+TOPIC_PATIENCE_S = 5.0
 
 
 class RecordTooLarge(ValueError):
@@ -158,15 +158,13 @@ def checked_size(topic: str, key: str, value: bytes) -> bytes:
 
 
 class Publisher:
-    """Sends records and knows that they arrived. With a transactional id it fences out its predecessors."""
+    """Sends records and knows that they arrived."""
 
-    def __init__(self, settings: Settings, source: str, codec: Codec, *, transactional_id: str | None = None) -> None:
-        self._producer = Producer(producer_config(settings, transactional_id=transactional_id))
+    def __init__(self, settings: Settings, source: str, codec: Codec) -> None:
+        self._producer = Producer(producer_config(settings))
         self._codec = codec
         self._source = source
         self._failed: KafkaError | None = None
-        if transactional_id is not None:
-            self._producer.init_transactions(60.0)
 
     def send(self, topic: str, record: Record, *, partition: int | None = None) -> None:
         """Queues a record. Raises RecordTooLarge; delivery is known after `flush`."""
@@ -209,25 +207,14 @@ class Publisher:
         if left:
             raise DeliveryFailed(f"{left} records were not confirmed within {timeout:g} s: is the broker up?")
 
-    def begin(self) -> None:
-        """Begins a transaction."""
-        self._producer.begin_transaction()
-
-    def commit(self, timeout: float = 60.0) -> None:
-        """Flushes and commits the transaction. Raises KafkaException (fenced: a successor took over) or
-        DeliveryFailed.
-        """
-        self.flush(timeout)
-        self._producer.commit_transaction(timeout)
-
-    def abort(self) -> None:
-        """Gives the transaction up."""
-        self._producer.abort_transaction(30.0)
-
 
 def _partitions(consumer: Consumer, topic: str) -> list[int]:
-    metadata = consumer.list_topics(topic, timeout=15).topics[topic]
-    if metadata.error is not None:
+    deadline = time.monotonic() + TOPIC_PATIENCE_S
+    while (metadata := consumer.list_topics(topic, timeout=15).topics[topic]).error is not None:
+        # A broker that has just started does not know its topics at once.
+        if metadata.error.code() in ELECTING and time.monotonic() < deadline:
+            time.sleep(0.2)
+            continue
         raise NoSuchTopic(
             f"the broker has no topic {topic}: {metadata.error.str()}. `tentalis topics apply` creates it"
         )
@@ -364,9 +351,6 @@ class Follower:
 
 
 # librdkafka reports a broker that is away as events; it reconnects by itself.
-ELECTING = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
-)
 ELECTING = frozenset(
     {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
 )

@@ -10,14 +10,17 @@ log = logging.getLogger(__name__)
 
 # The supervisor allows 5 s in all.
 GRACE_S = 4.0
+# What a process ends with that was told to stop before its work was done (the shell's code for SIGTERM).
+STOPPED = 143
 
 
-def run_service(name: str, body: Callable[[threading.Event], None]) -> None:
+def run_service(name: str, body: Callable[[threading.Event], None], *, stopped: int = 0) -> int:
     """Runs `body` until it returns, or until SIGTERM or SIGINT sets the event it was given. Raises what `body` raised.
+    Returns the exit code: 0, or `stopped` after a signal.
 
     The body has its own thread: a client that waits for an absent broker inside a C call would keep a signal handler
-    from running. One that does not end within GRACE_S of the signal is left behind, and the process exits with 0: each
-    of ours may be killed at any moment, so that loses nothing. To be called on the main thread.
+    from running. One that does not end within GRACE_S of the signal is left behind, and the process exits with
+    `stopped`: each of ours may be killed at any moment, so that loses nothing. To be called on the main thread.
     """
     stop = threading.Event()
     raised: list[Exception] = []
@@ -39,7 +42,7 @@ def run_service(name: str, body: Callable[[threading.Event], None]) -> None:
         if thread.is_alive():
             log.warning("%s did not end within %g s of being told to: left as it is", name, GRACE_S)
             logging.shutdown()
-            os._exit(0)
+            os._exit(stopped)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -47,3 +50,4 @@ def run_service(name: str, body: Callable[[threading.Event], None]) -> None:
         log.warning("while stopping: %s", raised[0])
     elif raised:
         raise raised[0]
+    return stopped if stop.is_set() else 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tentalis.config import Settings
+from tentalis.service import STOPPED
 from trainer.config import load_config
 from trainer.stop import GRACE_SECONDS, stop_on_signals
 
@@ -33,7 +34,7 @@ def launch(config_path: Path, ranks: int) -> int:
     return main(Settings.from_env(), config_path, ranks)
 
 
-def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: int = 0) -> int:
+def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: int = STOPPED) -> int:
     """Runs `python -m trainer ARGUMENTS` as `ranks` processes that know one another; returns 0 if all return 0.
 
     When one ends with an error, or this process is asked to stop (and then ends with `exit_code`), all end.
@@ -61,9 +62,9 @@ def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: i
         try:
             while not stop.asked:
                 codes = [child.poll() for child in children]
-                failed = [code for code in codes if code not in (None, 0)]
+                failed = [code for code in codes if code]
                 if failed:
-                    return 1 if failed[0] is None or failed[0] < 0 else failed[0]
+                    return max(1, *failed)
                 if all(code == 0 for code in codes):
                     return 0
                 time.sleep(POLL_SECONDS)

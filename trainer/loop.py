@@ -31,8 +31,8 @@ POLL_SECONDS = 0.1
 
 
 def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None) -> int:
-    """Trains until the configured steps are done and returns the exit code 0; asked to stop, the process ends with 0.
-    `stop`: given by a caller that listens to signals itself.
+    """Trains until the configured steps are done and returns the exit code 0; asked to stop, the process ends with
+    STOPPED. `stop`: given by a caller that listens to signals itself.
 
     Every rank runs it; alone it is the whole trainer. Raises CannotResume, Fenced, Diverged, BadRollouts, and Kafka's
     errors that do not pass by themselves.

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One step of a replayed run. `replayed_sha` is empty when nothing was trained (verify_only)."""
+    """One step of a replayed run. When nothing was trained (verify_only) `replayed_sha` is empty and `equal` None."""
 
     step: int
     recorded_sha: str
     replayed_sha: str
-    equal: bool
+    equal: bool | None
 
 
 class CannotReplay(RuntimeError):
@@ -88,8 +88,10 @@ def replay(
     if problems:
         raise BadRollouts(problems)
     shown = [result for result in results if result.step >= from_step]
+    if not shown:
+        raise CannotReplay(f"run {run_id} has steps 0 to {results[-1].step}; there is nothing from step {from_step} on")
     if verify_only:
-        return [ReplayStep(result.step, result.adapter_sha256, "", True) for result in shown]
+        return [ReplayStep(result.step, result.adapter_sha256, "", None) for result in shown]
     if into is None:
         (settings.home / "replays").mkdir(parents=True, exist_ok=True)
         into = Path(tempfile.mkdtemp(prefix=f"{run_id}-", dir=settings.home / "replays"))
@@ -266,10 +268,15 @@ def main(
         problems = [str(problem) for problem in error.problems]
     except CannotReplay as error:
         problems = [str(error)]
-    equal = not problems and all(step.equal for step in steps)
+    equal = not problems and all(step.equal is not False for step in steps)
     if as_json:
         json.dump(
-            {"run_id": run_id, "equal": equal, "problems": problems, "steps": [asdict(step) for step in steps]},
+            {
+                "run_id": run_id,
+                "equal": None if verify_only and equal else equal,
+                "problems": problems,
+                "steps": [asdict(step) for step in steps],
+            },
             sys.stdout,
         )
         sys.stdout.write("\n")

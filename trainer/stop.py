@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tentalis.service import STOPPED
+
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3.5
@@ -44,10 +46,10 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals(exit_code: int = 0, grace: float = GRACE_SECONDS) -> Iterator[Stop]:
-    """While it is open SIGTERM and SIGINT ask to stop. A process that was asked ends with `exit_code` where the block
-    ends, however it ends, or `grace` seconds later whatever runs. Elsewhere than in the main thread signals are not
-    heard.
+def stop_on_signals(exit_code: int = STOPPED, grace: float = GRACE_SECONDS) -> Iterator[Stop]:
+    """While it is open SIGTERM and SIGINT ask to stop. A process that was asked ends with `exit_code` (STOPPED:
+    nobody must take the run for finished) where the block ends, however it ends, or `grace` seconds later whatever
+    runs. Elsewhere than in the main thread signals are not heard.
 
     A thread of its own hears the signal: Python's handlers wait for the main thread, which may be in a backward pass.
     """

@@ -52,7 +52,9 @@ def demo(
 
 def replay(
     run: Annotated[str, typer.Argument(help="Id of the run.")],
-    from_step: Annotated[int | None, typer.Option("--from-step", min=0, help="First step to train again.")] = None,
+    from_step: Annotated[
+        int | None, typer.Option("--from-step", min=0, help="First step to show; training begins where the run began.")
+    ] = None,
     to_step: Annotated[int | None, typer.Option("--to-step", min=0, help="Last step to train again.")] = None,
     verify_only: Annotated[
         bool, typer.Option("--verify-only", help="Check that every record is there and unaltered; train nothing.")

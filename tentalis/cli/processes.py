@@ -165,7 +165,7 @@ def manager(
     configure_logging("INFO")
     from tentalis.manager import run
 
-    run(resolve_settings(bootstrap), scenario=scenario.value, run_id=run_id, n_samples=samples)
+    raise typer.Exit(run(resolve_settings(bootstrap), scenario=scenario.value, run_id=run_id, n_samples=samples))
 
 
 def trainer(

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,11 +69,14 @@ def _attached(settings: Settings, policy_model: str | None, config: Path | None)
     from tentalis.local.supervisor import Supervisor, stop_signals
 
     ready_fd = os.environ.pop(READY_FD, None)  # popped: the processes of the stack must not inherit it
-    with StateDir(settings.home) as state, stop_signals() as stop:
+    with ExitStack() as held:
+        state = held.enter_context(StateDir(settings.home))
+        # Before signals are only noted: a download must end with Ctrl-C like anything else.
         if config is None:
             model, run, environment = _standing_run(state.folder("runs"), policy_model, settings.cache)
         else:
             model, run, environment = resolve_model(policy_model, settings.cache), config.absolute(), "chat"
+        stop = held.enter_context(stop_signals())
         options = StackOptions(state=state, settings=settings, model=model, trainer_config=run, environment=environment)
         stack = build_stack(options)
         staying = [spec.name for spec in stack.specs if not spec.expect_exit]

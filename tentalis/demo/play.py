@@ -251,7 +251,7 @@ class Show:
         return Snapshot(self.stats, self.options.steps, self.processes.status(), self._lag.lags, elapsed)
 
     def _conclude(self) -> None:
-        summary = summarise(self.stats, self.options.steps, time.monotonic() - self._started)
+        summary = summarise(self.stats, max(self.stats.metrics, default=0), time.monotonic() - self._started)
         newest = f"{self.stats.policy}@v{self.stats.acknowledged}"
         said = self._answers(newest)
         report = Report(

@@ -181,7 +181,9 @@ class RunState:
                 f"and at version {manifest.first_version}; they cannot be of one run"
             )
         self.manifest = manifest
-        self.pace = Pace.of_config(manifest.config, self.run_id)
+        # A standing stack trains the run on without an end; the pace is that of whoever gave it one.
+        if yaml.safe_load(manifest.config).get("steps") is not None:
+            self.pace = Pace.of_config(manifest.config, self.run_id)
         return True
 
     # What follows from it.

@@ -13,7 +13,7 @@ from tentalis.kafka import Publisher, make_codec, now_ms
 from tentalis.manager.core import ROUND, RunState, feedback_id_of, task_id_of
 from tentalis.reading import Reader
 from tentalis.scenarios import Scenario, make_scenario
-from tentalis.service import run_service
+from tentalis.service import STOPPED, run_service
 from tentalis.workers.answer import SERVED_AT_ISSUE
 
 log = logging.getLogger(__name__)
@@ -129,10 +129,12 @@ class Manager:
         self._reader.close()
 
 
-def run(settings: Settings, *, scenario: str, run_id: str, n_samples: int | None = None) -> None:
-    """The process: until the run is done, or SIGTERM. Samples per task are the scenario's, unless given."""
+def run(settings: Settings, *, scenario: str, run_id: str, n_samples: int | None = None) -> int:
+    """The process: until the run is done (exit code 0), or SIGTERM (STOPPED: whoever supervises it must not take the
+    run for finished). Samples per task are the scenario's, unless given.
+    """
     options = ManagerOptions(run_id, scenario, n_samples)
-    run_service("manager", lambda stop: _manage(options, settings, stop))
+    return run_service("manager", lambda stop: _manage(options, settings, stop), stopped=STOPPED)
 
 
 def _manage(options: ManagerOptions, settings: Settings, stop: threading.Event) -> None:

@@ -164,7 +164,7 @@ def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
         lab.producer.produce(lab.topic, b"bad:%d" % number, b"k", partition=1)
     assert lab.producer.flush(10) == 0
     worker = lab.start("--dead-run", "10")
-    assert worker.wait(30) == 3
+    assert worker.wait(30) == 5
     assert "11 records in a row could not be processed (limit 10)" in lab.log_of(worker)
     assert lab.uncommitted() >= 12
     assert lab.read(f"{lab.topic}.dlq") == []

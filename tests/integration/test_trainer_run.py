@@ -19,6 +19,7 @@ from schemas.records import BatchPlan, Promotion, Rollout
 from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
+from tentalis.service import STOPPED
 from tests.kafka_fixture import Kafka, eventually
 from tests.trainer_lab import config, rollout, rollouts, tiny_model
 from trainer.config import TrainerConfig, config_text
@@ -288,7 +289,7 @@ def test_bad_records_are_dead_lettered_and_the_trainer_waits_for_the_served_vers
         promote(lab, 1)
         eventually(lambda: lab.log(of).last_step == 2, 60, 0.2, lambda: lab.text(of))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 0, lab.text(of)
+        assert process.wait(5) == STOPPED, lab.text(of)
     finally:
         process.kill()
         process.wait()
