@@ -31,6 +31,9 @@ def _float32(data: bytes) -> bytes:
     return data
 
 
+# The largest group, for everyone alike: what is accepted must be answerable.
+MAX_SAMPLES = 256
+
 Millis = Annotated[int, Field(json_schema_extra={"logicalType": "timestamp-millis"})]
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31, json_schema_extra={"avro": "int"})]
 Int32s = Annotated[bytes, AfterValidator(_int32), Field(json_schema_extra={"logicalType": "int32-le"})]
@@ -126,7 +129,7 @@ class TaskHead(Part):
     task_id: Name
     policy: Name
     environment: Name
-    n_samples: Annotated[Int, Field(ge=1)] = 1
+    n_samples: Annotated[Int, Field(ge=1, le=MAX_SAMPLES)] = 1
     terms: Terms
     manager_id: str = ""
     run_id: str | None = None
@@ -142,7 +145,7 @@ class Task(Record):
     policy: Name
     environment: Name
     messages: Annotated[tuple[Message, ...], Field(min_length=1)]
-    n_samples: Annotated[Int, Field(ge=1)] = 1
+    n_samples: Annotated[Int, Field(ge=1, le=MAX_SAMPLES)] = 1
     sampling: Sampling = Sampling()
     verifier: Verifier | None = None
     terms: Terms = Terms()

@@ -65,7 +65,8 @@ def publish_adapter(home: Path, policy: str, version: int, checkpoint: Checkpoin
         if present != checkpoint.state.adapter_sha256:
             raise AdapterExists(
                 f"{folder} holds an adapter with sha256 {present}, but {policy_name(policy, version)} has "
-                f"{checkpoint.state.adapter_sha256}. The folder belongs to a log that is gone: move it away"
+                f"{checkpoint.state.adapter_sha256}. Its file was "
+                "damaged, or it belongs to a log that is gone: move the folder away, and it is written again"
             )
         return folder
     write_folder(folder, {CONFIG_FILE: (checkpoint.folder / CONFIG_FILE).read_bytes(), WEIGHTS_FILE: weights})

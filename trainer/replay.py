@@ -293,7 +293,7 @@ def _print_table(
 
     console = Console(highlight=False, soft_wrap=True)
     for problem in problems:
-        console.print(f"[red]{problem.split(':', 1)[0]}[/red]:{problem.split(':', 1)[-1]}", markup=True)
+        console.print(problem, markup=False)
     if problems:
         console.print(f"Run {run_id} cannot be replayed: nothing was trained.")
         return
