@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_VERSIONS = 16
-_END_BY_THEMSELVES = ("topics", "manager", "trainer")
 _STATES = {
     "ready": "green",
     "running": "green",
@@ -63,7 +62,7 @@ def plain_line(now: Snapshot) -> str:
     scores = stats.scores()
     latest = f"reward v{scores[-1].version} {scores[-1].mean:.2f} {sparkline(scores)}" if scores else "no reward yet"
     kinds = " ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())) or "none"
-    states = {name: state_of(name, status) for name, status in now.processes.items()}
+    states = {name: str(status["state"]) for name, status in now.processes.items()}
     waiting = [f"{name} {state}" for name, state in states.items() if state not in _GOOD]
     return (
         f"[{clock(now.elapsed)}] step {served_step(stats)}/{now.steps} · tasks {stats.tasks} · outcomes: {kinds} · "
@@ -72,12 +71,6 @@ def plain_line(now: Snapshot) -> str:
 
 
 _GOOD = ("ready", "running", "done")
-
-
-def state_of(name: str, status: Mapping[str, Any]) -> str:
-    """A process's state in words for people: what ends by itself is never "ready", and "starting" for all its life."""
-    state = str(status["state"])
-    return "running" if name in _END_BY_THEMSELVES and state == "starting" else state
 
 
 def live_view(now: Snapshot) -> "RenderableType":
@@ -148,7 +141,7 @@ def _processes(now: Snapshot) -> "Table":
     table = _grid("process", "state", "restarts", "behind")
     behind = {name.removeprefix("tentalis-").split("-")[0]: lag for name, lag in now.lags.items()}
     for name, status in now.processes.items():
-        state = state_of(name, status)
+        state = str(status["state"])
         lag = behind.get(name)
         table.add_row(
             name,

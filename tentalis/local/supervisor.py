@@ -35,7 +35,8 @@ _TAIL_LINES = 15
 
 
 class _Process:
-    """What is known of one process. States: waiting, starting, ready, backoff, failed, done, stopped."""
+    """What is known of one process. States: waiting, starting, ready (running, for one that
+    ends by itself), backoff, failed, done, stopped."""
 
     def __init__(self, spec: ProcessSpec, log_file: Path) -> None:
         self.spec = spec
@@ -281,7 +282,8 @@ class Supervisor:
                 stderr=output,
                 start_new_session=True,  # the terminal's Ctrl-C is for the supervisor alone, which stops them in order
             )
-        process.state, process.message = "starting", ""
+        # What ends by itself is never ready: nothing waits for its being up, only for its end.
+        process.state, process.message = ("running" if process.spec.expect_exit else "starting"), ""
         process.started, process.ready_since, process.next_check = now, None, now
         process.excused = process.hung = False
 

@@ -39,7 +39,7 @@ def test_a_run_survives_ten_kills_and_is_verified_and_replayed(tmp_path: Path, t
         time.sleep(rng.uniform(0.5, 3.0))
         name = order[-1]
         process = home.processes().get(name, {})
-        if process.get("pid") and process["state"] in ("ready", "starting"):
+        if process.get("pid") and process["state"] in ("ready", "starting", "running"):
             os.kill(process["pid"], signal.SIGKILL)
             killed.append(name)
             order.pop()

@@ -28,7 +28,7 @@ class MadeUp:
     """What a supervisor would say."""
 
     def __init__(self) -> None:
-        self.states = {"topics": "done", "manager": "starting", "trainer": "done"}
+        self.states = {"topics": "done", "manager": "running", "trainer": "done"}
         self.broken: str | None = None
 
     def status(self) -> dict[str, dict[str, Any]]:
