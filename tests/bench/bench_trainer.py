@@ -62,7 +62,9 @@ def step_seconds(model: Path, made: list[Rollout], steps: int) -> list[float]:
     from trainer.step import train_step
     from trainer.stop import Stop
 
-    settings = config(model, policy="bench", run_id="bench", batch_rollouts=32, threads=os.cpu_count())
+    settings = config(
+        model, policy="bench", run_id="bench", batch_rollouts=32, micro_batch_tokens=1024, threads=os.cpu_count()
+    )
     runtime.prepare(runtime.threads_of(settings, 1), "cpu")
     joined = world.join()
     engine = Engine(settings, model, joined, "cpu")
