@@ -4,13 +4,10 @@ elsewhere."""
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from schemas.topics import dlq
 from streams.processor import Dead, LogRecord
-
-PREFIX = "tentalis.dlq."
-MESSAGE_BYTES = 1024
+from tentalis.dlq import context_headers
 
 
 class TooManyDead(Exception):
@@ -40,26 +37,21 @@ def letter(dead: Dead, *, group: str, attempts: int, version: str, failed_at: fl
         failed_at: seconds since the epoch.
     """
     record = dead.record
-    context = {
-        "original-topic": record.topic,
-        "original-partition": str(record.partition),
-        "original-offset": str(record.offset),
-        "original-timestamp": str(record.timestamp),
-        "consumer-group": group,
-        "error-class": dead.error_class,
-        "error-message": dead.error,
-        "error-stage": dead.stage,
-        "attempts": str(attempts),
-        "app-version": version,
-        "failed-at": datetime.fromtimestamp(failed_at, UTC).isoformat(timespec="milliseconds"),
-    }
-    headers = tuple((PREFIX + name, _ascii(text)) for name, text in context.items())
+    headers = context_headers(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp=record.timestamp,
+        group=group,
+        error_class=dead.error_class,
+        error=dead.error,
+        stage=dead.stage,
+        attempts=attempts,
+        version=version,
+        failed_at=failed_at,
+    )
     value = None if record.tombstone else record.value
     return Produce(dlq(record.topic), key_bytes(record.key), value, record.headers + headers, record.partition)
-
-
-def _ascii(text: str) -> bytes:
-    return text.encode("ascii", "backslashreplace")[:MESSAGE_BYTES]
 
 
 class DeadLimits:

@@ -1,9 +1,8 @@
 """This rank's share of the rollout topic: reads, dead-letters what is no rollout, offers the rest."""
 
 import logging
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -12,6 +11,7 @@ from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
 from schemas.records import Rollout
 from tentalis.config import Settings
+from tentalis.dlq import context_headers
 from tentalis.kafka import TRANSIENT, Publisher, consumer_config
 from trainer.fetch import Cache
 from trainer.offers import Offer, Segment, malformed, offer_of
@@ -20,7 +20,6 @@ from trainer.runtime import versions
 log = logging.getLogger(__name__)
 
 POLL_RECORDS = 500
-DLQ_MESSAGE_BYTES = 1024
 
 
 class Intake:
@@ -127,24 +126,20 @@ class Intake:
         return None
 
     def _bury(self, message: Message, cause: DecodeError) -> None:
-        context: dict[str, Any] = {
-            "original-topic": message.topic(),
-            "original-partition": message.partition(),
-            "original-offset": message.offset(),
-            "original-timestamp": message.timestamp()[1],
-            "consumer-group": self._group,
-            "error-class": type(cause).__name__,
-            "error-message": cause,
-            "error-stage": cause.stage,
-            "attempts": 1,
-            "app-version": self._version,
-            "failed-at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        }
         headers = [(name, value or b"") for name, value in message.headers() or ()]
-        headers += [
-            (f"tentalis.dlq.{name}", str(value).encode("ascii", "backslashreplace")[:DLQ_MESSAGE_BYTES])
-            for name, value in context.items()
-        ]
+        headers += context_headers(
+            topic=str(message.topic()),
+            partition=int(message.partition()),
+            offset=int(message.offset()),
+            timestamp=int(message.timestamp()[1]),
+            group=self._group,
+            error_class=type(cause).__name__,
+            error=str(cause),
+            stage=cause.stage,
+            attempts=1,
+            version=self._version,
+            failed_at=time.time(),
+        )
         dlq = topics.dlq(topics.ROLLOUTS)
         self._publisher.send_bytes(dlq, message.key(), message.value(), headers, partition=message.partition())
 
