@@ -96,6 +96,8 @@ class Planner:
         self.consumed.update(rows)
         for partition, offset in low_water.items():
             self.low_water[partition] = max(self.low_water[partition], offset)
+            # A plan found on the log is executed before its partitions are offered; reading then begins behind it.
+            self.next_offset[partition] = max(self.next_offset[partition], self.low_water[partition])
             kept = [item for item in self._pending[partition] if item[1].offset >= self.low_water[partition]]
             self._pending[partition] = kept
 

@@ -155,6 +155,15 @@ def test_what_the_lineage_consumed_is_not_trained_again() -> None:
     assert [drop.reason for drop in draft.drops] == ["duplicate"]
 
 
+def test_a_reader_may_begin_behind_a_plan_that_was_executed_before_any_offer() -> None:
+    resumed = planner(1, batch=2)
+    resumed.consume([("p0o0/0", "d-p0o0/0"), ("p0o1/0", "d-p0o1/0")], {0: 2})
+    resumed.take(segment(0, 2, [offer(0, 2, 7), offer(0, 3, 8)]))
+    draft = resumed.draft(0, {0: 4})
+    assert draft is not None
+    assert [row.offset for row in draft.rows] == [2, 3]
+
+
 def test_a_gap_between_offers_is_an_error() -> None:
     of = planner(1)
     of.take(segment(0, 0, [], end=5))
