@@ -10,7 +10,37 @@ import operator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.records import Forget, Hint, HintKind, Open, Record, Score, Status, TaskHead
+from schemas.records import Forget, Hint, HintKind, Open, Outcome, Record, Rollout, Score, Status, TaskHead
+
+
+def told(key: str, record: Record) -> tuple[str, Any]:
+    """What the join wrote, in the oracle's words."""
+    assert record.key == key
+    if isinstance(record, Outcome):
+        facts: dict[str, Any] = {
+            "result": record.result_id,
+            "reward": record.reward,
+            "has_rl": record.has_rl,
+            "has_opd": record.has_opd,
+            "rollout": record.rollout_id,
+            "half_id": record.half_id,
+            "n_closed": record.n_closed,
+        }
+        return key, ("outcome", record.kind.value, record.event_time, facts)
+    assert isinstance(record, Rollout)
+    facts = {
+        "result": record.result_id,
+        "tokens": record.token_ids,
+        "reward": record.reward,
+        "hints": record.hints,
+        "teacher": record.teacher_logprobs,
+        "asked": record.n_requested,
+        "closed": record.n_closed,
+        "mean": record.group_mean,
+        "std": record.group_std,
+        "from": tuple((p.half_id, p.partition, p.offset) for p in record.provenance),
+    }
+    return key, ("rollout", record.event_time, facts)
 
 
 @dataclass

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from schemas import topics
-from schemas.records import HintKind, Outcome, Record, Rollout, Source, Status, TaskHead
+from schemas.records import HintKind, Record, Source, Status, TaskHead
 from streams.join.state import StateError
 from streams.processor import LogRecord
-from tests.unit.join_oracle import Oracle
+from tests.unit.join_oracle import Oracle, told
 from tests.unit.join_support import (
     CODEC,
     LIMITS,
@@ -142,37 +142,9 @@ def records(log: list[tuple[int, Spec | None]], tail: int = 0) -> list[LogRecord
 
 def facts_of(written: Written) -> list[tuple[str, Any]]:
     """What was written, as the oracle tells it."""
-    found: list[tuple[str, Any]] = []
-    for topic, key, value in written.produced:
-        record = CODEC.decode(value, topic=topic, partition=0, offset=0)
-        assert record.key == key
-        if isinstance(record, Outcome):
-            facts: dict[str, Any] = {
-                "result": record.result_id,
-                "reward": record.reward,
-                "has_rl": record.has_rl,
-                "has_opd": record.has_opd,
-                "rollout": record.rollout_id,
-                "half_id": record.half_id,
-                "n_closed": record.n_closed,
-            }
-            found.append((key, ("outcome", record.kind.value, record.event_time, facts)))
-        else:
-            assert isinstance(record, Rollout)
-            facts = {
-                "result": record.result_id,
-                "tokens": record.token_ids,
-                "reward": record.reward,
-                "hints": record.hints,
-                "teacher": record.teacher_logprobs,
-                "asked": record.n_requested,
-                "closed": record.n_closed,
-                "mean": record.group_mean,
-                "std": record.group_std,
-                "from": tuple((p.half_id, p.partition, p.offset) for p in record.provenance),
-            }
-            found.append((key, ("rollout", record.event_time, facts)))
-    return found
+    return [
+        told(key, CODEC.decode(value, topic=topic, partition=0, offset=0)) for topic, key, value in written.produced
+    ]
 
 
 @QUICK

@@ -1,0 +1,206 @@
+"""Makes the input of the chaos run: tasks whose halves come in random order and lateness, some twice, some never."""
+
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from schemas import topics
+from schemas.ids import derived_id
+from schemas.records import (
+    Feedback,
+    Hint,
+    HintKind,
+    LogprobsMode,
+    Message,
+    Opens,
+    Polarity,
+    PolicySpan,
+    Record,
+    Result,
+    Sampling,
+    Source,
+    Status,
+    Task,
+    Terms,
+    Verifier,
+    result_id,
+    sample_of,
+)
+from schemas.tensors import float32_bytes, int32_bytes
+from tentalis.config import Settings
+from tentalis.kafka import Publisher, make_codec, now_ms
+
+DEADLINE_MS, WINDOW_MS = 12_000, 3_000
+TOKENS = 48
+SPANS = (PolicySpan(start=0, policy="assistant@v0"),)
+Event = tuple[float, str, Record]
+"""seconds after the task, topic, record"""
+
+
+def events_of(chance: random.Random, run: str, number: int) -> Iterator[Event]:
+    """One task and all that is said about it, in no order."""
+    family = chance.choices(["hinted", "plain", "graded"], [6, 1, 3])[0]
+    terms = {
+        "hinted": Terms(rl=Source.RESULT, opd=Source.USER, deadline_ms=DEADLINE_MS, opd_window_ms=WINDOW_MS),
+        "plain": Terms(rl=Source.RESULT, deadline_ms=DEADLINE_MS, opd_window_ms=WINDOW_MS),
+        "graded": Terms(
+            rl=Source.USER,
+            opens=chance.choice([Opens.AT_ONCE, Opens.FIRST_FEEDBACK]),
+            deadline_ms=DEADLINE_MS,
+            opd_window_ms=WINDOW_MS,
+        ),
+    }[family]
+    task = Task(
+        task_id=f"{run}-{number}",
+        event_time=now_ms(),
+        policy="assistant",
+        environment="chat",
+        messages=(Message(role="user", content="Why do cats purr?"),),
+        n_samples=chance.choice([1, 2, 2, 3]),
+        verifier=Verifier(name="taste"),
+        terms=terms,
+        run_id=run,
+    )
+    yield 0.0, topics.TASKS, task
+    for index in range(task.n_samples):
+        if chance.random() < 0.04:
+            continue  # a worker that died with the answer
+        late = chance.random() < 0.06
+        answered = chance.uniform(DEADLINE_MS, DEADLINE_MS + 4000) / 1000 if late else chance.uniform(0.1, 3.0)
+        results = [_result(chance, task, index, answer) for answer in range(1 + (chance.random() < 0.08))]
+        for nth, result in enumerate(results):
+            for event in _about(chance, family, result, answered + nth * chance.uniform(0.0, 2.0)):
+                yield event
+                if chance.random() < 0.04:
+                    yield event[0] + chance.uniform(0.0, 5.0), *event[1:]
+
+
+def _about(chance: random.Random, family: str, result: Result, at: float) -> Iterator[Event]:
+    yield at, topics.RESULTS, result
+    said = max(0.05, at + chance.uniform(-1.0, 1.5 * WINDOW_MS / 1000))
+    if chance.random() < 0.1:
+        said = chance.uniform(0.05, 10.0)
+    if family == "plain" or chance.random() < 0.06:
+        return
+    if family == "graded":
+        score = round(chance.random(), 3)
+        yield said, topics.FEEDBACK, _feedback(result, f"{chance.getrandbits(64):x}", score=score)
+    elif result.status is Status.OK and chance.random() < 0.6:
+        # The teacher needs a model, which is not what is put to the test here: its half comes ready-made.
+        yield said, topics.HALVES, _hint(chance, result)
+    else:
+        yield (
+            said,
+            topics.FEEDBACK,
+            _feedback(result, f"{chance.getrandbits(64):x}", polarity=Polarity.POSITIVE, text="Thank you!"),
+        )
+
+
+def _result(chance: random.Random, task: Task, index: int, answer: int) -> Result:
+    failed = chance.random() < 0.03
+    text = "" if failed else f"Cats purr when they are content, and to soothe themselves, time {answer}."
+    tokens = b"" if failed else int32_bytes([chance.randrange(1000) for _ in range(TOKENS)])
+    return Result(
+        result_id=result_id(task.task_id, index, SPANS, tokens, text),
+        event_time=now_ms(),
+        opened_at=task.event_time,
+        task=task,
+        sample_index=index,
+        worker_id="driver",
+        status=Status.FAILED if failed else Status.OK,
+        error="it broke" if failed else None,
+        text=text,
+        prompt_token_ids=b"" if failed else int32_bytes([1, 2, 3]),
+        response_token_ids=tokens,
+        sampler_logprobs=b"" if failed else float32_bytes([-chance.random() for _ in range(TOKENS)]),
+        logprobs_mode=LogprobsMode.PROCESSED,
+        sampling=Sampling(temperature=0.7),
+        policy_spans=SPANS,
+        finish_reason="" if failed else "stop",
+    )
+
+
+def _feedback(result: Result, identity: str, **fields: object) -> Feedback:
+    return Feedback.model_validate(
+        {
+            "feedback_id": identity,
+            "event_time": result.event_time,
+            "task_id": result.task.task_id,
+            "sample_index": result.sample_index,
+            "source": Source.USER,
+            "result": result,
+            **fields,
+        }
+    )
+
+
+def _hint(chance: random.Random, result: Result) -> Hint:
+    sample = sample_of(result)
+    accepted = chance.random() < 0.7
+    return Hint(
+        hint_id=derived_id("hint", result.result_id, "driver"),
+        event_time=result.event_time,
+        opened_at=result.opened_at,
+        sample=sample if accepted else sample.without_tokens(),
+        source=Source.USER,
+        kind=HintKind.ACCEPTED if accepted else HintKind.REJECTED,
+        hints=("Be brief.",),
+        teacher_policy="base" if accepted else None,
+        teacher_logprobs=float32_bytes([-0.25] * (len(sample.token_ids) // 4)) if accepted else None,
+        hinter="driver",
+    )
+
+
+@dataclass
+class Driver:
+    """Sends `tasks` tasks evenly over `seconds` seconds, in a thread of its own; a broken broker only delays it.
+
+    Every `garbage`-th record on the halves topic is followed by one that is no record.
+    """
+
+    settings: Settings
+    run: str
+    tasks: int
+    seconds: float
+    seed: int
+    garbage: int = 500
+    sent: int = 0
+    _driving: "Future[None]" = field(init=False)
+
+    def start(self) -> None:
+        pool = ThreadPoolExecutor(1)
+        self._driving = pool.submit(self._drive)
+        pool.shutdown(wait=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is on the log. Raises what went wrong."""
+        if self._driving.done():
+            self._driving.result()
+        return self._driving.done()
+
+    def _drive(self) -> None:
+        chance = random.Random(self.seed)
+        publisher = Publisher(self.settings, "driver", make_codec(self.settings))
+        waiting: list[tuple[float, int, str, Record]] = []
+        serial = itertools.count()
+        began, made, halves = time.monotonic(), 0, 0
+        while made < self.tasks or waiting:
+            now = time.monotonic() - began
+            while made < self.tasks and made * self.seconds / self.tasks <= now:
+                for after, topic, record in events_of(chance, self.run, made):
+                    heapq.heappush(waiting, (now + after, next(serial), topic, record))
+                made += 1
+            while waiting and waiting[0][0] <= now:
+                _, _, topic, record = heapq.heappop(waiting)
+                publisher.send(topic, record)
+                self.sent += 1
+                halves += topic == topics.HALVES
+                if topic == topics.HALVES and halves % self.garbage == 0:
+                    publisher.send_bytes(topic, record.key.encode(), chance.randbytes(40), [])
+            time.sleep(0.02)
+        publisher.flush(120)

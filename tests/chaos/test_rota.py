@@ -1,0 +1,23 @@
+"""Two minutes of the rota (`make chaos` is the long one): nothing lost, wrong or doubled."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.rota import run
+
+pytestmark = [pytest.mark.broker, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+
+def test_stream_applications_lose_nothing_when_stopped_frozen_and_killed(tmp_path: Path) -> None:
+    report = run(tmp_path, seconds=100, tasks=3000, seed=random.SystemRandom().randrange(2**32))
+    print(json.dumps(report))
+    assert (report["lost"], report["wrong"], report["duplicates"]) == (0, 0, 0), report
+    assert report["tasks"] == 3000
+    done = report["done"]
+    assert all(done.get(what) for what in ("kill", "stop", "freeze", "doze", "kill broker", "restart broker")), done
+    assert all(
+        report["outcomes"].get(kind) for kind in ("both", "rl", "opd", "expired", "failed", "late", "superseded")
+    )
