@@ -41,6 +41,10 @@ class Fenced(KafkaError):
     """Another worker runs under the name of this one (static membership)."""
 
 
+class GroupLost(Exception):
+    """The coordinator answered with an error after which aiokafka takes no part in the group any more."""
+
+
 class Owner(Protocol):
     """Who is told what happens to partitions; all calls come from the application's event loop."""
 
@@ -121,8 +125,34 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
 
     async def on_start(self) -> None:
         await super().on_start()
+        coordinator = self._ensure_consumer()._coordinator
+        self._end_when_lost(coordinator)
         if self.app.conf.consumer_group_instance_id:
-            self._end_when_fenced(self._ensure_consumer()._coordinator)
+            self._end_when_fenced(coordinator)
+
+    def _end(self, error: Exception) -> None:
+        self.parent_loop.call_soon_threadsafe(self.app.owner.failed, error)
+
+    def _end_when_lost(self, coordinator: Any) -> None:
+        # aiokafka keeps such an error for whoever polls next, and its coordination stands still until then. In a
+        # rebalance Faust polls nothing: the worker would stay, out of the group, for good.
+        push = coordinator._push_error_to_user
+
+        def lost(cause: BaseException) -> None:
+            text = f"the coordinator of group {coordinator.group_id} answered with {cause!r}: ending, to join it anew"
+            self._end(GroupLost(text))
+
+        def push_error_to_user(cause: BaseException) -> Any:
+            if not isinstance(cause, Fenced):
+                lost(cause)
+            return push(cause)
+
+        def coordination_ended(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (cause := task.exception()) is not None:
+                lost(cause)
+
+        coordinator._push_error_to_user = push_error_to_user
+        coordinator._coordination_task.add_done_callback(coordination_ended)
 
     def _end_when_fenced(self, coordinator: Any) -> None:
         # A static member whose id the broker no longer knows was replaced by a successor of the same name. aiokafka
@@ -138,7 +168,7 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
                 f"the group {coordinator.group_id} has another member under the name {instance!r}, or this one was "
                 "silent for longer than the session timeout: ending. Give each worker an instance name of its own"
             )
-            self.parent_loop.call_soon_threadsafe(self.app.owner.failed, error)
+            self._end(error)
             raise error
 
         coordinator.reset_generation = reset_generation

@@ -63,6 +63,8 @@ PATCHED: Mapping[str, Any] = {
     "Agent._execute_actor": Agent._execute_actor,
     "Schema.compile": Schema.compile,
     "GroupCoordinator.reset_generation": GroupCoordinator.reset_generation,
+    "GroupCoordinator._push_error_to_user": GroupCoordinator._push_error_to_user,
+    "GroupCoordinator._coordination_routine": GroupCoordinator._coordination_routine,
 }
 
 

@@ -126,8 +126,10 @@ class Rota:
         self._again(instance)
 
     def stop(self, instance: str) -> None:
-        """In good order: it must end with 0, or 143 as a process that was told to."""
-        code = self.workers[instance].end(signal.SIGTERM)
+        """In good order, once it is at work: it must end with 0, or 143 as a process that was told to."""
+        worker = self.workers[instance]
+        eventually(lambda: worker.owns_partitions or worker.process.poll() is not None, TAKEOVER_S, f"{instance} works")
+        code = worker.end(signal.SIGTERM)
         if code not in (0, 143):
             raise AssertionError(
                 f"{instance} was asked to stop and ended with {code}: see {self.workers[instance].log}"

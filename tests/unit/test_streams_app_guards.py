@@ -7,8 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import UnknownError
 
-from streams.faust_delivery import Batch, BatchConsumer, DeliveryLimits, log_record, split
+from streams.faust_delivery import (
+    Batch,
+    BatchConsumer,
+    DeliveryLimits,
+    GroupLost,
+    GuardedConsumerThread,
+    log_record,
+    split,
+)
 from streams.faust_guards import FAUST_VERSION, WrongFaust, check_faust, patched_digests
 from streams.processor import LogRecord
 from streams.sink import murmur2_partition
@@ -43,6 +53,8 @@ DIGESTS: dict[str, str] = {
     "Agent._execute_actor": "c750b828d2bda93ef38a5e89888b6f4d",
     "Schema.compile": "d46eec5ce3195b2c6752cb860a10946c",
     "GroupCoordinator.reset_generation": "537aa37c531b4de9c2e24601634cc4b0",
+    "GroupCoordinator._push_error_to_user": "743ff515bd7e2e380444beb26c502e74",
+    "GroupCoordinator._coordination_routine": "75273e127d4a4f5d0d59d76874ad8344",
 }
 
 
@@ -55,6 +67,51 @@ def test_another_faust_is_refused() -> None:
     check_faust(FAUST_VERSION)
     with pytest.raises(WrongFaust, match=r"0\.15\.4 is installed.*written for 0\.15\.3"):
         check_faust("0.15.4")
+
+
+class Coordinator:
+    """What aiokafka's coordinator needs to tell of an error, and nothing that talks to a broker."""
+
+    group_id = "group"
+    _push_error_to_user = GroupCoordinator._push_error_to_user
+
+    def __init__(self) -> None:
+        self._subscription = SimpleNamespace(abort_waiters=lambda error: None)
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._coordination_task = asyncio.ensure_future(self._coordinate())
+
+    async def _coordinate(self) -> None:
+        await self._ended
+
+
+class Guarded(GuardedConsumerThread):
+    """Only what the guards of the coordinator need."""
+
+    def __init__(self, failures: list[Exception]) -> None:
+        self.parent_loop = asyncio.get_running_loop()
+        self.app = SimpleNamespace(owner=SimpleNamespace(failed=failures.append))
+
+
+def test_an_error_of_the_coordinator_that_nobody_polls_for_ends_the_worker() -> None:
+    async def scenario() -> list[Exception]:
+        failures: list[Exception] = []
+        coordinator = Coordinator()
+        Guarded(failures)._end_when_lost(coordinator)
+        pushed = asyncio.ensure_future(coordinator._push_error_to_user(UnknownError()))
+        await asyncio.sleep(0.01)
+        assert not pushed.done(), "aiokafka waits for somebody who polls"
+        assert len(failures) == 1
+        coordinator._ended.set_exception(UnknownError())
+        await asyncio.wait([coordinator._coordination_task])
+        await asyncio.sleep(0.01)
+        assert len(failures) == 2
+        coordinator._closing.set_result(None)
+        await pushed
+        return failures
+
+    failures = asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert all(isinstance(failure, GroupLost) and "UnknownError" in str(failure) for failure in failures)
 
 
 class Bookkeeping(BatchConsumer):
