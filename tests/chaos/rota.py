@@ -121,24 +121,27 @@ class Rota:
         self.restarts += 1
         self.start(instance)
 
+    def _at_work(self, instance: str) -> Worker:
+        """The worker, once it is in its group: before, there is nobody to stop in order or to take over from."""
+        worker = self.workers[instance]
+        eventually(lambda: worker.owns_partitions or worker.process.poll() is not None, TAKEOVER_S, f"{instance} works")
+        return worker
+
     def kill(self, instance: str) -> None:
         self.workers[instance].end(signal.SIGKILL)
         self._again(instance)
 
     def stop(self, instance: str) -> None:
-        """In good order, once it is at work: it must end with 0, or 143 as a process that was told to."""
-        worker = self.workers[instance]
-        eventually(lambda: worker.owns_partitions or worker.process.poll() is not None, TAKEOVER_S, f"{instance} works")
+        """In good order: it must end with 0, or 143 as a process that was told to."""
+        worker = self._at_work(instance)
         code = worker.end(signal.SIGTERM)
         if code not in (0, 143):
-            raise AssertionError(
-                f"{instance} was asked to stop and ended with {code}: see {self.workers[instance].log}"
-            )
+            raise AssertionError(f"{instance} was asked to stop and ended with {code}: see {worker.log}")
         self._again(instance)
 
     def freeze(self, instance: str) -> None:
         """A successor of the same name takes over from a frozen worker and is killed; then the frozen one wakes up."""
-        frozen = self.workers[instance]
+        frozen = self._at_work(instance)
         frozen.process.send_signal(signal.SIGSTOP)
         successor = Worker(self.broker.bootstrap, self.folder, instance, FLEET[instance])
         try:
@@ -153,7 +156,7 @@ class Rota:
 
     def doze(self, instance: str) -> None:
         """Frozen for longer than the group waits: its peers take over, and it wakes up among them."""
-        frozen = self.workers[instance]
+        frozen = self._at_work(instance)
         frozen.process.send_signal(signal.SIGSTOP)
         time.sleep(14.0)
         frozen.process.send_signal(signal.SIGCONT)
