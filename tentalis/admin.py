@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from schemas import topics
 from schemas.avro import AvroSchema, all_current
 from schemas.topics import Topic, TopicTable
+from tentalis.acls import Grant, Role
 from tentalis.config import Settings
 
 MAX_REPLICATION = 3
@@ -364,7 +365,8 @@ def publish_schemas(settings: Settings, schemas: Sequence[AvroSchema]) -> None:
     if settings.schema_registry:
         from schemas.registry import ConfluentRegistry
 
-        ConfluentRegistry(settings.schema_registry).register_all()
+        login = settings.registry_login.client_config()
+        ConfluentRegistry(settings.schema_registry, login=login).register_all()
 
 
 def ensure(settings: Settings, *, replication: int | None = None) -> list[Change]:
@@ -378,3 +380,42 @@ def ensure(settings: Settings, *, replication: int | None = None) -> list[Change
     apply(port, changes, dry_run=False, replication=replication)
     publish_schemas(settings, missing_schemas(settings))
     return changes
+
+
+def bindings(roles: Iterable[Role], principal: str | None) -> list[tuple[Role, str, Grant]]:
+    """Which principal gets which grant; by default each role has a user of its own."""
+    return [(role, principal or role.principal, each) for role in roles for each in role.grants]
+
+
+def grant(settings: Settings, roles: Iterable[Role], principal: str | None) -> int:
+    """Creates the ACLs of roles and returns their number. Doing it again changes nothing.
+
+    Raises KafkaException: the user may not (Alter on the cluster is needed), or the broker has no authorizer.
+    """
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    from tentalis.kafka import client_config
+
+    client = AdminClient(client_config(settings))
+    wanted = {
+        AclBinding(
+            ResourceType[each.resource.name],
+            each.name,
+            ResourcePatternType.PREFIXED if each.prefixed else ResourcePatternType.LITERAL,
+            whose,
+            "*",
+            AclOperation[each.operation.name],
+            AclPermissionType.ALLOW,
+        )
+        for _, whose, each in bindings(roles, principal)
+    }
+    for future in client.create_acls(list(wanted)).values():
+        future.result(30)
+    return len(wanted)
