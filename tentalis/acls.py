@@ -28,7 +28,7 @@ class Resource(StrEnum):
 
 
 class Operation(StrEnum):
-    """As Kafka's own tools write them. Read, Write, Delete and Alter imply Describe; Alter of configs their Describe."""
+    """As Kafka's own tools write them."""
 
     READ = "Read"
     WRITE = "Write"
@@ -37,6 +37,13 @@ class Operation(StrEnum):
     ALTER = "Alter"
     ALTER_CONFIGS = "AlterConfigs"
     DESCRIBE_CONFIGS = "DescribeConfigs"
+
+
+IMPLIED = {
+    Operation.DESCRIBE: frozenset({Operation.READ, Operation.WRITE, Operation.ALTER}),
+    Operation.DESCRIBE_CONFIGS: frozenset({Operation.ALTER_CONFIGS}),
+}
+"""Operation to those that imply it, in Kafka's authorizer."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +58,8 @@ class Grant:
     def covers(self, resource: Resource, name: str, operation: Operation) -> bool:
         """Whether it allows this operation on the resource of that name."""
         named = name.startswith(self.name) if self.prefixed else name == self.name
-        return named and resource is self.resource and operation is self.operation
+        allowed = operation is self.operation or self.operation in IMPLIED.get(operation, ())
+        return named and resource is self.resource and allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +130,7 @@ def _auditor() -> Iterator[Grant]:
 ROLES: dict[str, Role] = {
     role.name: role
     for role in (
-        _application(
-            "scoring", (topics.TASKS, topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table=False
-        ),
+        _application("scoring", (topics.TASKS, topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table=False),
         _application("hinting", (topics.FEEDBACK,), (topics.HALVES,), table=False),
         _application("join", (topics.HALVES,), (topics.HALVES, topics.ROLLOUTS, topics.OUTCOMES), table=True),
         _application("aggregation", (topics.OUTCOMES, topics.FEEDBACK), (topics.META,), table=True),

@@ -16,7 +16,7 @@ __all__ = ["BadSecurity", "NoBroker", "RegistryLogin", "Security", "Settings"]
 
 
 class RegistryLogin(BaseModel):
-    """How to log in to the schema registry (HTTP basic), and whom to trust on https (None: the system's authorities)."""
+    """How to log in to the schema registry (HTTP basic), and whom to trust on https (None: the system's choice)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -58,7 +58,9 @@ class Settings(BaseModel):
         if (login.user is None) != (login.password is None):
             raise BadSecurity("SCHEMA_REGISTRY_USER and SCHEMA_REGISTRY_PASSWORD[_FILE] go together: set both or none")
         if login.password is not None and url.scheme != "https":
-            raise BadSecurity("SCHEMA_REGISTRY_PASSWORD is sent in clear text unless SCHEMA_REGISTRY_URL is https://...")
+            raise BadSecurity(
+                "SCHEMA_REGISTRY_PASSWORD is sent in clear text unless SCHEMA_REGISTRY_URL is https://..."
+            )
         return self
 
     @classmethod
@@ -93,8 +95,8 @@ class Settings(BaseModel):
         """For who uses the local broker. Raises BadSecurity if the settings are for a broker that wants more."""
         if self.security.protocol != "PLAINTEXT":
             raise BadSecurity(
-                f"TENTALIS_SECURITY_PROTOCOL={self.security.protocol}, but no Kafka is named and the local broker speaks "
-                "plain text, on the loopback interface only: name your Kafka with --bootstrap-server or "
+                f"TENTALIS_SECURITY_PROTOCOL={self.security.protocol}, but no Kafka is named and the local broker "
+                "speaks plain text, on the loopback interface only: name your Kafka with --bootstrap-server or "
                 "TENTALIS_BOOTSTRAP, or unset TENTALIS_SECURITY_PROTOCOL, TENTALIS_SASL_* and TENTALIS_SSL_*"
             )
 

@@ -233,7 +233,7 @@ def _partitions(settings: Settings, consumer: Consumer, topic: str) -> list[int]
             time.sleep(0.2)
             continue
         if metadata.error.code() in DENIED:
-            raise refused(settings, metadata.error, Operation.DESCRIBE, topic)
+            raise refused(settings, metadata.error, Operation.READ, topic)
         raise NoSuchTopic(
             f"the broker has no topic {topic}: {metadata.error.str()}. `tentalis topics apply` creates it"
         )
@@ -296,9 +296,7 @@ def read_to_end(
 
     No consumer group takes part. Raises NoSuchTopic, and TimeoutError if nothing arrives for `timeout` seconds.
     """
-    consumer = Consumer(
-        consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50}
-    )
+    consumer = Consumer(consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50})
     try:
         todo: dict[int, int] = {}
         assignment = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 
-from tentalis.acls import Operation, Resource, roles_with
+from tentalis.acls import CONSUMERS, FOLLOWERS, READERS, Operation, Resource, roles_with
 from tentalis.config import Settings
 
 DENIED = {
@@ -27,13 +27,17 @@ class Unreachable(Exception):
     """No broker lets this process in, or none answers. The message says why."""
 
 
-def forbidden(settings: Settings, lacks: Sequence[tuple[Operation, Resource, str]], role: str | None = None) -> Forbidden:
+def forbidden(
+    settings: Settings, lacks: Sequence[tuple[Operation, Resource, str]], role: str | None = None
+) -> Forbidden:
     """The error for operations that were refused, or will be; `role`: as which the process runs, if it is known."""
     principal = settings.security.principal
     may_not = "; ".join(f"{operation.value} on {resource.value} {name}" for operation, resource, name in lacks)
     if role is not None:
         does = f"`tentalis topics acls --role {role} --principal {_quoted(principal)}` prints what a {role} needs"
-        return Forbidden(f"{principal} lacks ACLs that the role {role} needs: {may_not}. {does}, with --apply it grants it")
+        return Forbidden(
+            f"{principal} lacks ACLs that the role {role} needs: {may_not}. {does}, with --apply it grants it"
+        )
     operation, resource, name = lacks[0]
     roles = roles_with(resource, name, operation)
     whose = f"the roles that may are {', '.join(roles)}" if roles else "none of the roles may"
@@ -56,52 +60,44 @@ def refused(settings: Settings, error: KafkaError, operation: Operation, topic: 
     if resource is Resource.TOPIC:
         return forbidden(settings, [(operation, resource, topic)])
     if resource is Resource.GROUP:
-        return forbidden(settings, [(Operation.READ, resource, group)])
+        # Readers that are no members ask for the coordinator of a group all the same.
+        needed = Operation.DESCRIBE if group in (READERS, FOLLOWERS, CONSUMERS) else Operation.READ
+        return forbidden(settings, [(needed, resource, group)])
     if resource is Resource.TRANSACTIONAL_ID:
         return forbidden(settings, [(Operation.WRITE, resource, group)])
     if resource is Resource.CLUSTER:
         # Kafka's answer to an idempotent producer whose user may write to no topic at all.
         return forbidden(settings, [(operation, Resource.TOPIC, topic)])
     if error.code() in LASTING:
-        return Unreachable(unreachable(settings, [error.str()]))
-    return KafkaException(error)
+        return Unreachable(unreachable(settings, error.str()))
+    other: Exception = KafkaException(error)
+    return other
 
 
-def unreachable(settings: Settings, reasons: Sequence[str], within: float | None = None) -> str:
+def unreachable(settings: Settings, said: str, within: float | None = None) -> str:
     """Why no broker could be used, from librdkafka's last words, and what to do about it."""
-    security, at = settings.security, settings.bootstrap
-    said = reasons[-1] if reasons else ""
-    text = said.lower()
-    if "authentication fail" in text or "sasl" in text and "handshake" in text or "mechanism" in text:
+    security, at, text = settings.security, settings.bootstrap, said.lower()
+    if "authentication fail" in text or "mechanism" in text:
         return (
             f"Kafka on {at} refuses the login of {security.principal} by {security.sasl_mechanism} ({said}). Check "
             "TENTALIS_SASL_USERNAME, TENTALIS_SASL_PASSWORD or its file, and whether the user exists for this mechanism"
         )
-    if "hostname mismatch" in text or "ip address mismatch" in text or "doesn't match" in text:
-        return (
-            f"the certificate of Kafka on {at} is for another host ({said}). Name the brokers as their certificate does; "
-            "TENTALIS_SSL_VERIFY_HOSTNAME=false would accept any host with a certificate of the authority"
-        )
-    if "certificate verify failed" in text or "certificate could not be verified" in text or "unknown ca" in text:
-        ca = f"TENTALIS_SSL_CA={security.ssl_ca}" if security.ssl_ca else "the system's authorities"
-        return (
-            f"the certificate of Kafka on {at} was not signed by {ca} ({said}). Set TENTALIS_SSL_CA to the PEM file of "
-            "the authority that signed it"
-        )
-    if "wrong version number" in text or "plaintext listener" in text or "packet length" in text:
-        return f"Kafka on {at} does not speak TLS on this port ({said}). Use its TLS port, or another TENTALIS_SECURITY_PROTOCOL"
-    if "certificate required" in text or "bad certificate" in text or "client certificate" in text:
+    if wants_certificate(said):
         return (
             f"Kafka on {at} wants a client certificate that it trusts ({said}). Set TENTALIS_SSL_CERTIFICATE and "
-            "TENTALIS_SSL_KEY"
+            "TENTALIS_SSL_KEY, signed by an authority that the broker trusts"
         )
-    if "security.protocol" in text:
+    if security.tls and "ssl" in text:
         return (
-            f"Kafka on {at} closes the connection, as brokers do with clients of another protocol ({said}). Does "
-            f"TENTALIS_SECURITY_PROTOCOL={security.protocol} fit this port? TLS ports take SSL or SASL_SSL"
+            f"the TLS connection to Kafka on {at} fails ({said}). Check TENTALIS_SSL_CA, and that this port speaks TLS"
         )
     waited = "" if within is None else f" within {within:g} s"
     return (
         f"no Kafka answers on {at}{waited}{f' ({said})' if said else ''}. Start the local stack with `tentalis up`, or "
         "name your brokers with --bootstrap-server"
     )
+
+
+def wants_certificate(said: str) -> bool:
+    """Whether librdkafka's words are those of a broker that does not take the client's certificate, or misses one."""
+    return "alert" in said.lower() and "certificate" in said.lower()

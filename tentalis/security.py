@@ -1,7 +1,8 @@
 """How to speak to Kafka safely: one set of settings, checked in words for people, and mapped once for librdkafka and
 once for aiokafka.
 
-Secrets are held as SecretStr: they appear in no repr, no log and no error; they come from the environment or from files.
+Secrets are held as SecretStr: they appear in no repr, no log and no error. They come from the environment or from
+files.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Security(BaseModel):
                 close = difflib.get_close_matches(name, known, n=1)
                 raise BadSecurity(f"there is no setting {name}" + (f"; is {close[0]} meant?" if close else ""))
         values: dict[str, Any] = {
-            field: env[variable] for field, variable in _VARIABLES.items() if env.get(variable) and field not in _SECRETS
+            field: env[variable]
+            for field, variable in _VARIABLES.items()
+            if env.get(variable) and field not in _SECRETS
         }
         for field in _SECRETS:
             if (secret := secret_of(env, _VARIABLES[field])) is not None:
@@ -105,7 +108,9 @@ class Security(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.protocol not in PROTOCOLS:
-            raise BadSecurity(f"TENTALIS_SECURITY_PROTOCOL={self.protocol} is unknown; use one of {', '.join(PROTOCOLS)}")
+            raise BadSecurity(
+                f"TENTALIS_SECURITY_PROTOCOL={self.protocol} is unknown; use one of {', '.join(PROTOCOLS)}"
+            )
         for family, used in (("sasl_", self.sasl), ("ssl_", self.tls)):
             unused = [name for name in _VARIABLES if name.startswith(family) and name in self.model_fields_set]
             if unused and not used:
@@ -139,8 +144,8 @@ class Security(BaseModel):
             raise BadSecurity(f"TENTALIS_SASL_MECHANISM={self.sasl_mechanism} needs a user: set TENTALIS_SASL_USERNAME")
         if self.sasl_password is None:
             raise BadSecurity(
-                f"TENTALIS_SASL_USERNAME={self.sasl_username} has no password: set TENTALIS_SASL_PASSWORD_FILE to a file "
-                "that holds it, or TENTALIS_SASL_PASSWORD"
+                f"TENTALIS_SASL_USERNAME={self.sasl_username} has no password: set TENTALIS_SASL_PASSWORD_FILE to a "
+                "file that holds it, or TENTALIS_SASL_PASSWORD"
             )
 
     def check_files(self) -> None:
@@ -176,11 +181,10 @@ class Security(BaseModel):
         pair = f"TENTALIS_SSL_CERTIFICATE={self.ssl_certificate} and TENTALIS_SSL_KEY={self.ssl_key}"
         if reason == "KEY_VALUES_MISMATCH":
             return f"{pair} do not belong together: the key is that of another certificate"
-        if reason in ("BAD_DECRYPT", "BAD_PASSWORD_READ", "PROBLEMS_GETTING_PASSWORD"):
+        if "ENCRYPTED" in _read(_VARIABLES["ssl_key"], Path(str(self.ssl_key))):
             what = "does not open it" if self.ssl_key_password else "is not set"
             return f"TENTALIS_SSL_KEY={self.ssl_key} is encrypted, and TENTALIS_SSL_KEY_PASSWORD[_FILE] {what}"
-        hint = "; if the key is encrypted, TENTALIS_SSL_KEY_PASSWORD[_FILE] must open it"
-        return f"{pair} cannot be used: {reason or 'not in PEM form'}{hint}"
+        return f"{pair} cannot be used: {reason or 'not in PEM form'}"
 
 
 def secret_of(env: Mapping[str, str], variable: str) -> SecretStr | None:

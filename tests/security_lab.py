@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tentalis.acls import ROLES
-from tentalis.admin import grant
+from tentalis.admin import bindings, grant
 from tentalis.config import Security, Settings
 from tentalis.kafka import client_config
 from tentalis.local.broker import EmbeddedBroker
@@ -34,7 +34,6 @@ from tests.kafka_fixture import eventually
 PASSWORD = "correct-horse-7391"
 KEY_PASSWORD = "opens-the-key-2846"
 BROKER = "broker"
-ADMIN = "the-admin"
 
 
 class Authority:
@@ -72,9 +71,7 @@ class Authority:
         paths = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         paths[0].write_bytes(_pem(signed.sign(self._key, hashes.SHA256())))
         locked = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
-        paths[1].write_bytes(
-            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
-        )
+        paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
         return paths
 
 
@@ -131,9 +128,7 @@ class SafeBroker:
         connect(self.super_user(), 60.0)
 
     def settings(self, listener: str, security: Security) -> Settings:
-        return Settings(
-            bootstrap=f"{LOOPBACK}:{self.ports[listener]}", home=self.folder / "home", security=security
-        )
+        return Settings(bootstrap=f"{LOOPBACK}:{self.ports[listener]}", home=self.folder / "home", security=security)
 
     def super_user(self) -> Settings:
         """As the broker itself: everything is allowed."""
@@ -194,8 +189,7 @@ class SafeBroker:
     def add_roles(self) -> None:
         """A SCRAM user for each role, with the least ACLs of that role."""
         self.add_users(role.principal.removeprefix("User:") for role in ROLES.values())
-        for role in ROLES.values():
-            grant(self.super_user(), [role], role.principal)
+        grant(self.super_user(), bindings(ROLES.values(), None))
 
     def role(self, name: str) -> Settings:
         """The user of a role."""

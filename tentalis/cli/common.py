@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Under this name the local stack keeps its broker's port in ports.json.
 BROKER_PORT = "broker"
 OK, ERROR, USAGE, DRIFT, UNREACHABLE = 0, 1, 2, 3, 4
+# 5 is a stream application's: too many dead letters.
+FORBIDDEN = 6
 
 
 class Output(StrEnum):
@@ -61,9 +63,16 @@ def explain(error: Exception) -> tuple[str, int]:
             kafka.KafkaError._RESOLVE,
         }
         return f"Kafka: {reason.str()}", UNREACHABLE if reason.code() in away else ERROR
+    refusal = sys.modules.get("tentalis.refusal")
+    if refusal is not None and isinstance(error, refusal.Unreachable):
+        return str(error), UNREACHABLE
+    if refusal is not None and isinstance(error, refusal.Forbidden):
+        return str(error), FORBIDDEN
     from tentalis.admin import Impossible
-    from tentalis.config import NoBroker
+    from tentalis.config import BadSecurity, NoBroker
 
+    if isinstance(error, BadSecurity):
+        return str(error), USAGE
     if isinstance(error, NoBroker):
         return str(error), UNREACHABLE
     if isinstance(error, Impossible):
@@ -113,31 +122,31 @@ def resolve_settings(
         settings = Settings.from_env(env)
     except ValidationError as error:
         raise CommandError(f"a TENTALIS_* variable has a wrong value: {error}", USAGE) from error
-    found = bootstrap or settings.bootstrap or (local_bootstrap(settings.home) if join_stack else None)
-    return settings.model_copy(update={"bootstrap": found})
+    named = bootstrap or settings.bootstrap
+    if named or not join_stack:
+        return settings.model_copy(update={"bootstrap": named})
+    local = local_bootstrap(settings.home)
+    if local is not None:
+        settings.require_plaintext()
+    return settings.model_copy(update={"bootstrap": local})
 
 
 def connected_settings(bootstrap: str | None, timeout: float = 5.0) -> Settings:
     """As `resolve_settings`, after the broker has answered: commands fail in seconds, not after a minute of retries."""
-    import logging
-
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    from tentalis.kafka import client_config
+    from tentalis.access import connect
 
     settings = resolve_settings(bootstrap)
-    quiet = logging.Logger("tentalis.cli.probe")  # of no hierarchy: what it would log, the error below says once
-    quiet.addHandler(logging.NullHandler())
-    client = AdminClient(client_config(settings), logger=quiet)
-    try:
-        client.list_topics(timeout=timeout)
-    except KafkaException as error:
-        raise CommandError(
-            f"no Kafka answers on {settings.bootstrap} within {timeout:g} s ({error.args[0].str()}). "
-            "Start the local stack with `tentalis up`, or name your brokers with --bootstrap-server",
-            UNREACHABLE,
-        ) from error
+    connect(settings, timeout)
+    return settings
+
+
+def settings_of_role(role: str, bootstrap: str | None) -> Settings:
+    """The settings of a process of the stack, after the broker has answered and has said that this user may do with
+    the topics what the role needs. Raises Unreachable, Forbidden."""
+    from tentalis.access import check_role, connect
+
+    settings = resolve_settings(bootstrap)
+    check_role(connect(settings), settings, role)
     return settings
 
 
@@ -150,6 +159,7 @@ def reached(bootstrap: str | None) -> Iterator[Settings]:
         from tentalis.local.attach import broker_alone, has_log
 
         if has_log(settings):
+            settings.require_plaintext()
             typer.echo(f"no stack runs: the broker of {settings.home} is started for this command", err=True)
             with broker_alone(settings) as alone:
                 _wait_for_topics(alone)

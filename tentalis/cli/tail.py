@@ -89,9 +89,7 @@ def tail(settings: Settings, topic: str, start: Start, *, stop_at_end: bool) -> 
 
     Raises NoSuchTopic, Forbidden, KafkaException.
     """
-    consumer = Consumer(
-        consumer_config(settings, CONSUMERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
-    )
+    consumer = Consumer(consumer_config(settings, CONSUMERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100})
     try:
         places = _assignment(settings, consumer, topic, start)
         left = {place.partition for place in places}
