@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 from typer.testing import CliRunner
 
 from schemas import topics
 from schemas.codec import Codec
 from streams.aggregation import Aggregation
+from streams.app import _credentials
 from streams.hinting import Hinting
 from streams.join.processor import JoinProcessor
 from streams.scoring import Scoring
@@ -118,6 +120,16 @@ def test_both_libraries_get_the_same(authority: Authority) -> None:
     context = security.aiokafka(lax)["ssl_context"]
     assert not context.check_hostname and context.verify_mode.name == "CERT_REQUIRED", "the authority still counts"
     assert security.librdkafka(Security()) == {"security.protocol": "PLAINTEXT"}
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"])
+def test_faust_hands_on_what_is_meant_for_aiokafka(protocol: str) -> None:
+    login = {"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "alice", "sasl_password": PASSWORD}
+    given = Security(protocol=protocol, **(login if protocol.startswith("SASL") else {}))
+    got, wanted = dict(credentials_to_aiokafka_auth(_credentials(given))), security.aiokafka(given)
+    got_context, context = got.pop("ssl_context", None), wanted.pop("ssl_context", None)
+    assert got == wanted
+    assert (got_context is None) == (context is None) == (not given.tls)
 
 
 def test_no_secret_shows() -> None:
