@@ -9,6 +9,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -185,6 +186,20 @@ class SafeBroker:
         ]
         for future in self.admin.create_acls(bindings).values():
             future.result(30)
+
+    def revoke(self, principal: str, topic: str) -> None:
+        """Takes away all that a principal may do with a topic."""
+        whose = AclBindingFilter(
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            principal,
+            None,
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        for future in self.admin.delete_acls([whose]).values():
+            assert future.result(30)
 
     def add_roles(self) -> None:
         """A SCRAM user for each role, with the least ACLs of that role."""

@@ -236,15 +236,19 @@ def joins() -> Iterator[list[Join]]:
         join.process.wait()
 
 
-def test_the_join_works_with_the_least_acls_and_keeps_the_secret(
+def test_the_join_works_with_the_least_acls_until_one_is_taken_away_and_keeps_the_secret(
     lab: SafeBroker, tmp_path: Path, joins: list[Join]
 ) -> None:
     scoring, auditor = lab.role("scoring"), lab.role("auditor")
     publisher = Publisher(scoring, "test", make_codec(scoring))
-    task = head("safe-task", 1, opd=None)
-    for record in (open_(task, now_ms()), score(sample(task, 0), 1.0, at=now_ms())):
-        publisher.send(topics.HALVES, record)
-    publisher.flush(20.0)
+
+    def put(name: str) -> None:
+        task = head(name, 1, opd=None)
+        for record in (open_(task, now_ms()), score(sample(task, 0), 1.0, at=now_ms())):
+            publisher.send(topics.HALVES, record)
+        publisher.flush(20.0)
+
+    put("safe-task")
     join = Join(lab.role("join"), tmp_path)
     joins.append(join)
 
@@ -254,8 +258,10 @@ def test_the_join_works_with_the_least_acls_and_keeps_the_secret(
 
     eventually(joined, 60, 0.5, message=join.said)
     argv = Path(f"/proc/{join.process.pid}/cmdline").read_bytes()
-    join.process.terminate()
-    assert join.process.wait(15) == 0, join.said()
+    lab.revoke("User:tentalis-join", topics.OUTCOMES)
+    put("after-the-revocation")
+    assert join.process.wait(60) == 6, join.said()
+    assert f"do not allow User:tentalis-join what it tries on topic {topics.OUTCOMES}" in join.said()
     assert PASSWORD.encode() not in argv
     assert PASSWORD not in join.said()
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secret"]

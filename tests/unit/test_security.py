@@ -18,6 +18,8 @@ from tentalis import security
 from tentalis.acls import ROLES, Operation, Resource, rewritten, roles_with
 from tentalis.cli.main import app
 from tentalis.config import BadSecurity, RegistryLogin, Security, Settings
+from tentalis.local.stack import StackOptions, build_stack
+from tentalis.local.state import StateDir
 from tests.security_lab import KEY_PASSWORD, PASSWORD, Authority
 
 LOGIN = {
@@ -142,6 +144,14 @@ def test_no_secret_shows() -> None:
     with pytest.raises(ValueError) as raised:
         Security.model_validate({"protocol": PASSWORD, "sasl_password": {"not": PASSWORD}})
     assert PASSWORD not in str(raised.value)
+
+
+def test_the_supervisor_gets_no_secret_to_write_down(tmp_path: Path) -> None:
+    settings = Settings.from_env(LOGIN | {"TENTALIS_BOOTSTRAP": "kafka:9093", "TENTALIS_HOME": str(tmp_path)})
+    with StateDir(tmp_path) as state:
+        stack = build_stack(StackOptions(state, settings, model=tmp_path, trainer_config=tmp_path / "run.yaml"))
+    assert PASSWORD not in repr(stack.specs)
+    assert PASSWORD not in repr(stack)
 
 
 def test_the_local_broker_is_not_taken_for_a_safe_one(tmp_path: Path) -> None:
