@@ -63,8 +63,8 @@ def test_both_client_libraries_come_in_by_every_way(lab: SafeBroker, way: str) -
     lab.allow(principal, "GROUP", topic, "READ")
 
     connect(settings, 10.0)
-    created = AdminClient(client_config(settings)).create_topics([NewTopic(topic, 1, 1)])
-    created[topic].result(20)
+    admin = AdminClient(client_config(settings))
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
     publisher = Publisher(settings, "test", make_codec(settings))
     publisher.send_bytes(topic, b"key", b"from librdkafka")
     publisher.flush(20.0)
@@ -181,6 +181,8 @@ def test_runtime_refusals_name_what_is_missing(lab: SafeBroker) -> None:
     with pytest.raises(Forbidden, match="Read on group another-group"):
         eventually(lambda: member.poll(0.5), 20)
     member.close()
+    publisher.send_bytes(topics.RESULTS, b"key", b"something to read")
+    publisher.flush(20.0)
     with pytest.raises(Forbidden, match=r"Read on topic tentalis.results.v1; the roles that may are scoring"):
         list(read_to_end(worker, topics.RESULTS))
     follower = Follower(hinting, topics.FEEDBACK)
