@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from schemas import avro
 from schemas.avro import AvroSchema
+from schemas.partial import read_partial
 from schemas.records import RECORDS, Record
 
 SINGLE_OBJECT = b"\xc3\x01"
@@ -100,6 +101,19 @@ class Codec:
         except ValidationError as cause:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in cause.errors())
             raise error(problems, writer.name, "validate") from cause
+
+    def partial(self, value: bytes) -> tuple[str, dict[str, Any], str] | None:
+        """Of bytes that are no record, what can be read: the writer's record name, its fields up to where they make no
+        sense, and why they end there. None if the framing names no known schema.
+        """
+        body = value[10:] if value[:2] == SINGLE_OBJECT else value[5:]
+        writer = self._by_fingerprint(value[2:10]) if value[:2] == SINGLE_OBJECT else None
+        if value[:1] == CONFLUENT and len(value) >= 5 and self._registry is not None:
+            try:
+                writer = self._registry.schema_by_id(int.from_bytes(value[1:5], "big"))
+            except LookupError:
+                return None
+        return None if writer is None else (writer.name, *read_partial(writer, body))
 
     def _by_fingerprint(self, fingerprint: bytes) -> AvroSchema | None:
         schema = self._known.get(fingerprint)
