@@ -296,7 +296,21 @@ def read_to_end(
 
     No consumer group takes part. Raises NoSuchTopic, and TimeoutError if nothing arrives for `timeout` seconds.
     """
-    consumer = Consumer(consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50})
+    return map(Stored.of, messages_to_end(settings, topic, start=start, end=end, timeout=timeout))
+
+
+def messages_to_end(
+    settings: Settings,
+    topic: str,
+    *,
+    start: Mapping[int, int] | None = None,
+    end: Mapping[int, int] | None = None,
+    timeout: float = 60.0,
+) -> Iterator[Message]:
+    """As `read_to_end`, byte for byte: for whoever writes the records elsewhere."""
+    consumer = Consumer(
+        consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50}
+    )
     try:
         todo: dict[int, int] = {}
         assignment = []
@@ -324,7 +338,7 @@ def read_to_end(
                 if p not in todo:
                     continue
                 if message.offset() < todo[p]:
-                    yield Stored.of(message)
+                    yield message
                 if message.offset() + 1 >= todo[p]:
                     del todo[p]
             if time.monotonic() - heard > timeout:

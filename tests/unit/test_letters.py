@@ -1,0 +1,268 @@
+"""Dead letters without a broker: what a letter and a mark are, whose mark counts, what may be replayed."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from schemas import topics
+from schemas.topics import dlq
+from tentalis.dlq import PREFIX, context_headers
+from tentalis.letters import (
+    UNMARKED,
+    Case,
+    Filter,
+    Ledger,
+    Place,
+    Raw,
+    State,
+    context_of,
+    letter_of,
+    mark_headers,
+    mark_of,
+    newer_under_key,
+    own_headers,
+    parse_moment,
+    refusal,
+)
+
+TABLE = topics.table()
+PARTITIONS = {name: topic.partitions for name, topic in TABLE.topics.items()}
+NOW = 1_800_000_000_000
+
+
+def letter(offset: int = 4, *, original: object = 17, topic: str = topics.TASKS, **changes: object) -> Raw:
+    fields: dict[str, object] = {
+        "topic": topic,
+        "partition": 3,
+        "offset": original,
+        "timestamp": 5_000,
+        "group": "tentalis-scoring",
+        "error_class": "schemas.codec.DecodeError",
+        "error": "bad magic ffff",
+        "stage": "decode",
+        "attempts": 1,
+        "version": "0.1",
+        "failed_at": 1_000.0 + offset,
+    }
+    headers = context_headers(**(fields | changes))  # type: ignore[arg-type]
+    own = (("ce_id", b"x"), ("empty", None))
+    return Raw(dlq(topic), 3, offset, 6_000, b"\xffkey", b"\xff\xff", own + headers)
+
+
+def mark(of: Raw, offset: int, after: int, state: State, **more: object) -> Raw:
+    headers = mark_headers(state, after=after, at="2026-01-01T00:00:00Z", **more)  # type: ignore[arg-type]
+    return Raw(of.topic, of.partition, offset, 7_000, letter_of(of).id.encode(), None, tuple(headers))
+
+
+def folded(*raws: Raw) -> list[Case]:
+    ledger = Ledger()
+    for raw in raws:
+        ledger.add(raw)
+    return ledger.cases()
+
+
+def why(case: Case, *, again: bool = False, partitions: dict[str, int] | None = None) -> str:
+    refused = refusal(case, TABLE, PARTITIONS if partitions is None else partitions, {}, again=again)
+    return refused.reason if refused else ""
+
+
+def test_a_letter_is_what_its_headers_say() -> None:
+    found = letter_of(letter())
+    assert found.origin == Place(topics.TASKS, 3, 17) and found.foreign == ""
+    assert (found.group, found.stage, found.attempts) == ("tentalis-scoring", "decode", "1")
+    assert (found.error_class, found.error) == ("schemas.codec.DecodeError", "bad magic ffff")
+    assert (found.key, found.size, found.failed_at) == (b"\xffkey", 2, 1_004_000)
+    assert own_headers(letter().headers) == (("ce_id", b"x"), ("empty", None))
+    assert letter_of(replace(letter(), value=None)).size is None
+
+
+def test_of_headers_that_a_record_brought_along_the_applications_own_count() -> None:
+    forged = ((PREFIX + "original-offset", b"99"), (PREFIX + "mark", b"dropped"), (PREFIX + "after", b"-1"))
+    raw = replace(letter(), headers=forged + letter().headers, value=None)
+    assert mark_of(raw) is None
+    assert letter_of(raw).origin == Place(topics.TASKS, 3, 17)
+    assert own_headers(raw.headers) == own_headers(letter().headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ((), "it has no original-topic, original-partition"),
+        (((PREFIX + "original-topic", None),), "it has no original-partition"),
+        (letter(topic=topics.RESULTS).headers, "whose letters lie elsewhere"),
+        (letter(partition="x").headers, "its original-partition is no number"),
+        (letter(original="-7").headers, "its original-offset is no number"),
+        (letter(original="9" * 400).headers, "its original-offset is no number"),
+        (letter(original="٣").headers, "its original-offset is no number"),
+        (letter(partition=2).headers, "and lies on another"),
+        (letter(original=-1).headers, "at offset -1"),
+    ],
+)
+def test_what_somebody_else_wrote_is_foreign_and_not_replayed(
+    headers: tuple[tuple[str, bytes | None], ...], reason: str
+) -> None:
+    (case,) = folded(replace(letter(), headers=headers))
+    assert reason in case.letter.foreign
+    assert case.letter.origin is None and case.letter.id == str(case.letter.place)
+    assert reason in why(case)
+
+
+def test_garbage_never_ends_the_fold() -> None:
+    rng = random.Random(1)
+    names = [name for name, _ in letter().headers] + [
+        PREFIX + "mark",
+        PREFIX + "after",
+        PREFIX + "replayed-to",
+        "",
+        "x",
+    ]
+    values = [None, b"", b"-1", b"3", b"replayed", b"\xff", b"1e9", b"9" * 30, dlq("").encode(), topics.TASKS.encode()]
+    raws = []
+    for offset in range(5_000):
+        headers = tuple((rng.choice(names), rng.choice(values)) for _ in range(rng.randrange(14)))
+        key, value = rng.choice([None, b"", b"\xff", letter_of(letter()).id.encode()]), rng.choice([None, b"v"])
+        raws.append(Raw(dlq(topics.TASKS), 3, offset, rng.choice([-1, 0, NOW]), key, value, headers))
+    cases = folded(*raws)
+    assert sum(case.copies for case in cases) == sum(mark_of(raw) is None for raw in raws)
+    assert {case.letter.origin for case in cases} == {None}
+
+
+def test_a_time_that_cannot_be_read_is_that_of_the_letter() -> None:
+    headers = tuple((n, b"once upon" if n.endswith("failed-at") else v) for n, v in letter().headers)
+    assert letter_of(replace(letter(), headers=headers)).failed_at == 6_000
+
+
+def test_letters_that_a_killed_application_wrote_again_are_one() -> None:
+    (case,) = folded(letter(4), letter(5), letter(6))
+    assert (case.copies, case.letter.place.offset) == (3, 4)
+    # the same offset of a topic that was deleted and made again is another record
+    assert len(folded(letter(4), letter(5, timestamp=9_999))) == 2
+
+
+def test_the_first_to_mark_a_letter_wins_and_later_marks_build_on_it() -> None:
+    first = letter()
+    marks = [
+        mark(first, 5, UNMARKED, State.REPLAYING),
+        mark(first, 6, UNMARKED, State.REPLAYING),  # at the same time, but second on the log
+        mark(first, 7, 6, State.REPLAYED, replayed_to=30),  # of the one who lost
+        mark(first, 8, 5, State.REPLAYED, replayed_to=31),
+    ]
+    states = [folded(first, *marks[:n])[0].state for n in range(5)]
+    assert states == [State.OPEN, State.REPLAYING, State.REPLAYING, State.REPLAYING, State.REPLAYED]
+    (case,) = folded(first, *marks)
+    assert case.head == 8 and [each.replayed_to for each in case.marks] == [None, 31]
+    assert folded(first, *marks, mark(first, 9, 5, State.DROPPED))[0].state is State.REPLAYED
+    assert folded(first, *marks, mark(first, 9, 8, State.DROPPED, reason="r"))[0].marks[-1].reason == "r"
+
+
+def test_marks_count_after_what_came_before_them_reached_its_retention() -> None:
+    first = letter()
+    kept = [mark(first, 8, 5, State.REPLAYED, replayed_to=31), replace(letter(), offset=9)]
+    assert [case.state for case in folded(*kept)] == [State.REPLAYED]
+    assert folded(*kept[:1]) == []
+
+
+def test_a_record_that_fails_again_tells_of_its_earlier_failures() -> None:
+    first, second, third = letter(4, original=17), letter(7, original=31), letter(10, original=40)
+    cases = folded(
+        first,
+        mark(first, 5, UNMARKED, State.REPLAYING),
+        mark(first, 6, 5, State.REPLAYED, replayed_to=31),
+        second,
+        mark(second, 8, UNMARKED, State.REPLAYING),
+        mark(second, 9, 8, State.REPLAYED, replayed_to=40),
+        third,
+    )
+    assert [[each.place.offset for each in case.earlier] for case in cases] == [[], [4], [4, 7]]
+    assert [case.state for case in cases] == [State.REPLAYED, State.REPLAYED, State.OPEN]
+
+
+def test_a_forged_circle_of_replays_ends() -> None:
+    first = letter(4, original=17)
+    cases = folded(first, mark(first, 5, UNMARKED, State.REPLAYED, replayed_to=17))
+    assert [case.earlier for case in cases] == [()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        (Filter(), True),
+        (Filter(error="decodeerror"), True),
+        (Filter(error="magic FFFF"), True),
+        (Filter(error="KeyError"), False),
+        (Filter(stage="decode"), True),
+        (Filter(stage="validate"), False),
+        (Filter(group="scoring"), True),
+        (Filter(group="tentalis-scoring"), True),
+        (Filter(group="hinting"), False),
+        (Filter(since=1_004_000), True),
+        (Filter(since=1_004_001), False),
+        (Filter(until=1_004_001), True),
+        (Filter(until=1_004_000), False),
+        (Filter(states=[State.OPEN]), True),
+        (Filter(states=[State.REPLAYED]), False),
+        (Filter(places=[Place(dlq(topics.TASKS), 3, 4)]), True),
+        (Filter(places=[Place(topics.TASKS, 3, 17)]), True),
+        (Filter(places=[Place(topics.TASKS, 3, 4)]), False),
+    ],
+)
+def test_filters(wanted: Filter, matches: bool) -> None:
+    (case,) = folded(letter())
+    assert wanted.matches(case) is matches
+
+
+def test_moments_and_places() -> None:
+    assert parse_moment("2026-01-31T12:00:00Z", NOW) == parse_moment("2026-01-31T12:00:00", NOW) == 1_769_860_800_000
+    assert NOW - parse_moment("90s", NOW) == 90_000
+    assert NOW - parse_moment("30m", NOW) == 1_800_000
+    assert NOW - parse_moment("2d", NOW) == 172_800_000
+    for text in ("soon", "5w", "-1h", ""):
+        with pytest.raises(ValueError, match="is no time"):
+            parse_moment(text, NOW)
+    for text in ("t", "t[x]@1", "t[1]@", "[1]@2", "t[1]@2 "):
+        with pytest.raises(ValueError, match="is no place"):
+            Place.parse(text)
+
+
+def test_what_may_be_replayed() -> None:
+    first = letter()
+    (case,) = folded(first)
+    assert why(case) == "" and why(case, again=True) == ""
+    claim = mark(first, 5, UNMARKED, State.REPLAYING)
+    (doubtful,) = folded(first, claim)
+    assert "never told of its end" in why(doubtful) and why(doubtful, again=True) == ""
+    for state in (State.REPLAYED, State.DROPPED):
+        (done,) = folded(first, claim, mark(first, 6, 5, state))
+        assert f"{state} already" in why(done) and why(done, again=True) == ""
+
+
+def test_a_topic_that_is_not_as_the_table_says_takes_no_replay() -> None:
+    (case,) = folded(letter())
+    for count in (1, 3, 16):
+        assert f"{topics.TASKS} has {count} partitions" in why(case, again=True, partitions={topics.TASKS: count})
+    assert "the broker has no topic" in why(case, partitions={})
+    (elsewhere,) = folded(letter(topic="other.topic"))
+    refused = refusal(elsewhere, TABLE, {"other.topic": 8}, {}, again=True)
+    assert refused is not None and refused.drift and "not in schemas/topics.yaml" in refused.reason
+
+
+def test_on_a_compacted_topic_a_newer_record_is_not_replaced() -> None:
+    cases = folded(letter(topic=topics.ROLLOUTS), letter(5, original=18, topic=topics.ROLLOUTS))
+    here = {"topic": topics.ROLLOUTS, "partition": 3, "timestamp": 0, "value": b"v", "key": b"\xffkey"}
+    later = [Raw(offset=offset, **here) for offset in (17, 18)]  # type: ignore[arg-type]
+    newer = newer_under_key(cases, later)
+    assert newer == {cases[0].letter.id: 18}
+    refused = refusal(cases[0], TABLE, PARTITIONS, newer, again=False)
+    assert refused is not None and "newer record under its key, at offset 18" in refused.reason
+    assert refusal(cases[1], TABLE, PARTITIONS, newer, again=False) is None
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    raw = mark(letter(), 9, 5, State.REPLAYED, replayed_to=31, reason="größe")
+    found = mark_of(raw)
+    assert found is not None
+    assert (found.state, found.after, found.offset, found.replayed_to) == (State.REPLAYED, 5, 9, 31)
+    assert (found.reason, found.at) == ("größe", "2026-01-01T00:00:00Z")
+    assert mark_of(replace(raw, value=b"")) is None and mark_of(replace(raw, key=None)) is None
+    assert "mark" in context_of(raw.headers) and mark_of(letter()) is None
