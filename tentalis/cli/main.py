@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tentalis.cli import loop, processes, records, stack, system, topics
+from tentalis.cli import dlq, loop, processes, records, stack, system, topics
 from tentalis.cli.common import configure_logging, explain
 from tentalis.cli.system import print_version
 
@@ -67,6 +67,7 @@ app.command(short_help="Check a run: nothing lost, twice or mixed.")(loop.verify
 app.add_typer(topics.app, name="topics", short_help="Topics on the broker, held against our table.")
 app.command(short_help="Show records of a topic as JSON.")(records.consume)
 app.command(short_help="Write records to a topic from JSON.")(records.produce)
+app.add_typer(dlq.app, name="dlq", short_help="Dead letters: look, replay, drop.")
 app.add_typer(processes.app, name="serve", short_help="Run one process of the stack.")
 app.command(short_help="Answer tasks with the newest policy.")(processes.worker)
 app.command(short_help="Give tasks and the users' feedback.")(processes.manager)

@@ -43,7 +43,9 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    commands = "demo up down status topics replay verify serve worker manager trainer consume produce doctor version"
+    commands = (
+        "demo up down status topics dlq replay verify serve worker manager trainer consume produce doctor version"
+    )
     for command in commands.split():
         assert f"\n  {command} " in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
@@ -51,7 +53,18 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["topics apply", "serve model", "serve join", "serve hinting", "worker", "manager", "trainer", "verify", "consume"],
+    [
+        "topics apply",
+        "dlq replay",
+        "serve model",
+        "serve join",
+        "serve hinting",
+        "worker",
+        "manager",
+        "trainer",
+        "verify",
+        "consume",
+    ],
 )
 def test_every_command_has_help(command: str) -> None:
     done = runner.invoke(app, [*command.split(), "--help"])
