@@ -465,22 +465,38 @@ class GroupConsumer:
 
 
 class SchemaLookup:
-    """Finds writer schemas on tentalis.schemas.v1 for a codec; the topic is read again when a fingerprint is new."""
+    """Finds writer schemas on tentalis.schemas.v1 for a codec. For a new fingerprint the topic is read on from where it
+    was read to: garbage has fingerprints too, each its own, and a schema may be published right after it was missed.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._found: dict[bytes, AvroSchema] = {}
-        self._missing_until: dict[bytes, float] = {}
+        self._next: dict[int, int] = {}
+        self._consumer: Consumer | None = None
 
     def __call__(self, fingerprint: bytes) -> AvroSchema | None:
-        if fingerprint not in self._found and self._missing_until.get(fingerprint, 0.0) < time.monotonic():
-            for stored in read_to_end(self._settings, topics.SCHEMAS):
-                if stored.value is not None:
-                    schema = AvroSchema.parse(stored.value.decode())
-                    self._found[schema.fingerprint] = schema
-            # Garbage has fingerprints too: do not read the topic again for each bad record.
-            self._missing_until[fingerprint] = time.monotonic() + 30.0
+        if fingerprint not in self._found:
+            self._read_on()
         return self._found.get(fingerprint)
+
+    def _read_on(self) -> None:
+        if self._consumer is None:
+            self._consumer = Consumer(consumer_config(self._settings, "tentalis-reader"))
+            self._next = dict.fromkeys(_partitions(self._consumer, topics.SCHEMAS), 0)
+        ends = {p: _watermarks(self._consumer, topics.SCHEMAS, p)[1] for p in self._next}
+        if ends == self._next:
+            return
+        for stored in read_to_end(self._settings, topics.SCHEMAS, start=self._next, end=ends):
+            if stored.value is None:
+                continue
+            try:
+                schema = AvroSchema.parse(stored.value.decode())
+            except ValueError as error:
+                log.warning("%s[%d]@%d is skipped: %s", topics.SCHEMAS, stored.partition, stored.offset, error)
+            else:
+                self._found[schema.fingerprint] = schema
+        self._next = ends
 
 
 def make_codec(settings: Settings) -> Codec:
