@@ -13,20 +13,35 @@ from pydantic import ValidationError
 
 from schemas import avro
 from schemas.avro import AvroSchema
-from schemas.partial import read_partial
+from schemas.partial import check_items, read_partial
 from schemas.records import RECORDS, Record
 
 SINGLE_OBJECT = b"\xc3\x01"
 CONFLUENT = b"\x00"
+SMALL_BYTES = 2**16
+"""A body up to here cannot hold so many items that they would be worth counting before it is decoded."""
+MOST_ITEMS = 100_000
+"""Items of all arrays and maps of one record; decoded they take about a kilobyte each."""
+MOST_PROBLEMS = 5
+REASON_CHARS = 1000
 
 
 class DecodeError(Exception):
     """Bytes that are not a record of this topic. `stage` is `decode` (framing, schema, Avro) or `validate` (values)."""
 
     def __init__(self, reason: str, *, topic: str, partition: int, offset: int, schema: str, stage: str) -> None:
+        # It goes into logs and headers, and may quote what somebody put into the record.
+        reason = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]}..."
         super().__init__(f"{topic}[{partition}]@{offset}: {reason} (schema: {schema}, stage: {stage})")
         self.reason, self.topic, self.partition, self.offset = reason, topic, partition, offset
         self.schema, self.stage = schema, stage
+
+
+def _problems(cause: ValidationError) -> str:
+    found = cause.errors(include_url=False, include_context=False, include_input=False)
+    told = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in found[:MOST_PROBLEMS])
+    left = len(found) - MOST_PROBLEMS
+    return f"{told}; and {left:,} more" if left > 0 else told
 
 
 class Registry(Protocol):
@@ -93,14 +108,15 @@ class Codec:
             wanted = ", ".join(sorted(expected)) if expected is not None else "a known record"
             raise error(f"holds a {writer.name} where {wanted} is expected", writer.name)
         try:
+            if len(body) > SMALL_BYTES:
+                check_items(writer, body, MOST_ITEMS)
             datum = avro.read(writer, avro.current(writer.name), body)
         except Exception as cause:
             raise error(f"not readable as Avro: {type(cause).__name__}: {cause}", writer.name) from cause
         try:
             return RECORDS[writer.name].model_validate(datum)
         except ValidationError as cause:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in cause.errors())
-            raise error(problems, writer.name, "validate") from cause
+            raise error(_problems(cause), writer.name, "validate") from cause
 
     def partial(self, value: bytes) -> tuple[str, dict[str, Any], str] | None:
         """Of bytes that are no record, what can be read: the writer's record name, its fields up to where they make no

@@ -6,12 +6,16 @@ from typing import Any
 
 from schemas.avro import AvroSchema
 
-MOST_ITEMS = 1000
-"""Items of arrays and maps that are read in all; this is for looking."""
+MOST_SHOWN = 1000
+"""Items of arrays and maps that are read in all for a person to look at."""
 
 
 class Unreadable(Exception):
     """Where reading ended, and why."""
+
+
+class TooManyItems(Unreadable):
+    """More items of arrays and maps than were asked for."""
 
 
 def read_partial(schema: AvroSchema, body: bytes) -> tuple[dict[str, Any], str]:
@@ -33,9 +37,25 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+def check_items(schema: AvroSchema, body: bytes, most: int) -> None:
+    """Raises TooManyItems if the arrays and maps of a body hold more than `most` items in all.
+
+    An item of two bytes becomes a kilobyte of objects, so a record within its size limit could fill the memory of
+    whoever decodes it. What is no Avro at all is left to the decoder.
+    """
+    reader = _Reader(schema.parsed, body, most)
+    try:
+        reader.record(schema.parsed, {}, "")
+    except TooManyItems:
+        raise
+    except Unreadable:
+        return
+
+
 class _Reader:
-    def __init__(self, parsed: Any, body: bytes) -> None:
+    def __init__(self, parsed: Any, body: bytes, most: int = MOST_SHOWN) -> None:
         self.at = 0
+        self._most = most
         self._body = body
         self._items = 0
         self._named: dict[str, Any] = {}
@@ -115,8 +135,8 @@ class _Reader:
                 self._long(path)
             for _ in range(count):
                 self._items += 1
-                if self._items > MOST_ITEMS:
-                    raise self._unreadable(path, f"more than {MOST_ITEMS} items are not shown")
+                if self._items > self._most:
+                    raise TooManyItems(f"{path}, byte {self.at}: more than {self._most:,} items")
                 where = f"{path}[{len(pairs)}]"
                 key = self._take(self._long(where), where).decode("utf-8", "replace") if kind == "map" else ""
                 pairs.append((key, self._value(schema["values" if kind == "map" else "items"], where)))

@@ -12,6 +12,9 @@ from typing import Protocol
 OFFSET_BYTES = 8
 """Every state value begins with its applied offset: big-endian, signed, of the last input record applied to it."""
 
+ERROR_CHARS = 2000
+"""Of an error's text as it is logged with a dead letter: it may quote a key or a value of any size."""
+
 Change = tuple[str, bytes | None]
 """(key, value) of the state table; None deletes."""
 
@@ -67,7 +70,8 @@ class Dead:
         """The dead letter that an exception makes of a record."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls(record, stage, str(error) or repr(error), name)
+        text = str(error) or repr(error)
+        return cls(record, stage, text if len(text) <= ERROR_CHARS else f"{text[:ERROR_CHARS]}...", name)
 
 
 @dataclass(slots=True)
