@@ -235,6 +235,11 @@ class Result(Record):
             raise ValueError(
                 f"{len(self.sampler_logprobs) // 4} log-probs for {len(self.response_token_ids) // 4} response tokens"
             )
+        beyond = [span.start for span in self.policy_spans if span.start > len(self.response_token_ids) // 4]
+        if beyond:
+            raise ValueError(
+                f"a policy span starts at token {beyond[0]} of {len(self.response_token_ids) // 4} response tokens"
+            )
         return self
 
     @property
