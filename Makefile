@@ -8,12 +8,13 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast lint bench chaos format lock clean
+.PHONY: help demo test test-fast lint bench chaos fuzz format lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo [ARGS='--scenario math']   the whole loop on a real Kafka with a real model"
 	@echo "make test [ARGS='-k join']           all tests; make test-fast: only those without broker, model or kills"
+	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make bench B=streams|trainer|swap    one benchmark; its last line on stdout is one JSON object"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
@@ -50,6 +51,9 @@ bench: $(STAMP)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m tests.chaos.rota --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.chaos.fuzz -n $(or $(N),100000) --seed $(or $(SEED),1)
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .

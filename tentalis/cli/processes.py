@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tentalis.cli.common import Bootstrap, configure_logging, resolve_settings, settings_of_role
+from tentalis.cli.common import USAGE, Bootstrap, CommandError, configure_logging, resolve_settings, settings_of_role
 from tentalis.cli.loop import Scenario
 
 if TYPE_CHECKING:
@@ -74,6 +75,23 @@ def policies(
     serve(settings_of_role("policies", bootstrap), server=server, server_id=server_id, promotion=promotion.value)
 
 
+def _dead_limits(env: Mapping[str, str]) -> dict[str, Any]:
+    """Past which an application stops instead of dead-lettering everything: TENTALIS_DEAD_RUN records in a row, the
+    share TENTALIS_DEAD_RATIO of the recent ones."""
+    limits: dict[str, Any] = {}
+    for name, field, kind in (("TENTALIS_DEAD_RUN", "dead_run", int), ("TENTALIS_DEAD_RATIO", "dead_ratio", float)):
+        text = env.get(name)
+        if not text:
+            continue
+        try:
+            limits[field] = kind(text)
+        except ValueError as error:
+            raise CommandError(f"{name}={text} is no number", USAGE) from error
+        if limits[field] < 0:
+            raise CommandError(f"{name}={text} is below 0", USAGE)
+    return limits
+
+
 def _stream(
     name: str, build: Callable[[Settings], Any], bootstrap: str | None, port: int | None, instance: str | None
 ) -> NoReturn:
@@ -88,6 +106,7 @@ def _stream(
         metrics_port=port,
         security=settings.security,
         instance=member,
+        **_dead_limits(os.environ),
     )
     raise typer.Exit(run(build(settings), stream_settings))
 

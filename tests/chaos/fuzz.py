@@ -1,0 +1,259 @@
+"""Mutated records through the running applications: none may crash, every record is processed or a dead letter.
+
+Scoring, hinting (with a made-up teacher), the join and aggregation run as processes on an embedded broker. Mutated
+records (`tests.fuzzing`) go onto all their input topics, and some of those are bombs: small on the wire, large if they
+were believed. Then every record is accounted for by where it lay.
+
+    make fuzz [N=100000] [SEED=1]
+
+Applications stop when too many records fail, which is what nearly all of these do: their limits are lifted for this run
+by TENTALIS_DEAD_RUN and TENTALIS_DEAD_RATIO. The last line on stdout is one JSON object; exit code 1 if anything is
+wrong: crashes, records lost (neither processed nor dead), letters with other bytes than the record, memory that grew.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from schemas import topics
+from schemas.codec import DecodeError
+from schemas.topics import dlq
+from tentalis.admin import ensure
+from tentalis.config import Settings
+from tentalis.kafka import committed_offsets, messages_to_end, producer_config
+from tentalis.letters import Place, Raw, letter_of
+from tentalis.local.broker import EmbeddedBroker
+from tentalis.local.ports import free_port
+from tests.chaos.rota import eventually, say
+from tests.fuzzing import CODEC, INPUTS, Fuzzed, fuzzed
+from tests.integration.test_scoring_hinting_aggregation import FakeModel
+
+READERS = {
+    "scoring": (topics.TASKS, topics.RESULTS, topics.FEEDBACK),
+    "hinting": (topics.FEEDBACK,),
+    "join": (topics.HALVES,),
+    "aggregation": (topics.OUTCOMES, topics.FEEDBACK),
+}
+WARM_UP = 0.2
+"""Share of the records after which memory is taken for the first time: caches and batches have their size by then."""
+GROWTH_MB = 64
+"""What an application may grow by after the warm-up: allocators do not give everything back."""
+LIFTED = {"TENTALIS_DEAD_RUN": str(10**9), "TENTALIS_DEAD_RATIO": "1"}
+
+
+class Fuzz:
+    """The applications, what was sent to them, and where it lies."""
+
+    def __init__(self, settings: Settings, folder: Path, server: str) -> None:
+        self._settings = settings
+        self._producer = Producer(producer_config(settings))
+        self._folder = folder
+        self._server = server
+        self.sent: dict[Place, Fuzzed] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        for name in READERS:
+            command = [sys.executable, "-m", "tentalis.cli", "serve", name, "--instance", name]
+            command += ["--server", self._server] if name == "hinting" else []
+            surroundings = {
+                "TENTALIS_BOOTSTRAP": self._settings.require_bootstrap(),
+                "TENTALIS_HOME": str(self._folder),
+            }
+            with (self._folder / f"{name}.log").open("wb") as log:
+                self.processes[name] = subprocess.Popen(
+                    command, env=os.environ | LIFTED | surroundings | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log
+                )
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def send(self, seed: int, count: int) -> None:
+        """Mutated records, confirmed. Raises KafkaException if one was not."""
+        failures: list[KafkaError] = []
+
+        def sender(record: Fuzzed) -> Any:
+            def delivered(error: KafkaError | None, message: Message) -> None:
+                if error is not None:
+                    failures.append(error)
+                else:
+                    self.sent[Place(record.topic, record.partition, int(message.offset()))] = record
+
+            return delivered
+
+        for record in fuzzed(seed, count):
+            while True:
+                try:
+                    self._producer.produce(
+                        record.topic,
+                        record.value,
+                        record.key,
+                        partition=record.partition,
+                        headers=list(record.headers),
+                        on_delivery=sender(record),
+                    )
+                except BufferError:
+                    self._producer.poll(0.1)
+                else:
+                    self._producer.poll(0)
+                    break
+        self._producer.flush(60)
+        if failures or len(self.sent) < count:
+            raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT))
+
+    def processed(self) -> bool:
+        """Whether every application has committed past all that was sent. Raises RuntimeError if one has ended."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                log = (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"{name} ended with {process.returncode}:\n{log}")
+        ends: dict[tuple[str, int], int] = {}
+        for place in self.sent:
+            where = place.topic, place.partition
+            ends[where] = max(ends.get(where, 0), place.offset + 1)
+        for name, names in READERS.items():
+            try:
+                done = committed_offsets(self._settings, f"tentalis-{name}", names)
+            except KafkaException as error:
+                if error.args[0].retriable():
+                    return False  # the coordinator is still loading
+                raise
+            if any(done.get(where, 0) < end for where, end in ends.items() if where[0] in names):
+                return False
+        return True
+
+    def memory(self) -> dict[str, float]:
+        """Resident megabytes of each application."""
+        return {name: psutil.Process(each.pid).memory_info().rss / 2**20 for name, each in self.processes.items()}
+
+    def account(self) -> dict[str, Any]:
+        """What became of every record."""
+        letters: Counter[Place] = Counter()
+        altered: list[str] = []
+        others: dict[Place, Raw] = {}
+        unforeseen: Counter[str] = Counter()
+        for topic in INPUTS:
+            for message in messages_to_end(self._settings, dlq(topic)):
+                letter, raw = letter_of(Raw.of(message)), Raw.of(message)
+                sent = None if letter.origin is None else self.sent.get(letter.origin)
+                if letter.origin is None:
+                    altered.append(f"{letter.place}: {letter.foreign}")
+                elif sent is None:
+                    others[letter.origin] = raw
+                elif (sent.key, sent.value) != (raw.key, raw.value):
+                    altered.append(str(letter.place))
+                else:
+                    letters[letter.origin] += 1
+                # Feedback without its result is refused at this stage, in so many words.
+                if letter.stage not in ("decode", "validate") and not letter.error_class.endswith("NoResult"):
+                    unforeseen[f"{letter.group} {letter.error_class}: {letter.error[:120]}"] += 1
+        # Halves that scoring and hinting made of mutated records that were valid all the same, and contradict others.
+        for raw in map(Raw.of, messages_to_end(self._settings, topics.HALVES) if others else ()):
+            kept = others.pop(Place(raw.topic, raw.partition, raw.offset), raw)
+            if (kept.key, kept.value) != (raw.key, raw.value):
+                altered.append(f"the letter of {raw.topic}[{raw.partition}]@{raw.offset}")
+        altered += [f"the letter of {place}, where nothing lies" for place in others]
+        lost = [place for place, record in self.sent.items() if place not in letters and is_invalid(record)]
+        return {
+            "sent": len(self.sent),
+            "processed": len(self.sent) - len(letters),
+            "dead": len(letters),
+            "lost": len(lost),
+            "altered": len(altered),
+            "doubled": sum(count - 1 for count in letters.values()),
+            "unforeseen": dict(unforeseen.most_common(20)),
+            "damage": dict(Counter(record.damage for record in self.sent.values())),
+            "examples": [*map(str, lost[:5]), *altered[:5]],
+        }
+
+
+def is_invalid(record: Fuzzed) -> bool:
+    """Whether no application may take it for a record."""
+    expected = topics.table().records_of(record.topic)
+    try:
+        found = CODEC.decode(record.value, topic=record.topic, partition=0, offset=0, expected=expected)
+    except DecodeError:
+        return True
+    return found.key.encode("utf-8", "surrogateescape") != record.key
+
+
+def run(count: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
+    """The whole of it; the report. Raises RuntimeError if an application ended, TimeoutError if one stood still."""
+    port = free_port()
+    broker = EmbeddedBroker(folder / "kafka", port, free_port(avoid=(port,)))
+    with ExitStack() as stack:
+        stack.callback(broker.stop)
+        broker.start()
+        broker.wait_ready()
+        settings = Settings(bootstrap=broker.bootstrap)
+
+        def ensured() -> bool:
+            try:
+                ensure(settings)
+            except KafkaException as error:
+                if not error.args[0].retriable():
+                    raise
+                return False
+            return True
+
+        eventually(ensured, 30, "topics")
+        server = ThreadingHTTPServer(("127.0.0.1", 0), FakeModel)
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        fuzz = Fuzz(settings, folder, f"http://127.0.0.1:{server.server_address[1]}")
+        stack.callback(fuzz.stop)
+        fuzz.start()
+        began = time.monotonic()
+        first = int(count * WARM_UP)
+        fuzz.send(seed, first)
+        eventually(fuzz.processed, seconds, "the warm-up processed")
+        before = fuzz.memory()
+        say(f"{first} records in {time.monotonic() - began:.0f} s; resident: {_rounded(before)}")
+        fuzz.send(seed + 1, count - first)
+        eventually(fuzz.processed, seconds, "all records processed")
+        after = fuzz.memory()
+        report = fuzz.account()
+        grown = {name: after[name] - before[name] for name in after}
+        return report | {
+            "seed": seed,
+            "seconds": round(time.monotonic() - began, 1),
+            "resident_mb": _rounded(after),
+            "grown_mb": _rounded(grown),
+            "ok": not (report["lost"] or report["altered"] or max(grown.values()) > GROWTH_MB),
+        }
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in values.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3600, help="for each of the two parts")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tentalis-fuzz-") as folder:
+        report = run(options.n, options.seed, Path(folder), options.seconds)
+    print(json.dumps(report))
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
