@@ -31,6 +31,7 @@ class KafkaSink:
     def __init__(self, producer: Callable[[], Any]) -> None:
         self._producer = producer
         self._partitions: dict[str, int] = {}
+        self._doors: dict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def send(self, records: Sequence[Produce]) -> None:
         """Sends all records, those of one partition in order, and returns when every one is confirmed (acks=all).
@@ -47,7 +48,11 @@ class KafkaSink:
         try:
             for (topic, partition), group in groups.items():
                 for batch in _batches(producer, group):
-                    confirmations.append(await producer.send_batch(batch, topic, partition=partition))
+                    # One at a time waits for the partition before it is taken: aiokafka's `add_batch` takes the time
+                    # since its first wait off its time-out after *every* wait, and wakes all who wait for a partition,
+                    # so a dozen lanes with records for one hot key time out long before their time.
+                    async with self._doors[topic, partition]:
+                        confirmations.append(await producer.send_batch(batch, topic, partition=partition))
         finally:
             # Also when a send failed: nothing may be in flight unwatched.
             outcomes = await asyncio.gather(*confirmations, return_exceptions=True)
