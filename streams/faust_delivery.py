@@ -19,6 +19,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, P
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 
+from streams import header_names
 from streams.processor import LogRecord
 
 POLL_S = 0.25
@@ -117,6 +118,7 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
     """aiokafka's consumer in its thread, with two switches that Faust does not set."""
 
     def _create_worker_consumer(self, transport: Any) -> Any:
+        header_names.install()
         consumer = super()._create_worker_consumer(transport)
         # Upstream waits 1500 ms on an idle fetch, and aiokafka sends one fetch per broker at a time: a partition that
         # becomes fetchable again in between would wait that long.

@@ -117,7 +117,7 @@ class Stored:
             int(message.timestamp()[1]),
             None if key is None else bytes(key).decode("utf-8", "replace"),
             message.value(),
-            tuple((name, value or b"") for name, value in message.headers() or ()),
+            tuple((name, value or b"") for name, value in headers_in(message)),
         )
 
     def decode(self, codec: Codec) -> Record:
@@ -126,6 +126,18 @@ class Stored:
         return codec.decode(
             self.value, topic=self.topic, partition=self.partition, offset=self.offset, expected=expected
         )
+
+
+def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers of a message; none, with a warning, where a name is no UTF-8: the client cannot read any of them
+    then, and the record itself is none the worse for it.
+    """
+    try:
+        return tuple(message.headers() or ())
+    except (SystemError, UnicodeDecodeError):
+        place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+        log.warning("%s has a header whose name is no UTF-8: its headers are left out", place)
+        return ()
 
 
 def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from schemas import topics
 from tentalis.admin import KafkaAdmin
 from tentalis.config import Settings
-from tentalis.kafka import DeliveryFailed, messages_to_end, producer_config
+from tentalis.kafka import DeliveryFailed, headers_in, messages_to_end, producer_config
 from tentalis.letters import (
     Case,
     Ledger,
@@ -87,7 +87,7 @@ class Letterbox:
         for name in names:
             begin = self._next[name]
             for message in messages_to_end(self._settings, name, start=begin):
-                raw = Raw.of(message)
+                raw = raw_of(message)
                 begin[raw.partition] = raw.offset + 1
                 self._ledger.add(raw)
 
@@ -109,7 +109,7 @@ class Letterbox:
             for message in messages_to_end(self._settings, topic, start=start, end=end):
                 place = Place(topic, int(message.partition()), int(message.offset()))
                 if place in places:
-                    found[place] = Raw.of(message)
+                    found[place] = raw_of(message)
         return found
 
     def plan(self, cases: Sequence[Case], *, again: bool) -> list[Done]:
@@ -132,7 +132,7 @@ class Letterbox:
                 begin[origin.partition] = min(begin.get(origin.partition, origin.offset), origin.offset)
         for topic, begin in start.items():
             end = dict.fromkeys(begin, 1 << 62)
-            yield from map(Raw.of, messages_to_end(self._settings, topic, start=begin, end=end))
+            yield from map(raw_of, messages_to_end(self._settings, topic, start=begin, end=end))
 
     def replay(self, planned: Sequence[Done], reason: str = "") -> Iterator[Done]:
         """Carries a plan out: claims each letter, sends its record to where it lay, waits for both to be confirmed.
@@ -217,6 +217,19 @@ class Letterbox:
             else:
                 lost.append(Done(case, Result.TAKEN, f"somebody else marked it `{last.state}` at {last.at}"))
         return counting, lost
+
+
+def raw_of(message: Message) -> Raw:
+    """A message byte for byte."""
+    return Raw(
+        str(message.topic()),
+        int(message.partition()),
+        int(message.offset()),
+        int(message.timestamp()[1]),
+        message.key(),
+        message.value(),
+        headers_in(message),
+    )
 
 
 def _chunks(cases: Sequence[Case]) -> Iterator[list[Case]]:

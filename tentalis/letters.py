@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
 from schemas.topics import TopicTable
 from schemas.topics import dlq as dlq_of
@@ -51,19 +50,6 @@ class Raw:
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
-
-    @classmethod
-    def of(cls, message: Any) -> "Raw":
-        """From a confluent-kafka message."""
-        return cls(
-            str(message.topic()),
-            int(message.partition()),
-            int(message.offset()),
-            int(message.timestamp()[1]),
-            message.key(),
-            message.value(),
-            tuple(message.headers() or ()),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from schemas.records import Rollout
 from tentalis.acls import Operation
 from tentalis.config import Settings
 from tentalis.dlq import context_headers
-from tentalis.kafka import TRANSIENT, Publisher, consumer_config
+from tentalis.kafka import TRANSIENT, Publisher, consumer_config, headers_in
 from tentalis.refusal import refused
 from trainer.fetch import Cache
 from trainer.offers import Offer, Segment, malformed, offer_of
@@ -128,7 +128,7 @@ class Intake:
         return None
 
     def _bury(self, message: Message, cause: DecodeError) -> None:
-        headers = [(name, value or b"") for name, value in message.headers() or ()]
+        headers = [(name, value or b"") for name, value in headers_in(message)]
         headers += context_headers(
             topic=str(message.topic()),
             partition=int(message.partition()),

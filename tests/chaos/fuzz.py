@@ -34,6 +34,7 @@ from schemas.topics import dlq
 from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import committed_offsets, messages_to_end, producer_config
+from tentalis.letterbox import raw_of
 from tentalis.letters import Place, Raw, letter_of
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
@@ -149,7 +150,7 @@ class Fuzz:
         unforeseen: Counter[str] = Counter()
         for topic in INPUTS:
             for message in messages_to_end(self._settings, dlq(topic)):
-                letter, raw = letter_of(Raw.of(message)), Raw.of(message)
+                letter, raw = letter_of(raw_of(message)), raw_of(message)
                 sent = None if letter.origin is None else self.sent.get(letter.origin)
                 if letter.origin is None:
                     altered.append(f"{letter.place}: {letter.foreign}")
@@ -163,7 +164,7 @@ class Fuzz:
                 if letter.stage not in ("decode", "validate") and not letter.error_class.endswith("NoResult"):
                     unforeseen[f"{letter.group} {letter.error_class}: {letter.error[:120]}"] += 1
         # Halves that scoring and hinting made of mutated records that were valid all the same, and contradict others.
-        for raw in map(Raw.of, messages_to_end(self._settings, topics.HALVES) if others else ()):
+        for raw in map(raw_of, messages_to_end(self._settings, topics.HALVES) if others else ()):
             kept = others.pop(Place(raw.topic, raw.partition, raw.offset), raw)
             if (kept.key, kept.value) != (raw.key, raw.value):
                 altered.append(f"the letter of {raw.topic}[{raw.partition}]@{raw.offset}")

@@ -1,5 +1,6 @@
 """`tentalis dlq` on a real broker, with a real application that writes the letters and processes what is replayed."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -64,6 +65,11 @@ class Dlq:
             command = [sys.executable, "-m", "tentalis.cli", "serve", "scoring", "--instance", "scoring"]
             self.scoring = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
+    def stop_scoring(self) -> None:
+        assert self.scoring is not None
+        self.scoring.terminate()
+        assert self.scoring.wait(10) == 0
+
     def wait(self, what: Any) -> Any:
         assert self.scoring is not None and self.scoring.poll() is None, self._log.read_text()[-3000:]
         return eventually(what, 60)
@@ -108,9 +114,27 @@ def tool(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> It
     eventually(ensured, 30)
     tool = Dlq(settings, tmp_path_factory.mktemp("home"))
     yield tool
-    if tool.scoring is not None:
+    if tool.scoring is not None and tool.scoring.poll() is None:
         tool.scoring.kill()
         tool.scoring.wait(10)
+
+
+async def put_with_bad_header_name(bootstrap: str, topic: str, partition: int, key: bytes, value: bytes) -> None:
+    from aiokafka import AIOKafkaProducer
+    from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
+
+    class NoText(str):
+        def encode(self, *_: Any, **__: Any) -> bytes:
+            return b"\xff\xfe"
+
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+    await producer.start()
+    batch = producer.create_batch()
+    batch._builder = _DefaultRecordBatchBuilderPy(2, 0, 0, -1, -1, 0, 2**20)
+    assert batch.append(timestamp=None, key=key, value=value, headers=[(NoText("x"), b"1")]) is not None
+    batch.close()
+    await (await producer.send_batch(batch, topic, partition=partition))
+    await producer.stop()
 
 
 def tomorrows_task(task_id: str) -> tuple[AvroSchema, bytes]:
@@ -122,6 +146,17 @@ def tomorrows_task(task_id: str) -> tuple[AvroSchema, bytes]:
     return schema, SINGLE_OBJECT + schema.fingerprint + avro.write(schema, datum)
 
 
+def test_a_header_name_that_is_no_text_stops_nobody(tool: Dlq) -> None:
+    """Neither an application (aiokafka) nor a reader (confluent-kafka) gets past such a record by itself."""
+    task = make_task("poison")
+    value = make_codec(tool.settings).encode(topics.TASKS, task)
+    asyncio.run(put_with_bad_header_name(tool.settings.require_bootstrap(), topics.TASKS, 5, b"poison", value))
+    assert [each.key for each in read_to_end(tool.settings, topics.TASKS)] == ["poison"]
+    tool.start_scoring()
+    tool.wait(lambda: tool.opens() == {"poison": 1})
+    tool.stop_scoring()
+
+
 def test_letters_are_listed_shown_replayed_once_and_processed(tool: Dlq) -> None:
     schema, early = tomorrows_task("early")
     garbage = b"\xff\xfe\x00garbage"
@@ -131,7 +166,7 @@ def test_letters_are_listed_shown_replayed_once_and_processed(tool: Dlq) -> None
     tool.publisher.send(topics.TASKS, make_task("fine"))
     tool.publisher.flush()
     tool.start_scoring()
-    tool.wait(lambda: len(tool("list", "--topic", topics.TASKS)) == 3 and tool.opens() == {"fine": 1})
+    tool.wait(lambda: len(tool("list", "--topic", topics.TASKS)) == 3 and tool.opens() == {"fine": 1, "poison": 1})
 
     found = {each["key"]: each for each in tool("list")}
     assert found["early"]["record"] == f"{topics.TASKS}[3]@0" and found["early"]["group"] == "tentalis-scoring"
@@ -156,7 +191,7 @@ def test_letters_are_listed_shown_replayed_once_and_processed(tool: Dlq) -> None
     (message,) = [each for each in tool.on(topics.TASKS) if (each.partition(), each.offset()) == (3, 2)]
     assert (message.key(), message.value()) == (b"early", early)
     assert message.headers() == [("ce_id", b"e1"), ("traceparent", b"\x00\x01"), ("none", None)]
-    tool.wait(lambda: tool.opens() == {"fine": 1, "early": 1})
+    tool.wait(lambda: tool.opens() == {"fine": 1, "early": 1, "poison": 1})
 
     # asked again, it is not replayed again
     (row,) = tool("replay", found["early"]["letter"], "--yes", code=1)
@@ -178,7 +213,7 @@ def test_letters_are_listed_shown_replayed_once_and_processed(tool: Dlq) -> None
     assert (shown["state"], shown["reason"], shown["value_hex"]) == ("dropped", "noise of a test", garbage.hex())
     assert [each["key"] for each in tool("list")] == ["stranger"]
     assert len(tool("list", "--all")) == 4
-    assert tool.opens() == {"fine": 1, "early": 1}
+    assert tool.opens() == {"fine": 1, "early": 1, "poison": 1}
 
 
 def a_letter(tool: Dlq, topic: str, key: bytes, offset: int, value: bytes = b"v") -> None:
