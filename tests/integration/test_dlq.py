@@ -51,6 +51,11 @@ class Dlq:
         assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
         return json.loads(done.stdout) if done.stdout else done.stderr
 
+    def text(self, *arguments: str) -> str:
+        done = runner.invoke(app, ["dlq", *arguments, "--bootstrap-server", str(self.settings.bootstrap)])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
     def put(self, topic: str, key: bytes | None, value: bytes | None, partition: int = 3, **more: Any) -> None:
         self.publisher.send_bytes(topic, key, value, partition=partition, **more)
         self.publisher.flush()
@@ -178,6 +183,11 @@ def test_letters_are_listed_shown_replayed_once_and_processed(tool: Dlq) -> None
     assert len(tool("list", "--limit", "2")) == 2
     (shown,) = tool("show", f"{topics.TASKS}[3]@1")
     assert shown["value_hex"] == garbage.hex() and shown["key_hex"] == "ffff" and shown["type"] is None
+    table = tool.text("list").splitlines()
+    assert table[0].split()[:4] == ["LETTER", "STATE", "FAILED", "FAILURES"] and len(table) == 4
+    page = tool.text("show", found["early"]["letter"])
+    assert "state         open" in page and "unknown schema" in page and "\n  traceparent: " in page
+    assert "00000000  c3 01 " in page
     assert "no dead letter lies at" in tool("show", f"{LETTERS}[0]@99", code=1)
 
     # a letter that has no origin is refused, and the rest goes on its way; a dry run writes nothing
@@ -199,6 +209,7 @@ def test_letters_are_listed_shown_replayed_once_and_processed(tool: Dlq) -> None
     (shown,) = tool("show", found["early"]["letter"])
     assert shown["state"] == "replayed" and [step["what"] for step in shown["history"]][-1] == "replayed"
     assert (shown["type"], shown["value"]["task_id"]) == ("Task", "early")
+    assert '"task_id": "early"' in tool.text("show", found["early"]["letter"])
     assert len(tool.on(topics.TASKS)) == before[0] + 1
 
     # what fails again is a new letter that knows of the old one

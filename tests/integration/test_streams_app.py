@@ -165,7 +165,9 @@ def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
     assert lab.producer.flush(10) == 0
     worker = lab.start("--dead-run", "10")
     assert worker.wait(30) == 5
-    assert "11 records in a row could not be processed (limit 10)" in lab.log_of(worker)
+    log = lab.log_of(worker)
+    assert "11 records in a row could not be processed (limit 10)" in log
+    assert f"{lab.topic}[1]@" in log and "no number in it" in log and "Repair the producer" in log
     assert lab.uncommitted() >= 12
     assert lab.read(f"{lab.topic}.dlq") == []
 

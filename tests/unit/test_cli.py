@@ -18,6 +18,7 @@ from tentalis.admin import Impossible
 from tentalis.cli import common
 from tentalis.cli.common import CommandError, explain, resolve_settings
 from tentalis.cli.main import app
+from tentalis.cli.processes import _dead_limits
 from tentalis.cli.records import _record
 from tentalis.cli.tail import Start, as_object, begin_offset, parse_start
 from tentalis.cli.values import from_plain, to_plain
@@ -70,6 +71,16 @@ def test_every_command_has_help(command: str) -> None:
     done = runner.invoke(app, [*command.split(), "--help"])
     assert done.exit_code == 0
     assert "Usage: " in done.stdout
+
+
+def test_the_limits_of_dead_letters_come_from_the_environment() -> None:
+    assert _dead_limits({}) == {}
+    limits = _dead_limits({"TENTALIS_DEAD_RUN": "5", "TENTALIS_DEAD_RATIO": "0.25"})
+    assert limits == {"dead_run": 5, "dead_ratio": 0.25}
+    for env in ({"TENTALIS_DEAD_RUN": "many"}, {"TENTALIS_DEAD_RATIO": "-1"}, {"TENTALIS_DEAD_RUN": "0.5"}):
+        with pytest.raises(CommandError, match="TENTALIS_DEAD_R") as caught:
+            _dead_limits(env)
+        assert caught.value.code == 2
 
 
 def test_a_usage_error_exits_with_2() -> None:
