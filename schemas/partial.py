@@ -43,7 +43,7 @@ def check_items(schema: AvroSchema, body: bytes, most: int) -> None:
     An item of two bytes becomes a kilobyte of objects, so a record within its size limit could fill the memory of
     whoever decodes it. What is no Avro at all is left to the decoder.
     """
-    reader = _Reader(schema.parsed, body, most)
+    reader = _Reader(schema.parsed, body, most, counting=True)
     try:
         reader.record(schema.parsed, {}, "")
     except TooManyItems:
@@ -53,8 +53,9 @@ def check_items(schema: AvroSchema, body: bytes, most: int) -> None:
 
 
 class _Reader:
-    def __init__(self, parsed: Any, body: bytes, most: int = MOST_SHOWN) -> None:
+    def __init__(self, parsed: Any, body: bytes, most: int = MOST_SHOWN, *, counting: bool = False) -> None:
         self.at = 0
+        self._counting = counting
         self._most = most
         self._body = body
         self._items = 0
@@ -133,10 +134,13 @@ class _Reader:
             if count < 0:
                 count = -count
                 self._long(path)
+            # Whoever only counts need not read what is too much anyway.
+            if self._counting and self._items + count > self._most:
+                raise self._too_many(path)
             for _ in range(count):
                 self._items += 1
                 if self._items > self._most:
-                    raise TooManyItems(f"{path}, byte {self.at}: more than {self._most:,} items")
+                    raise self._too_many(path)
                 where = f"{path}[{len(pairs)}]"
                 key = self._take(self._long(where), where).decode("utf-8", "replace") if kind == "map" else ""
                 pairs.append((key, self._value(schema["values" if kind == "map" else "items"], where)))
@@ -165,6 +169,9 @@ class _Reader:
             shift += 7
             if shift > 63:
                 raise self._unreadable(path, "a number of more than 64 bits")
+
+    def _too_many(self, path: str) -> TooManyItems:
+        return TooManyItems(f"{path}, byte {self.at}: more than {self._most:,} items")
 
     def _unreadable(self, path: str, why: str) -> Unreadable:
         return Unreadable(f"{path}, byte {self.at}: {why}")

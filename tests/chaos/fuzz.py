@@ -55,6 +55,12 @@ GROWTH_MB = 64
 LIFTED = {"TENTALIS_DEAD_RUN": str(10**9), "TENTALIS_DEAD_RATIO": "1"}
 
 
+class Teacher(ThreadingHTTPServer):
+    """Hinting calls it over a connection each: refused ones would only be tried again."""
+
+    request_queue_size = 256
+
+
 class Fuzz:
     """The applications, what was sent to them, and where it lies."""
 
@@ -213,7 +219,7 @@ def run(count: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
             return True
 
         eventually(ensured, 30, "topics")
-        server = ThreadingHTTPServer(("127.0.0.1", 0), FakeModel)
+        server = Teacher(("127.0.0.1", 0), FakeModel)
         stack.callback(server.server_close)
         stack.callback(server.shutdown)
         threading.Thread(target=server.serve_forever, daemon=True).start()
