@@ -137,13 +137,20 @@ def _row(case: Case) -> dict[str, Any]:
     }
 
 
+def _printable(text: str) -> str:
+    """Text of a stranger for a terminal: what is no character to look at is spelt out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A row for the table: one line each."""
     text = f"{row['error_class']}: {row['error']}" if row["foreign"] is None else f"(foreign: {row['foreign']})"
-    flat = " ".join(text.split())
+    flat = _printable(" ".join(text.split()))
     return row | {
         "error": flat if len(flat) <= ERROR_WIDTH else flat[: ERROR_WIDTH - 3] + "...",
-        "key": None if row["key"] is None else " ".join(row["key"].split())[:40],
+        "group": row["group"] and _printable(row["group"]),
+        "stage": row["stage"] and _printable(row["stage"]),
+        "key": None if row["key"] is None else _printable(" ".join(row["key"].split()))[:40],
     }
 
 
@@ -258,9 +265,11 @@ def _page(one: dict[str, Any]) -> str:
     lines = [
         f"{name:<13} {one[name]}" for name in ("letter", "state", "record", "group", "stage", "attempts", "version")
     ]
-    lines += [f"{'key':<13} {one['key']}", f"{'error':<13} {one['error_class']}: {one['error']}"]
+    lines.append(f"{'key':<13} {one['key']}")
     if one["foreign"]:
         lines.append(f"{'foreign':<13} {one['foreign']}")
+    else:
+        lines.append(f"{'error':<13} {one['error_class']}: {one['error']}")
     lines.append("history")
     for step in one["history"]:
         detail = [step.get("letter"), step.get("error"), step.get("reason")]
@@ -276,7 +285,7 @@ def _page(one: dict[str, Any]) -> str:
         lines += _hexdump(bytes.fromhex(one["value_hex"][: 2 * HEX_BYTES]))
         if one["bytes"] > HEX_BYTES:
             lines.append(f"  ... {one['bytes'] - HEX_BYTES} more; -o json has them all")
-    return "\n".join(lines)
+    return "\n".join(map(_printable, lines))
 
 
 def _hexdump(data: bytes) -> list[str]:

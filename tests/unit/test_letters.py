@@ -7,6 +7,7 @@ import pytest
 
 from schemas import topics
 from schemas.topics import dlq
+from tentalis.cli.dlq import _page, _row, _short, _whole
 from tentalis.dlq import PREFIX, context_headers
 from tentalis.letters import (
     UNMARKED,
@@ -25,6 +26,7 @@ from tentalis.letters import (
     parse_moment,
     refusal,
 )
+from tests.unit.stream_records import CODEC, make_task
 
 TABLE = topics.table()
 PARTITIONS = {name: topic.partitions for name, topic in TABLE.topics.items()}
@@ -266,3 +268,23 @@ def test_a_mark_is_read_as_it_was_written() -> None:
     assert (found.reason, found.at) == ("größe", "2026-01-01T00:00:00Z")
     assert mark_of(replace(raw, value=b"")) is None and mark_of(replace(raw, key=None)) is None
     assert "mark" in context_of(raw.headers) and mark_of(letter()) is None
+
+
+def test_a_page_shows_all_there_is_and_writes_nothing_to_a_terminal_that_it_would_obey() -> None:
+    first = replace(letter(), value=CODEC.encode(topics.TASKS, make_task())[:-9], key=b"\x1b[2J")
+    second = replace(letter(10, original=31), value=None)
+    done, again = folded(
+        first,
+        mark(first, 5, UNMARKED, State.REPLAYING),
+        mark(first, 6, 5, State.REPLAYED, replayed_to=31),
+        second,
+    )
+    page = _page(_whole(done, first, CODEC))
+    assert "key           \\x1b[2J" in page and "\x1b" not in page
+    assert "replayed  to offset 31" in page and '"task_id": "t1"' in page and "run_id, byte 109" in page
+    assert "00000000  c3 01 " in page
+    page = _page(_whole(again, second, CODEC))
+    assert str(letter_of(first).place) in page and "bytes (a tombstone)" in page
+    (alien,) = folded(replace(letter(), headers=()))
+    row = _short(_row(alien))
+    assert row["error"].startswith("(foreign: it has no original-topic")
