@@ -169,8 +169,11 @@ class Fuzz:
                 # Feedback without its result is refused at this stage, in so many words.
                 if letter.stage not in ("decode", "validate") and not letter.error_class.endswith("NoResult"):
                     unforeseen[f"{letter.group} {letter.error_class}: {letter.error[:120]}"] += 1
-        # Halves that scoring and hinting made of mutated records that were valid all the same, and contradict others.
-        for raw in map(raw_of, messages_to_end(self._settings, topics.HALVES) if others else ()):
+        # What the applications made of mutated records that were valid all the same, and that the next one refuses:
+        # halves that contradict others, outcomes of an environment that nobody knows.
+        for raw in (
+            raw_of(each) for topic in {p.topic for p in others} for each in messages_to_end(self._settings, topic)
+        ):
             kept = others.pop(Place(raw.topic, raw.partition, raw.offset), raw)
             if (kept.key, kept.value) != (raw.key, raw.value):
                 altered.append(f"the letter of {raw.topic}[{raw.partition}]@{raw.offset}")
