@@ -320,9 +320,7 @@ def messages_to_end(
     timeout: float = 60.0,
 ) -> Iterator[Message]:
     """As `read_to_end`, byte for byte: for whoever writes the records elsewhere."""
-    consumer = Consumer(
-        consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50}
-    )
+    consumer = Consumer(consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50})
     try:
         todo: dict[int, int] = {}
         assignment = []
@@ -494,9 +492,9 @@ class SchemaLookup:
 
     def _read_on(self) -> None:
         if self._consumer is None:
-            self._consumer = Consumer(consumer_config(self._settings, "tentalis-reader"))
-            self._next = dict.fromkeys(_partitions(self._consumer, topics.SCHEMAS), 0)
-        ends = {p: _watermarks(self._consumer, topics.SCHEMAS, p)[1] for p in self._next}
+            self._consumer = Consumer(consumer_config(self._settings, READERS))
+            self._next = dict.fromkeys(_partitions(self._settings, self._consumer, topics.SCHEMAS), 0)
+        ends = {p: _watermarks(self._settings, self._consumer, topics.SCHEMAS, p)[1] for p in self._next}
         if ends == self._next:
             return
         for stored in read_to_end(self._settings, topics.SCHEMAS, start=self._next, end=ends):
