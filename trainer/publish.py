@@ -11,6 +11,7 @@ from schemas.records import Canary, PolicyUpdate, Record, RunManifest
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.config import Settings
 from tentalis.kafka import checked_size, headers_of, now_ms, producer_config
+from tentalis.service import Unmendable
 from trainer.checkpoint import Checkpoint, write_folder
 from trainer.intake import group_of
 from trainer.model import CONFIG_FILE, WEIGHTS_FILE, Policy, canary_tokens
@@ -22,7 +23,7 @@ class Fenced(RuntimeError):
     """Another trainer of the policy has taken over."""
 
 
-class AdapterExists(RuntimeError):
+class AdapterExists(Unmendable):
     """The place of a new adapter holds another one: names are never reused."""
 
 

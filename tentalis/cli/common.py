@@ -66,8 +66,12 @@ def explain(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, NoBroker):
         return str(error), UNREACHABLE
+    from tentalis.service import UNMENDABLE, Unmendable
+
     if isinstance(error, Impossible):
         return str(error), DRIFT
+    if isinstance(error, Unmendable):
+        return str(error), UNMENDABLE
     if isinstance(error, ModuleNotFoundError):
         return f"{error}. The installation is not complete: `tentalis doctor` tells what is missing", ERROR
     ours = type(error).__module__.partition(".")[0] in ("tentalis", "schemas", "streams", "trainer")
@@ -119,6 +123,15 @@ def resolve_settings(
 
 def connected_settings(bootstrap: str | None, timeout: float = 5.0) -> Settings:
     """As `resolve_settings`, after the broker has answered: commands fail in seconds, not after a minute of retries."""
+    settings = resolve_settings(bootstrap)
+    require_answer(
+        settings, timeout, "Start the local stack with `tentalis up`, or name your brokers with --bootstrap-server"
+    )
+    return settings
+
+
+def require_answer(settings: Settings, timeout: float, remedy: str) -> None:
+    """Raises CommandError (UNREACHABLE), with what to do, unless the brokers of the settings answer in `timeout` s."""
     import logging
 
     from confluent_kafka import KafkaException
@@ -126,7 +139,6 @@ def connected_settings(bootstrap: str | None, timeout: float = 5.0) -> Settings:
 
     from tentalis.kafka import client_config
 
-    settings = resolve_settings(bootstrap)
     quiet = logging.Logger("tentalis.cli.probe")  # of no hierarchy: what it would log, the error below says once
     quiet.addHandler(logging.NullHandler())
     client = AdminClient(client_config(settings), logger=quiet)
@@ -134,11 +146,23 @@ def connected_settings(bootstrap: str | None, timeout: float = 5.0) -> Settings:
         client.list_topics(timeout=timeout)
     except KafkaException as error:
         raise CommandError(
-            f"no Kafka answers on {settings.bootstrap} within {timeout:g} s ({error.args[0].str()}). "
-            "Start the local stack with `tentalis up`, or name your brokers with --bootstrap-server",
+            f"no Kafka answers on {settings.bootstrap} within {timeout:g} s ({error.args[0].str()}). {remedy}",
             UNREACHABLE,
         ) from error
-    return settings
+
+
+def before_a_stack(settings: Settings) -> None:
+    """What a stack needs before anything is started: its Kafka, if one was named, and room. Raises CommandError."""
+    from tentalis.local.disk import LEAST, space
+
+    if settings.bootstrap is not None:
+        remedy = "Is TENTALIS_BOOTSTRAP right? Unset it to have a broker started here with the rest of the stack"
+        require_answer(settings, 5.0, remedy)
+    if shortage := space(settings.home).shortage(LEAST):
+        raise CommandError(
+            f"{shortage}: the log, checkpoints and adapters need at least {LEAST // 2**20} MiB to begin with. "
+            "Make room, or choose another state directory with TENTALIS_HOME"
+        )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,6 +45,8 @@ TOPICS = (
     topics.POLICIES,
     topics.POLICY_ACKS,
 )
+# A run comes to its end without these: what became of them is said then.
+DISPENSABLE = ("aggregation",)
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "faust-streaming", "confluent-kafka", "pydantic")
 
 
@@ -64,6 +67,7 @@ class DemoOptions:
     policy_model: str | None = None
     keep: bool = False
     as_json: bool = False
+    ranks: int = 1
 
 
 class Processes(Protocol):
@@ -72,6 +76,8 @@ class Processes(Protocol):
     def status(self) -> dict[str, dict[str, Any]]: ...
 
     def failure(self) -> str | None: ...
+
+    def halted(self) -> Mapping[str, str]: ...
 
 
 def play(options: DemoOptions, settings: Settings) -> int:
@@ -100,6 +106,7 @@ def play(options: DemoOptions, settings: Settings) -> int:
                 trainer_config=run.config,
                 environment=scenario.environment,
                 manager=("--scenario", options.scenario, "--run", run.run_id),
+                ranks=options.ranks,
             )
         )
         with stop_signals() as stop:
@@ -178,6 +185,9 @@ class Show:
             raise Interrupted
         if failure := self.processes.failure():
             raise DemoFailed(failure)
+        for name, reason in self.processes.halted().items():
+            if name not in DISPENSABLE:
+                raise DemoFailed(f"{name} {reason}")
 
     def _until_done(self, name: str, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -272,6 +282,8 @@ class Show:
             self.console.print(f"report: {page}", soft_wrap=True)
         else:
             print_summary(summary, report, str(page))
+        for name, reason in self.processes.halted().items():
+            self.console.print(f"{name} {reason}", soft_wrap=True)
 
     def _answers(self, newest: str) -> tuple[Answer, ...]:
         from tentalis.inference.protocol import ServerUnavailable
@@ -337,6 +349,8 @@ def _flags(options: DemoOptions) -> list[str]:
         flags += ["--scenario", options.scenario]
     if options.steps != default.steps:
         flags += ["--steps", str(options.steps)]
+    if options.ranks != default.ranks:
+        flags += ["--ranks", str(options.ranks)]
     if options.policy_model is not None:
         flags += ["--policy-model", options.policy_model]
     return flags

@@ -17,6 +17,8 @@ _STATES = {
     "running": "green",
     "done": "green",
     "failed": "red",
+    "halted": "red",
+    "degraded": "yellow",
     "backoff": "yellow",
     "starting": "cyan",
     "waiting": "dim",

@@ -185,10 +185,14 @@ def request_stop(path: Path, timeout: float = 15.0) -> int | None:
 
 
 def write_whole(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    """Write JSON so that a reader sees the old file or the new one, never a part. Raises OSError; nothing is left."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _locked_within(file: IO[str], seconds: float) -> bool:
