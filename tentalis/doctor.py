@@ -77,11 +77,6 @@ def locked_versions(text: str) -> dict[str, set[str]]:
     return found
 
 
-def existing_parent(path: Path) -> Path:
-    """The nearest folder that exists, from a path upwards."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
 def python(settings: Settings) -> Iterator[Finding]:
     """3.11 or newer."""
     good = sys.version_info >= (3, 11)

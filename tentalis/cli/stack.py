@@ -25,7 +25,7 @@ from tentalis.cli.common import (
     print_table,
     resolve_settings,
 )
-from tentalis.service import NEEDS_PERSON, UNMENDABLE
+from tentalis.service import NEEDS_PERSON, STOPPED, UNMENDABLE
 
 if TYPE_CHECKING:
     from tentalis.config import Settings
@@ -35,6 +35,8 @@ READY_TIMEOUT = 900.0
 STANDING_STALENESS = 4
 # The supervisor writes its status every second.
 STALE_S = 15.0
+# Longer than the trainer takes to start, and than the first retry of an adapter that was refused.
+SETTLE_S = 40.0
 # The detached stack says on this file descriptor that it is ready; that it closes without a word says that it ended.
 READY_FD = "TENTALIS_READY_FD"
 READY = "ready"
@@ -78,12 +80,13 @@ def _attached(settings: Settings, policy_model: str | None, config: Path | None,
     from tentalis.inference.models import resolve_model
     from tentalis.local.stack import StackOptions, build_stack
     from tentalis.local.state import StateDir
-    from tentalis.local.supervisor import Supervisor, stop_signals
+    from tentalis.local.supervisor import Supervisor, signals_unwind, stop_signals
 
     ready_fd = os.environ.pop(READY_FD, None)  # popped: the processes of the stack must not inherit it
     with ExitStack() as held:
+        # Before signals are only noted: a download must end with Ctrl-C, or `tentalis down`, like anything else.
+        held.enter_context(signals_unwind())
         state = held.enter_context(StateDir(settings.home))
-        # Before signals are only noted: a download must end with Ctrl-C like anything else.
         if config is None:
             model, run, environment = _standing_run(state.folder("runs"), policy_model, settings.cache)
         else:
@@ -103,12 +106,15 @@ def _attached(settings: Settings, policy_model: str | None, config: Path | None,
         supervisor = Supervisor(state, stack.specs)
         supervisor.start()
         try:
-            said = None
+            said, unready_since = None, time.monotonic()
             while not stop.wait(0.2):
                 if failure := supervisor.failure():
                     raise CommandError(failure, UNMENDABLE if supervisor.unmendable() else ERROR)
                 word = _word({name: one for name, one in supervisor.status().items() if name in staying})
-                if word is None or word == said:
+                if word is None or word == READY:
+                    unready_since = time.monotonic()
+                # What is not ready may still become so: the trainer writes an adapter again that was missing.
+                if word in (None, said) or (word != READY and time.monotonic() - unready_since < SETTLE_S):
                     continue
                 said = word
                 if ready_fd is not None:  # the first word goes to whoever waits; what comes later is in the log
@@ -165,13 +171,19 @@ def _detached(home: Path, policy_model: str | None, config: Path | None, ranks: 
     state = StateDir(home)
     if state.holder() is not None:
         raise CommandError(f"a stack runs in {home} already; `tentalis status` shows it")
-    sink_path = state.folder("logs") / "up.log"
+    sink_path = home / "logs" / "up.log"
     command = [sys.executable, "-m", "tentalis.cli", "up"]
     command += ["--policy-model", policy_model] if policy_model else []
     command += ["--config", str(config)] if config else []
     command += ["--ranks", str(ranks)]
+    try:
+        state.folder("logs")
+        sink = sink_path.open("ab")
+    except OSError as error:
+        raise CommandError(f"cannot use {home}: {error}. Choose another directory with TENTALIS_HOME") from error
     read_end, write_end = os.pipe()
-    with sink_path.open("ab") as sink:
+    with sink:
+        begin = sink.tell()
         process = subprocess.Popen(
             command,
             env=os.environ | {READY_FD: str(write_end)},
@@ -182,15 +194,22 @@ def _detached(home: Path, policy_model: str | None, config: Path | None, ranks: 
             start_new_session=True,
         )
     os.close(write_end)
-    heard, _, _ = select.select([read_end], [], [], READY_TIMEOUT)
+    try:
+        heard, _, _ = select.select([read_end], [], [], READY_TIMEOUT)
+    except KeyboardInterrupt:  # it is in a session of its own, and would not hear of it
+        process.terminate()
+        process.wait()
+        raise
     word = os.read(read_end, select.PIPE_BUF).decode(errors="replace") if heard else ""
     os.close(read_end)
     if not heard:
         raise CommandError(f"not ready after {READY_TIMEOUT:g} s; it goes on, see `tentalis status` and {sink_path}")
     if not word:
         code = process.wait(30)
-        tail = sink_path.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise CommandError(f"the stack ended with exit code {code}; the end of {sink_path}:\n{tail}", code or ERROR)
+        if code in (0, STOPPED):
+            raise CommandError("the stack was stopped before everything was ready")
+        said = sink_path.read_bytes()[begin:][-2000:].decode(errors="replace")
+        raise CommandError(f"the stack ended with exit code {code}; the end of {sink_path}:\n{said}", code)
     if word != READY:
         raise CommandError(f"{word}. The stack runs: `tentalis status` shows the processes, `tentalis down` stops them")
     typer.echo("ready: `tentalis status` shows the processes, `tentalis down` stops them", err=True)

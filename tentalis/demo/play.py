@@ -86,12 +86,12 @@ def play(options: DemoOptions, settings: Settings) -> int:
 
     from tentalis.local.stack import StackOptions, build_stack
     from tentalis.local.state import StateDir
-    from tentalis.local.supervisor import Supervisor, stop_signals
+    from tentalis.local.supervisor import Supervisor, signals_unwind, stop_signals
 
     console = Console(stderr=True, markup=False, highlight=False)
     _log_to(console)
     scenario = make_scenario(options.scenario, settings.data)
-    with StateDir(settings.home) as state:
+    with signals_unwind(), StateDir(settings.home) as state:
         model = prepare_model(console, options, settings)
         kind = RunKind(options.scenario, options.steps, str(model))
         run = open_run(state.folder("runs"), kind, scenario, time.time())

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -480,6 +481,21 @@ def stop_signals() -> Iterator[threading.Event]:
     before = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
     try:
         yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def signals_unwind() -> Iterator[None]:
+    """While inside, SIGTERM and SIGHUP end the command as Ctrl-C does: what it has begun is undone on the way out."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
