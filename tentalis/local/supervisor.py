@@ -37,6 +37,8 @@ _CHECK_STARTING = 0.2
 _CHECK_READY = 5.0
 _STATUS_EVERY = 1.0
 _SPACE_EVERY = 1.0
+# A shorter silence is nothing to speak of: a micro-batch, a busy machine.
+_SILENCE_SHOWN = 15.0
 # What is told to end because it hangs has this long for its last words.
 _GRACE = 5.0
 # How soon a start that the system refused is tried again.
@@ -289,8 +291,9 @@ class Supervisor:
         # Until it is ready, to be alive is not enough: something must come of it within the time it has for that.
         if not answer.silent and (answer.ready or answer.trouble or not starting):
             process.silence.heard(self._awake.now)
-        elif answer.silent and not (starting and process.beats):
-            process.message = answer.silent
+        elif answer.silent and (seconds := process.silence.seconds(self._awake.now)) > _SILENCE_SHOWN:
+            limit = process.spec.ready_timeout if starting else process.spec.hang_after
+            process.message = f"{answer.silent} (for {seconds:.0f} s; after {limit:g} s it is started again)"
         process.next_check = now + (_CHECK_STARTING if process.state == "starting" else _CHECK_READY)
 
     def _end_if_hung(self, process: _Process, now: float) -> None:
@@ -522,7 +525,7 @@ def _look(spec: ProcessSpec, beats: Beats | None) -> _Answer:
         ready = spec.ready is None or spec.ready()
         alive = ready if spec.alive is None else spec.alive()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer, and is shown
-        return _Answer(False, silent=f"the check raised {type(error).__name__}: {error}")
+        return _Answer(False, silent=f"{type(error).__name__}: {error}")
     return _Answer(ready, silent="" if alive else "does not answer")
 
 

@@ -167,6 +167,7 @@ def test_ends_while_a_dependency_is_down_do_not_count(supervise: Callable[..., S
         assert supervisor.status()["client"]["restarts"] == round_
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_does_not_become_ready_is_killed_and_says_so(supervise: Callable[..., Supervisor]) -> None:
     def never() -> bool:
         raise ConnectionError("port 1234 is closed")
@@ -194,6 +195,7 @@ while True:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tentalis.local.supervisor._CHECK_READY", 0.2)
+    monkeypatch.setattr("tentalis.local.supervisor._SILENCE_SHOWN", 0.0)
     monkeypatch.setattr("tentalis.local.supervisor._GRACE", 0.5)
     monkeypatch.setattr("tentalis.heartbeat.INTERVAL_S", 0.05)
 
