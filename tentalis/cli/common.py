@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Under this name the local stack keeps its broker's port in ports.json.
 BROKER_PORT = "broker"
 OK, ERROR, USAGE, DRIFT, UNREACHABLE = 0, 1, 2, 3, 4
+# Seconds in which a broker must answer before anything is begun that needs it.
+PROBE_S = 5.0
 
 
 class Output(StrEnum):
@@ -121,7 +123,7 @@ def resolve_settings(
     return settings.model_copy(update={"bootstrap": found})
 
 
-def connected_settings(bootstrap: str | None, timeout: float = 5.0) -> Settings:
+def connected_settings(bootstrap: str | None, timeout: float = PROBE_S) -> Settings:
     """As `resolve_settings`, after the broker has answered: commands fail in seconds, not after a minute of retries."""
     settings = resolve_settings(bootstrap)
     require_answer(
@@ -157,7 +159,7 @@ def before_a_stack(settings: Settings) -> None:
 
     if settings.bootstrap is not None:
         remedy = "Is TENTALIS_BOOTSTRAP right? Unset it to have a broker started here with the rest of the stack"
-        require_answer(settings, 5.0, remedy)
+        require_answer(settings, PROBE_S, remedy)
     if shortage := space(settings.home).shortage(LEAST):
         raise CommandError(
             f"{shortage}: the log, checkpoints and adapters need at least {LEAST // 2**20} MiB to begin with. "

@@ -137,7 +137,7 @@ def _word(staying: dict[str, dict[str, Any]]) -> str | None:
     """`ready`, or which processes are not and will not be by themselves; None while some are still on their way."""
     settled = all(one["state"] in ("ready", "degraded", "halted") for one in staying.values())
     stuck = [f"{name}: {one['message']}" for name, one in staying.items() if one["state"] != "ready"]
-    return None if not settled else "; ".join(["not ready", *stuck]) if stuck else READY
+    return None if not settled else f"not ready: {'; '.join(stuck)}" if stuck else READY
 
 
 def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Path, Path, str]:
