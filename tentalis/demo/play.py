@@ -204,8 +204,17 @@ class Show:
         if not self.console.is_terminal:
             self._read_until_done(lambda now: self.console.print(plain_line(now), soft_wrap=True), PLAIN_EVERY_S)
             return
-        with Live(live_view(self._snapshot()), console=self.console, refresh_per_second=4) as live:
-            self._read_until_done(lambda now: live.update(live_view(now)), LIVE_EVERY_S)
+        size = self.console.size
+        with Live(live_view(self._snapshot(), *size), console=self.console, refresh_per_second=4) as live:
+
+            def show(now: Snapshot) -> None:
+                nonlocal size
+                if self.console.size != size:  # the terminal has wrapped what was there anew
+                    size = self.console.size
+                    self.console.clear()
+                live.update(live_view(now, *size))
+
+            self._read_until_done(show, LIVE_EVERY_S)
 
     def _read_until_done(self, show: Any, every: float) -> None:
         reader = self._reader()
@@ -320,6 +329,11 @@ def next_commands(run_id: str) -> tuple[str, ...]:
     return (f"tentalis replay {run_id}", f"tentalis verify {run_id}", "tentalis up")
 
 
+def printable(text: str) -> str:
+    """Without what could move a terminal's cursor or has no width: a model may say anything."""
+    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 def print_summary(summary: Summary, report: Report, page: str) -> None:
     """The summary for people, on stdout."""
     from rich.console import Console
@@ -335,7 +349,7 @@ def print_summary(summary: Summary, report: Report, page: str) -> None:
     if report.answers:
         said = Table("question", "base model", report.newest, show_lines=True)
         for each in report.answers:
-            said.add_row(Text(each.question), Text(each.base), Text(each.newest))
+            said.add_row(*(Text(printable(text)) for text in (each.question, each.base, each.newest)))
         console.print(said)
     console.print(f"report: {page}", soft_wrap=True)
     console.print(f"run: {summary.run_id} ({summary.wall_seconds:.0f} s)", soft_wrap=True)
