@@ -66,7 +66,7 @@ class _Process:
         self.log_start = 0
         self.beats = Beats(beats) if spec.heartbeat else None
         self.silence = Silence(0.0)
-        self.answers = True
+        self.silent = ""
         self.kill_at: float | None = None
         self.unmendable = False
         self.state = "waiting"
@@ -89,7 +89,7 @@ class _Process:
 
     @property
     def answering(self) -> bool:
-        return self.satisfied and self.answers
+        return self.satisfied and not self.silent
 
     @property
     def alive(self) -> bool:
@@ -276,7 +276,7 @@ class Supervisor:
     def _answered(self, process: _Process, answer: _Answer, now: float) -> None:
         before = process.message
         starting = process.state == "starting"
-        process.answers = not answer.silent
+        process.silent = answer.silent
         process.message = answer.trouble
         if answer.ready:
             if process.state != "ready":
@@ -307,7 +307,7 @@ class Supervisor:
         if silent <= (spec.ready_timeout if starting else spec.hang_after):
             return
         process.hung = "was not ready" if starting else "gave no sign of life"
-        process.hung += f" for {silent:.0f} s" + (f" ({process.message})" if process.message else "")
+        process.hung += f" for {silent:.0f} s" + (f" ({process.silent})" if process.silent else "")
         log.warning("%s %s: it is ended and started again", spec.name, process.hung)
         process.kill_at = now + _GRACE
         process.popen.terminate()
@@ -317,10 +317,13 @@ class Supervisor:
         if now - self._looked_at_disk < _SPACE_EVERY:
             return
         self._looked_at_disk = now
-        shortage = space(self.state.path).shortage(FULL)
+        try:
+            shortage = space(self.state.path).shortage(FULL)
+        except OSError as error:
+            shortage = f"{self.state.path} cannot be used: {error}"
         if (shortage is None) != (self._shortage is None):
             if shortage is None:
-                log.warning("there is room on %s again: everything goes on", self.state.path)
+                log.warning("there is room in %s again: everything goes on", self.state.path)
             else:
                 log.error("%s: what ends is not started again before there is room", shortage)
         self._shortage = shortage
@@ -336,7 +339,7 @@ class Supervisor:
             no_space=code != 0 and no_space is not None,
         )
         process.popen, process.check, process.last_exit = None, None, str(end)
-        process.answers, process.kill_at = True, None
+        process.silent, process.kill_at = "", None
         try:
             child.kill_marked(self._mark(process))  # what it started must not outlive it, nor hold its ports
         except TimeoutError as error:  # in the kernel, waiting for a disk: no reason to end everything else
@@ -517,11 +520,11 @@ def _open_log(path: Path) -> IO[bytes]:
 
 def _look(spec: ProcessSpec, beats: Beats | None) -> _Answer:
     """On a thread of the pool: asks a process how it is."""
-    if beats is not None:
-        trouble, silent = beats.trouble(), beats.silent()
-        ranks = f"rank {', '.join(silent)} gives no sign of life" if silent else ""
-        return _Answer(ready=trouble == "" and not spec.expect_exit, trouble=trouble or "", silent=ranks)
     try:
+        if beats is not None:
+            trouble, silent = beats.trouble(), beats.silent()
+            ranks = f"rank {', '.join(silent)} stands still" if silent else ""
+            return _Answer(ready=trouble == "" and not spec.expect_exit, trouble=trouble or "", silent=ranks)
         ready = spec.ready is None or spec.ready()
         alive = ready if spec.alive is None else spec.alive()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer, and is shown
