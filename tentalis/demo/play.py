@@ -180,9 +180,12 @@ class Show:
             self._check()
             log.warning("records are still under way after %g s; `tentalis up` lets them arrive", DRAIN_S)
 
-    def _check(self) -> None:
+    def _check_stop(self) -> None:
         if self.stop.is_set():
             raise Interrupted
+
+    def _check(self) -> None:
+        self._check_stop()
         if failure := self.processes.failure():
             raise DemoFailed(failure)
         for name, reason in self.processes.halted().items():
@@ -298,7 +301,7 @@ class Show:
         from tentalis.inference.protocol import ServerUnavailable
 
         try:
-            return showcase.compare_answers(self.server, newest, self.scenario)
+            return showcase.compare_answers(self.server, newest, self.scenario, self._check_stop)
         except ServerUnavailable as error:
             log.warning("no answers to compare: %s", error)
             return ()

@@ -23,7 +23,8 @@ class ProcessSpec:
         ready: called now and then on another thread, must return within seconds: whether the process does its work. An
             exception counts as no and is shown in the status. None: ready once started.
         alive: as `ready`, but whether it gives any sign of life at all. None: to be ready is the sign.
-        heartbeat: it has a Heart (see tentalis.heartbeat), which takes the place of both.
+        heartbeat: it has a Heart (see tentalis.heartbeat), which is its sign of life, and which must be untroubled for
+            it to be ready.
         hang_after: seconds without a sign of life after which it is killed and started again. Time in which the
             supervisor was not awake, or something that it depends on was away, does not count.
         after: names of processes that must be ready (or done) before this one is started; they are stopped after it.

@@ -524,7 +524,8 @@ def _look(spec: ProcessSpec, beats: Beats | None) -> _Answer:
         if beats is not None:
             trouble, silent = beats.trouble(), beats.silent()
             ranks = f"rank {', '.join(silent)} stands still" if silent else ""
-            return _Answer(ready=trouble == "" and not spec.expect_exit, trouble=trouble or "", silent=ranks)
+            ready = trouble == "" and not spec.expect_exit and (spec.ready is None or spec.ready())
+            return _Answer(ready, trouble or "", ranks)
         ready = spec.ready is None or spec.ready()
         alive = ready if spec.alive is None else spec.alive()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer, and is shown
