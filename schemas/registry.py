@@ -1,5 +1,6 @@
 """Confluent framing through confluent-kafka's own serializer; auto-register is off, so the registry must know them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, record_subject_name_strategy
@@ -13,10 +14,15 @@ SUBJECT_PREFIX = "tentalis."
 
 
 class ConfluentRegistry:
-    """A Confluent-compatible schema registry. Subjects are record names, because one topic may hold several records."""
+    """A Confluent-compatible schema registry. Subjects are record names, because one topic may hold several records.
 
-    def __init__(self, url: str, client: SchemaRegistryClient | None = None) -> None:
-        self._client = client or SchemaRegistryClient.new_client({"url": url})
+    `login`: further settings of the client, how to authenticate and whom to trust.
+    """
+
+    def __init__(
+        self, url: str, client: SchemaRegistryClient | None = None, *, login: Mapping[str, str] | None = None
+    ) -> None:
+        self._client = client or SchemaRegistryClient.new_client({"url": url, **(login or {})})
         self._serializers: dict[str, AvroSerializer] = {}
         self._schemas: dict[int, AvroSchema] = {}
 

@@ -1,7 +1,8 @@
 """Runs a `Processor` as a Faust application: one process, one consumer group, one exit code.
 
 Exit codes: 0 stopped by a signal; 1 something could not be confirmed or Kafka is away (start again); 5 too many dead
-letters (starting again will not help); 4 no progress although there is something to do.
+letters (starting again will not help); 6 the broker's ACLs forbid something (nor here); 4 no progress although there is
+something to do.
 """
 
 import asyncio
@@ -22,10 +23,11 @@ from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
 from streams.dlq import DeadLimits, TooManyDead
 from streams.processor import Processor
 from streams.sink import KafkaSink
-from streams.startup import Sparing, TopicsWrong, check_topics
+from streams.startup import Sparing, TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
 from tentalis.config import Security, Settings
 from tentalis.kafka import client_config
+from tentalis.security import aiokafka
 from tentalis.service import NEEDS_PERSON
 
 __all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_CRASHED = 1
 EXIT_TOO_MANY_DEAD = NEEDS_PERSON
+EXIT_FORBIDDEN = 6
 STOP_DEADLINE_S = 4.0
 
 
@@ -65,6 +68,11 @@ class StreamSettings:
     grace: float = 2.0
     stall_limit: float = 120.0
 
+    @property
+    def known(self) -> Settings:
+        """Where the brokers are and how to speak to them, as clients on librdkafka take it."""
+        return Settings(bootstrap=self.bootstrap, security=self.security)
+
 
 def run(processor: Processor, settings: StreamSettings) -> int:
     """Runs until SIGTERM or SIGINT, or until something fails; returns the exit code. Logs to stderr."""
@@ -74,7 +82,7 @@ def run(processor: Processor, settings: StreamSettings) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(Sparing(("aiokafka", "librdkafka")))
     try:
-        check_topics(processor, client_config(Settings(bootstrap=settings.bootstrap, security=settings.security)))
+        check_topics(processor, client_config(settings.known))
     except KafkaException as error:
         log.critical(
             "%s cannot start: no Kafka answers at %s (%s)", processor.app_id, settings.bootstrap, error.args[0].str()
@@ -216,6 +224,10 @@ class _Worker:
         if isinstance(self._failure, TooManyDead):
             log.critical("%s stops: %s", self._processor.app_id, self._failure)
             return EXIT_TOO_MANY_DEAD
+        refusal = forbidden_of(self._failure, self._settings.known)
+        if refusal is not None:
+            log.critical("%s ends: %s. Nothing unconfirmed was committed", self._processor.app_id, refusal)
+            return EXIT_FORBIDDEN
         log.critical("%s ends: %r. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
         return EXIT_CRASHED
 
@@ -314,12 +326,10 @@ class _Worker:
         self._counts.progressed_at = time.monotonic()
 
     def _client(self) -> dict[str, Any]:
-        from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
-
         return {
             "bootstrap_servers": self._settings.bootstrap.split(","),
             "client_id": f"{self._processor.app_id}-recovery",
-            **credentials_to_aiokafka_auth(_credentials(self._settings.security)),
+            **aiokafka(self._settings.security),
         }
 
 
@@ -353,33 +363,26 @@ def _faust_settings(app_id: str, settings: StreamSettings) -> dict[str, Any]:
 
 
 def _credentials(security: Security) -> Any:
-    """Faust's credentials for our settings, None for plain text. Raises ValueError for a protocol that needs what is
-    missing."""
+    """Faust's credentials that give aiokafka what `aiokafka(security)` holds; None for plain text. Raises
+    BadSecurity."""
     import faust
-    from aiokafka.helpers import create_ssl_context
+    from faust.types.auth import AuthProtocol
 
-    if security.protocol == "PLAINTEXT":
+    wanted = aiokafka(security)
+    context = wanted.get("ssl_context")
+    if security.sasl:
+        return faust.SASLCredentials(
+            username=wanted["sasl_plain_username"],
+            password=wanted["sasl_plain_password"],
+            ssl_context=context,
+            mechanism=wanted["sasl_mechanism"],
+        )
+    if context is None:
         return None
-    context = None
-    if security.protocol in ("SSL", "SASL_SSL"):
-        context = create_ssl_context(
-            cafile=security.ssl_ca and str(security.ssl_ca),
-            certfile=security.ssl_certificate and str(security.ssl_certificate),
-            keyfile=security.ssl_key and str(security.ssl_key),
-        )
-    if security.protocol == "SSL":
-        return faust.SSLCredentials(context=context)
-    if security.sasl_mechanism is None or security.sasl_username is None or security.sasl_password is None:
-        raise ValueError(
-            f"security protocol {security.protocol} needs TENTALIS_SASL_MECHANISM, TENTALIS_SASL_USERNAME and "
-            "TENTALIS_SASL_PASSWORD (or TENTALIS_SASL_PASSWORD_FILE)"
-        )
-    return faust.SASLCredentials(
-        username=security.sasl_username,
-        password=security.sasl_password.get_secret_value(),
-        ssl_context=context,
-        mechanism=security.sasl_mechanism,
-    )
+    credentials = faust.SSLCredentials(context=context)
+    # Faust 0.15.3 reads the protocol of these, and never sets it.
+    credentials.protocol = AuthProtocol.SSL
+    return credentials
 
 
 def _version() -> str:

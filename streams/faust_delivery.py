@@ -140,7 +140,9 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
 
         def lost(cause: BaseException) -> None:
             text = f"the coordinator of group {coordinator.group_id} answered with {cause!r}: ending, to join it anew"
-            self._end(GroupLost(text))
+            error = GroupLost(text)
+            error.__cause__ = cause
+            self._end(error)
 
         def push_error_to_user(cause: BaseException) -> Any:
             if not isinstance(cause, Fenced):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from schemas import topics
 from schemas.avro import AvroSchema, all_current
 from schemas.topics import Topic, TopicTable
+from tentalis.acls import Grant, Operation, Role
 from tentalis.config import Settings
 
 MAX_REPLICATION = 3
@@ -29,6 +30,10 @@ class Kind(StrEnum):
 
 class Impossible(Exception):
     """A topic differs from the table in a way that cannot be changed while it holds records."""
+
+
+class NoAuthorizer(Exception):
+    """The broker keeps no ACLs."""
 
 
 class NotVisible(Exception):
@@ -196,7 +201,20 @@ class KafkaAdmin:
         quiet = logging.Logger("tentalis.admin.client")
         quiet.addHandler(logging.NullHandler())
         self._client = AdminClient(client_config(settings), logger=quiet)
-        self._timeout = timeout
+        self._settings, self._timeout = settings, timeout
+
+    def _result(self, future: Any, operation: Operation, topic: str) -> Any:
+        """What a request gave. Raises Forbidden, KafkaException."""
+        from confluent_kafka import KafkaException
+
+        from tentalis.refusal import DENIED, refused
+
+        try:
+            return future.result(self._timeout)
+        except KafkaException as error:
+            if error.args[0].code() in DENIED:
+                raise refused(self._settings, error.args[0], operation, topic) from error
+            raise
 
     def brokers(self) -> int:
         return len(self._client.list_topics(timeout=self._timeout).brokers)
@@ -222,7 +240,7 @@ class KafkaAdmin:
         return {
             resource.name: {
                 key: entry.value or ""
-                for key, entry in future.result(self._timeout).items()
+                for key, entry in self._result(future, Operation.DESCRIBE_CONFIGS, resource.name).items()
                 if not only_set or entry.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
             }
             for resource, future in futures.items()
@@ -255,9 +273,9 @@ class KafkaAdmin:
             )
             for change in changes
         ]
-        for future in self._client.create_topics(wanted, validate_only=dry_run).values():
+        for name, future in self._client.create_topics(wanted, validate_only=dry_run).items():
             try:
-                future.result(self._timeout)
+                self._result(future, Operation.CREATE, name)
             except KafkaException as error:
                 # Somebody else applied the same table at the same time, or our first request did arrive.
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -277,8 +295,8 @@ class KafkaAdmin:
             )
             for change in changes
         ]
-        for future in self._client.incremental_alter_configs(resources, validate_only=dry_run).values():
-            future.result(self._timeout)
+        for resource, future in self._client.incremental_alter_configs(resources, validate_only=dry_run).items():
+            self._result(future, Operation.ALTER_CONFIGS, resource.name)
 
     def visible(self, wanted: Mapping[str, int]) -> bool:
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -300,8 +318,8 @@ class KafkaAdmin:
         # Metadata comes first: for a moment the leader that it names does not know yet that it leads.
         places = {TopicPartition(name, p): OffsetSpec.latest() for name, count in wanted.items() for p in range(count)}
         try:
-            for future in self._client.list_offsets(places).values():
-                future.result(self._timeout)
+            for place, future in self._client.list_offsets(places).items():
+                self._result(future, Operation.DESCRIBE, place.topic)
         except KafkaException as error:
             if error.args[0].code() in not_yet:
                 return False
@@ -364,7 +382,8 @@ def publish_schemas(settings: Settings, schemas: Sequence[AvroSchema]) -> None:
     if settings.schema_registry:
         from schemas.registry import ConfluentRegistry
 
-        ConfluentRegistry(settings.schema_registry).register_all()
+        login = settings.registry_login.client_config()
+        ConfluentRegistry(settings.schema_registry, login=login).register_all()
 
 
 def ensure(settings: Settings, *, replication: int | None = None) -> list[Change]:
@@ -378,3 +397,58 @@ def ensure(settings: Settings, *, replication: int | None = None) -> list[Change
     apply(port, changes, dry_run=False, replication=replication)
     publish_schemas(settings, missing_schemas(settings))
     return changes
+
+
+def bindings(roles: Iterable[Role], principal: str | None) -> list[tuple[Role, str, Grant]]:
+    """Which principal gets which grant; by default each role has a user of its own."""
+    return [(role, principal or role.principal, each) for role in roles for each in role.grants]
+
+
+def grant(settings: Settings, wanted: Iterable[tuple[Role, str, Grant]]) -> int:
+    """Creates the ACLs of `bindings` and returns their number. Doing it again changes nothing.
+
+    Raises Forbidden if the user may not (Alter on the cluster is needed), KafkaException, NoAuthorizer.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    from tentalis.kafka import client_config
+    from tentalis.refusal import Forbidden
+
+    client = AdminClient(client_config(settings))
+    acls = {
+        AclBinding(
+            ResourceType[each.resource.name],
+            each.name,
+            ResourcePatternType.PREFIXED if each.prefixed else ResourcePatternType.LITERAL,
+            whose,
+            "*",
+            AclOperation[each.operation.name],
+            AclPermissionType.ALLOW,
+        )
+        for _, whose, each in wanted
+    }
+    for future in client.create_acls(list(acls)).values():
+        try:
+            future.result(30)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.SECURITY_DISABLED:
+                raise NoAuthorizer(
+                    f"Kafka on {settings.bootstrap} has no authorizer: it allows everybody everything, and keeps no "
+                    "ACLs. Set authorizer.class.name on the brokers first"
+                ) from error
+            if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+                raise Forbidden(
+                    f"the broker's ACLs do not allow {settings.security.principal} to change ACLs: that takes Alter on "
+                    "the cluster, or a super user"
+                ) from error
+            raise
+    return len(acls)

@@ -189,13 +189,16 @@ def broker(settings: Settings) -> Iterator[Finding]:
         remedy = "start one with `tentalis up`, or name yours with TENTALIS_BOOTSTRAP"
         yield Finding(Level.WARN, "kafka", "none named, no local stack runs", remedy)
         return
-    from tentalis.local.broker import metadata_ready
+    from tentalis.access import connect
+    from tentalis.refusal import Unreachable
 
-    if not metadata_ready(settings.bootstrap, 5.0):
-        remedy = "is it up, is the address right, do TENTALIS_SECURITY_PROTOCOL and TENTALIS_SASL_* fit?"
-        yield Finding(Level.FAIL, "kafka", f"no answer from {settings.bootstrap}", remedy)
+    try:
+        connect(settings, 5.0)
+    except Unreachable as error:
+        yield Finding(Level.FAIL, "kafka", str(error), "is it up, is the address right, do the security settings fit?")
         return
-    yield Finding(Level.OK, "kafka", f"{settings.bootstrap} answers")
+    protocol = settings.security.protocol
+    yield Finding(Level.OK, "kafka", f"{settings.bootstrap} answers ({protocol}, as {settings.security.principal})")
     from schemas.topics import table
     from tentalis.admin import KafkaAdmin, missing_schemas, plan
 

@@ -16,7 +16,10 @@ from schemas import topics
 from schemas.avro import AvroSchema
 from schemas.codec import Codec
 from schemas.records import Record
+from tentalis.acls import FOLLOWERS, READERS, Operation
 from tentalis.config import Settings
+from tentalis.refusal import DENIED, LASTING, refused
+from tentalis.security import librdkafka
 
 log = logging.getLogger(__name__)
 
@@ -36,27 +39,20 @@ class NoSuchTopic(Exception):
 
 
 def client_config(settings: Settings) -> dict[str, Any]:
-    """librdkafka's settings that every client shares: where the brokers are and how to authenticate."""
-    security = settings.security
-    config: dict[str, Any] = {
+    """librdkafka's settings that every client shares: where the brokers are and how to authenticate.
+
+    Holds the secrets: not for logs.
+    """
+    return {
         "bootstrap.servers": settings.require_bootstrap(),
-        "security.protocol": security.protocol,
         "allow.auto.create.topics": False,
         "socket.keepalive.enable": True,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
         "log_level": 3,
         "logger": logging.getLogger("librdkafka"),
+        **librdkafka(settings.security),
     }
-    optional = {
-        "sasl.mechanism": security.sasl_mechanism,
-        "sasl.username": security.sasl_username,
-        "sasl.password": security.sasl_password.get_secret_value() if security.sasl_password else None,
-        "ssl.ca.location": str(security.ssl_ca) if security.ssl_ca else None,
-        "ssl.certificate.location": str(security.ssl_certificate) if security.ssl_certificate else None,
-        "ssl.key.location": str(security.ssl_key) if security.ssl_key else None,
-    }
-    return config | {name: value for name, value in optional.items() if value is not None}
 
 
 def producer_config(settings: Settings, *, transactional_id: str | None = None) -> dict[str, Any]:
@@ -161,10 +157,12 @@ class Publisher:
     """Sends records and knows that they arrived."""
 
     def __init__(self, settings: Settings, source: str, codec: Codec) -> None:
-        self._producer = Producer(producer_config(settings))
+        self._settings = settings
+        self._producer = Producer(producer_config(settings) | {"error_cb": self._erred})
         self._codec = codec
         self._source = source
-        self._failed: KafkaError | None = None
+        self._failed: tuple[KafkaError, str] | None = None
+        self._shut_out: KafkaError | None = None
 
     def send(self, topic: str, record: Record, *, partition: int | None = None) -> None:
         """Queues a record. Raises RecordTooLarge; delivery is known after `flush`."""
@@ -195,33 +193,56 @@ class Publisher:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._failed is None:
-            self._failed = error
+            self._failed = error, str(message.topic())
             log.error("not delivered to %s: %s", message.topic(), error)
 
+    def _erred(self, error: KafkaError) -> None:
+        # librdkafka would go on trying until the delivery timeout.
+        if error.code() in LASTING:
+            self._shut_out = error
+
     def flush(self, timeout: float = 60.0) -> None:
-        """Waits until everything sent is confirmed. Raises DeliveryFailed if anything was not, or not in time."""
-        left = self._producer.flush(timeout)
+        """Waits until everything sent is confirmed.
+
+        Raises DeliveryFailed if anything was not, or not in time; Forbidden; Unreachable if no broker lets this process
+        in.
+        """
+        deadline = time.monotonic() + timeout
+        while (left := self._producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))) and not self._shut_out:
+            if time.monotonic() > deadline:
+                break
         failed, self._failed = self._failed, None
+        shut_out, self._shut_out = self._shut_out, None
         if failed is not None:
-            raise DeliveryFailed(f"the broker refused a record: {failed.str()}")
+            error, topic = failed
+            found = refused(self._settings, error, Operation.WRITE, topic)
+            if isinstance(found, KafkaException):
+                raise DeliveryFailed(f"the broker refused a record: {error.str()}")
+            raise found
+        if left and shut_out is not None:
+            raise refused(self._settings, shut_out, Operation.WRITE, "")
         if left:
             raise DeliveryFailed(f"{left} records were not confirmed within {timeout:g} s: is the broker up?")
 
 
-def _partitions(consumer: Consumer, topic: str) -> list[int]:
+def _partitions(settings: Settings, consumer: Consumer, topic: str) -> list[int]:
     deadline = time.monotonic() + TOPIC_PATIENCE_S
     while (metadata := consumer.list_topics(topic, timeout=15).topics[topic]).error is not None:
         # A broker that has just started does not know its topics at once.
         if metadata.error.code() in ELECTING and time.monotonic() < deadline:
             time.sleep(0.2)
             continue
+        if metadata.error.code() in DENIED:
+            raise refused(settings, metadata.error, Operation.READ, topic)
         raise NoSuchTopic(
             f"the broker has no topic {topic}: {metadata.error.str()}. `tentalis topics apply` creates it"
         )
     return sorted(metadata.partitions)
 
 
-def _watermarks(consumer: Consumer, topic: str, partition: int, patience: float = 30.0) -> tuple[int, int]:
+def _watermarks(
+    settings: Settings, consumer: Consumer, topic: str, partition: int, patience: float = 30.0
+) -> tuple[int, int]:
     """(first offset, offset after the last committed record). A broker that has just started may not lead the partition
     yet: errors that pass by themselves are waited out for `patience` seconds.
     """
@@ -234,15 +255,15 @@ def _watermarks(consumer: Consumer, topic: str, partition: int, patience: float 
             reason: KafkaError = error.args[0]
             passing = reason.retriable() or reason.code() in TRANSIENT | ELECTING
             if not passing or time.monotonic() > deadline:
-                raise
+                raise refused(settings, reason, Operation.DESCRIBE, topic) from error
             time.sleep(0.2)
 
 
 def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
     """Per partition the offset after the last committed record. Raises NoSuchTopic."""
-    consumer = Consumer(consumer_config(settings, "tentalis-reader"))
+    consumer = Consumer(consumer_config(settings, READERS))
     try:
-        return {p: _watermarks(consumer, topic, p)[1] for p in _partitions(consumer, topic)}
+        return {p: _watermarks(settings, consumer, topic, p)[1] for p in _partitions(settings, consumer, topic)}
     finally:
         consumer.close()
 
@@ -255,7 +276,7 @@ def committed_offsets(settings: Settings, group: str, topic_names: Iterable[str]
     """
     consumer = Consumer(consumer_config(settings, group))
     try:
-        places = [TopicPartition(name, p) for name in topic_names for p in _partitions(consumer, name)]
+        places = [TopicPartition(name, p) for name in topic_names for p in _partitions(settings, consumer, name)]
         committed = consumer.committed(places, timeout=15)
         return {(str(place.topic), int(place.partition)): int(place.offset) for place in committed if place.offset >= 0}
     finally:
@@ -275,14 +296,12 @@ def read_to_end(
 
     No consumer group takes part. Raises NoSuchTopic, and TimeoutError if nothing arrives for `timeout` seconds.
     """
-    consumer = Consumer(
-        consumer_config(settings, "tentalis-reader") | {"enable.partition.eof": True, "fetch.wait.max.ms": 50}
-    )
+    consumer = Consumer(consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50})
     try:
         todo: dict[int, int] = {}
         assignment = []
-        for p in _partitions(consumer, topic):
-            low, high = _watermarks(consumer, topic, p)
+        for p in _partitions(settings, consumer, topic):
+            low, high = _watermarks(settings, consumer, topic, p)
             stop = high if end is None else min(high, end.get(p, 0))
             begin = max(low, (start or {}).get(p, low))
             if begin < stop:
@@ -301,7 +320,7 @@ def read_to_end(
                     if error.code() == KafkaError._PARTITION_EOF:
                         todo.pop(p, None)
                         continue
-                    raise KafkaException(error)
+                    raise refused(settings, error, Operation.READ, topic, READERS)
                 if p not in todo:
                     continue
                 if message.offset() < todo[p]:
@@ -321,10 +340,11 @@ class Follower:
     """
 
     def __init__(self, settings: Settings, topic: str) -> None:
+        self._settings, self._topic = settings, topic
         self._consumer = Consumer(
-            consumer_config(settings, "tentalis-follower") | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
+            consumer_config(settings, FOLLOWERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
         )
-        partitions = _partitions(self._consumer, topic)
+        partitions = _partitions(settings, self._consumer, topic)
         self._consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
         self._pending = set(partitions)
 
@@ -333,7 +353,10 @@ class Follower:
         return not self._pending
 
     def poll(self, timeout: float) -> list[Stored]:
-        """What arrived within `timeout` seconds. Raises KafkaException for errors that do not pass by themselves."""
+        """What arrived within `timeout` seconds.
+
+        Raises Forbidden, Unreachable, KafkaException for errors that do not pass by themselves.
+        """
         found = []
         for message in self._consumer.consume(500, timeout):
             error = message.error()
@@ -342,7 +365,7 @@ class Follower:
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._pending.discard(int(message.partition()))
             elif not error.retriable() and error.code() not in TRANSIENT:
-                raise KafkaException(error)
+                raise refused(self._settings, error, Operation.READ, self._topic, FOLLOWERS)
         return found
 
     def close(self) -> None:
@@ -370,6 +393,7 @@ class GroupConsumer:
         on_assign: Callable[[list[TopicPartition]], None] | None = None,
         on_revoke: Callable[[list[TopicPartition]], None] | None = None,
     ) -> None:
+        self._settings, self._group = settings, group
         self._consumer = Consumer(consumer_config(settings, group, instance=instance))
         callbacks: dict[str, Any] = {}
         if on_assign is not None:
@@ -379,14 +403,17 @@ class GroupConsumer:
         self._consumer.subscribe(list(topic_names), **callbacks)
 
     def poll(self, timeout: float, most: int = 500) -> list[Stored]:
-        """What arrived within `timeout` seconds, at most `most` records. Raises KafkaException for fatal errors."""
+        """What arrived within `timeout` seconds, at most `most` records.
+
+        Raises Forbidden, Unreachable, KafkaException for errors that do not pass by themselves.
+        """
         found = []
         for message in self._consumer.consume(most, timeout):
             error = message.error()
             if error is None:
                 found.append(Stored.of(message))
             elif not error.retriable() and error.code() not in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}:
-                raise KafkaException(error)
+                raise refused(self._settings, error, Operation.READ, str(message.topic()), self._group)
         return found
 
     def commit(self, done: Iterable[Stored], timeout_attempts: int = 5) -> None:
@@ -447,7 +474,8 @@ def make_codec(settings: Settings) -> Codec:
     if settings.schema_registry:
         from schemas.registry import ConfluentRegistry
 
-        return Codec(ConfluentRegistry(settings.schema_registry), SchemaLookup(settings))
+        login = settings.registry_login.client_config()
+        return Codec(ConfluentRegistry(settings.schema_registry, login=login), SchemaLookup(settings))
     return Codec(None, SchemaLookup(settings))
 
 

@@ -15,7 +15,7 @@ STOPPED = 143
 # It stopped by its own decision, and starting it again would only undo that: a person has to look first.
 NEEDS_PERSON = 5
 # It cannot work with what it is given, and a restart gives it the same again.
-UNMENDABLE = 6
+UNMENDABLE = 7
 
 
 class Unmendable(Exception):

@@ -10,9 +10,11 @@ from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
 from schemas.records import Rollout
+from tentalis.acls import Operation
 from tentalis.config import Settings
 from tentalis.dlq import context_headers
 from tentalis.kafka import TRANSIENT, Publisher, consumer_config
+from tentalis.refusal import refused
 from trainer.fetch import Cache
 from trainer.offers import Offer, Segment, malformed, offer_of
 from trainer.runtime import versions
@@ -40,7 +42,7 @@ class Intake:
         low_water: Mapping[int, int],
     ) -> None:
         """`low_water`: per partition the first offset to read. Dead letters go through `publisher`."""
-        self._codec, self._publisher, self._cache = codec, publisher, cache
+        self._settings, self._codec, self._publisher, self._cache = settings, codec, publisher, cache
         self._policy, self._vocab_size, self._max_tokens = policy, vocab_size, max_tokens
         self._group = group_of(policy)
         self._low_water = dict(low_water)
@@ -61,8 +63,8 @@ class Intake:
         self._next = {}
 
     def poll(self, timeout: float) -> list[Segment]:
-        """What was read within `timeout` seconds, as offers; its dead letters are confirmed. Raises KafkaException for
-        errors that do not pass by themselves, and if a successor with this rank's name took over."""
+        """What was read within `timeout` seconds, as offers; its dead letters are confirmed. Raises Forbidden and
+        KafkaException for errors that do not pass by themselves, and if a successor with this rank's name took over."""
         offers: dict[int, list[Offer]] = {}
         ends: dict[int, int] = {}
         starts = dict(self._next)
@@ -73,7 +75,7 @@ class Intake:
                 if error.code() == KafkaError._PARTITION_EOF:
                     ends[partition] = offset
                 elif not error.retriable() and error.code() not in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}:
-                    raise KafkaException(error)
+                    raise refused(self._settings, error, Operation.READ, topics.ROLLOUTS, self._group)
                 continue
             ends[partition] = offset + 1
             try:

@@ -9,8 +9,10 @@ from schemas.codec import Codec
 from schemas.ids import policy_name, sha256_hex
 from schemas.records import Canary, PolicyUpdate, Record, RunManifest
 from schemas.tensors import float32_bytes, int32_bytes
+from tentalis.acls import Operation
 from tentalis.config import Settings
 from tentalis.kafka import checked_size, headers_of, now_ms, producer_config
+from tentalis.refusal import refused
 from tentalis.service import Unmendable
 from trainer.checkpoint import Checkpoint, write_folder
 from trainer.intake import group_of
@@ -31,15 +33,18 @@ class Ledger:
     """The log as rank 0 writes it, one transaction per record."""
 
     def __init__(self, settings: Settings, codec: Codec, policy: str) -> None:
-        """Fences out every earlier trainer of the policy."""
-        self._policy, self._codec = policy, codec
+        """Fences out every earlier trainer of the policy. Raises Forbidden, KafkaException."""
+        self._settings, self._policy, self._codec = settings, policy, codec
         # librdkafka refuses a delivery timeout beyond the transaction's.
         timeouts = {"delivery.timeout.ms": 50_000, "transaction.timeout.ms": 60_000}
         self._producer = Producer(producer_config(settings, transactional_id=group_of(policy)) | timeouts)
-        self._producer.init_transactions(60.0)
+        try:
+            self._producer.init_transactions(60.0)
+        except KafkaException as error:
+            raise refused(settings, error.args[0], Operation.WRITE, "", group_of(policy)) from error
 
     def write(self, topic: str, record: Record) -> None:
-        """Returns when the record is committed. Raises RecordTooLarge, Fenced, KafkaException."""
+        """Returns when the record is committed. Raises RecordTooLarge, Fenced, Forbidden, KafkaException."""
         value = checked_size(topic, record.key, self._codec.encode(topic, record))
         try:
             self._producer.begin_transaction()
@@ -53,7 +58,7 @@ class Ledger:
                     f"another trainer of the policy {self._policy} has taken over; this one writes nothing more. "
                     "One policy has one trainer at a time"
                 ) from error
-            raise
+            raise refused(self._settings, cause, Operation.WRITE, topic, group_of(self._policy)) from error
         log.info("%s %s", type(record).__name__, record.key)
 
 

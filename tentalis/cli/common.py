@@ -22,6 +22,8 @@ BROKER_PORT = "broker"
 OK, ERROR, USAGE, DRIFT, UNREACHABLE = 0, 1, 2, 3, 4
 # Seconds in which a broker must answer before anything is begun that needs it.
 PROBE_S = 5.0
+# 5 is a stream application's: too many dead letters.
+FORBIDDEN = 6
 
 
 class Output(StrEnum):
@@ -63,9 +65,16 @@ def explain(error: Exception) -> tuple[str, int]:
             kafka.KafkaError._RESOLVE,
         }
         return f"Kafka: {reason.str()}", UNREACHABLE if reason.code() in away else ERROR
+    refusal = sys.modules.get("tentalis.refusal")
+    if refusal is not None and isinstance(error, refusal.Unreachable):
+        return str(error), UNREACHABLE
+    if refusal is not None and isinstance(error, refusal.Forbidden):
+        return str(error), FORBIDDEN
     from tentalis.admin import Impossible
-    from tentalis.config import NoBroker
+    from tentalis.config import BadSecurity, NoBroker
 
+    if isinstance(error, BadSecurity):
+        return str(error), USAGE
     if isinstance(error, NoBroker):
         return str(error), UNREACHABLE
     from tentalis.service import UNMENDABLE, Unmendable
@@ -119,38 +128,32 @@ def resolve_settings(
         settings = Settings.from_env(env)
     except ValidationError as error:
         raise CommandError(f"a TENTALIS_* variable has a wrong value: {error}", USAGE) from error
-    found = bootstrap or settings.bootstrap or (local_bootstrap(settings.home) if join_stack else None)
-    return settings.model_copy(update={"bootstrap": found})
+    named = bootstrap or settings.bootstrap
+    if named or not join_stack:
+        return settings.model_copy(update={"bootstrap": named})
+    local = local_bootstrap(settings.home)
+    if local is not None:
+        settings.require_plaintext()
+    return settings.model_copy(update={"bootstrap": local})
 
 
 def connected_settings(bootstrap: str | None, timeout: float = PROBE_S) -> Settings:
     """As `resolve_settings`, after the broker has answered: commands fail in seconds, not after a minute of retries."""
+    from tentalis.access import connect
+
     settings = resolve_settings(bootstrap)
-    require_answer(
-        settings, timeout, "Start the local stack with `tentalis up`, or name your brokers with --bootstrap-server"
-    )
+    connect(settings, timeout)
     return settings
 
 
-def require_answer(settings: Settings, timeout: float, remedy: str) -> None:
-    """Raises CommandError (UNREACHABLE), with what to do, unless the brokers of the settings answer in `timeout` s."""
-    import logging
+def settings_of_role(role: str, bootstrap: str | None) -> Settings:
+    """The settings of a process of the stack, after the broker has answered and has said that this user may do with
+    the topics what the role needs. Raises Unreachable, Forbidden."""
+    from tentalis.access import check_role, connect
 
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    from tentalis.kafka import client_config
-
-    quiet = logging.Logger("tentalis.cli.probe")  # of no hierarchy: what it would log, the error below says once
-    quiet.addHandler(logging.NullHandler())
-    client = AdminClient(client_config(settings), logger=quiet)
-    try:
-        client.list_topics(timeout=timeout)
-    except KafkaException as error:
-        raise CommandError(
-            f"no Kafka answers on {settings.bootstrap} within {timeout:g} s ({error.args[0].str()}). {remedy}",
-            UNREACHABLE,
-        ) from error
+    settings = resolve_settings(bootstrap)
+    check_role(connect(settings), settings, role)
+    return settings
 
 
 def before_a_stack(settings: Settings) -> None:
@@ -158,8 +161,14 @@ def before_a_stack(settings: Settings) -> None:
     from tentalis.local.disk import LEAST, space
 
     if settings.bootstrap is not None:
-        remedy = "Is TENTALIS_BOOTSTRAP right? Unset it to have a broker started here with the rest of the stack"
-        require_answer(settings, PROBE_S, remedy)
+        from tentalis.access import connect
+        from tentalis.refusal import Unreachable
+
+        try:
+            connect(settings, PROBE_S)
+        except Unreachable as error:
+            remedy = "Is TENTALIS_BOOTSTRAP right? Unset it to have a broker started here with the rest of the stack"
+            raise CommandError(f"{error}. {remedy}", UNREACHABLE) from error
     if shortage := space(settings.home).shortage(LEAST):
         raise CommandError(
             f"{shortage}: the log, checkpoints and adapters need at least {LEAST // 2**20} MiB to begin with. "
@@ -176,6 +185,7 @@ def reached(bootstrap: str | None) -> Iterator[Settings]:
         from tentalis.local.attach import broker_alone, has_log
 
         if has_log(settings):
+            settings.require_plaintext()
             typer.echo(f"no stack runs: the broker of {settings.home} is started for this command", err=True)
             with broker_alone(settings) as alone:
                 _wait_for_topics(alone)

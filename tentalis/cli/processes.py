@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tentalis.cli.common import Bootstrap, configure_logging, resolve_settings
+from tentalis.cli.common import Bootstrap, configure_logging, resolve_settings, settings_of_role
 from tentalis.cli.loop import Scenario
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def policies(
     configure_logging("INFO")
     from tentalis.policies import serve
 
-    serve(resolve_settings(bootstrap), server=server, server_id=server_id, promotion=promotion.value)
+    serve(settings_of_role("policies", bootstrap), server=server, server_id=server_id, promotion=promotion.value)
 
 
 def _stream(
@@ -80,7 +80,7 @@ def _stream(
     configure_logging("INFO")
     from streams.app import StreamSettings, run
 
-    settings = resolve_settings(bootstrap)
+    settings = settings_of_role(name, bootstrap)
     member = instance or (f"{socket.gethostname()}-{port}" if port else None)
     stream_settings = StreamSettings(
         bootstrap=settings.require_bootstrap(),
@@ -146,7 +146,7 @@ def worker(
     from tentalis.workers import run
 
     run(
-        resolve_settings(bootstrap),
+        settings_of_role("worker", bootstrap),
         environment=environment,
         server=server,
         worker_id=worker_id,
@@ -165,7 +165,8 @@ def manager(
     configure_logging("INFO")
     from tentalis.manager import run
 
-    raise typer.Exit(run(resolve_settings(bootstrap), scenario=scenario.value, run_id=run_id, n_samples=samples))
+    settings = settings_of_role("manager", bootstrap)
+    raise typer.Exit(run(settings, scenario=scenario.value, run_id=run_id, n_samples=samples))
 
 
 def trainer(
@@ -177,4 +178,4 @@ def trainer(
     configure_logging("INFO")
     from trainer.launch import main
 
-    raise typer.Exit(main(resolve_settings(bootstrap), config, ranks))
+    raise typer.Exit(main(settings_of_role("trainer", bootstrap), config, ranks))

@@ -79,11 +79,14 @@ def produce(
     They are checked as their readers check them; key and headers are set from the record. A line is
     the record, or {"type": NAME, "value": RECORD} as `consume -o json` prints it.
     """
+    from tentalis.access import check, connect
+    from tentalis.acls import Operation
     from tentalis.kafka import Publisher, checked_size, make_codec
 
     if key is not None and not raw:
         raise CommandError("--key goes with --raw: a record has the key that its fields give", USAGE)
     with reached(bootstrap) as settings:
+        check(connect(settings), settings, {topic: [Operation.WRITE]})
         publisher = Publisher(settings, "tentalis-produce", make_codec(settings))
         sent = 0
         if raw:

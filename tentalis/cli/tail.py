@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
+from tentalis.acls import CONSUMERS, Operation
 from tentalis.cli.common import USAGE, CommandError
 from tentalis.cli.values import to_plain
 from tentalis.config import Settings
 from tentalis.kafka import TRANSIENT, NoSuchTopic, Stored, consumer_config
+from tentalis.refusal import DENIED, refused
 
 DLQ_HEADER = "tentalis.dlq."
 
@@ -66,8 +68,10 @@ def begin_offset(start: Start, low: int, high: int, at_time: int | None) -> int:
     return low
 
 
-def _assignment(consumer: Consumer, topic: str, start: Start) -> list[TopicPartition]:
+def _assignment(settings: Settings, consumer: Consumer, topic: str, start: Start) -> list[TopicPartition]:
     metadata = consumer.list_topics(topic, timeout=15).topics[topic]
+    if metadata.error is not None and metadata.error.code() in DENIED:
+        raise refused(settings, metadata.error, Operation.READ, topic)
     if metadata.error is not None:
         raise NoSuchTopic(f"the broker has no topic {topic}; `tentalis topics list` shows those it has")
     places = []
@@ -83,13 +87,11 @@ def _assignment(consumer: Consumer, topic: str, start: Start) -> list[TopicParti
 def tail(settings: Settings, topic: str, start: Start, *, stop_at_end: bool) -> Generator[Stored, None, None]:
     """Records of all partitions from `start` on; with `stop_at_end` until each partition's end was seen.
 
-    Raises NoSuchTopic, KafkaException.
+    Raises NoSuchTopic, Forbidden, KafkaException.
     """
-    consumer = Consumer(
-        consumer_config(settings, "tentalis-consume") | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
-    )
+    consumer = Consumer(consumer_config(settings, CONSUMERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100})
     try:
-        places = _assignment(consumer, topic, start)
+        places = _assignment(settings, consumer, topic, start)
         left = {place.partition for place in places}
         consumer.assign(places)
         while left or not stop_at_end:
@@ -100,7 +102,7 @@ def tail(settings: Settings, topic: str, start: Start, *, stop_at_end: bool) -> 
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left.discard(int(message.partition()))
                 elif not error.retriable() and error.code() not in TRANSIENT:
-                    raise KafkaException(error)
+                    raise refused(settings, error, Operation.READ, topic, CONSUMERS)
     finally:
         consumer.close()
 

@@ -9,6 +9,7 @@ import typer
 
 from tentalis.cli.common import (
     DRIFT,
+    USAGE,
     Bootstrap,
     CommandError,
     Format,
@@ -119,6 +120,50 @@ def _show_plan(output: Output, changes: list[Change], schemas: list[AvroSchema])
         show(output, ("change", "topic", "detail"), rows)
     else:
         print("nothing to do: the broker is as schemas/topics.yaml says")
+
+
+@app.command()
+def acls(
+    roles: Annotated[
+        list[str] | None, typer.Option("--role", help="Of this role only; again for more.", show_default=False)
+    ] = None,
+    principal: Annotated[
+        str | None,
+        typer.Option("--principal", help="Whom to grant to. Default: User:tentalis-ROLE.", show_default=False),
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Create them on the broker.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """The least ACLs of each role. With --apply they are created (needs Alter on the cluster); none is ever removed."""
+    from tentalis.acls import ROLES
+    from tentalis.admin import bindings, grant
+
+    unknown = sorted(set(roles or ()) - set(ROLES))
+    if unknown:
+        raise CommandError(f"there is no role {', '.join(unknown)}; there are {', '.join(ROLES)}", USAGE)
+    if principal is not None and not principal.startswith("User:"):
+        raise CommandError(f"--principal {principal}: Kafka's principals are written User:NAME", USAGE)
+    chosen = [ROLES[name] for name in roles or ROLES]
+    rows = [
+        {
+            "role": role.name,
+            "principal": whose,
+            "operation": each.operation.value,
+            "resource": each.resource.value,
+            "name": each.name,
+            "pattern": "prefixed" if each.prefixed else "literal",
+        }
+        for role, whose, each in bindings(chosen, principal)
+    ]
+    show(output, ("role", "principal", "operation", "resource", "name", "pattern"), rows)
+    if apply:
+        with reached(bootstrap) as settings:
+            if not yes:
+                typer.confirm(f"Create {len(rows)} ACLs on {settings.bootstrap}?", abort=True, err=True)
+            count = grant(settings, bindings(chosen, principal))
+        typer.echo(f"created: {count} ACLs", err=True)
 
 
 @app.command()

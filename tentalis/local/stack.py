@@ -58,10 +58,15 @@ class Stack:
 
 
 def build_stack(options: StackOptions) -> Stack:
-    """Chooses ports and lays out the processes. Raises StateError if the broker's port is taken by somebody else."""
+    """Chooses ports and lays out the processes. Secrets reach them by the supervisor's environment, never by argv.
+
+    Raises StateError if the broker's port is taken by somebody else, BadSecurity if the settings ask for more than the
+    local broker speaks.
+    """
     state, settings = options.state, options.settings
     own_broker = settings.bootstrap is None
     if own_broker:
+        settings.require_plaintext()
         broker_port, controller_port = state.port("broker", fixed=True), state.port("controller", fixed=True)
         settings = settings.model_copy(update={"bootstrap": f"{LOOPBACK}:{broker_port}"})
     server_port = state.port("model")

@@ -259,10 +259,10 @@ def test_who_needs_a_person_is_left_and_who_cannot_be_mended_fails_at_once(
     assert supervisor.failure() is None
     supervisor.stop()
     assert supervisor.halted()  # also in the last word
-    torn = supervise(ProcessSpec("model", ["sh", "-c", "echo error: model.safetensors is damaged; exit 6"]))
+    torn = supervise(ProcessSpec("model", ["sh", "-c", "echo error: model.safetensors is damaged; exit 7"]))
     eventually(torn.failure, 20)
     assert torn.unmendable() and torn.status()["model"]["restarts"] == 0
-    assert "model: a restart cannot mend it (exit code 6" in str(torn.failure())
+    assert "model: a restart cannot mend it (exit code 7" in str(torn.failure())
     assert "model.safetensors is damaged" in str(torn.failure()).splitlines()[0]
 
 

@@ -203,8 +203,10 @@ def test_a_stack_that_does_not_run_is_not_used(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        resolve_settings(None, {"TENTALIS_SASL_PASSWORD_FILE": "nowhere"})
+    monkeypatch.setenv("TENTALIS_SASL_PASSWORD_FILE", "nowhere")
+    done = runner.invoke(app, ["topics", "list"])
+    assert done.exit_code == 2
+    assert "TENTALIS_SASL_PASSWORD_FILE=nowhere: there is no such file" in done.stderr
 
 
 # --- consume ----------------------------------------------------------------------------------------------------------

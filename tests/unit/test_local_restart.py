@@ -79,7 +79,7 @@ def test_what_stopped_by_its_own_decision_waits_for_a_person_also_after_a_health
 
 
 def test_what_no_restart_can_mend_is_given_up_at_once() -> None:
-    assert run(Exit(6, ran=3.0)) == ([], "a restart cannot mend it")
+    assert run(Exit(7, ran=3.0)) == ([], "a restart cannot mend it")
 
 
 def test_a_full_disk_is_waited_for_and_never_held_against_a_process() -> None:
@@ -98,7 +98,7 @@ def test_ends_are_told_in_words() -> None:
 
 ends = st.builds(
     Exit,
-    code=st.sampled_from([0, 1, 5, 6, -9, -15, -11, 143]),
+    code=st.sampled_from([0, 1, 5, 7, -9, -15, -11, 143]),
     ran=st.floats(0, 100),
     ready_for=st.floats(0, 100),
     excused=st.booleans(),
@@ -115,7 +115,7 @@ def test_delays_stay_in_bounds_and_a_process_of_its_own_fault_is_never_retried_f
         if end.ready_for >= POLICY.healthy_after:
             unforgiven = 0
         unforgiven += not end.excused and not end.no_space
-        if end.code in (5, 6) and not end.hung:
+        if end.code in (5, 7) and not end.hung:
             assert isinstance(verdict, Halt if end.code == 5 else GiveUp)
             return
         if isinstance(verdict, GiveUp):

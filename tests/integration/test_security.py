@@ -1,0 +1,282 @@
+"""A broker that lets in only whom it knows, and only to what ACLs allow: every way in, every role, and closed doors."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from typer.testing import CliRunner
+
+from schemas import topics
+from schemas.records import Promotion
+from tentalis.access import connect
+from tentalis.acls import ROLES, Resource
+from tentalis.admin import bindings, ensure, grant
+from tentalis.cli.main import app
+from tentalis.config import Security, Settings
+from tentalis.kafka import Follower, GroupConsumer, Publisher, client_config, make_codec, now_ms, read_to_end
+from tentalis.refusal import Forbidden, Unreachable
+from tentalis.security import aiokafka
+from tests.kafka_fixture import eventually
+from tests.security_lab import KEY_PASSWORD, PASSWORD, Authority, SafeBroker, environment
+from tests.unit.join_support import head, open_, sample, score
+from trainer.publish import Ledger
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeBroker]:
+    broker = SafeBroker(tmp_path_factory.mktemp("safe"))
+    try:
+        broker.start()
+        ensure(broker.super_user())
+        broker.add_roles()
+        yield broker
+    finally:
+        broker.stop()
+
+
+WAYS = {
+    "tls": (lambda lab: lab.tls(), "User:ANONYMOUS"),
+    "mtls": (lambda lab: lab.certified("carol"), "User:carol"),
+    "mtls-encrypted-key": (lambda lab: lab.certified("dave", KEY_PASSWORD), "User:dave"),
+    "plain": (lambda lab: lab.login("plain-user", "PLAIN"), "User:plain-user"),
+    "scram": (lambda lab: lab.login("scram-user"), "User:scram-user"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_both_client_libraries_come_in_by_every_way(lab: SafeBroker, way: str) -> None:
+    make, principal = WAYS[way]
+    settings = make(lab)
+    if way == "scram":
+        lab.add_users(["scram-user"])
+    topic = f"way-{way}"
+    lab.allow(principal, "TOPIC", topic, "CREATE", "READ", "WRITE")
+    lab.allow(principal, "GROUP", "tentalis-reader", "DESCRIBE")
+    lab.allow(principal, "GROUP", topic, "READ")
+
+    connect(settings, 10.0)
+    admin = AdminClient(client_config(settings))
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+    publisher = Publisher(settings, "test", make_codec(settings))
+    publisher.send_bytes(topic, b"key", b"from librdkafka")
+    publisher.flush(20.0)
+    asyncio.run(_with_aiokafka(settings, topic))
+    assert [stored.value for stored in read_to_end(settings, topic)] == [b"from librdkafka", b"from aiokafka"]
+    member = GroupConsumer(settings, topic, [topic])
+    try:
+        found = eventually(lambda: member.poll(0.5), 20)
+        member.commit(found)
+    finally:
+        member.close()
+
+
+async def _with_aiokafka(settings: Settings, topic: str) -> None:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+    client = {"bootstrap_servers": settings.require_bootstrap(), **aiokafka(settings.security)}
+    async with AIOKafkaProducer(**client, enable_idempotence=True) as producer:
+        await producer.send_and_wait(topic, b"from aiokafka", b"key")
+    async with AIOKafkaConsumer(topic, **client, auto_offset_reset="earliest") as consumer:
+        records = await consumer.getmany(timeout_ms=10_000)
+        assert [record.value for found in records.values() for record in found][:1] == [b"from librdkafka"]
+
+
+def _closed(lab: SafeBroker, name: str) -> Settings:
+    tls, other = lab.tls(), Authority(lab.folder, "other").certificate
+    worker = "tentalis-worker"
+    match name:
+        case "wrong password":
+            return lab.login(worker, password="not-the-password")
+        case "unknown user":
+            return lab.login("nobody")
+        case "mechanism":
+            return lab.login(worker, "SCRAM-SHA-256")
+        case "wrong authority":
+            return lab.settings("TLS", Security(protocol="SSL", ssl_ca=other))
+        case "other host":
+            return tls.model_copy(update={"bootstrap": tls.require_bootstrap().replace("127.0.0.1", "localhost")})
+        case "plain text to TLS":
+            return lab.settings("TLS", Security())
+        case "no certificate":
+            return lab.settings("MTLS", tls.security)
+        case "no login":
+            return lab.settings("SASL", tls.security)
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("wrong password", "refuses the login of User:tentalis-worker by SCRAM-SHA-512"),
+        ("unknown user", "refuses the login of User:nobody"),
+        ("mechanism", "PLAIN,SCRAM-SHA-512"),
+        ("wrong authority", "is not trusted by TENTALIS_SSL_CA"),
+        ("other host", "is for another host"),
+        ("plain text to TLS", "speaks TLS on this port"),
+        ("no certificate", "wants a client certificate"),
+        ("no login", "may want a login"),
+    ],
+)
+def test_a_closed_door_says_why_within_seconds(lab: SafeBroker, name: str, words: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=words) as raised:
+        connect(_closed(lab, name), 30.0)
+    assert time.monotonic() - began < 15, "it does not try again what trying again cannot mend"
+    assert PASSWORD not in str(raised.value) and "not-the-password" not in str(raised.value)
+
+
+def test_hostname_verification_can_be_turned_off(lab: SafeBroker) -> None:
+    settings = _closed(lab, "other host")
+    lax = settings.security.model_copy(update={"ssl_verify_hostname": False})
+    connect(settings.model_copy(update={"security": lax}), 10.0)
+
+
+def _tentalis(settings: Settings, folder: Path, *arguments: str) -> tuple[int, str]:
+    """The command in this process with the environment of these settings; exit code and all it said."""
+    env = environment(settings, folder / "password")
+    done = CliRunner().invoke(app, list(arguments), env=env)
+    return done.exit_code, done.output
+
+
+def test_the_command_line_ends_with_4_before_a_closed_door(lab: SafeBroker, tmp_path: Path) -> None:
+    code, said = _tentalis(_closed(lab, "wrong password"), tmp_path, "topics", "list")
+    assert code == 4 and "refuses the login of User:tentalis-worker" in said
+    assert "not-the-password" not in said
+
+
+@pytest.mark.parametrize(
+    ("role", "arguments", "operation", "topic"),
+    [
+        ("worker", ("produce", topics.ROLLOUTS, "--raw", "--file", __file__), "Write", topics.ROLLOUTS),
+        ("auditor", ("produce", topics.ROLLOUTS, "--raw", "--file", __file__), "Write", topics.ROLLOUTS),
+        ("hinting", ("consume", topics.SESSIONS), "Read", topics.SESSIONS),
+        ("worker", ("manager", "--run", "run"), "Write", topics.TASKS),
+        ("scoring", ("serve", "join"), "Write", topics.ROLLOUTS),
+    ],
+)
+def test_what_a_role_must_not_do_is_refused_in_words(
+    lab: SafeBroker, tmp_path: Path, role: str, arguments: tuple[str, ...], operation: str, topic: str
+) -> None:
+    code, said = _tentalis(lab.role(role), tmp_path, *arguments)
+    assert code == 6, said
+    assert f"User:tentalis-{role}" in said and f"{operation} on topic {topic}" in said
+    assert "tentalis topics acls" in said and PASSWORD not in said
+
+
+def test_runtime_refusals_name_what_is_missing(lab: SafeBroker) -> None:
+    worker, hinting = lab.role("worker"), lab.role("hinting")
+    publisher = Publisher(worker, "test", make_codec(worker))
+    publisher.send_bytes(topics.ROLLOUTS, b"key", b"forged")
+    with pytest.raises(Forbidden, match=r"User:tentalis-worker the operation Write on topic tentalis.rollouts.v1"):
+        publisher.flush(20.0)
+    member = GroupConsumer(worker, "another-group", [topics.TASKS])
+    with pytest.raises(Forbidden, match="Read on group another-group"):
+        eventually(lambda: member.poll(0.5), 20)
+    member.close()
+    publisher.send_bytes(topics.RESULTS, b"key", b"something to read")
+    publisher.flush(20.0)
+    with pytest.raises(Forbidden, match=r"Read on topic tentalis.results.v1; the roles that may are scoring"):
+        list(read_to_end(worker, topics.RESULTS))
+    follower = Follower(hinting, topics.FEEDBACK)
+    with pytest.raises(Forbidden, match="Describe on group tentalis-follower"):
+        eventually(lambda: follower.poll(0.5), 20)
+    follower.close()
+    with pytest.raises(Forbidden, match="User:tentalis-worker the operation DescribeConfigs on topic tentalis"):
+        ensure(worker)
+
+
+def test_the_trainers_transactions_are_the_trainers_alone(lab: SafeBroker) -> None:
+    trainer = lab.role("trainer")
+    ledger = Ledger(trainer, make_codec(trainer), "assistant")
+    promotion = Promotion(policy="assistant", version=1, event_time=now_ms(), sha256="0" * 64, mode="manual", by="test")
+    ledger.write(topics.POLICIES, promotion)
+    assert any(stored.key == promotion.key for stored in read_to_end(trainer, topics.POLICIES))
+    with pytest.raises(Forbidden, match=r"Write on topic tentalis.rollouts.v1"):
+        ledger.write(topics.ROLLOUTS, promotion)
+    with pytest.raises(Forbidden, match="Write on transactional-id tentalis-trainer-assistant; the roles that may are"):
+        Ledger(lab.role("worker"), make_codec(trainer), "assistant")
+
+
+def test_the_admin_role_can_apply_and_a_super_user_can_grant(lab: SafeBroker, tmp_path: Path) -> None:
+    code, said = _tentalis(lab.role("admin"), tmp_path, "topics", "apply", "--yes")
+    assert code == 0, said
+    code, said = _tentalis(lab.role("admin"), tmp_path, "topics", "acls", "--role", "join", "--apply", "--yes")
+    assert code == 6 and "to change ACLs" in said
+    made = grant(lab.super_user(), bindings([ROLES["join"]], "User:somebody"))
+    assert made == len(ROLES["join"].grants)
+
+
+class Join:
+    """`tentalis serve join` as a user."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.log = folder / "join.log"
+        (folder / "secret").mkdir()
+        env = os.environ | environment(settings, folder / "secret" / "password") | {"TENTALIS_HOME": str(folder)}
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", "tentalis.cli", "serve", "join"]
+            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+@pytest.fixture
+def joins() -> Iterator[list[Join]]:
+    started: list[Join] = []
+    yield started
+    for join in started:
+        join.process.kill()
+        join.process.wait()
+
+
+def test_the_join_works_with_the_least_acls_until_one_is_taken_away_and_keeps_the_secret(
+    lab: SafeBroker, tmp_path: Path, joins: list[Join]
+) -> None:
+    scoring, auditor = lab.role("scoring"), lab.role("auditor")
+    publisher = Publisher(scoring, "test", make_codec(scoring))
+
+    def put(name: str) -> None:
+        task = head(name, 1, opd=None)
+        for record in (open_(task, now_ms()), score(sample(task, 0), 1.0, at=now_ms())):
+            publisher.send(topics.HALVES, record)
+        publisher.flush(20.0)
+
+    put("safe-task")
+    join = Join(lab.role("join"), tmp_path)
+    joins.append(join)
+
+    def joined() -> bool:
+        assert join.process.poll() is None, join.said()
+        return any((stored.key or "").startswith("safe-task") for stored in read_to_end(auditor, topics.ROLLOUTS))
+
+    eventually(joined, 60, 0.5, message=join.said)
+    argv = Path(f"/proc/{join.process.pid}/cmdline").read_bytes()
+    lab.revoke("User:tentalis-join", topics.OUTCOMES)
+    put("after-the-revocation")
+    assert join.process.wait(60) == 6, join.said()
+    assert f"do not allow User:tentalis-join what it tries on topic {topics.OUTCOMES}" in join.said()
+    assert PASSWORD.encode() not in argv
+    assert PASSWORD not in join.said()
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secret"]
+    assert [path for path in left if PASSWORD.encode() in path.read_bytes()] == []
+
+
+def test_a_stream_application_without_its_group_ends_and_says_so(
+    lab: SafeBroker, tmp_path: Path, joins: list[Join]
+) -> None:
+    lab.add_users(["groupless"])
+    without = [each for each in bindings([ROLES["join"]], "User:groupless") if each[2].resource is not Resource.GROUP]
+    grant(lab.super_user(), without)
+    join = Join(lab.login("groupless"), tmp_path)
+    joins.append(join)
+    assert join.process.wait(60) == 6, join.said()
+    assert "User:groupless" in join.said() and "Read on group tentalis-join" in join.said()
