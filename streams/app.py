@@ -28,6 +28,7 @@ from streams.state import StateStore, ensure_changelog, read_changelog
 from tentalis.config import Security, Settings
 from tentalis.kafka import client_config
 from tentalis.security import aiokafka
+from tentalis.service import NEEDS_PERSON
 
 __all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
 
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_CRASHED = 1
-EXIT_TOO_MANY_DEAD = 5
+EXIT_TOO_MANY_DEAD = NEEDS_PERSON
 EXIT_FORBIDDEN = 6
 STOP_DEADLINE_S = 4.0
 

@@ -77,11 +77,6 @@ def locked_versions(text: str) -> dict[str, set[str]]:
     return found
 
 
-def existing_parent(path: Path) -> Path:
-    """The nearest folder that exists, from a path upwards."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
 def python(settings: Settings) -> Iterator[Finding]:
     """3.11 or newer."""
     good = sys.version_info >= (3, 11)
@@ -151,15 +146,17 @@ def jars(settings: Settings) -> Iterator[Finding]:
 
 def disk(settings: Settings) -> Iterator[Finding]:
     """Room for the log, checkpoints and the model."""
+    from tentalis.local.disk import LEAST, space
+
     for name, folder in (("state", settings.home), ("cache", settings.cache)):
-        free = shutil.disk_usage(existing_parent(folder)).free
-        good = free >= NEEDED_DISK
-        remedy = (
-            "" if good else f"make room, or put it elsewhere with TENTALIS_{'HOME' if name == 'state' else 'CACHE'}"
-        )
-        yield Finding(
-            Level.OK if good else Level.WARN, f"disk ({name})", f"{free / GIB:.0f} GiB free at {folder}", remedy
-        )
+        found = space(folder)
+        remedy = f"make room, or put it elsewhere with TENTALIS_{'HOME' if name == 'state' else 'CACHE'}"
+        if shortage := found.shortage(LEAST):
+            yield Finding(Level.FAIL, f"disk ({name})", shortage, remedy)
+        elif found.shortage(NEEDED_DISK):
+            yield Finding(Level.WARN, f"disk ({name})", f"{found.free / GIB:.1f} GiB free at {folder}", remedy)
+        else:
+            yield Finding(Level.OK, f"disk ({name})", f"{found.free / GIB:.0f} GiB free at {folder}")
 
 
 def memory(settings: Settings) -> Iterator[Finding]:

@@ -12,6 +12,14 @@ log = logging.getLogger(__name__)
 GRACE_S = 4.0
 # What a process ends with that was told to stop before its work was done (the shell's code for SIGTERM).
 STOPPED = 143
+# It stopped by its own decision, and starting it again would only undo that: a person has to look first.
+NEEDS_PERSON = 5
+# It cannot work with what it is given, and a restart gives it the same again.
+UNMENDABLE = 7
+
+
+class Unmendable(Exception):
+    """What is wrong cannot be mended by starting again; the message names it and says what to do."""
 
 
 def run_service(name: str, body: Callable[[threading.Event], None], *, stopped: int = 0) -> int:

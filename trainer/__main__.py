@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tentalis.config import Settings
+from tentalis.service import UNMENDABLE, Unmendable
 from trainer.launch import launch
 from trainer.stop import stop_on_signals
 
@@ -42,7 +43,11 @@ def main() -> int:
             from trainer.config import load_config
             from trainer.loop import run
 
-            return run(load_config(options.config), Settings.from_env(), stop)
+            try:
+                return run(load_config(options.config), Settings.from_env(), stop)
+            except Unmendable as error:
+                print(f"error: {error}", file=sys.stderr)
+                return UNMENDABLE
     return launch(options.config, options.ranks)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tentalis.service import Unmendable
 from trainer import attention
 from trainer.config import Lora
 from trainer.frozen import Frozen
@@ -22,7 +23,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModel(Unmendable):
     """A base model whose log-probs this trainer would get wrong."""
 
 

@@ -13,6 +13,7 @@ from tentalis.acls import Operation
 from tentalis.config import Settings
 from tentalis.kafka import checked_size, headers_of, now_ms, producer_config
 from tentalis.refusal import refused
+from tentalis.service import Unmendable
 from trainer.checkpoint import Checkpoint, write_folder
 from trainer.intake import group_of
 from trainer.model import CONFIG_FILE, WEIGHTS_FILE, Policy, canary_tokens
@@ -24,7 +25,7 @@ class Fenced(RuntimeError):
     """Another trainer of the policy has taken over."""
 
 
-class AdapterExists(RuntimeError):
+class AdapterExists(Unmendable):
     """The place of a new adapter holds another one: names are never reused."""
 
 

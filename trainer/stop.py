@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tentalis.heartbeat import Heart
 from tentalis.service import STOPPED
 
 log = logging.getLogger(__name__)
@@ -26,10 +27,11 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Whether the process was asked to stop."""
+    """Whether the process was asked to stop. Its safe points are where the loop shows that it is alive, too."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
+        self._heart = Heart()
 
     @property
     def asked(self) -> bool:
@@ -41,6 +43,7 @@ class Stop:
 
     def check(self) -> None:
         """A safe point. Raises Stopped."""
+        self._heart.beat()
         if self.asked:
             raise Stopped
 

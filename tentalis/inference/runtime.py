@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tentalis.inference.lora import Adapter, RoutedLinear, Routing, can_pack, load_adapter
+from tentalis.service import Unmendable
 
 _ATTENTION = "tentalis_padded"
 
 
-class UnsupportedModel(Exception):
+class UnsupportedModel(Unmendable):
     """The model's architecture is not one this server computes exactly; the message names what it cannot do."""
 
 

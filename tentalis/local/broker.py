@@ -122,8 +122,9 @@ class EmbeddedBroker:
         """Where `start()` sends what the broker says."""
         return self.data_dir / "broker.log"
 
-    def properties(self, log_dir: Path | None = None) -> dict[str, str]:
-        """The lines of `server.properties`."""
+    def properties(self, log_dir: str = "log") -> dict[str, str]:
+        """The lines of `server.properties`. Paths are relative to the data directory, in which the JVM is run: Kafka
+        would take one with a comma for two, and Log4j none with a blank."""
         return {
             "process.roles": "broker,controller",
             "node.id": str(NODE_ID),
@@ -133,7 +134,7 @@ class EmbeddedBroker:
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "log.dirs": str(log_dir or self.data_dir / "log"),
+            "log.dirs": log_dir,
             "auto.create.topics.enable": "false",
             "message.max.bytes": str(self.record_limit),
             "replica.fetch.max.bytes": str(self.record_limit),
@@ -195,9 +196,11 @@ class EmbeddedBroker:
         fresh = self.data_dir / "log.formatting"
         shutil.rmtree(fresh, ignore_errors=True)
         config = self.data_dir / "format.properties"
-        _write(config, _as_properties(self.properties(fresh)))
+        _write(config, _as_properties(self.properties(fresh.name)))
         done = subprocess.run(
-            [*self._java(), "kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", str(config)],
+            [*self._java(), "kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", config.name],
+            cwd=self.data_dir,
+            env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -220,16 +223,21 @@ class EmbeddedBroker:
         return [
             str(JAVA),
             *_JVM_FLAGS,
-            f"-Djava.io.tmpdir={self._scratch}",
-            f"-XX:ErrorFile={self.data_dir / 'jvm-crash-%p.log'}",
-            f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.xml'}",
+            f"-Djava.io.tmpdir={self._scratch.name}",
+            "-XX:ErrorFile=jvm-crash-%p.log",
+            "-Dlog4j2.configurationFile=log4j2.xml",
             "-cp",
             os.pathsep.join(str(jar) for jar in self._jars),
         ]
 
     def command(self) -> list[str]:
-        """The command line of the broker itself, in the foreground; `prepare()` comes first."""
-        return [*self._java(), "kafka.Kafka", str(self.data_dir / "server.properties")]
+        """The command line of the broker itself, in the foreground, to be run in the data directory with
+        `environment()`; `prepare()` comes first."""
+        return [*self._java(), "kafka.Kafka", "server.properties"]
+
+    def environment(self) -> dict[str, str]:
+        """The variables of a JVM here: in the locale C it could not open a path that is not ASCII."""
+        return os.environ | {"LC_ALL": "C.UTF-8"}
 
     def check_ports(self) -> None:
         """Raise BrokerError if another process listens on one of the two ports."""
@@ -254,6 +262,8 @@ class EmbeddedBroker:
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [*child.command(), "exec", str(os.getpid()), *self.command()],
+                cwd=self.data_dir,
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -344,7 +354,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     command = broker.command()
     sys.stdout.flush()
-    os.execv(command[0], command)
+    os.chdir(broker.data_dir)
+    os.execve(command[0], command, broker.environment())
 
 
 if __name__ == "__main__":

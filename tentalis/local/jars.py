@@ -11,12 +11,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 KAFKA_VERSION = "4.1.0"
 MANIFEST = Path(__file__).with_name("kafka_jars.txt")
@@ -115,20 +115,15 @@ def fetch_jars(
 
 
 def _fill(folder: Path, wanted: list[Jar], fetch: Fetch, report: Progress) -> None:
+    for left_over in folder.glob("fetch-*"):  # of a process that was interrupted: we hold the lock
+        shutil.rmtree(left_over, ignore_errors=True)
     missing = [jar for jar in wanted if not _matches(folder / jar.filename, jar)]
     done = len(wanted) - len(missing)
-    with (
-        tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch,
-        ThreadPoolExecutor(_THREADS, thread_name_prefix="jars") as pool,
-    ):
-        store = partial(_store, folder=folder, scratch=Path(scratch), fetch=fetch)
-        futures = {pool.submit(store, jar): jar for jar in missing}
-        for future in as_completed(futures):
-            jar, error = futures[future], future.exception()
-            if error is not None:  # the network is rarely missing for one archive only: do not try the others
-                pool.shutdown(wait=False, cancel_futures=True)
-                if isinstance(error, JarError):
-                    raise error
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder, ignore_cleanup_errors=True) as scratch:
+        for jar, error in _each_stored(missing, folder, Path(scratch), fetch):
+            if isinstance(error, JarError):
+                raise error
+            if error is not None:
                 raise JarError(
                     f"the embedded Kafka broker needs {len(wanted)} Java archives; {len(wanted) - done} are missing "
                     f"in {folder}, and {jar.coordinates} could not be fetched from Maven Central "
@@ -138,6 +133,40 @@ def _fill(folder: Path, wanted: list[Jar], fetch: Fetch, report: Progress) -> No
             done += 1
             report(done, len(wanted), jar.filename)
     _write_marker(folder, wanted)
+
+
+def _each_stored(
+    missing: Sequence[Jar], folder: Path, scratch: Path, fetch: Fetch
+) -> Iterator[tuple[Jar, Exception | None]]:
+    """Fetches several at a time, and gives each as it is done. The others are not tried after an error: the network is
+    rarely missing for one archive only."""
+    results: SimpleQueue[tuple[Jar, Exception | None]] = SimpleQueue()
+    todo: SimpleQueue[Jar] = SimpleQueue()
+    for jar in missing:
+        todo.put(jar)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                jar = todo.get_nowait()
+            except Empty:
+                return
+            try:
+                _store(jar, folder, scratch, fetch)
+                results.put((jar, None))
+            except Exception as error:  # noqa: BLE001 - for whoever waits for the results
+                stop.set()
+                results.put((jar, error))
+
+    # No pool: Ctrl-C would wait for its threads, and they for a network that does not answer.
+    for number in range(min(_THREADS, len(missing))):
+        threading.Thread(target=work, name=f"jars-{number}", daemon=True).start()
+    try:
+        for _ in missing:
+            yield results.get()
+    finally:
+        stop.set()
 
 
 def _store(jar: Jar, folder: Path, scratch: Path, fetch: Fetch) -> None:

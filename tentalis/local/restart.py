@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from tentalis.service import NEEDS_PERSON, UNMENDABLE
+
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -46,16 +48,20 @@ class Exit:
         ran: seconds from start to end.
         ready_for: seconds it had been ready at the end, 0 if it never was.
         excused: something it depends on was down while it ran, so the end says nothing about the process.
-        hung: the supervisor killed it, because it did not become ready in time.
+        hung: why the supervisor killed it: it did not become ready in time, or gave no sign of life any more.
+        no_space: the disk was full, so the end says nothing about the process either.
     """
 
     code: int
     ran: float
     ready_for: float = 0.0
     excused: bool = False
-    hung: bool = False
+    hung: str = ""
+    no_space: bool = False
 
     def __str__(self) -> str:
+        if self.hung:
+            return f"killed after {self.ran:.1f} s: {self.hung}"
         if self.code >= 0:
             return f"exit code {self.code} after {self.ran:.1f} s"
         return f"ended by {signal.Signals(-self.code).name} after {self.ran:.1f} s"
@@ -75,10 +81,21 @@ class GiveUp:
     reason: str
 
 
-def decide(policy: RestartPolicy, history: History, end: Exit) -> tuple[History, Again | GiveUp]:
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """It stopped by its own decision: do not start it again until a person has looked. What else runs can go on."""
+
+
+def decide(policy: RestartPolicy, history: History, end: Exit) -> tuple[History, Again | GiveUp | Halt]:
     """Judge one end of a process: what now counts against it, and what to do."""
+    if end.code == NEEDS_PERSON and not end.hung:
+        return history, Halt()
+    if end.code == UNMENDABLE and not end.hung:
+        return history, GiveUp("a restart cannot mend it")
     if end.ready_for >= policy.healthy_after:
         history = History()
+    if end.no_space:
+        return history, Again(policy.longest_delay)
     if end.excused:
         return history, Again(policy.first_delay)
     if end.code in _KILLED and not end.hung:

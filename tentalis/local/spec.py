@@ -22,6 +22,11 @@ class ProcessSpec:
         env: added to the supervisor's environment.
         ready: called now and then on another thread, must return within seconds: whether the process does its work. An
             exception counts as no and is shown in the status. None: ready once started.
+        alive: as `ready`, but whether it gives any sign of life at all. None: to be ready is the sign.
+        heartbeat: it has a Heart (see tentalis.heartbeat), which is its sign of life, and which must be untroubled for
+            it to be ready.
+        hang_after: seconds without a sign of life after which it is killed and started again. Time in which the
+            supervisor was not awake, or something that it depends on was away, does not count.
         after: names of processes that must be ready (or done) before this one is started; they are stopped after it.
         critical: the stack is of no use without it: if it fails, `Supervisor.failure()` says so.
         expect_exit: it ends by itself, exit code 0 means done; what comes after it waits for that.
@@ -33,6 +38,9 @@ class ProcessSpec:
     argv: Sequence[str]
     env: dict[str, str] = field(default_factory=dict)
     ready: Callable[[], bool] | None = None
+    alive: Callable[[], bool] | None = None
+    heartbeat: bool = False
+    hang_after: float = 60.0
     after: tuple[str, ...] = ()
     critical: bool = True
     expect_exit: bool = False

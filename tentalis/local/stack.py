@@ -18,6 +18,9 @@ from tentalis.local.state import StateDir
 
 APPLICATIONS = ("scoring", "hinting", "join", "aggregation")
 SERVER_ID = "local"
+# The processes with a heart, and how many seconds it may stand still: longer than anything that each does in one go.
+# Waiting for a broker that is away takes a minute, a micro-batch of a large model several.
+HANG_AFTER = {"policies": 180.0, "worker": 180.0, "manager": 180.0, "trainer": 900.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +84,33 @@ def build_stack(options: StackOptions) -> Stack:
     } | ({"TENTALIS_DATA": str(settings.data)} if settings.data else {})
     specs: list[ProcessSpec] = []
 
-    def add(name: str, *argv: str, after: tuple[str, ...], ready: Callable[[], bool] | None = None) -> None:
+    def add(
+        name: str,
+        *argv: str,
+        after: tuple[str, ...],
+        ready: Callable[[], bool] | None = None,
+        alive: Callable[[], bool] | None = None,
+    ) -> None:
         command = [sys.executable, "-m", "tentalis.cli", *argv]
         specs.append(
-            ProcessSpec(name, command, env, ready, after, expect_exit=name in ("topics", "manager", "trainer"))
+            ProcessSpec(
+                name,
+                command,
+                env,
+                ready=ready,
+                alive=alive,
+                heartbeat=name in HANG_AFTER,
+                hang_after=HANG_AFTER.get(name, ProcessSpec.hang_after),
+                after=after,
+                expect_exit=name in ("topics", "manager", "trainer"),
+            )
         )
 
     if own_broker:
         command = [sys.executable, "-m", "tentalis.local.broker", "--data-dir", str(state.folder("kafka"))]
         command += ["--port", str(broker_port), "--controller-port", str(controller_port)]
         ready = functools.partial(_metadata_ready, settings.require_bootstrap())
-        specs.append(ProcessSpec("broker", command, env, ready))
+        specs.append(ProcessSpec("broker", command, env, ready=ready))
     add("topics", "topics", "apply", "--yes", after=("broker",) if own_broker else ())
     add(
         "model",
@@ -103,8 +122,9 @@ def build_stack(options: StackOptions) -> Stack:
     add("policies", "serve", "policies", "--server-id", SERVER_ID, "--promotion", "always", after=("topics", "model"))
     for name in APPLICATIONS:
         port = state.port(name)
-        ready = functools.partial(_answers, f"http://{LOOPBACK}:{port}/readyz")
-        add(name, "serve", name, "--metrics-port", str(port), after=("topics",), ready=ready)
+        # Ready takes a broker; alive takes nobody else. A worker that stands still ends by itself.
+        ready, alive = (functools.partial(_answers, f"http://{LOOPBACK}:{port}/{at}") for at in ("readyz", "healthz"))
+        add(name, "serve", name, "--metrics-port", str(port), after=("topics",), ready=ready, alive=alive)
     add("worker", "worker", "--environment", options.environment, after=("topics", "model"))
     trainer = ("trainer", "--config", str(options.trainer_config), "--ranks", str(options.ranks))
     add("trainer", *trainer, after=("topics",))

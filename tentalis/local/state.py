@@ -68,7 +68,8 @@ class StateDir:
                 "End that with `tentalis down`, or choose another directory with TENTALIS_HOME."
             )
         lock.truncate(0)
-        lock.write(json.dumps({"pid": os.getpid(), "command": " ".join(sys.argv), "since": time.time()}))
+        holder = {"pid": os.getpid(), "born": _born(os.getpid()), "command": " ".join(sys.argv), "since": time.time()}
+        lock.write(json.dumps(holder))
         lock.flush()
         self._lock = lock
         if not os.environ.get(MARK, "").startswith(self.mark):  # we are no leftover ourselves
@@ -102,13 +103,18 @@ class StateDir:
             return os.getpid()
         try:
             with (self.path / "lock").open(encoding="utf-8") as lock:
-                if _locked_within(lock, 0.0):
+                # Shared, so that two that only look do not take each other for the holder.
+                if _locked_within(lock, 0.0, fcntl.LOCK_SH):
                     return None
                 content = lock.read()
         except FileNotFoundError:
             return None
-        pid = json.loads(content)["pid"] if content else 0  # empty: it is just being taken or given back
-        return int(pid) or None
+        try:
+            found = json.loads(content)
+        except json.JSONDecodeError:  # empty, or in part: it is just being taken or given back
+            return None
+        # Being taken, after a holder that was killed: what is written is still that one, and its id may be another's.
+        return int(found["pid"]) if found.get("born") in (None, _born(found["pid"])) else None
 
     def _described_holder(self) -> str:
         try:
@@ -168,7 +174,12 @@ def request_stop(path: Path, timeout: float = 15.0) -> int | None:
     if pid is None:
         return None
     try:
-        os.kill(pid, signal.SIGTERM)
+        handle = os.pidfd_open(pid)
+        try:
+            if state.holder() == pid:  # the handle is for whoever has the id now: look again
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+        finally:
+            os.close(handle)
     except ProcessLookupError:  # it ended between the two lines
         return pid
     except PermissionError as error:
@@ -185,17 +196,30 @@ def request_stop(path: Path, timeout: float = 15.0) -> int | None:
 
 
 def write_whole(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    """Write JSON so that a reader sees the old file or the new one, never a part. Raises OSError; nothing is left."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def _locked_within(file: IO[str], seconds: float) -> bool:
+def _born(pid: int) -> int | None:
+    """When a process was started, in ticks since the machine was; with its id, nobody else's. None: it is gone."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])  # the name, in parentheses, may contain anything
+
+
+def _locked_within(file: IO[str], seconds: float, kind: int = fcntl.LOCK_EX) -> bool:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if time.monotonic() >= deadline:

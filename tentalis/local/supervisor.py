@@ -10,19 +10,25 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tentalis.heartbeat import VARIABLE, Beats
 from tentalis.local import child
-from tentalis.local.restart import Again, Exit, GiveUp, History, decide
+from tentalis.local.disk import FULL, NO_SPACE, space
+from tentalis.local.liveness import AwakeClock, Silence
+from tentalis.local.restart import Again, Exit, GiveUp, Halt, History, decide
 from tentalis.local.spec import ProcessSpec, SupervisorError, depths, in_order, upstream
 from tentalis.local.state import StateDir, write_whole
+from tentalis.service import UNMENDABLE
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +36,39 @@ _TICK = 0.05
 _CHECK_STARTING = 0.2
 _CHECK_READY = 5.0
 _STATUS_EVERY = 1.0
+_SPACE_EVERY = 1.0
+# A shorter silence is nothing to speak of: a micro-batch, a busy machine.
+_SILENCE_SHOWN = 15.0
+# What is told to end because it hangs has this long for its last words.
+_GRACE = 5.0
+# How soon a start that the system refused is tried again.
+_START_AGAIN = 5.0
 _LOG_LIMIT = 10 * 2**20
 _TAIL_LINES = 15
 
 
-class _Process:
-    """What is known of one process. States: waiting, starting, ready (running, for one that
-    ends by itself), backoff, failed, done, stopped."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a look at a process gave. `trouble`: in its own words; `silent`: what of it gives no sign of life."""
 
-    def __init__(self, spec: ProcessSpec, log_file: Path) -> None:
+    ready: bool
+    trouble: str = ""
+    silent: str = ""
+
+
+class _Process:
+    """What is known of one process. States: waiting, starting, ready (running, for one that ends by itself), degraded
+    (it works, and says itself what keeps it from being ready), backoff, failed, halted, done, stopped."""
+
+    def __init__(self, spec: ProcessSpec, log_file: Path, beats: Path) -> None:
         self.spec = spec
         self.log_file = log_file
+        self.log_start = 0
+        self.beats = Beats(beats) if spec.heartbeat else None
+        self.silence = Silence(0.0)
+        self.silent = ""
+        self.kill_at: float | None = None
+        self.unmendable = False
         self.state = "waiting"
         self.popen: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -48,15 +76,20 @@ class _Process:
         self.ready_since: float | None = None
         self.next_start = 0.0
         self.history = History()
-        self.excused = self.hung = False
+        self.excused = False
+        self.hung = ""
         self.last_exit: str | None = None
         self.message = ""
-        self.check: Future[bool] | None = None
+        self.check: Future[_Answer] | None = None
         self.next_check = 0.0
 
     @property
     def satisfied(self) -> bool:
         return self.state == "done" or (self.state == "ready" and not self.spec.expect_exit)
+
+    @property
+    def answering(self) -> bool:
+        return self.satisfied and not self.silent
 
     @property
     def alive(self) -> bool:
@@ -87,7 +120,10 @@ class Supervisor:
         self._order = in_order(specs)
         self._upstream = upstream(self._order)
         logs = state.folder("logs")
-        self._processes = {spec.name: _Process(spec, logs / f"{spec.name}.log") for spec in self._order}
+        beats = state.folder("beats")
+        self._processes = {
+            spec.name: _Process(spec, logs / f"{spec.name}.log", beats / spec.name) for spec in self._order
+        }
         self._changed = threading.Condition()
         self._stop_by: float | None = None
         self._error: BaseException | None = None
@@ -95,6 +131,10 @@ class Supervisor:
         self._checks = ThreadPoolExecutor(max(1, len(specs)), thread_name_prefix="ready")
         self._keeper: subprocess.Popen[bytes] | None = None
         self._written = 0.0
+        self._unwritten = False
+        self._awake = AwakeClock(time.monotonic())
+        self._shortage: str | None = None
+        self._looked_at_disk = float("-inf")
 
     # What callers use, from any thread.
 
@@ -109,8 +149,9 @@ class Supervisor:
         self._thread.start()
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Per process: state (waiting | starting | ready | backoff | failed | done | stopped), pid, restarts, uptime in
-        seconds, last_exit, message, log. Raises what ended the supervisor itself, if that happened."""
+        """Per process: state (waiting | starting | ready | running | degraded | backoff | failed | halted | done |
+        stopped), pid, restarts, uptime in seconds, last_exit, message, log. Raises what ended the supervisor itself, if
+        that happened."""
         self._raise_error()
         now = time.monotonic()
         return {name: process.status(now) for name, process in self._processes.items()}
@@ -120,6 +161,16 @@ class Supervisor:
         self._raise_error()
         failed = [p for p in self._processes.values() if p.state == "failed" and p.spec.critical]
         return "\n".join(f"{p.spec.name}: {p.message}" for p in failed) or None
+
+    def unmendable(self) -> bool:
+        """Whether a critical process was given up because no restart can mend it."""
+        self._raise_error()
+        return any(p.unmendable for p in self._processes.values() if p.spec.critical)
+
+    def halted(self) -> dict[str, str]:
+        """What stopped by its own decision and waits for a person: name to reason. The rest runs on."""
+        self._raise_error()
+        return {name: process.message for name, process in self._processes.items() if process.state == "halted"}
 
     def wait_ready(self, timeout: float, wanted: Sequence[str] | None = None) -> None:
         """Wait until every process, or those wanted, is ready or done.
@@ -182,6 +233,8 @@ class Supervisor:
                 self._keeper.wait()
 
     def _tick(self) -> None:
+        self._awake.tick(time.monotonic())
+        self._look_at_disk()
         changed = False
         for process in self._processes.values():
             before = process.state
@@ -198,62 +251,120 @@ class Supervisor:
         code = process.popen.poll()
         now = time.monotonic()
         # The processes are looked at in order of dependency: what took this one along is known to be down by now.
-        if not all(self._processes[name].satisfied for name in self._upstream[process.spec.name]):
+        if not all(self._processes[name].answering for name in self._upstream[process.spec.name]):
             process.excused = True
+            process.silence.heard(self._awake.now)
+        if self._shortage is not None:
+            process.silence.heard(self._awake.now)
         if code is not None:
             self._ended(process, code, now)
             return
-        if process.spec.expect_exit:
+        if process.beats is None and process.spec.expect_exit:
             return
-        self._check_readiness(process, now)
-        if process.state == "starting" and now - process.started > process.spec.ready_timeout:
-            log.warning("%s was not ready within %g s: killed", process.spec.name, process.spec.ready_timeout)
-            process.hung = True
-            process.popen.kill()
+        self._check(process, now)
+        self._end_if_hung(process, now)
 
-    def _check_readiness(self, process: _Process, now: float) -> None:
-        if process.spec.ready is None:
-            self._answered(process, True, now)
-        elif process.check is None:
+    def _check(self, process: _Process, now: float) -> None:
+        if process.check is None:
             if now >= process.next_check:
-                process.check = self._checks.submit(process.spec.ready)
+                process.check = self._checks.submit(_look, process.spec, process.beats)
         elif process.check.done():
-            error = process.check.exception()
-            answer = error is None and process.check.result()
-            process.message = f"the readiness check raised {type(error).__name__}: {error}" if error else ""
+            answer = process.check.result()
             process.check = None
             self._answered(process, answer, now)
 
-    def _answered(self, process: _Process, answer: bool, now: float) -> None:
-        if answer and process.state == "starting":
-            process.state, process.ready_since = "ready", now
-            log.info("%s is ready after %.1f s", process.spec.name, now - process.started)
-        elif not answer and process.state == "ready" and not process.message:
+    def _answered(self, process: _Process, answer: _Answer, now: float) -> None:
+        before = process.message
+        starting = process.state == "starting"
+        process.silent = answer.silent
+        process.message = answer.trouble
+        if answer.ready:
+            if process.state != "ready":
+                process.state, process.ready_since = "ready", now
+                log.info("%s is ready after %.1f s", process.spec.name, now - process.started)
+        elif answer.trouble:
+            process.state = "degraded"
+            if answer.trouble != before:
+                log.warning("%s: %s", process.spec.name, answer.trouble)
+        elif process.state == "ready" and not answer.silent:
             process.message = "does not answer its readiness check"
-        process.next_check = now + (_CHECK_READY if process.state == "ready" else _CHECK_STARTING)
+        # Until it is ready, to be alive is not enough: something must come of it within the time it has for that.
+        if not answer.silent and (answer.ready or answer.trouble or not starting):
+            process.silence.heard(self._awake.now)
+        elif answer.silent and (seconds := process.silence.seconds(self._awake.now)) > _SILENCE_SHOWN:
+            limit = process.spec.ready_timeout if starting else process.spec.hang_after
+            process.message = f"{answer.silent} (for {seconds:.0f} s; after {limit:g} s it is started again)"
+        process.next_check = now + (_CHECK_STARTING if process.state == "starting" else _CHECK_READY)
+
+    def _end_if_hung(self, process: _Process, now: float) -> None:
+        assert process.popen is not None
+        if process.kill_at is not None:
+            if now >= process.kill_at:
+                process.popen.kill()
+            return
+        spec, silent = process.spec, process.silence.seconds(self._awake.now)
+        starting = process.state == "starting"
+        if silent <= (spec.ready_timeout if starting else spec.hang_after):
+            return
+        process.hung = "was not ready" if starting else "gave no sign of life"
+        process.hung += f" for {silent:.0f} s" + (f" ({process.silent})" if process.silent else "")
+        log.warning("%s %s: it is ended and started again", spec.name, process.hung)
+        process.kill_at = now + _GRACE
+        process.popen.terminate()
+
+    def _look_at_disk(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at_disk < _SPACE_EVERY:
+            return
+        self._looked_at_disk = now
+        try:
+            shortage = space(self.state.path).shortage(FULL)
+        except OSError as error:
+            shortage = f"{self.state.path} cannot be used: {error}"
+        if (shortage is None) != (self._shortage is None):
+            if shortage is None:
+                log.warning("there is room in %s again: everything goes on", self.state.path)
+            else:
+                log.error("%s: what ends is not started again before there is room", shortage)
+        self._shortage = shortage
 
     def _ended(self, process: _Process, code: int, now: float) -> None:
-        spec = process.spec
+        spec, no_space = process.spec, self._no_space(process)
         end = Exit(
             code,
             ran=now - process.started,
             ready_for=now - process.ready_since if process.ready_since else 0.0,
             excused=process.excused,
             hung=process.hung,
+            no_space=code != 0 and no_space is not None,
         )
         process.popen, process.check, process.last_exit = None, None, str(end)
-        child.kill_marked(self._mark(process))  # what it started must not outlive it, nor hold its ports
-        if spec.expect_exit and code == 0:
+        process.silent, process.kill_at = "", None
+        try:
+            child.kill_marked(self._mark(process))  # what it started must not outlive it, nor hold its ports
+        except TimeoutError as error:  # in the kernel, waiting for a disk: no reason to end everything else
+            log.error("%s: %s", spec.name, error)
+        if spec.expect_exit and code == 0 and not process.hung:
             process.state, process.message = "done", ""
             return
         process.history, verdict = decide(spec.policy, process.history, end)
         match verdict:
             case Again(delay):
                 process.state, process.next_start = "backoff", now + delay
-                process.message = f"{end}, again in {delay:.1f} s"
+                process.message = f"{end}, again in {delay:.1f} s" + (f": {no_space}" if end.no_space else "")
             case GiveUp(reason):
-                process.state = "failed"
-                process.message = f"{reason} (last: {end}). The end of {process.log_file}:\n{_tail(process.log_file)}"
+                process.state, process.unmendable = "failed", code == UNMENDABLE
+                words = _last_words(process.log_file, process.log_start)
+                process.message = (
+                    f"{reason} ({end}): {words}\nThe end of {process.log_file}:\n{_tail(process.log_file)}"
+                )
+            case Halt():
+                process.state = "halted"
+                words = _last_words(process.log_file, process.log_start)
+                process.message = (
+                    f"stopped and needs a person: {words}. When the cause is mended, `tentalis down` and `tentalis up` "
+                    f"start it again. Its log: {process.log_file}"
+                )
         log.warning("%s: %s", spec.name, process.message)
 
     def _start_if_due(self, process: _Process) -> None:
@@ -264,17 +375,40 @@ class Supervisor:
         if waits_for:
             process.state, process.message = "waiting", f"waits for {', '.join(waits_for)}"
             return
+        if self._shortage is not None:
+            process.state, process.message = "waiting", f"waits for room: {self._shortage}"
+            return
         process.starts += 1
+        try:
+            process.popen = self._spawn(process)
+        except OSError as error:  # of the log, of the heartbeat, or the system has no process to give
+            process.starts -= 1
+            message = f"cannot be started: {error}"
+            if message != process.message:
+                log.error("%s %s", process.spec.name, message)
+            process.state, process.next_start, process.message = "backoff", now + _START_AGAIN, message
+            return
+        # What ends by itself is never ready: nothing waits for its being up, only for its end.
+        process.state, process.message = ("running" if process.spec.expect_exit else "starting"), ""
+        process.started, process.ready_since, process.next_check = now, None, now
+        process.excused, process.hung = False, ""
+        process.silence.heard(self._awake.now)
+
+    def _spawn(self, process: _Process) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             **process.spec.env,
             child.MARK: self._mark(process),
         }
+        if process.beats is not None:
+            process.beats.clear()
+            environment[VARIABLE] = str(process.beats.folder)
         with _open_log(process.log_file) as output:
+            process.log_start = output.tell()
             output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(process.spec.argv)}\n".encode())
             output.flush()
-            process.popen = subprocess.Popen(
+            return subprocess.Popen(
                 [*child.command(), "exec", str(os.getpid()), *process.spec.argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -282,10 +416,11 @@ class Supervisor:
                 stderr=output,
                 start_new_session=True,  # the terminal's Ctrl-C is for the supervisor alone, which stops them in order
             )
-        # What ends by itself is never ready: nothing waits for its being up, only for its end.
-        process.state, process.message = ("running" if process.spec.expect_exit else "starting"), ""
-        process.started, process.ready_since, process.next_check = now, None, now
-        process.excused = process.hung = False
+
+    def _no_space(self, process: _Process) -> str | None:
+        """In what words the disk is full, or was to this process: what it had begun to write may be gone by now."""
+        said = _said(process.log_file, process.log_start).splitlines()
+        return self._shortage or next((line for line in reversed(said) if NO_SPACE in line), None)
 
     def _mark(self, process: _Process) -> str:
         return f"{self.state.mark}{process.spec.name}/{process.starts}/"
@@ -321,11 +456,14 @@ class Supervisor:
                 if (code := process.popen.poll()) is not None:
                     process.last_exit = str(Exit(code, now - process.started))
                     process.popen = None
-                    child.kill_marked(self._mark(process))
+                    try:
+                        child.kill_marked(self._mark(process))
+                    except TimeoutError as error:  # the others are to be stopped all the same
+                        log.error("%s: %s", process.spec.name, error)
             alive = [process for process in alive if process.alive]
             time.sleep(0.02)
         for process in self._processes.values():
-            if process.state not in ("failed", "done"):
+            if process.state not in ("failed", "halted", "done"):
                 process.state, process.message = "stopped", ""
         self._write_status()
 
@@ -334,8 +472,11 @@ class Supervisor:
         content = {"supervisor": os.getpid(), "updated": time.time(), "processes": self.status()}
         try:
             write_whole(self.state.path / "status.json", content)
+            self._unwritten = False
         except OSError as error:  # a full disk is no reason to end what still runs
-            log.warning("cannot write the status to %s: %s", self.state.path, error)
+            if not self._unwritten:
+                log.warning("cannot write the status to %s: %s", self.state.path, error)
+            self._unwritten = True
 
 
 @contextmanager
@@ -346,6 +487,21 @@ def stop_signals() -> Iterator[threading.Event]:
     before = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
     try:
         yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def signals_unwind() -> Iterator[None]:
+    """While inside, SIGTERM and SIGHUP end the command as Ctrl-C does: what it has begun is undone on the way out."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -362,7 +518,37 @@ def _open_log(path: Path) -> IO[bytes]:
     return path.open("ab")
 
 
+def _look(spec: ProcessSpec, beats: Beats | None) -> _Answer:
+    """On a thread of the pool: asks a process how it is."""
+    try:
+        if beats is not None:
+            trouble, silent = beats.trouble(), beats.silent()
+            ranks = f"rank {', '.join(silent)} stands still" if silent else ""
+            ready = trouble == "" and not spec.expect_exit and (spec.ready is None or spec.ready())
+            return _Answer(ready, trouble or "", ranks)
+        ready = spec.ready is None or spec.ready()
+        alive = ready if spec.alive is None else spec.alive()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer, and is shown
+        return _Answer(False, silent=f"{type(error).__name__}: {error}")
+    return _Answer(ready, silent="" if alive else "does not answer")
+
+
+def _said(path: Path, start: int = 0) -> str:
+    """The end of a log, of what was written to it from `start` on; that it is gone is not worth an error."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(start, path.stat().st_size - 16_384))
+            return file.read().decode(errors="replace")
+    except OSError as error:
+        return f"(the log cannot be read: {error})"
+
+
 def _tail(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 16_384))
-        return "\n".join(deque(file.read().decode(errors="replace").splitlines(), maxlen=_TAIL_LINES))
+    return "\n".join(deque(_said(path).splitlines(), maxlen=_TAIL_LINES))
+
+
+def _last_words(path: Path, start: int) -> str:
+    """The line with which a process said why it ended, else the last one."""
+    lines = [line.strip() for line in _said(path, start).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("error: ") or " CRITICAL " in line]
+    return (told or lines or ["it said nothing"])[-1].rstrip(".")

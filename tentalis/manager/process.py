@@ -9,6 +9,7 @@ from schemas import topics
 from schemas.ids import policy_name
 from schemas.records import Task
 from tentalis.config import Settings
+from tentalis.heartbeat import Heart
 from tentalis.kafka import Publisher, make_codec, now_ms
 from tentalis.manager.core import ROUND, RunState, feedback_id_of, task_id_of
 from tentalis.reading import Reader
@@ -138,10 +139,11 @@ def run(settings: Settings, *, scenario: str, run_id: str, n_samples: int | None
 
 
 def _manage(options: ManagerOptions, settings: Settings, stop: threading.Event) -> None:
-    manager = Manager(options, settings, make_scenario(options.scenario, settings.data))
+    manager, heart = Manager(options, settings, make_scenario(options.scenario, settings.data)), Heart()
     try:
         log.info("run %s: waiting for its manifest and its first served version", options.run_id)
         while not stop.is_set():
+            heart.beat()
             if manager.step():
                 log.info("run %s is done", options.run_id)
                 return

@@ -8,6 +8,7 @@ import time
 from schemas import topics
 from schemas.records import PolicyAck, PolicyUpdate, Promotion
 from tentalis.config import Settings
+from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import ServerUnavailable
 from tentalis.kafka import Publisher, make_codec, now_ms
 from tentalis.policies.core import PolicyLog
@@ -36,7 +37,8 @@ class Policies:
         self._sync = Sync(server, self._log, server_id, self._acknowledge)
         self._promoting: dict[str, int] = {}
         self._check_at = 0.0
-        self._away = False
+        self._away = ""
+        self._heart = Heart()
 
     async def run(self, stop: threading.Event) -> None:
         """Until `stop`."""
@@ -58,6 +60,7 @@ class Policies:
         if found or time.monotonic() >= self._check_at:
             self._check_at = time.monotonic() + CHECK_SERVER_S
             await self._round()
+        self._heart.beat(self._away or self._sync.trouble)
 
     def _promote(self) -> None:
         due = [u for u in self._log.due_promotions() if self._promoting.get(u.policy, -1) < u.version]
@@ -85,11 +88,11 @@ class Policies:
         except ServerUnavailable as error:
             if not self._away:
                 log.warning("the inference server is away: %s", error)
-            self._away = True
+            self._away = f"the inference server is away: {error}"
         else:
             if self._away:
                 log.info("the inference server is back")
-            self._away = False
+            self._away = ""
 
     def _acknowledge(self, ack: PolicyAck) -> None:
         self._publisher.send(topics.POLICY_ACKS, ack)

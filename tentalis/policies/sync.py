@@ -65,9 +65,15 @@ def check_weights(folder: Path, sha256: str) -> None:
     try:
         found = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     except OSError as error:
-        raise Refused(f"the adapter cannot be read: {error}") from error
+        raise Refused(
+            f"{folder / WEIGHTS} cannot be read: {error.strerror}. Put it back, or, if it is its run's newest, move "
+            "what is left of the folder away: the trainer's next start writes it again"
+        ) from error
     if found != sha256:
-        raise Refused(f"{folder / WEIGHTS} has sha256 {found}, the update says {sha256}")
+        raise Refused(
+            f"{folder / WEIGHTS} is damaged: it has sha256 {found}, the update says {sha256}. Put the right file back, "
+            "or, if it is its run's newest, move the folder away: the trainer's next start writes it again"
+        )
 
 
 def canary_difference(expected: Float32, found: Float32) -> float:
@@ -95,6 +101,8 @@ class Sync:
         self._server_id = server_id
         self._acknowledge = acknowledge
         self._refusals: dict[str, _Refusal] = {}
+        self.trouble = ""
+        """Of the last round: which promoted versions are not served, why, and what is served instead; or nothing."""
 
     async def round(self) -> None:
         """Loads what is missing, acknowledges what is new, unloads what is old.
@@ -102,12 +110,18 @@ class Sync:
         Raises ServerUnavailable: nothing was decided, try again later.
         """
         loaded = {str(card["id"]) for card in await self._server.models()}
-        serving = []
+        serving, troubles = [], []
         for policy in self._log.policies:
+            promoted, served = self._log.promotion(policy).name, None
             for name in self._log.candidates(policy):
                 if await self._serves(name, loaded):
+                    served = name
                     serving.append(name)
                     break
+            if served != promoted:
+                instead = "no version of it is" if served is None else f"{served} is served instead"
+                troubles.append(f"{promoted} is not served, {instead}: {self._refusals[promoted].reason}")
+        self.trouble = "; ".join(troubles)
         for name in surplus(loaded, serving):
             log.info("unloading %s", name)
             await self._unload(name)

@@ -17,6 +17,7 @@ from schemas import topics
 from schemas.codec import DecodeError
 from schemas.records import Result, Task
 from tentalis.config import Settings
+from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import Inference
 from tentalis.kafka import GroupConsumer, Publisher, RecordTooLarge, Stored, make_codec
 from tentalis.reading import Reader
@@ -117,8 +118,10 @@ class Worker:
 
     async def run(self, stop: threading.Event) -> None:
         """Until `stop`; then what is under way is given up, uncommitted."""
+        heart = Heart()
         try:
             while not stop.is_set():
+                heart.beat()
                 await asyncio.to_thread(self._poll)
                 await self._publish_finished()
                 self._start_queued()

@@ -1,6 +1,7 @@
 """The questions that are shown at the end, asked over HTTP."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,7 +62,7 @@ def test_both_models_are_asked_greedily_and_a_refusal_stands_where_its_answer_wo
     server: ThreadingHTTPServer,
 ) -> None:
     scenario = make_scenario("assistant")
-    said = compare_answers(f"http://127.0.0.1:{server.server_port}", "assistant@v3", scenario)
+    said = compare_answers(f"http://127.0.0.1:{server.server_port}", "assistant@v3", scenario, lambda: None)
     assert [each.question for each in said] == [prompt[0].content for prompt in scenario.showcase]
     assert (said[0].base, said[0].newest) == ("tiny says.", "assistant@v3 says.")
     assert (said[1].base, said[1].newest) == ("(no answer: too long)", "assistant@v3 says.")
@@ -71,4 +72,20 @@ def test_both_models_are_asked_greedily_and_a_refusal_stands_where_its_answer_wo
 
 def test_a_server_that_is_not_there_says_so() -> None:
     with pytest.raises(ServerUnavailable):
-        compare_answers("http://127.0.0.1:9", "assistant@v3", make_scenario("assistant"))
+        compare_answers("http://127.0.0.1:9", "assistant@v3", make_scenario("assistant"), lambda: None)
+
+
+def test_who_waits_for_answers_can_still_be_interrupted() -> None:
+    class Enough(Exception):
+        pass
+
+    def check() -> None:
+        raise Enough
+
+    with socket.socket() as silent:  # takes the connection, and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(Enough):
+            compare_answers(
+                f"http://127.0.0.1:{silent.getsockname()[1]}", "assistant@v3", make_scenario("assistant"), check
+            )

@@ -1,5 +1,6 @@
 """Real processes under the supervisor: started in order, restarted, stopped in order, never left behind."""
 
+import errno
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tentalis.local.broker import metadata_ready
 from tentalis.local.child import marked
+from tentalis.local.disk import Space
 from tentalis.local.restart import RestartPolicy
 from tentalis.local.spec import ProcessSpec, SupervisorError
 from tentalis.local.state import StateDir, request_stop
@@ -164,6 +167,7 @@ def test_ends_while_a_dependency_is_down_do_not_count(supervise: Callable[..., S
         assert supervisor.status()["client"]["restarts"] == round_
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_does_not_become_ready_is_killed_and_says_so(supervise: Callable[..., Supervisor]) -> None:
     def never() -> bool:
         raise ConnectionError("port 1234 is closed")
@@ -174,6 +178,131 @@ def test_what_does_not_become_ready_is_killed_and_says_so(supervise: Callable[..
     eventually(lambda: "port 1234 is closed" in supervisor.status()["hung"]["message"], 10)
     eventually(lambda: supervisor.status()["hung"]["state"] == "failed", 20)
     assert supervisor.status()["hung"]["restarts"] == 1
+
+
+# Beats as our own processes do, for as long as the file is there.
+BEATING = """
+import sys, time
+from pathlib import Path
+from tentalis.heartbeat import Heart
+heart = Heart()
+while True:
+    if Path(sys.argv[1]).exists(): heart.beat(Path(sys.argv[1]).read_text())
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tentalis.local.supervisor._CHECK_READY", 0.2)
+    monkeypatch.setattr("tentalis.local.supervisor._SILENCE_SHOWN", 0.0)
+    monkeypatch.setattr("tentalis.local.supervisor._GRACE", 0.5)
+    monkeypatch.setattr("tentalis.heartbeat.INTERVAL_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_hangs_is_killed_and_started_again_and_what_waits_for_it_is_not(
+    supervise: Callable[..., Supervisor], tmp_path: Path
+) -> None:
+    beat = tmp_path / "beat"
+    beat.touch()
+    # Longer than a beat under load, and than the child's own interval of a second.
+    options: dict[str, Any] = {"heartbeat": True, "hang_after": 4.0}
+    supervisor = supervise(
+        python("stopped", BEATING, str(beat), **options),
+        python("waits", BEATING, str(beat), after=("stopped",), **options),
+        python("trainer", BEATING, str(beat), expect_exit=True, **options),
+    )
+    supervisor.wait_ready(30, ["stopped", "waits"])
+    before = supervisor.status()
+    # Both stand still, but only the one that depends on nobody is to blame.
+    for name in ("stopped", "waits"):
+        os.kill(before[name]["pid"], signal.SIGSTOP)
+    eventually(lambda: supervisor.status()["stopped"]["restarts"] == 1, 30)
+    assert supervisor.status()["waits"]["restarts"] == 0
+    assert "gave no sign of life for" in str(supervisor.status()["stopped"]["last_exit"])
+    os.kill(before["waits"]["pid"], signal.SIGCONT)
+    supervisor.wait_ready(30, ["stopped", "waits"])
+    assert supervisor.status()["waits"]["restarts"] == supervisor.status()["trainer"]["restarts"] == 0
+    # A loop that stands still while its process runs: of one that ends by itself, too.
+    beat.rename(tmp_path / "away")
+    eventually(lambda: supervisor.status()["trainer"]["restarts"] == 1, 30)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_process_says_itself_what_keeps_it_from_being_ready(
+    supervise: Callable[..., Supervisor], tmp_path: Path
+) -> None:
+    beat = tmp_path / "beat"
+    beat.write_text("v3 is damaged")
+    supervisor = supervise(python("policies", BEATING, str(beat), heartbeat=True, ready_timeout=1.0, hang_after=30.0))
+    eventually(lambda: supervisor.status()["policies"]["state"] == "degraded", 20)
+    assert supervisor.status()["policies"]["message"] == "v3 is damaged"
+    with pytest.raises(SupervisorError, match="policies degraded"):
+        supervisor.wait_ready(2.0)  # longer than it may take to become ready: it works, so it is left alone
+    beat.write_text("")
+    supervisor.wait_ready(20)
+    assert supervisor.status()["policies"]["restarts"] == 0
+
+
+def test_who_needs_a_person_is_left_and_who_cannot_be_mended_fails_at_once(
+    supervise: Callable[..., Supervisor],
+) -> None:
+    supervisor = supervise(
+        ProcessSpec("scoring", ["sh", "-c", "echo error: 100 dead letters in a row; echo bye; exit 5"]),
+        ProcessSpec("other", ["sleep", "600"]),
+    )
+    eventually(supervisor.halted, 20)
+    assert "error: 100 dead letters in a row" in supervisor.halted()["scoring"]
+    assert supervisor.status()["scoring"]["state"] == "halted"
+    supervisor.wait_ready(10, ["other"])
+    assert supervisor.failure() is None
+    supervisor.stop()
+    assert supervisor.halted()  # also in the last word
+    torn = supervise(ProcessSpec("model", ["sh", "-c", "echo error: model.safetensors is damaged; exit 7"]))
+    eventually(torn.failure, 20)
+    assert torn.unmendable() and torn.status()["model"]["restarts"] == 0
+    assert "model: a restart cannot mend it (exit code 7" in str(torn.failure())
+    assert "model.safetensors is damaged" in str(torn.failure()).splitlines()[0]
+
+
+def test_a_full_disk_is_named_and_waited_for(
+    supervise: Callable[..., Supervisor], state: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    full = Space(state.path, free=0, total=2**30, inodes=None)
+    found = [full]
+    monkeypatch.setattr("tentalis.local.supervisor.space", lambda _: found[0])
+    monkeypatch.setattr("tentalis.local.supervisor._SPACE_EVERY", 0.0)
+    supervisor = supervise(ProcessSpec("a", ["sleep", "600"]))
+    eventually(lambda: "no space left on" in supervisor.status()["a"]["message"], 10)
+    assert "(free 0.0 MiB of 1.0 GiB)" in supervisor.status()["a"]["message"]
+    assert "no space left on" in caplog.text
+    found[0] = replace(full, free=2**30)
+    supervisor.wait_ready(10)
+    assert "there is room" in caplog.text
+
+
+def test_the_supervisor_lives_on_when_it_can_write_neither_logs_nor_status(
+    supervise: Callable[..., Supervisor], state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tentalis.local.supervisor._START_AGAIN", 0.1)
+    # Said by the process, and gone again when the supervisor looks: a checkpoint that did not fit.
+    tidy = ProcessSpec(
+        "tidy", ["sh", "-c", "echo OSError: No space left on device; exit 1"], policy=RestartPolicy(longest_delay=0.01)
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr("tentalis.local.supervisor._open_log", refuse)
+        patched.setattr("tentalis.local.supervisor.write_whole", refuse)
+        supervisor = supervise(ProcessSpec("a", ["sleep", "600"]), tidy)
+        eventually(lambda: "cannot be started: [Errno 28]" in supervisor.status()["a"]["message"], 10)
+    supervisor.wait_ready(10, ["a"])
+    assert supervisor.status()["a"]["restarts"] == 0
+    eventually(lambda: supervisor.status()["tidy"]["restarts"] > 8, 20)
+    eventually(lambda: "No space left on device" in supervisor.status()["tidy"]["message"], 10)
+    eventually((state.path / "status.json").exists, 10)
 
 
 def test_everything_is_gone_in_time_though_some_ignore_sigterm(supervise: Callable[..., Supervisor]) -> None:

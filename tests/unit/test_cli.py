@@ -2,8 +2,10 @@
 
 import base64
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,13 @@ from tentalis.cli.common import CommandError, explain, resolve_settings
 from tentalis.cli.main import app
 from tentalis.cli.processes import _dead_limits
 from tentalis.cli.records import _record
+from tentalis.cli.stack import READY, _word
 from tentalis.cli.tail import Start, as_object, begin_offset, parse_start
 from tentalis.cli.values import from_plain, to_plain
 from tentalis.config import NoBroker
 from tentalis.kafka import Stored
+from tentalis.local.disk import Space
+from tentalis.local.state import StateDir, write_whole
 from tests.unit.verify_run import consistent
 
 runner = CliRunner()
@@ -103,6 +108,46 @@ def test_a_broker_that_does_not_answer_exits_with_4(monkeypatch: pytest.MonkeyPa
     done = runner.invoke(app, ["topics", "list", "--bootstrap-server", "127.0.0.1:1"])
     assert done.exit_code == 4
     assert "no Kafka answers on 127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "up --detach", "demo"])
+def test_a_stack_on_a_dead_kafka_or_without_room_does_not_begin(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tentalis.local.disk.space", lambda folder: Space(folder, 2**20, 2**30, None))
+    full = runner.invoke(app, command.split())
+    assert full.exit_code == common.ERROR
+    assert "no space left on" in full.stderr and "TENTALIS_HOME" in full.stderr
+    monkeypatch.setattr(common, "PROBE_S", 0.2)
+    monkeypatch.setenv("TENTALIS_BOOTSTRAP", "127.0.0.1:1")
+    dead = runner.invoke(app, command.split())
+    assert dead.exit_code == common.UNREACHABLE
+    assert "no Kafka answers on 127.0.0.1:1" in dead.stderr and "TENTALIS_BOOTSTRAP" in dead.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_stack_is_ready_when_everything_is() -> None:
+    ready, starting = {"state": "ready", "message": ""}, {"state": "starting", "message": ""}
+    degraded, halted = {"state": "degraded", "message": "v3 is damaged"}, {"state": "halted", "message": "too many"}
+    assert _word({"a": ready, "b": ready}) == READY
+    assert _word({"a": ready, "b": starting, "c": degraded}) is None
+    assert _word({"a": ready, "b": degraded, "c": halted}) == "not ready: b: v3 is damaged; c: too many"
+
+
+def test_status_names_a_full_disk_although_its_file_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StateDir(tmp_path / "home"):
+        one = {"state": "ready", "pid": 1, "uptime": 2.0, "restarts": 0, "last_exit": None, "message": ""}
+        written = {"supervisor": os.getpid(), "updated": time.time() - 60, "processes": {"join": one}}
+        write_whole(tmp_path / "home" / "status.json", written)
+        done = runner.invoke(app, ["status"])
+        assert done.exit_code == common.OK, done.stdout
+        assert "60 s ago" in done.stdout
+        monkeypatch.setattr("tentalis.local.disk.space", lambda folder: Space(folder, 2**20, 2**30, None))
+        done = runner.invoke(app, ["status"])
+        assert done.exit_code == common.ERROR
+        assert "no space left on" in done.stdout and "(free 1.0 MiB of 1.0 GiB)" in done.stdout
+        shown = json.loads(runner.invoke(app, ["status", "-o", "json"]).stdout)
+        assert "no space left on" in shown["shortage"]
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

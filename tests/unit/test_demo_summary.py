@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tentalis.demo.play import DemoOptions, _flags, next_commands
+from tentalis.demo.play import DemoOptions, _flags, next_commands, printable
 from tentalis.demo.report import Report, html_of, write_report
 from tentalis.demo.runs import RunKind, open_run, unfinished
 from tentalis.demo.stats import Stats
@@ -154,10 +154,26 @@ def test_the_live_view_shows_everything_also_of_an_empty_run() -> None:
 
     for stats, words in ((learning(), ("v16", "both", "published", "worker", "backoff", "7")), (Stats(RUN), ("open",))):
         console = Console(width=160, record=True, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-        console.print(live_view(snapshot(stats)))
+        console.print(live_view(snapshot(stats), 160, 50))
         text = console.export_text()
         for word in words:
             assert word in text
+
+
+def test_a_small_terminal_is_shown_what_fits_into_it() -> None:
+    from rich.console import Console
+
+    for stats in (learning(), Stats(RUN)):
+        console = Console(width=80, height=24, record=True, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+        console.print(live_view(snapshot(stats), 80, 24))
+        text = console.export_text()
+        assert len(text.splitlines()) <= 12 and all(len(line) <= 80 for line in text.splitlines())
+        assert "worker backoff (2)" in text and "Ctrl-C" in text
+
+
+def test_what_a_model_says_cannot_move_the_cursor() -> None:
+    assert printable("plain, ünï\n☃") == "plain, ünï\n☃"
+    assert printable("a\x1b[2Jb\x08\u200b\r") == "a\ufffd[2Jb\ufffd\ufffd\ufffd"
 
 
 def test_bars() -> None:

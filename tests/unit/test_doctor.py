@@ -6,7 +6,8 @@ import pytest
 
 from tentalis import doctor
 from tentalis.config import Settings
-from tentalis.doctor import Finding, Level, examine, existing_parent, locked_versions
+from tentalis.doctor import Finding, Level, examine, locked_versions
+from tentalis.local.disk import LEAST, Space
 from tentalis.local.ports import free_port
 
 
@@ -72,5 +73,7 @@ def test_the_model_is_found_in_the_cache(tmp_path: Path) -> None:
     assert [f.level for f in doctor.model(settings(tmp_path), "owner/name")] == [Level.WARN]
 
 
-def test_disk_is_measured_where_the_folder_will_be(tmp_path: Path) -> None:
-    assert existing_parent(tmp_path / "a" / "b") == tmp_path
+def test_a_disk_without_room_fails_and_a_small_one_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, level in ((0, Level.FAIL), (2 * LEAST, Level.WARN), (2 * doctor.NEEDED_DISK, Level.OK)):
+        monkeypatch.setattr("tentalis.local.disk.space", lambda folder, free=free: Space(folder, free, 2**40, None))
+        assert [finding.level for finding in doctor.disk(settings(tmp_path))] == [level, level]

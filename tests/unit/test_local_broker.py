@@ -30,6 +30,14 @@ def test_settings_win(tmp_path: Path) -> None:
     assert broker.properties()["num.io.threads"] == "1"
 
 
+def test_no_path_that_kafka_could_misread_reaches_the_jvm(tmp_path: Path) -> None:
+    folder = tmp_path / "a, b" / "ünï"
+    broker = EmbeddedBroker(folder, 1, 2)
+    broker._jars = []
+    assert [text for text in [*broker.command(), *broker.properties().values()] if "ünï" in text] == []
+    assert broker.environment()["LC_ALL"] == "C.UTF-8"
+
+
 def test_a_free_port_is_outside_the_range_of_outgoing_connections() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = {free_port() for _ in range(50)}

@@ -5,7 +5,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tentalis.local.restart import Again, Exit, GiveUp, History, RestartPolicy, decide
+from tentalis.local.restart import Again, Exit, GiveUp, Halt, History, RestartPolicy, decide
 
 POLICY = RestartPolicy()
 
@@ -61,7 +61,7 @@ def test_kills_without_end_are_given_up_and_point_at_memory() -> None:
 
 
 def test_a_process_that_does_not_become_ready_is_no_victim() -> None:
-    _, reason = run(*[Exit(-signal.SIGKILL, ran=300.0, hung=True)] * 8)
+    _, reason = run(*[Exit(-signal.SIGKILL, ran=300.0, hung="was not ready")] * 8)
     assert reason and "ended 8 times" in reason
 
 
@@ -73,6 +73,24 @@ def test_what_ends_because_the_broker_is_down_is_excused() -> None:
     assert run(*[Exit(1, ran=0.1, excused=True)] * 100) == ([0.2] * 100, None)
 
 
+def test_what_stopped_by_its_own_decision_waits_for_a_person_also_after_a_healthy_day() -> None:
+    assert decide(POLICY, History(), Exit(5, ran=9e4, ready_for=9e4))[1] == Halt()
+    assert decide(POLICY, History(), Exit(5, ran=1.0, excused=True))[1] == Halt()
+
+
+def test_what_no_restart_can_mend_is_given_up_at_once() -> None:
+    assert run(Exit(7, ran=3.0)) == ([], "a restart cannot mend it")
+
+
+def test_a_full_disk_is_waited_for_and_never_held_against_a_process() -> None:
+    assert run(*[Exit(1, ran=0.1, no_space=True)] * 100) == ([10.0] * 100, None)
+
+
+def test_what_hangs_again_and_again_is_given_up() -> None:
+    _, reason = run(*[Exit(-signal.SIGTERM, ran=20.0, ready_for=15.0, hung="gave no sign of life")] * 8)
+    assert reason and "ended 8 times" in reason
+
+
 def test_ends_are_told_in_words() -> None:
     assert str(Exit(3, ran=1.25)) == "exit code 3 after 1.2 s"
     assert str(Exit(-9, ran=0.5)) == "ended by SIGKILL after 0.5 s"
@@ -80,11 +98,12 @@ def test_ends_are_told_in_words() -> None:
 
 ends = st.builds(
     Exit,
-    code=st.sampled_from([0, 1, -9, -15, -11, 143]),
+    code=st.sampled_from([0, 1, 5, 7, -9, -15, -11, 143]),
     ran=st.floats(0, 100),
     ready_for=st.floats(0, 100),
     excused=st.booleans(),
-    hung=st.booleans(),
+    hung=st.sampled_from(["", "gave no sign of life"]),
+    no_space=st.booleans(),
 )
 
 
@@ -95,7 +114,10 @@ def test_delays_stay_in_bounds_and_a_process_of_its_own_fault_is_never_retried_f
         history, verdict = decide(POLICY, history, end)
         if end.ready_for >= POLICY.healthy_after:
             unforgiven = 0
-        unforgiven += not end.excused
+        unforgiven += not end.excused and not end.no_space
+        if end.code in (5, 7) and not end.hung:
+            assert isinstance(verdict, Halt if end.code == 5 else GiveUp)
+            return
         if isinstance(verdict, GiveUp):
             assert unforgiven >= POLICY.quick_limit
             return

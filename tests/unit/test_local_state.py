@@ -1,5 +1,6 @@
 """The state directory: one holder, remembered ports, a status that others can read."""
 
+import fcntl
 import json
 import os
 import signal
@@ -128,6 +129,40 @@ def test_status_tells_whether_its_writer_is_still_there(tmp_path: Path) -> None:
     assert status is not None
     assert status["running"] is False
     assert [entry.name for entry in tmp_path.glob("*.tmp")] == []
+
+
+def test_a_killed_holders_id_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path) -> None:
+    with hold(tmp_path, "time.sleep(60)") as process:
+        process.kill()
+    stale = json.loads((tmp_path / "lock").read_text())
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        (tmp_path / "lock").write_text(json.dumps({**stale, "pid": bystander.pid}))
+        # Somebody is just taking the directory, and has not yet written who.
+        with (tmp_path / "lock").open("a") as taking:
+            fcntl.flock(taking, fcntl.LOCK_EX)
+            assert StateDir(tmp_path).holder() is None
+            assert request_stop(tmp_path) is None
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_two_that_look_do_not_take_each_other_for_the_holder(tmp_path: Path) -> None:
+    with StateDir(tmp_path):
+        content = (tmp_path / "lock").read_text()
+    (tmp_path / "lock").write_text(content)  # as it is after `kill -9`
+    with (tmp_path / "lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert StateDir(tmp_path).holder() is None
+
+
+def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        (tmp_path / "status.json").mkdir()
+        write_whole(tmp_path / "status.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_leftovers_of_an_earlier_run_are_ended_and_nobody_else(tmp_path: Path) -> None:

@@ -129,6 +129,28 @@ def test_altered_weights_are_refused_and_the_old_version_goes_on(bench: Bench) -
     assert list(bench.server.loaded) == ["assistant@v1"]
 
 
+def test_what_is_not_served_is_named_with_the_file_and_the_remedy_until_it_is(
+    bench: Bench, clock: Callable[[float], None]
+) -> None:
+    bench.publish(1)
+    bench.round()
+    assert bench.sync.trouble == ""
+    bench.publish(2, weights=b"altered")
+    bench.round()
+    bench.round()
+    said = bench.sync.trouble
+    assert said.startswith("assistant@v2 is not served, assistant@v1 is served instead: ")
+    assert str(bench.folder / "v 2" / WEIGHTS) in said and "move the folder away" in said
+    (bench.folder / "v 2" / WEIGHTS).unlink()
+    clock(60.0)
+    bench.round()
+    assert "cannot be read" in bench.sync.trouble
+    (bench.folder / "v 2" / WEIGHTS).write_bytes(b"weights")
+    clock(120.0)
+    bench.round()
+    assert bench.sync.trouble == ""
+
+
 def test_a_canary_that_disagrees_is_unloaded_again(bench: Bench) -> None:
     bench.publish(1)
     bench.server.scores = (float("nan"), -1.0, -2.01)
