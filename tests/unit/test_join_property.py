@@ -151,7 +151,7 @@ def facts_of(written: Written) -> list[tuple[str, Any]]:
 @given(logs(most=60))
 def test_what_the_oracle_says(log: list[tuple[int, Spec | None]]) -> None:
     """Same outputs in the same order, same dead letters, as the brute force over the same log."""
-    oracle = Oracle(PARTITION, LIMITS.marker_ttl_ms, LIMITS.max_samples)
+    oracle = Oracle(PARTITION, LIMITS.marker_ttl_ms, LIMITS.max_samples, LIMITS.forget_ttl_ms)
     ticks = records(log, tail=1)[len(log) :]
     oracle.fold(
         [(i, START + after, record_of(spec) if spec is not None else None) for i, (after, spec) in enumerate(log)]
@@ -226,7 +226,7 @@ def test_state_is_bounded(log: list[tuple[int, Spec | None]], sizes: list[int], 
             for task in before._open.values()
             for slot in task.slots.values()
         )
-        remembered = before.open_tasks + before.markers
+        remembered, leavers = before.open_tasks + before.markers, len(before._forgotten)
         stages = partition._stages(drive(processor.process(PARTITION, [record])), [record])
         for stage in stages:
             partition._arrive(stage)
@@ -235,6 +235,7 @@ def test_state_is_bounded(log: list[tuple[int, Spec | None]], sizes: list[int], 
         if record is again:
             # The tick moved no time: what was there before is what must be there, and nothing else.
             assert (kinds.count("clock"), kinds.count("task"), kinds.count("half")) == (1, remembered, waiting)
+            assert kinds.count("forget") == leavers
     assert kinds == ["clock"]
 
 
@@ -317,12 +318,15 @@ def test_a_restart_knows_which_slots_are_closed() -> None:
     assert {outcome.event_time for outcome in partition.written.outcomes.values()} == {START + 3}
 
 
-def test_a_forget_read_again_does_not_reach_what_came_after_it() -> None:
-    log = [record_at(0, 0, forget(user_id="user-a")), record_at(1, 1, score(sample(head("a"))))]
-    partition = Partitioned([*log, record_at(2, 2, hint(sample(head("a"))))])
-    # The task's header is on the changelog, the clock is not: the forget comes again and meets a task of its future.
-    partition.run([2, 1, 1, 1], {0: Cut(stage=3)})
-    assert {outcome.kind.value for outcome in partition.written.outcomes.values()} == {"both"}
+def test_a_restart_remembers_who_left() -> None:
+    """The request is on the changelog and the clock is not: it comes again, and what comes behind it is still refused."""
+    s = sample(head("a"))
+    log = [record_at(0, 0, forget(user_id="user-a")), record_at(1, 1, score(s)), record_at(2, 2, hint(s))]
+    partition = Partitioned(log)
+    partition.run([1, 1, 1], {0: Cut(stage=2), 2: Cut(stage=0)})
+    assert {outcome.kind.value for outcome in partition.written.outcomes.values()} == {"late"}
+    assert not partition.written.rollouts
+    assert f"forget/{PARTITION}/0" in partition.recovered()
 
 
 def test_halves_that_join_within_a_batch_never_reach_the_changelog() -> None:
