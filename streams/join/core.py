@@ -309,7 +309,7 @@ class Partition:
         return [emit.superseded(half, self.time)]
 
     def _forget(self, record: Forget) -> list[Emission]:
-        """Closes what is open of a session or user, without its halves, and remembers to take nothing of it in again."""
+        """Closes what is open of a session or user, without its halves, and takes nothing of it in again."""
         if not record.asks:
             return []
         self._ledger.note(*self._forgotten.remember(self.applied, self.time, record))

@@ -1,6 +1,6 @@
 """Whom the join was asked to forget, and for how long it remembers that.
 
-What is in flight when the request comes (a result that nobody has scored yet, feedback in a queue) becomes a half later.
+What is in flight when the request comes (a result not scored yet, feedback in a queue) becomes a half later.
 So the requests themselves are state, one small value each under `forget/<partition>/<offset>`: the stream time at which
 it came, and the request as JSON. They are kept as long as the topics that halves are made from keep their records.
 """

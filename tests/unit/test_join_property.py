@@ -319,7 +319,7 @@ def test_a_restart_knows_which_slots_are_closed() -> None:
 
 
 def test_a_restart_remembers_who_left() -> None:
-    """The request is on the changelog and the clock is not: it comes again, and what comes behind it is still refused."""
+    """The request is on the changelog and the clock is not: it comes again, and what follows is refused."""
     s = sample(head("a"))
     log = [record_at(0, 0, forget(user_id="user-a")), record_at(1, 1, score(s)), record_at(2, 2, hint(s))]
     partition = Partitioned(log)
