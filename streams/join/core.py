@@ -99,17 +99,19 @@ class Partition:
             self.applied, self.time = decode_clock(clock)
         self._flushed = self.applied
         halves: dict[int, bytes] = {}
+        leavers: list[bytes] = []
         for key, value in entries.items():
             if key.startswith(TASK):
                 self._restore_task(key, value)
             elif key.startswith(HALF):
                 halves[half_offset(key)] = value
             elif key.startswith(FORGET):
-                self._forgotten.restore(value)
+                leavers.append(value)
             elif not key.startswith(CLOCK):
                 raise StateError(f"unknown state key {key!r} in partition {self._place.partition} of the join")
         heapq.heapify(self._expiry)
         heapq.heapify(self._timers)
+        self._forgotten.restore(leavers)
         for key in self._forgotten.expire(self.time):
             self._ledger.doom(key)
         for task_id, task in self._open.items():

@@ -7,7 +7,7 @@ it came, and the request as JSON. They are kept as long as the topics that halve
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from schemas.records import Forget, TaskHead
 from streams.join.state import StateError
@@ -38,15 +38,17 @@ class Forgotten:
         self._named[_named(request)][offset] = request.before
         return self._key(offset), stamped(offset, _AT.pack(time) + request.model_dump_json().encode())
 
-    def restore(self, value: bytes) -> None:
-        """Takes a value of the changelog in, in any order. Raises StateError."""
-        try:
-            offset, (time,) = applied_offset(value), _AT.unpack_from(value, OFFSET_BYTES)
-            request = Forget.model_validate_json(value[OFFSET_BYTES + _AT.size :])
-        except (ValueError, struct.error) as error:
-            raise StateError(f"not a request to forget: {value[:64].hex()}") from error
-        self.remember(offset, time, request)
-        self._requests = dict(sorted(self._requests.items()))
+    def restore(self, values: Iterable[bytes]) -> None:
+        """Takes the values of the changelog in, in any order. Raises StateError."""
+        found = []
+        for value in values:
+            try:
+                offset, (time,) = applied_offset(value), _AT.unpack_from(value, OFFSET_BYTES)
+                found.append((offset, time, Forget.model_validate_json(value[OFFSET_BYTES + _AT.size :])))
+            except (ValueError, struct.error) as error:
+                raise StateError(f"not a request to forget: {value[:64].hex()}") from error
+        for offset, time, request in sorted(found, key=lambda item: item[0]):
+            self.remember(offset, time, request)
 
     def expire(self, now: int) -> Iterator[str]:
         """Gives up what is over at a stream time; the keys."""
