@@ -431,10 +431,26 @@ class Forget(Record):
     session_id: str | None = None
     user_id: str | None = None
     before: Millis | None = None
+    policy: str | None = None
 
     @property
     def key(self) -> str:
         return self.forget_id
+
+    @property
+    def asks(self) -> bool:
+        """Whether it names anybody, or a time: a policy alone only narrows, and an empty request concerns nothing."""
+        return self.session_id is not None or self.user_id is not None or self.before is not None
+
+    def concerns(self, head: TaskHead, at: int) -> bool:
+        """Whether a task, or what came of it at `at` (ms), is to be forgotten: everything that is given must hold."""
+        return (
+            self.asks
+            and self.session_id in (None, head.session_id)
+            and self.user_id in (None, head.user_id)
+            and self.policy in (None, head.policy)
+            and (self.before is None or at < self.before)
+        )
 
 
 # --- what the join emits ----------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ SCHEMAS = "tentalis.schemas.v1"
 OVERHEAD_BYTES = 65536
 DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
 CHANGELOG_MIN_LAG_MS = 3600 * 1000
+CHANGELOG_MAX_LAG_MS = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,11 @@ def _resolve(raw: dict[str, Any]) -> TopicTable:
             config = {"cleanup.policy": "delete", "retention.ms": str(DLQ_RETENTION_MS)}
             add(dlq(name), (), partitions, config | {"max.message.bytes": str(limit + 2 * OVERHEAD_BYTES)})
     for entry in raw["changelogs"]:
-        config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS)}
+        lags = {
+            "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS),
+            "max.compaction.lag.ms": str(CHANGELOG_MAX_LAG_MS),
+        }
+        config = {"cleanup.policy": "compact"} | lags
         add(changelog(entry["app"], entry["table"]), (), keyed, config)
     return TopicTable(topics, limit, keyed)
 

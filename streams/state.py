@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from schemas.topics import CHANGELOG_MIN_LAG_MS, OVERHEAD_BYTES, changelog
+from schemas.topics import CHANGELOG_MAX_LAG_MS, CHANGELOG_MIN_LAG_MS, OVERHEAD_BYTES, changelog
 from streams.processor import Change, applied_offset
 
 OFFSET_HEADER = "offset"
@@ -228,6 +228,7 @@ def ensure_changelog(
     config = {
         "cleanup.policy": "compact",
         "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS),
+        "max.compaction.lag.ms": str(CHANGELOG_MAX_LAG_MS),
         "max.message.bytes": str(record_limit + OVERHEAD_BYTES),
     }
     topic = NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config)

@@ -173,6 +173,13 @@ ROLES: dict[str, Role] = {
             _group("tentalis-trainer-", prefixed=True),
             [Grant(Resource.TRANSACTIONAL_ID, "tentalis-trainer-", Operation.WRITE, prefixed=True)],
         ),
+        _role(
+            "forget",
+            "`tentalis forget`",
+            _auditor(),
+            _writes(topics.HALVES, topics.ROLLOUTS),
+            [Grant(Resource.TOPIC, "tentalis", Operation.DESCRIBE_CONFIGS, prefixed=True)],
+        ),
         _role("auditor", "`tentalis replay`, `verify`, `consume`, `topics list`", _auditor()),
         _role(
             "admin",

@@ -10,7 +10,7 @@ from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
 from schemas.records import PlanRow, Rollout
 from tentalis.config import Settings
-from tentalis.kafka import read_to_end
+from tentalis.kafka import end_offsets, read_to_end
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,22 @@ def fetch(settings: Settings, codec: Codec, rows: Iterable[PlanRow], cache: Cach
     return found
 
 
+def forgotten_of(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> set[str]:
+    """Those planned rollouts of which a husk lies on the topic: forgotten after they were planned."""
+    places: dict[int, list[PlanRow]] = {}
+    for row in rows:
+        places.setdefault(row.partition, []).append(row)
+    planned = {(partition, row.rollout_id) for partition, mine in places.items() for row in mine}
+    # `end` names the partitions to read, and only those; a husk lies behind what it replaces.
+    ends = {p: end for p, end in end_offsets(settings, topics.ROLLOUTS).items() if p in places}
+    start = {p: min(row.offset for row in mine) for p, mine in places.items()}
+    return {
+        rollout.rollout_id
+        for partition, _, rollout in _rollouts(settings, codec, start, ends)
+        if rollout.forgotten and (partition, rollout.rollout_id) in planned
+    }
+
+
 def _searches(missing: Mapping[str, PlanRow]) -> Iterator[tuple[dict[int, int], dict[int, int] | None]]:
     """Where to look for what is missing at that time: (first offset, offset after the last) per partition."""
     places: dict[int, list[int]] = {}
@@ -130,12 +146,15 @@ def examine(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> list[P
             )
         else:
             genuine.add(row.rollout_id)
-    accounted = genuine | {problem.rollout_id for problem in problems}
+    forged = {problem.rollout_id for problem in problems}
     for key, row in planned.items():
         place = f"{topics.ROLLOUTS}[{row.partition}]@{row.offset}"
-        if key in forgotten and key not in accounted:
+        if key in forged:
+            continue
+        if key in forgotten:
+            # Also where compaction has not removed the content yet.
             problems.append(Problem("forgotten", key, f"its content was removed on request (planned from {place})"))
-        elif key not in accounted:
+        elif key not in genuine:
             problems.append(Problem("missing", key, f"not on the topic any more (planned from {place})"))
     return problems
 

@@ -22,6 +22,7 @@ from tentalis.kafka import Follower, end_offsets, now_ms
 from trainer.checkpoint import Checkpoint, CheckpointState, checkpoints, prune, save
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
+from trainer.fetch import forgotten_of
 from trainer.manifest import manifest_of, start_positions
 from trainer.model import adapter_sha256
 from trainer.offers import Segment
@@ -155,20 +156,27 @@ class Lead:
         self._follow_promotions()
         step = self.step + 1
         plan = self.run.latest_plan(step)
-        if plan is None:
-            plan = self._new_plan(step)
-        elif plan.manifest_digest != self.manifest.digest:
-            log.warning("the plan of step %d was made for another world or configuration: new attempt", step)
-            plan = next_attempt(plan, self._head(), now_ms())
-            self.ledger.write(topics.BATCHES, plan)
-        else:
-            log.info("executes the plan of step %d that is on the log", step)
+        plan = self._new_plan(step) if plan is None else self._found_plan(plan)
         if plan is not None:
             self.run.plans[step, plan.attempt] = plan
             self.planner.consume(
                 ((row.rollout_id, row.digest) for row in plan.rows), {p.partition: p.offset for p in plan.low_water}
             )
             self._changed = True
+        return plan
+
+    def _found_plan(self, plan: BatchPlan) -> BatchPlan:
+        """The plan that is on the log for the next step, or a new attempt of it."""
+        forgotten = forgotten_of(self.settings, self.codec, plan.rows)
+        if plan.manifest_digest == self.manifest.digest and not forgotten:
+            log.info("executes the plan of step %d that is on the log", plan.step)
+            return plan
+        if forgotten:
+            log.warning("%d rollouts of the plan of step %d were forgotten: new attempt", len(forgotten), plan.step)
+        else:
+            log.warning("the plan of step %d was made for another world or configuration: new attempt", plan.step)
+        plan = next_attempt(plan, self._head(), now_ms(), forgotten)
+        self.ledger.write(topics.BATCHES, plan)
         return plan
 
     def _new_plan(self, step: int) -> BatchPlan | None:

@@ -8,6 +8,8 @@ from schemas.ids import parse_policy_name
 from schemas.records import Rollout, Sample, not_trainable_by_ratio
 from schemas.tensors import int32_view
 
+FORGOTTEN = "forgotten"
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -83,7 +85,7 @@ def trainable_parts(rollout: Rollout) -> tuple[bool, bool]:
 
 def _unfit(rollout: Rollout, parts: tuple[bool, bool], max_tokens: int) -> str | None:
     if rollout.forgotten:
-        return "forgotten"
+        return FORGOTTEN
     sample = Sample.model_construct(
         head=rollout.head,
         sample_index=rollout.sample_index,

@@ -3,17 +3,18 @@
 Offers merge across partitions by (append time, partition, offset), where the append time of a partition is the running
 maximum (a broker's clock may step back), so that within a partition the merge keeps the order of offsets. A batch is
 formed only when every partition has offered past its last rollout or is at its end: what comes later has a later time.
+One thing does not wait for its turn: a husk counts as soon as it was offered, against the content that lies before it.
 """
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas import topics
 from schemas.digest import record_digest
 from schemas.records import BatchPlan, Drop, PlanRow, Position
-from trainer.offers import Offer, Segment
+from trainer.offers import FORGOTTEN, Offer, Segment
 
 FORGED = "forged"
 
@@ -47,6 +48,7 @@ class Planner:
     next_offset: dict[int, int] = field(init=False)
     _pending: dict[int, list[tuple[int, Offer]]] = field(init=False)
     _time: dict[int, int] = field(init=False)
+    _forgotten: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.next_offset = dict(self.low_water)
@@ -62,6 +64,7 @@ class Planner:
             raise LostOffers(
                 f"partition {partition} was offered from offset {segment.start}, but the last offer ended at {expected}"
             )
+        self._forgotten.update(offer.key for offer in segment.offers if offer.unfit == FORGOTTEN)
         for offer in segment.offers:
             if offer.offset >= max(expected, self.low_water[partition]):
                 self._time[partition] = max(self._time[partition], offer.append_time)
@@ -127,6 +130,8 @@ class Planner:
     def _reason(self, offer: Offer, known: str | None, version: int) -> str | None:
         if known is not None:
             return "duplicate" if known == offer.digest else FORGED
+        if offer.key in self._forgotten:
+            return FORGOTTEN
         if offer.unfit is not None:
             return offer.unfit
         return "stale" if version - offer.oldest_version > self.max_staleness else None
@@ -249,16 +254,25 @@ def plan_of(draft: Draft, head: PlanHead, step: int, attempt: int, event_time: i
     )
 
 
-def next_attempt(plan: BatchPlan, head: PlanHead, event_time: int) -> BatchPlan:
-    """The same rollouts for another world size or configuration."""
-    groups = [row.rollout_id.split("/", 1)[0] for row in plan.rows]
+def next_attempt(
+    plan: BatchPlan, head: PlanHead, event_time: int, forgotten: Collection[str] = frozenset()
+) -> BatchPlan:
+    """The same rollouts for another world size or configuration, without those that were forgotten meanwhile."""
+    rows = [row for row in plan.rows if row.rollout_id not in forgotten]
+    groups = [row.rollout_id.split("/", 1)[0] for row in rows]
+    drops = [
+        Drop(partition=row.partition, first_offset=row.offset, last_offset=row.offset, count=1, reason=FORGOTTEN)
+        for row in plan.rows
+        if row.rollout_id in forgotten
+    ]
     return _identified(
         plan.model_copy(
             update={
                 "attempt": plan.attempt + 1,
                 "event_time": event_time,
                 "manifest_digest": head.manifest_digest,
-                "rows": tuple(lay_out(plan.rows, groups, head.world_size, head.micro_batch_tokens)),
+                "rows": tuple(lay_out(rows, groups, head.world_size, head.micro_batch_tokens)),
+                "drops": (*plan.drops, *drops),
                 "world_size": head.world_size,
                 "seed": step_seed(head.seed, plan.step),
                 "owner": head.owner,

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -31,12 +31,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One step of a replayed run. When nothing was trained (verify_only) `replayed_sha` is empty and `equal` None."""
+    """One step of a replayed run. When nothing was trained (verify_only) `replayed_sha` is empty and `equal` None.
+
+    `left_out` says which of its rollouts were not there. From the first such step on another thing was trained than the
+    run trained, and `equal` is None.
+    """
 
     step: int
     recorded_sha: str
     replayed_sha: str
     equal: bool | None
+    left_out: tuple[str, ...] = ()
 
 
 class CannotReplay(RuntimeError):
@@ -73,25 +78,32 @@ def replay(
     into: Path | None = None,
     verify_only: bool = False,
     base_model: str | None = None,
+    allow_missing: bool = False,
 ) -> list[ReplayStep]:
     """Trains the steps of a run again, from its first to `to_step` (default: the last), and compares those from
     `from_step`.
 
     `into` is the replay's folder (default: a new one below STATE/replays); `base_model` says where the base model is if
-    not where the run's configuration says. With `verify_only` the rollouts are checked and nothing is trained.
+    not where the run's configuration says. With `verify_only` the rollouts are checked and nothing is trained. With
+    `allow_missing` the steps are trained without the rollouts that are missing or forgotten.
     Raises CannotReplay, and BadRollouts with every missing, forgotten and forged rollout by name.
     """
     codec = make_codec(settings)
     run = read_run(settings, codec, run_id)
     results, plans = recorded(run, to_step)
     problems = examine(settings, codec, [row for plan in plans for row in plan.rows])
-    if problems:
+    if any(problem.kind == "forged" or not allow_missing for problem in problems):
         raise BadRollouts(problems)
+    gone = {problem.rollout_id: str(problem) for problem in problems}
+    left_out = {p.step: tuple(gone[r.rollout_id] for r in p.rows if r.rollout_id in gone) for p in plans}
+    plans = [_without(plan, gone) for plan in plans]
     shown = [result for result in results if result.step >= from_step]
     if not shown:
         raise CannotReplay(f"run {run_id} has steps 0 to {results[-1].step}; there is nothing from step {from_step} on")
     if verify_only:
-        return [ReplayStep(result.step, result.adapter_sha256, "", None) for result in shown]
+        return [
+            ReplayStep(result.step, result.adapter_sha256, "", None, left_out.get(result.step, ())) for result in shown
+        ]
     if into is None:
         (settings.home / "replays").mkdir(parents=True, exist_ok=True)
         into = Path(tempfile.mkdtemp(prefix=f"{run_id}-", dir=settings.home / "replays"))
@@ -105,7 +117,17 @@ def replay(
         done = _execute(job, settings, codec)
         sha256 |= done.sha256
         checkpoint = done.checkpoint
-    return [ReplayStep(r.step, r.adapter_sha256, sha256[r.step], r.adapter_sha256 == sha256[r.step]) for r in shown]
+    same_until = min((step for step, reasons in left_out.items() if reasons), default=results[-1].step + 1)
+    return [
+        ReplayStep(
+            r.step,
+            r.adapter_sha256,
+            sha256[r.step],
+            r.adapter_sha256 == sha256[r.step] if r.step < same_until else None,
+            left_out.get(r.step, ()),
+        )
+        for r in shown
+    ]
 
 
 def recorded(run: RunLog, to_step: int | None) -> tuple[list[StepResult], list[BatchPlan]]:
@@ -135,6 +157,10 @@ def recorded(run: RunLog, to_step: int | None) -> tuple[list[StepResult], list[B
             )
         plans.append(plan)
     return results, plans
+
+
+def _without(plan: BatchPlan, gone: Collection[str]) -> BatchPlan:
+    return plan.model_copy(update={"rows": tuple(row for row in plan.rows if row.rollout_id not in gone)})
 
 
 def _segments(run: RunLog, plans: Sequence[BatchPlan]) -> Iterator[tuple[RunManifest, tuple[BatchPlan, ...]]]:
@@ -248,6 +274,7 @@ def main(
     into: Path | None = None,
     verify_only: bool = False,
     base_model: str | None = None,
+    allow_missing: bool = False,
     as_json: bool = False,
 ) -> int:
     """`tentalis replay`: prints one table or one JSON object to stdout and returns the exit code, 0 only if all is
@@ -263,18 +290,21 @@ def main(
             into=into,
             verify_only=verify_only,
             base_model=base_model,
+            allow_missing=allow_missing,
         )
     except BadRollouts as error:
         problems = [str(problem) for problem in error.problems]
     except CannotReplay as error:
         problems = [str(error)]
     equal = not problems and all(step.equal is not False for step in steps)
+    left_out = [reason for step in steps for reason in step.left_out]
     if as_json:
         json.dump(
             {
                 "run_id": run_id,
-                "equal": None if verify_only and equal else equal,
+                "equal": None if equal and any(step.equal is None for step in steps) else equal,
                 "problems": problems,
+                "left_out": left_out,
                 "steps": [asdict(step) for step in steps],
             },
             sys.stdout,
@@ -301,10 +331,15 @@ def _print_table(
     for column in ("step", "recorded sha256", "replayed sha256", "equal"):
         table.add_column(column, no_wrap=True)
     for step in steps:
-        verdict = "not trained" if verified else "yes" if step.equal else "NO"
+        verdict = "not trained" if verified else "-" if step.equal is None else "yes" if step.equal else "NO"
         table.add_row(str(step.step), step.recorded_sha[:16], step.replayed_sha[:16], verdict)
     console.print(table)
-    if verified:
+    left_out = [reason for step in steps for reason in step.left_out]
+    for reason in left_out:
+        console.print(f"left out: {reason}", markup=False)
+    if verified and not left_out:
         console.print(f"Every rollout of {len(steps)} steps is there and unaltered.")
-    else:
+    elif any(step.equal is None for step in steps) and not verified:
+        console.print("Trained without what is not there: the steps marked - are not those of the run.")
+    elif not verified:
         console.print("Every step is equal." if equal else "Not every step is equal.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from schemas.records import Forget, Hint, Open, Record, Score, TaskHead
 from streams.join import emit
 from streams.join.emit import Emission, Halves, Place
+from streams.join.forgotten import FORGET, Forgotten
 from streams.join.ledger import Ledger
 from streams.join.state import (
     CLOCK,
@@ -43,10 +44,12 @@ class Refused(ValueError):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`marker_ttl_ms`: how long (log time) a closed task is remembered; also the bound on deadlines, and the age at
-    which a half is too old to open a task. `max_samples`: the largest group."""
+    which a half is too old to open a task. `max_samples`: the largest group. `forget_ttl_ms`: how long a request to
+    forget is remembered; not shorter than tasks, results and feedback are kept."""
 
     marker_ttl_ms: int = DAY_MS
     max_samples: int = 4096
+    forget_ttl_ms: int = 31 * DAY_MS
 
 
 class Partition:
@@ -68,6 +71,7 @@ class Partition:
         self._expiry: list[tuple[int, str]] = []
         self._fired: set[str] = set()  # tasks whose timeouts fired at the record at hand
         self._ledger = Ledger(place.partition)
+        self._forgotten = Forgotten(place.partition, limits.forget_ttl_ms)
 
     @property
     def open_tasks(self) -> int:
@@ -95,15 +99,21 @@ class Partition:
             self.applied, self.time = decode_clock(clock)
         self._flushed = self.applied
         halves: dict[int, bytes] = {}
+        leavers: list[bytes] = []
         for key, value in entries.items():
             if key.startswith(TASK):
                 self._restore_task(key, value)
             elif key.startswith(HALF):
                 halves[half_offset(key)] = value
+            elif key.startswith(FORGET):
+                leavers.append(value)
             elif not key.startswith(CLOCK):
                 raise StateError(f"unknown state key {key!r} in partition {self._place.partition} of the join")
         heapq.heapify(self._expiry)
         heapq.heapify(self._timers)
+        self._forgotten.restore(leavers)
+        for key in self._forgotten.expire(self.time):
+            self._ledger.doom(key)
         for task_id, task in self._open.items():
             for slot in task.slots.values():
                 for payload in (slot.score, slot.hint):
@@ -160,6 +170,8 @@ class Partition:
             if value is not None and phase_and_since(value)[1] == since:
                 del self._markers[task_id]
                 self._ledger.expired(task_id)
+        for key in self._forgotten.expire(self.time):
+            self._ledger.useless(key)
         emissions: list[Emission] = []
         while self._timers and self._timers[0][0] < self.time:
             due, task_id = heapq.heappop(self._timers)
@@ -228,7 +240,7 @@ class Partition:
         self._check(head, task)
         if task is not None and task.phase is Phase.OPEN:
             return []
-        if not self._expired(record.opened_at):
+        if not self._expired(record.opened_at) and not self._leaves(head, record.opened_at):
             return self._open_task(head, record.opened_at, task)[1]
         task = task or Task(self.applied, Phase.UNOPENED, self.time)
         event = short(record.event_id)
@@ -252,7 +264,9 @@ class Partition:
             self._check_slot(half, slot, digest)
 
         emissions: list[Emission] = []
-        if (task is None or task.phase is Phase.UNOPENED) and _answers(half) and not self._expired(half.opened_at):
+        leaves = self._leaves(sample.head, half.opened_at)
+        opens = _answers(half) and not leaves and not self._expired(half.opened_at)
+        if (task is None or task.phase is Phase.UNOPENED) and opens:
             task, emissions = self._open_task(sample.head, half.opened_at, task)
         elif task is None:
             task = Task(self.applied, Phase.UNOPENED, self.time)
@@ -262,10 +276,10 @@ class Partition:
             return emissions + self._superseded(task_id, task, half)
         task.seen[event] = None
         self._touch(task_id, task)
-        if task.phase is Phase.OPEN and not slot.closed and _answers(half) and _lacks(slot, half):
+        if task.phase is Phase.OPEN and not slot.closed and not leaves and _answers(half) and _lacks(slot, half):
             self._fill(task_id, task, slot, half, raw)
             return self._close(task_id, task) if task.n_closed == task.n_samples else []
-        return emissions + self._late(task_id, task, slot, half)
+        return emissions + self._late(task_id, task, slot, half, leaves)
 
     def _fill(self, task_id: str, task: Task, slot: Slot, half: Score | Hint, raw: bytes) -> None:
         self._ledger.keep_half(self.applied, raw)
@@ -281,8 +295,9 @@ class Partition:
         elif isinstance(half, Score) and self.time + task.window < task.due:
             self._wait(task_id, task, self.time + task.window)
 
-    def _late(self, task_id: str, task: Task, slot: Slot, half: Score | Hint) -> list[Emission]:
-        as_rollout = isinstance(half, Hint) and emit.usable_hint(half) and not (slot.opd_taken or task.forgotten)
+    def _late(self, task_id: str, task: Task, slot: Slot, half: Score | Hint, leaves: bool) -> list[Emission]:
+        refused = slot.opd_taken or task.forgotten or leaves
+        as_rollout = isinstance(half, Hint) and emit.usable_hint(half) and not refused
         slot.opd_taken |= as_rollout
         self._touch(task_id, task)
         return [emit.late(self._place, half, self.applied, self.time, as_rollout=as_rollout)]
@@ -296,18 +311,23 @@ class Partition:
         return [emit.superseded(half, self.time)]
 
     def _forget(self, record: Forget) -> list[Emission]:
-        """Closes what is open of a session or user, without its halves; all conditions that are given must hold."""
-        if record.session_id is None and record.user_id is None and record.before is None:
+        """Closes what is open of a session or user, without its halves, and takes nothing of it in again."""
+        if not record.asks:
             return []
+        self._ledger.note(*self._forgotten.remember(self.applied, self.time, record))
         emissions: list[Emission] = []
         for task_id in sorted(self._open):
             task = self._open[task_id]
-            if not self._redelivered(task_id, task) and _concerns(record, task):
+            if not self._redelivered(task_id, task) and record.concerns(task.parsed_head(), task.since):
                 task.forgotten = True
                 for slot in task.slots.values():
                     self._drop(slot)
                 emissions += self._close(task_id, task)
         return emissions
+
+    def _leaves(self, head: TaskHead, opened_at: int) -> bool:
+        """Whether somebody asked to forget what this is about."""
+        return self._forgotten.concerns(head, min(opened_at, self.time), self.applied)
 
     def _check(self, head: TaskHead, task: Task | None) -> None:
         """Raises Refused for a head that breaks a limit or is not that of the task it names."""
@@ -433,12 +453,3 @@ def _answers(half: Score | Hint) -> bool:
 
 def _lacks(slot: Slot, half: Score | Hint) -> bool:
     return (slot.score if isinstance(half, Score) else slot.hint) is None
-
-
-def _concerns(record: Forget, task: Task) -> bool:
-    head = task.parsed_head()
-    return (
-        (record.session_id is None or record.session_id == head.session_id)
-        and (record.user_id is None or record.user_id == head.user_id)
-        and (record.before is None or task.since < record.before)
-    )

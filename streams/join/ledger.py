@@ -16,6 +16,7 @@ class Ledger:
     def __init__(self, partition: int) -> None:
         self._partition = partition
         self._fresh: dict[int, bytes] = {}  # halves that are not on the changelog yet: offset -> bytes as they came
+        self._notes: dict[str, bytes] = {}  # other values that are not there yet
         self._dirty: dict[str, None] = {}  # tasks whose header is not on the changelog yet
         self._useless: dict[str, None] = {}  # keys that this batch made useless
         self._doomed: dict[str, None] = {}  # those of the batch before
@@ -45,6 +46,15 @@ class Ledger:
         if self._fresh.pop(offset, None) is None:
             self._useless[half_key(self._partition, offset)] = None
 
+    def note(self, key: str, value: bytes) -> None:
+        """A value that is written once."""
+        self._notes[key] = value
+
+    def useless(self, key: str) -> None:
+        """A value that nobody needs any more."""
+        self._notes.pop(key, None)
+        self._useless[key] = None
+
     def changed(self, task_id: str) -> None:
         """The header of a task is another."""
         self._dirty[task_id] = None
@@ -68,7 +78,8 @@ class Ledger:
         headers: list[Change] = [
             (TASK + task_id, value) for task_id in self._dirty if (value := header(task_id)) is not None
         ]
+        headers += self._notes.items()
         clock: list[Change] = [(f"{CLOCK}{self._partition}", encode_clock(applied, time))]
         self._doomed, self._useless = self._useless, {}
-        self._fresh, self._dirty, self._again = {}, {}, []
+        self._fresh, self._notes, self._dirty, self._again = {}, {}, {}, []
         return [wave for wave in (halves, headers, clock) if wave]

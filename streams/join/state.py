@@ -1,10 +1,11 @@
 """What the join remembers of a task, and the bytes of it on the changelog.
 
-Three kinds of keys, each value behind its applied offset (8 bytes, see `streams.processor`):
+Four kinds of keys, each value behind its applied offset (8 bytes, see `streams.processor`):
 
 - `half/<partition>/<offset>`: a half that is in and waits for the rest of its group, its bytes as they came. Written
   once, under a key that is never used again.
 - `task/<task_id>`: the header of a task, open or not. Rewritten whenever something changes.
+- `forget/<partition>/<offset>`: a request to forget somebody (see `streams.join.forgotten`).
 - `clock/<partition>`: the stream time, and with its applied offset how far the partition was folded completely.
 
 A header is a function of the log up to its applied offset and of nothing else, so two workers that fold the same

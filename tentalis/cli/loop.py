@@ -64,6 +64,12 @@ def replay(
     verify_only: Annotated[
         bool, typer.Option("--verify-only", help="Check that every record is there and unaltered; train nothing.")
     ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing", help="Train without rollouts that are missing or forgotten; forged are refused."
+        ),
+    ] = False,
     into: Annotated[Path | None, typer.Option("--into", help="Keep the replayed adapters in this folder.")] = None,
     base_model: Annotated[
         str | None,
@@ -72,7 +78,10 @@ def replay(
     bootstrap: Bootstrap = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Trains a run again from its topics and compares the sha256 of every step. Exits with 0 only if all are equal."""
+    """Trains a run again from its topics and compares the sha256 of every step.
+
+    Exits with 0 only if all are equal; with --allow-missing, all before the first that lacks a rollout.
+    """
     from trainer import replay as the_replay
 
     configure_logging("INFO")
@@ -83,6 +92,7 @@ def replay(
             from_step=from_step,
             to_step=to_step,
             verify_only=verify_only,
+            allow_missing=allow_missing,
             into=into,
             base_model=base_model,
             as_json=output is Output.JSON,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tentalis.cli import dlq, loop, processes, records, stack, system, topics
+from tentalis.cli import dlq, forget, loop, processes, records, stack, system, topics
 from tentalis.cli.common import configure_logging, explain
 from tentalis.cli.system import print_version
 
@@ -64,6 +64,7 @@ app.command(short_help="Stop the local stack; its data stays.")(stack.down)
 app.command(short_help="The processes of the local stack.")(stack.status)
 app.command(short_help="Train a run again from its topics: equal or not.")(loop.replay)
 app.command(short_help="Check a run: nothing lost, twice or mixed.")(loop.verify)
+app.command(short_help="Let somebody leave: husks for rollouts, no live state.")(forget.forget)
 app.add_typer(topics.app, name="topics", short_help="Topics on the broker, held against our table.")
 app.command(short_help="Show records of a topic as JSON.")(records.consume)
 app.command(short_help="Write records to a topic from JSON.")(records.produce)

@@ -112,6 +112,7 @@ class Index:
             (request.session_id, request.user_id, request.before) != (None, None, None)
             and request.session_id in (None, task.session_id)
             and request.user_id in (None, task.user_id)
+            and request.policy in (None, task.policy)
             and (request.before is None or opened < request.before)
             for request in requests
         )

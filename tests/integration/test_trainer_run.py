@@ -18,6 +18,7 @@ from schemas.ids import sha256_hex
 from schemas.records import BatchPlan, Promotion, Rollout
 from tentalis.admin import ensure
 from tentalis.config import Settings
+from tentalis.forget.core import husk
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
 from tentalis.service import STOPPED
 from tests.kafka_fixture import Kafka, eventually
@@ -211,17 +212,20 @@ def test_two_ranks_train_the_same_plans_as_one(lab: Lab) -> None:
 
 
 def test_a_restart_with_fewer_ranks_makes_a_new_attempt_and_replays(lab: Lab) -> None:
-    lab.lay(7)
+    """Somebody leaves before the restart: the new attempt is without what was theirs."""
+    laid = {rollout.rollout_id: rollout for rollout in lab.lay(7)}
     of = lab.config(steps=1)
     assert lab.train(of, ranks=2) == 0, lab.text(of)
     left = plan_left_by_a_dead_world_of_two(lab, of)
     lab.publisher.send(topics.BATCHES, left)
-    lab.publisher.flush()
+    lab.put(husk(laid[left.rows[3].rollout_id]))
     assert lab.train(lab.config(steps=3)) == 0, lab.text(of)
     run = lab.log(of)
     plans = {step: run.latest_plan(step) for step in (1, 2, 3)}
     assert [(plan.attempt, plan.world_size) for plan in plans.values() if plan] == [(1, 2), (2, 1), (1, 1)]
-    assert [row.rollout_id for row in run.plans[2, 2].rows] == [row.rollout_id for row in left.rows]
+    kept = [row.rollout_id for row in left.rows if row is not left.rows[3]]
+    assert [row.rollout_id for row in run.plans[2, 2].rows] == kept
+    assert [(drop.first_offset, drop.reason) for drop in run.plans[2, 2].drops] == [(left.rows[3].offset, "forgotten")]
     assert [result.attempt for step in (1, 2, 3) if (result := run.winner(step))] == [1, 2, 1]
     code, report = lab.replay(of)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report

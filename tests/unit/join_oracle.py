@@ -74,7 +74,9 @@ def expected(half: Score | Hint) -> bool:
 
 
 class Oracle:
-    def __init__(self, partition: int, ttl: int, most: int) -> None:
+    def __init__(self, partition: int, ttl: int, most: int, forget_ttl: int = 31 * 24 * 3600 * 1000) -> None:
+        self.forget_ttl = forget_ttl
+        self.gone: list[tuple[int, Forget]] = []
         self.partition, self.ttl, self.most = partition, ttl, most
         self.tasks: dict[str, Known] = {}
         self.now = -(10**18)
@@ -92,6 +94,7 @@ class Oracle:
                 (due, name) for name, task in self.tasks.items() if (due := self.over(task)) is not None
             ):
                 self.close(name)
+            self.gone = [(at, request) for at, request in self.gone if at + self.forget_ttl >= self.now]
             if record is None or self.contradicts(record):
                 self.dead.append(offset)
             else:
@@ -165,6 +168,19 @@ class Oracle:
                 if fits and (record.before is None or task.opened < record.before):
                     task.score, task.hint, task.forgotten = {}, {}, True
                     self.close(name)
+            if any(asked.values()) or record.before is not None:
+                self.gone.append((self.now, record))
+
+    def left(self, head: TaskHead, opened_at: int) -> bool:
+        """Whether any remembered request is about a task that opened at this time."""
+        for _, request in self.gone:
+            same = all(
+                wanted is None or wanted == had
+                for wanted, had in ((request.session_id, head.session_id), (request.user_id, head.user_id))
+            )
+            if same and not (request.before is not None and min(opened_at, self.now) >= request.before):
+                return True
+        return False
 
     def open(self, head: TaskHead, opened_at: int) -> Known:
         task = self.tasks.setdefault(head.task_id, Known(self.now))
@@ -177,7 +193,7 @@ class Oracle:
         task = self.tasks.get(record.head.task_id)
         if task is not None and task.head is not None:
             return
-        if record.opened_at + self.ttl >= self.now:
+        if record.opened_at + self.ttl >= self.now and not self.left(record.head, record.opened_at):
             self.open(record.head, record.opened_at)
             return
         task = self.tasks.setdefault(record.head.task_id, Known(self.now))
@@ -192,7 +208,9 @@ class Oracle:
         task = self.tasks.get(name)
         if task is not None and half.event_id in task.events:
             return
-        if (task is None or task.head is None) and expected(half) and half.opened_at + self.ttl >= self.now:
+        left = self.left(sample.head, half.opened_at)
+        welcome = expected(half) and half.opened_at + self.ttl >= self.now and not left
+        if (task is None or task.head is None) and welcome:
             task = self.open(sample.head, half.opened_at)
         if task is None:
             task = self.tasks[name] = Known(self.now)
@@ -205,7 +223,8 @@ class Oracle:
             return
         task.events.add(half.event_id)
         mine: dict[int, Any] = task.score if isinstance(half, Score) else task.hint
-        if task.is_open and expected(half) and index not in mine and not self.slot_over(task, index)[0]:
+        fits = task.is_open and not left and expected(half) and index not in mine
+        if fits and not self.slot_over(task, index)[0]:
             mine[index] = (offset, self.now, half)
             if isinstance(half, Hint) and usable(half):
                 task.trained_hint.add(index)
@@ -214,7 +233,7 @@ class Oracle:
                 self.close(name)
             return
         rollout = None
-        if isinstance(half, Hint) and usable(half) and index not in task.trained_hint and not task.forgotten:
+        if isinstance(half, Hint) and usable(half) and index not in task.trained_hint and not (task.forgotten or left):
             task.trained_hint.add(index)
             rollout = f"{name}/{index}/opd/{half.event_id}"
             self.rollout(rollout, sample.head, None, (offset, self.now, half), 0, None, None)

@@ -35,7 +35,7 @@ from streams.state import Entry, Fold, as_entries
 CODEC = Codec()
 PARTITION = 3
 START = 1_000_000
-LIMITS = Limits(marker_ttl_ms=5_000, max_samples=16)
+LIMITS = Limits(marker_ttl_ms=5_000, max_samples=16, forget_ttl_ms=9_000)
 
 
 def head(task_id: str = "t1", n: int = 1, **terms: Any) -> TaskHead:
@@ -283,4 +283,5 @@ def alive(processor: JoinProcessor) -> dict[str, bytes]:
     state = processor.partitions[PARTITION]
     known = [*state._open, *state._markers]
     headers = {task_id: state._header(task_id) or b"" for task_id in known}
-    return headers | {"": f"{state.applied} {state.time}".encode()}
+    leavers = {str(offset): str(request).encode() for offset, request in state._forgotten._requests.items()}
+    return headers | leavers | {"": f"{state.applied} {state.time}".encode()}

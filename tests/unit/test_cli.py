@@ -364,3 +364,18 @@ def test_token_fields_may_be_lists_or_base64_and_nothing_else() -> None:
 
 def test_a_key_without_raw_and_a_foreign_topic_are_usage_errors() -> None:
     assert runner.invoke(app, ["produce", topics.TASKS, "--key", "x", "--bootstrap-server", "x:1"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "--session, --user or --before"),
+        (("--policy", "assistant"), "--session, --user or --before"),
+        (("--before", "soon"), "2026-01-31T12:00:00Z"),
+        (("--before", "2999-01-01"), "lies in the future"),
+    ],
+)
+def test_forget_wants_to_know_whom(arguments: tuple[str, ...], told: str) -> None:
+    done = runner.invoke(app, ["forget", *arguments])
+    assert done.exit_code == 2
+    assert told in done.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.digest import digest_holds
-from schemas.records import HintKind, Outcome, OutcomeKind, Source, Status
+from schemas.records import HintKind, Outcome, OutcomeKind, Record, Source, Status, TaskHead
 from schemas.tensors import float32_view
 from tests.unit.join_support import LIMITS, START, fold, forget, head, hint, open_, sample, score, tick
 
@@ -408,3 +408,41 @@ def test_forgetting_by_session_and_by_age() -> None:
     assert not fold(*halves, (60, forget())).outcomes
     written = fold(*reversed(halves), (60, forget(before=START + 60)))
     assert [key for _, key, _ in written.produced] == ["t1/0", "t2/0"]
+
+
+def test_what_was_under_way_when_somebody_left_is_not_taken_in() -> None:
+    """A result that scoring had not seen yet, a hint for a task that had closed: outcomes, but nothing to train on."""
+    closed, unscored = head("t1"), head("t2").model_copy(update={"user_id": "user-t1"})
+    s = sample(closed)
+    written = fold(
+        (0, score(s)),
+        (101, tick()),
+        (110, forget(user_id="user-t1")),
+        (120, hint(s)),
+        (130, open_(unscored)),
+        (131, score(sample(unscored))),
+        (132, hint(sample(unscored))),
+    )
+    assert set(written.rollouts) == {"t1/0"}, "only what was there before"
+    late = {f"t1/0/late/{hint(s).hint_id}", f"t2/0/late/{open_(unscored).open_id}"}
+    late |= {f"t2/0/late/{half.event_id}" for half in (score(sample(unscored)), hint(sample(unscored)))}
+    assert kinds(written.outcomes) == {"t1/0": "rl"} | dict.fromkeys(late, "late")
+
+
+def test_a_request_narrowed_by_age_or_policy_leaves_the_rest_alone() -> None:
+    def both(task: TaskHead, at: int) -> list[tuple[int, Record | bytes]]:
+        return [(at, score(sample(task), at=START + at)), (at, hint(sample(task), at=START + at))]
+
+    early, late = head("t1"), head("t2").model_copy(update={"user_id": "user-t1"})
+    by_age = fold((0, forget(user_id="user-t1", before=START + 50)), *both(early, 40), *both(late, 50))
+    assert set(by_age.rollouts) == {"t2/0"}
+    other = early.model_copy(update={"policy": "another"})
+    assert set(fold((0, forget(user_id="user-t1", policy="assistant")), *both(other, 1)).rollouts) == {"t1/0"}
+    assert not fold((0, forget(user_id="user-t1", policy="assistant")), *both(early, 1)).rollouts
+
+
+def test_a_request_is_remembered_as_long_as_its_sources_are_kept() -> None:
+    s, ttl = sample(head()), LIMITS.forget_ttl_ms
+    for at, outcome in ((ttl, {"late"}), (ttl + 1, {"both"})):
+        halves = (at, score(s, at=START + at)), (at, hint(s, at=START + at))
+        assert set(kinds(fold((0, forget(user_id="user-t1")), *halves).outcomes).values()) == outcome

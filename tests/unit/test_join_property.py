@@ -1,7 +1,9 @@
 """Properties of the join over logs that nobody would write: against an oracle, and against its own undisturbed self.
 
-The invariants are those that docs/join.md names. Logs are short and dense: few tasks, few samples, times around every
-boundary, repetitions, strangers, contradictions, rubbish.
+The invariants have the letters that docs/join.md gives them: (a) a pair in time is emitted once, (b) what is joined
+never times out, (c) the order of arrival within lateness does not matter, (d) state is bounded, (e) the same log gives
+the same bytes. Logs are short and dense: few tasks, few samples, times around every boundary, repetitions, strangers,
+contradictions, rubbish.
 """
 
 import functools
@@ -48,6 +50,9 @@ TASKS: dict[str, TaskHead] = {
     "c": head("c", n=1, opd=None),
     "d": head("d", n=2, rl=None, deadline_ms=400),
     "e": head("e", n=2, rl=Source.USER, opd=Source.USER, deadline_ms=400, opd_window_ms=5000),
+    # Of these everything comes in time.
+    "p": head("p", n=1, opd_window_ms=300),
+    "q": head("q", n=3, opd_window_ms=300),
     # These contradict the task of the same name.
     "b'": head("b", n=3, opd_window_ms=300),
     "c'": head("c", n=1),
@@ -80,7 +85,7 @@ def record_of(spec: Spec) -> Record:
         of = of.model_copy(update={"response_digest": "another"})
     ident = "/".join(map(str, (what, task.task_id, task.n_samples, of.sample_index, result, source.value, variant)))
     if what == "score":
-        reward = {"first": 0.1, "second": -0.7}.get(variant)
+        reward = {"first": 0.1, "second": -0.7, "third": 0.2, "fourth": 0.3}.get(variant)
         return score(of, reward, at=START + at, source=source, id=ident)
     kind = {"first": HintKind.ACCEPTED, "second": HintKind.REJECTED, "unknown": HintKind.NONE}.get(
         variant, HintKind.ACCEPTED
@@ -150,8 +155,8 @@ def facts_of(written: Written) -> list[tuple[str, Any]]:
 @QUICK
 @given(logs(most=60))
 def test_what_the_oracle_says(log: list[tuple[int, Spec | None]]) -> None:
-    """Same outputs in the same order, same dead letters, as the brute force over the same log."""
-    oracle = Oracle(PARTITION, LIMITS.marker_ttl_ms, LIMITS.max_samples)
+    """All of them at once: same outputs in the same order, same dead letters, as the brute force over the same log."""
+    oracle = Oracle(PARTITION, LIMITS.marker_ttl_ms, LIMITS.max_samples, LIMITS.forget_ttl_ms)
     ticks = records(log, tail=1)[len(log) :]
     oracle.fold(
         [(i, START + after, record_of(spec) if spec is not None else None) for i, (after, spec) in enumerate(log)]
@@ -167,7 +172,7 @@ def test_what_the_oracle_says(log: list[tuple[int, Spec | None]]) -> None:
 @QUICK
 @given(logs(), st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_batches_do_not_matter(log: list[tuple[int, Spec | None]], sizes: list[int]) -> None:
-    """Byte for byte the same outputs in the same order, and the same state, however the log is cut into batches."""
+    """(e) Byte for byte the same outputs in the same order, and the same state, however the log is cut into batches."""
     whole, pieces = Partitioned(records(log)), Partitioned(records(log))
     assert whole.run().produced == pieces.run(sizes).produced
     assert whole.written.dead == pieces.written.dead
@@ -192,7 +197,8 @@ cuts = st.builds(
 def test_crashes_redelivery_and_zombies_do_not_matter(
     log: list[tuple[int, Spec | None]], sizes: list[int], plan: dict[int, Cut]
 ) -> None:
-    """Flushes cut anywhere, restarts from any earlier offset, late flushes of workers thought dead: nobody can tell.
+    """(e) Flushes cut between and within outputs, state and commit, redelivery from any earlier offset, late flushes of
+    workers thought dead: nobody can tell.
 
     Every write is one of the undisturbed run, byte for byte, and none is missing, so a key that has one value keeps it.
     The state ends up the same.
@@ -210,7 +216,8 @@ def test_crashes_redelivery_and_zombies_do_not_matter(
     logs(), st.lists(st.integers(1, 12), min_size=1, max_size=5), st.dictionaries(st.integers(0, 9), cuts, max_size=3)
 )
 def test_state_is_bounded(log: list[tuple[int, Spec | None]], sizes: list[int], plan: dict[int, Cut]) -> None:
-    """The changelog holds the clock, one header per task that is remembered, and the halves that open tasks wait with.
+    """(d) The changelog holds the clock, one header per task that is remembered, the halves that open tasks wait with,
+    and the requests to forget.
 
     One batch later what is useless is gone; when every deadline and marker is over, only the clock is left.
     """
@@ -226,7 +233,7 @@ def test_state_is_bounded(log: list[tuple[int, Spec | None]], sizes: list[int], 
             for task in before._open.values()
             for slot in task.slots.values()
         )
-        remembered = before.open_tasks + before.markers
+        remembered, leavers = before.open_tasks + before.markers, len(before._forgotten)
         stages = partition._stages(drive(processor.process(PARTITION, [record])), [record])
         for stage in stages:
             partition._arrive(stage)
@@ -235,13 +242,14 @@ def test_state_is_bounded(log: list[tuple[int, Spec | None]], sizes: list[int], 
         if record is again:
             # The tick moved no time: what was there before is what must be there, and nothing else.
             assert (kinds.count("clock"), kinds.count("task"), kinds.count("half")) == (1, remembered, waiting)
+            assert kinds.count("forget") == leavers
     assert kinds == ["clock"]
 
 
 @QUICK
 @given(logs())
 def test_every_sample_of_an_opened_task_has_one_outcome(log: list[tuple[int, Spec | None]]) -> None:
-    """Within the memory of a task no outcome and no rollout is written twice, and no sample is left without."""
+    """(a) Within the memory of a task no outcome and no rollout is written twice, and no sample is left without."""
     short = [(max(0, min(after, 4900)), spec) for after, spec in log]
     written = Partitioned(records(short, tail=1)).run()
     keys = [(topic, key) for topic, key, _ in written.produced]
@@ -255,6 +263,76 @@ def test_every_sample_of_an_opened_task_has_one_outcome(log: list[tuple[int, Spe
     for rollout in written.rollouts.values():
         told = [outcome for outcome in outcomes.values() if outcome.rollout_id == rollout.rollout_id]
         assert [outcome.rollout_digest for outcome in told] == [rollout.digest]
+
+
+# Added up in another order, the rewards of first, third and fourth have another mean.
+VARIANTS = (None, "first", "first", "third", "third", "fourth", "fourth", "second", "unknown")
+Sample = tuple[str, int]
+
+
+@st.composite
+def in_time(draw: Any) -> dict[Sample, list[Spec]]:
+    """The halves of a few samples, each at most once: none, one or both."""
+    found: dict[Sample, list[Spec]] = {}
+    for name in ("p", "q"):
+        for index in range(TASKS[name].n_samples):
+            variants = {what: draw(st.sampled_from(VARIANTS)) for what in ("score", "hint")}
+            found[name, index] = [
+                (what, name, index, "r1", False, variant, 0) for what, variant in variants.items() if variant
+            ]
+    return found
+
+
+@st.composite
+def arrival(draw: Any, halves: dict[Sample, list[Spec]]) -> list[tuple[int, Spec | None]]:
+    """An order in which they come, some of them again, all before anything is given up; the broker's clock may step
+    back."""
+    specs = [spec for half in halves.values() for spec in half]
+    specs += draw(st.lists(st.sampled_from(specs), max_size=4)) if specs else []
+    specs += [("open", name, 0) for name in ("p", "q")]
+    now, log = 0, []
+    for spec in draw(st.permutations(specs)):
+        now = min(290, now + draw(st.sampled_from([0, 0, 1, 40])))
+        log.append((now - draw(st.sampled_from([0, 0, 0, 50])), spec))
+    return log
+
+
+ROUGH = st.lists(st.integers(1, 6), min_size=1, max_size=4), st.dictionaries(st.integers(0, 9), cuts, max_size=3)
+
+
+@QUICK
+@given(st.data(), in_time(), *ROUGH)
+def test_a_pair_in_time_is_joined_once_and_never_times_out(
+    data: st.DataObject, halves: dict[Sample, list[Spec]], sizes: list[int], plan: dict[int, Cut]
+) -> None:
+    """(a) and (b): one rollout of both halves, whatever is repeated, redelivered or cut; no other end."""
+    partition = Partitioned(records(data.draw(arrival(halves)), tail=1))
+    written = partition.run(sizes, plan)
+    for (name, index), specs in halves.items():
+        variants = {spec[0]: spec[5] for spec in specs}
+        if len(variants) < 2 or variants["score"] == "unknown" or variants["hint"] in ("second", "unknown"):
+            continue
+        values = {(topic, key, value) for topic, key, value in written.produced if key.startswith(f"{name}/{index}")}
+        assert len(values) == 2, "one outcome and one rollout, each with one value"
+        rollout, outcome = written.rollouts[f"{name}/{index}"], written.outcomes[f"{name}/{index}"]
+        assert (rollout.has_rl, rollout.has_opd, outcome.kind.value) == (True, True, "both")
+
+
+@QUICK
+@given(st.data(), in_time(), *ROUGH)
+def test_the_order_of_arrival_within_lateness_does_not_matter(
+    data: st.DataObject, halves: dict[Sample, list[Spec]], sizes: list[int], plan: dict[int, Cut]
+) -> None:
+    """(c) Shuffled and duplicated, the same halves make the same rollouts, digest included; only when and from which
+    offsets is another."""
+
+    def told(log: list[tuple[int, Spec | None]], *rough: Any) -> dict[str, Any]:
+        written = Partitioned(records(log, tail=1)).run(*rough)
+        apart: dict[str, Any] = {"event_time": 0, "provenance": ()}
+        found: dict[str, Any] = {f"rollout {key}": r.model_copy(update=apart) for key, r in written.rollouts.items()}
+        return found | {key: outcome.model_copy(update={"event_time": 0}) for key, outcome in written.outcomes.items()}
+
+    assert told(data.draw(arrival(halves))) == told(data.draw(arrival(halves)), sizes, plan)
 
 
 @QUICK
@@ -317,11 +395,22 @@ def test_a_restart_knows_which_slots_are_closed() -> None:
     assert {outcome.event_time for outcome in partition.written.outcomes.values()} == {START + 3}
 
 
-def test_a_forget_read_again_does_not_reach_what_came_after_it() -> None:
-    log = [record_at(0, 0, forget(user_id="user-a")), record_at(1, 1, score(sample(head("a"))))]
-    partition = Partitioned([*log, record_at(2, 2, hint(sample(head("a"))))])
-    # The task's header is on the changelog, the clock is not: the forget comes again and meets a task of its future.
-    partition.run([2, 1, 1, 1], {0: Cut(stage=3)})
+def test_a_restart_remembers_who_left() -> None:
+    """The request is on the changelog and the clock is not: it comes again, and what follows is refused."""
+    s = sample(head("a"))
+    log = [record_at(0, 0, forget(user_id="user-a")), record_at(1, 1, score(s)), record_at(2, 2, hint(s))]
+    partition = Partitioned(log)
+    partition.run([1, 1, 1], {0: Cut(stage=2), 2: Cut(stage=0)})
+    assert {outcome.kind.value for outcome in partition.written.outcomes.values()} == {"late"}
+    assert not partition.written.rollouts
+    assert f"forget/{PARTITION}/0" in partition.recovered()
+
+
+def test_a_request_does_not_reach_what_came_before_it() -> None:
+    """Of a batch that was cut the request got to the changelog, the task's header did not: the halves come again."""
+    s = sample(head("a"))
+    partition = Partitioned([record_at(0, 0, score(s)), record_at(1, 1, hint(s)), record_at(2, 2, forget(before=9**9))])
+    partition.run([3], {0: Cut(stage=1, kept=frozenset({1}))})
     assert {outcome.kind.value for outcome in partition.written.outcomes.values()} == {"both"}
 
 

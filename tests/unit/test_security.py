@@ -169,7 +169,7 @@ def test_the_table_names_topics_that_there_are_and_gives_each_right_to_few() -> 
         for grant in role.grants:
             if grant.resource is Resource.TOPIC and not grant.prefixed:
                 assert grant.name in topics.table().topics, f"{role.name}: {grant}"
-    assert roles_with(Resource.TOPIC, topics.ROLLOUTS, Operation.WRITE) == ["join"]
+    assert roles_with(Resource.TOPIC, topics.ROLLOUTS, Operation.WRITE) == ["join", "forget"]
     assert roles_with(Resource.TOPIC, topics.BATCHES, Operation.WRITE) == ["trainer"]
     assert roles_with(Resource.TOPIC, topics.SCHEMAS, Operation.WRITE) == ["admin"]
     assert "auditor" in roles_with(Resource.TOPIC, topics.SESSIONS, Operation.DESCRIBE), "Read implies Describe"

@@ -214,3 +214,38 @@ def test_a_plan_is_identified_by_what_it_says_and_not_by_who_wrote_it_when() -> 
     assert rows_of([10] * 8).plan_id == plan.plan_id
     assert rows_of([10] * 7).plan_id != plan.plan_id
     assert plan.seed == step_seed(HEAD.seed, 1) != step_seed(HEAD.seed, 2)
+
+
+def test_a_husk_counts_as_soon_as_it_is_known() -> None:
+    of = planner(1, batch=2)
+    gone = offer(0, 0, 1, "gone/0")
+    husk = replace(gone, offset=3, append_time=4, n_tokens=0, unfit="forgotten")
+    of.take(segment(0, 0, [gone, offer(0, 1, 2), offer(0, 2, 3), husk, offer(0, 4, 5)]))
+    (plan,) = drain(of, {0: 5})
+    assert [row.rollout_id for row in plan.rows] == ["p0o1/0", "p0o2/0"]
+    assert [(drop.first_offset, drop.reason) for drop in plan.drops] == [(0, "forgotten")]
+    # Written once more behind its husk, by a worker that was killed.
+    of.take(segment(0, 5, [replace(gone, offset=5, append_time=6), offer(0, 6, 7)]))
+    (plan,) = drain(of, {0: 7})
+    assert [row.rollout_id for row in plan.rows] == ["p0o4/0", "p0o6/0"]
+
+
+def test_a_husk_of_what_was_trained_is_a_duplicate() -> None:
+    of = planner(1, batch=1)
+    of.take(segment(0, 0, [offer(0, 0, 1, "a/0")]))
+    drain(of, {0: 1})
+    husk = replace(offer(0, 1, 2, "a/0"), unfit="forgotten")
+    of.take(segment(0, 1, [husk, offer(0, 2, 3)]))
+    (plan,) = drain(of, {0: 3})
+    assert [(drop.first_offset, drop.reason) for drop in plan.drops] == [(1, "duplicate")]
+
+
+def test_another_attempt_leaves_out_what_was_forgotten() -> None:
+    of = planner(1, batch=3)
+    of.take(segment(0, 0, [offer(0, i, i) for i in range(3)]))
+    (plan,) = drain(of, {0: 3})
+    again = next_attempt(plan, HEAD, 7, {"p0o1/0"})
+    assert [row.rollout_id for row in again.rows] == ["p0o0/0", "p0o2/0"]
+    assert [(drop.first_offset, drop.count, drop.reason) for drop in again.drops] == [(1, 1, "forgotten")]
+    assert (again.attempt, again.low_water) == (2, plan.low_water) and again.plan_id != plan.plan_id
+    assert next_attempt(plan, HEAD, 7, {row.rollout_id for row in plan.rows}).rows == ()
