@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException
 from schemas import topics
 from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
 from streams.dlq import DeadLimits, TooManyDead
-from streams.processor import Processor
+from streams.processor import Processor, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import Sparing, TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
@@ -107,6 +107,7 @@ class _Worker:
         self._ready = False
         self._owned: tuple[int, ...] = ()
         self._restored: set[int] = set()
+        self._steps = 0
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._app: Any = None
@@ -242,15 +243,30 @@ class _Worker:
             await asyncio.sleep(1.0)
             try:
                 if self._ready:
-                    if not any(self._lag().values()) or self._runner.waiting:
+                    if not any(self._lag().values()) or self._runner.waiting or self._gets_on():
                         self._counts.progressed_at = time.monotonic()
                     ticks = self._processor.ticks(self._owned)
                     if ticks:
                         await self._runner.send_ticks(ticks)
+                    self._look_what_is_due()
             except Exception as error:
                 log.exception("the ticks of partitions %s failed", self._owned)
                 self.failed(error)
                 return
+
+    def _gets_on(self) -> bool:
+        before = self._steps
+        self._steps = self._processor.steps if isinstance(self._processor, Stepwise) else 0
+        return self._steps != before
+
+    def _look_what_is_due(self) -> None:
+        if not isinstance(self._processor, Timed):
+            return
+        lags = self._lag()
+        for partition in self._owned:
+            at_end = {topic for (topic, number), behind in lags.items() if number == partition and not behind}
+            if self._lanes.idle(partition) and self._processor.due(partition, at_end):
+                self._lanes.submit(partition, Job(()))
 
     def _lag(self) -> Mapping[tuple[str, int], int]:
         if not self._ready:

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from streams.dlq import DeadLimits, Produce, key_bytes, letter
-from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable
+from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable, Timed
 from streams.state import OFFSET_HEADER, Entry, StateStore, as_entries
 
 log = logging.getLogger(__name__)
 
 FRAMING_BYTES = 512
 """Room that a record needs in its batch beside key, value and headers."""
+NO_OFFSET = -1
+"""Of changes that no record brings: their deletions are stamped with the offset of what they delete."""
 
 
 class OutputTooLarge(ValueError):
@@ -102,12 +104,15 @@ class BatchRunner:
         self._clock = clock
 
     async def run(self, partition: int, records: Sequence[LogRecord]) -> None:
-        """One batch: returns when all it brings about is confirmed.
+        """One batch, or without records what is due: returns when all it brings about is confirmed.
 
         Raises:
             TooManyDead: past a limit of dead letters; nothing of the batch was sent.
             Exception: whatever kept an effect from being confirmed.
         """
+        if not records:
+            await self.expire(partition)
+            return
         started = time.monotonic()
         try:
             effects, waves = await self._process(partition, records)
@@ -121,6 +126,18 @@ class BatchRunner:
         self.counts.records += len(records)
         self.counts.batch_seconds(time.monotonic() - started)
         self.counts.progressed_at = time.monotonic()
+
+    async def expire(self, partition: int) -> None:
+        """What time alone brings about in a partition. Raises whatever kept an effect from being confirmed."""
+        assert isinstance(self.processor, Timed)
+        try:
+            effects = await self.processor.expire(partition)
+        except Retryable as reason:
+            log.warning("partition %d: %s; trying again", partition, reason)
+            self._reset(partition)
+            return
+        waves = self._validated(partition, NO_OFFSET, effects)
+        await self._flush(partition, (), effects, waves, attempts=1)
 
     async def send_ticks(self, outputs: Sequence[Output]) -> None:
         """Records beside any input. Raises what kept them from being confirmed."""
@@ -159,16 +176,16 @@ class BatchRunner:
                     self.waiting.discard(partition)
                 delay = min(delay * 2, self._backoff.cap)
             else:
-                return effects, self._validated(partition, records, effects)
+                return effects, self._validated(partition, records[0].offset, effects)
 
-    def _validated(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[list[Entry]]:
+    def _validated(self, partition: int, first_offset: int, effects: Effects) -> list[list[Entry]]:
         for output in effects.outputs:
             self._checked(_produce(output))
         if self._changelog is None:
             if effects.changes:
                 raise TypeError(f"{self.processor.app_id} has no table but returned state changes: set Processor.table")
             return []
-        waves = as_entries(effects.changes, self.store.entries(partition), records[0].offset)
+        waves = as_entries(effects.changes, self.store.entries(partition), first_offset)
         for wave in waves:
             for entry in wave:
                 self._checked(self._change(partition, entry))
@@ -237,10 +254,11 @@ def changelog_record(topic: str, partition: int, entry: Entry) -> Produce:
 
 @dataclass(slots=True)
 class Job:
-    """A batch of a lane. `finished(True)` after its effects are confirmed, `finished(False)` if it was given up."""
+    """A batch of a lane, or without records what is due there. `finished(True)` after its effects are confirmed,
+    `finished(False)` if it was given up."""
 
     records: Sequence[LogRecord]
-    finished: Callable[[bool], None]
+    finished: Callable[[bool], None] = field(default=lambda done: None)
 
 
 class Lanes:
@@ -273,6 +291,10 @@ class Lanes:
         self._queues.setdefault(partition, deque()).append(job)
         if partition not in self._tasks:
             self._tasks[partition] = asyncio.create_task(self._lane(partition), name=f"lane-{partition}")
+
+    def idle(self, partition: int) -> bool:
+        """Whether a lane has nothing to do."""
+        return partition not in self._tasks and partition not in self._broken
 
     async def quiesce(self, grace: float) -> None:
         """Gives up what has not begun and what only waits, lets the rest finish for `grace` seconds, then cancels

@@ -72,9 +72,10 @@ class DeadLimits:
 
     def check(self, records: Sequence[LogRecord], dead: Sequence[Dead]) -> None:
         """Counts a batch. Raises TooManyDead, before anything of it is sent."""
-        causes = {item.record.offset: item for item in dead}
+        # Dead letters of records read earlier (feedback that waited) say nothing about how this batch went.
+        causes = {(item.record.topic, item.record.offset): item for item in dead}
         for record in records:
-            cause = causes.get(record.offset)
+            cause = causes.get((record.topic, record.offset))
             self._count(cause is not None)
             if cause is None:
                 continue

@@ -1,4 +1,4 @@
-"""Hinting: feedback becomes the OPD half, a hint and the teacher's log-probs of the student's own tokens. Stateless.
+"""Hinting: feedback becomes the OPD half, a hint and the teacher's log-probs of the student's own tokens.
 
 | feedback | Hint |
 |---|---|
@@ -13,20 +13,22 @@ constrained sampling), a call that the server refuses for what is in it (longer 
 cannot score at), scores that are not one finite number per token.
 
 A server that is away, does not know the teacher or wants no requests now is waited for; one that fails on a call is
-asked again a few times. Owner of the dead letters of feedback: what cannot be read, what has no result with it
-(`no_result`), what the server fails on every time.
+asked again a few times. Feedback that names a task and no more is paired with the results it speaks of
+(`streams.pairing`, docs/feedback.md). Owner of the dead letters of feedback: what cannot be read, what no result came
+for (`no_result`), what the server fails on every time.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.ids import derived_id
 from schemas.records import Feedback, Hint, HintKind, Polarity, Result, not_trainable_by_ratio, sample_of
-from streams.intake import KeyMismatch, dead, decoded, output
+from streams.intake import KeyMismatch, dead, decoded, output, together
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
 from tentalis import rewards
@@ -49,7 +51,7 @@ _LATER = frozenset({401, 403, 404, 408, 409, 425, 429, 502, 504})
 
 
 class NoResult(Exception):
-    """Feedback that names a task and carries no result: there are no tokens to speak of."""
+    """Feedback that names a task and carries no result, and no result came: there are no tokens to speak of."""
 
 
 # --- pure -------------------------------------------------------------------------------------------------------------
@@ -98,74 +100,119 @@ class Hinting:
     """The application; see the module's text.
 
     Args:
+        pairing: for feedback without its result; without one such feedback is a dead letter.
         at_once: most calls to the teacher in flight.
     """
 
     app_id = APP_ID
-    topics = (topics.FEEDBACK,)
-    table = None
 
-    def __init__(self, codec: Codec, teacher: Teacher, *, at_once: int = AT_ONCE) -> None:
+    def __init__(
+        self, codec: Codec, teacher: Teacher, *, pairing: Pairing | None = None, at_once: int = AT_ONCE
+    ) -> None:
         self._codec = codec
         self._teacher = teacher
+        self._pairing = pairing
         self._slots = asyncio.Semaphore(at_once)
-        self._failures: Counter[tuple[int, int]] = Counter()
+        self._failures: Counter[tuple[int, int, str]] = Counter()
+        self.steps = 0
+        """Calls to the teacher answered so far."""
+        self.topics: tuple[str, ...] = (topics.FEEDBACK,) if pairing is None else (topics.RESULTS, topics.FEEDBACK)
+        self.table: str | None = None if pairing is None else TABLE
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
-        """Nothing to restore."""
+        """Takes the recent results and waiting feedback of a partition over."""
+        if self._pairing is not None:
+            self._pairing.restore(partition, entries)
 
     def revoke(self, partition: int) -> None:
-        """Nothing to give up."""
+        """Gives the state of a partition up."""
+        if self._pairing is not None:
+            self._pairing.revoke(partition)
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
         """Nothing beside the input."""
         return ()
 
-    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
-        """Hints of a batch of feedback, in the order of the input; the teacher is asked for many at once.
+    def due(self, partition: int, at_end: Collection[str]) -> bool:
+        """Whether feedback waits for a result that cannot come any more."""
+        return self._pairing is not None and self._pairing.due(partition, at_end)
 
-        Raises Retryable while the teacher cannot be asked.
-        """
-        made = await _together([self._hint(record) for record in records])
+    async def expire(self, partition: int) -> Effects:
+        """Dead letters of the feedback for which no result came."""
         effects = Effects()
-        for each in made:
+        await self._settle(partition, effects)
+        return effects
+
+    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
+        """Hints of a batch of feedback, or of results that feedback waits for, in the order of the input; the teacher
+        is asked for many at once.
+
+        Raises Retryable while the teacher cannot be asked, or a record cannot be read again.
+        """
+        effects = Effects()
+        pairs: list[Paired] = []
+        if self._pairing is not None and records[0].topic == topics.RESULTS:
+            pairs = await self._pairing.with_results(partition, records)
+        else:
+            for record in records:
+                pairs += await self._feedback(partition, record, records, effects)
+        for each in await together([self._hint(paired) for paired in pairs]):
             if isinstance(each, Dead):
                 effects.dead.append(each)
             elif each is not None:
                 effects.outputs.append(output(self._codec, topics.HALVES, each, APP_ID))
+        await self._settle(partition, effects)
         return effects
 
-    async def _hint(self, record: LogRecord) -> Hint | Dead | None:
+    async def _settle(self, partition: int, effects: Effects) -> None:
+        if self._pairing is None:
+            return
+        gone = self._pairing.dispose(partition)
+        for record, feedback in await self._pairing.unanswered(partition, gone):
+            effects.dead.append(_no_result(record, feedback))
+        effects.changes = self._pairing.changes(partition)
+
+    async def _feedback(
+        self, partition: int, record: LogRecord, batch: Sequence[LogRecord], effects: Effects
+    ) -> list[Paired]:
+        """A record of feedback with each result that it speaks of."""
+        if self._pairing is not None:
+            self._pairing.passed_feedback(partition, record)
         try:
             feedback = decoded(self._codec, record, Feedback)
-            result = feedback.result
-            if result is None:
-                raise NoResult(
-                    f"no_result: feedback {feedback.feedback_id} names task {feedback.task_id} and carries no result; "
-                    "send it again with the Result it speaks of"
-                )
-            rewards.check_environment(result.task.environment)
+            if feedback.result is not None:
+                rewards.check_environment(feedback.result.task.environment)
+                return [Paired(record, feedback)]
         except _INVALID as error:
-            return dead(record, error)
-        except NoResult as error:
-            return Dead.of(record, "process", error)
+            effects.dead.append(dead(record, error))
+            return []
+        pairs, too_late = list[Paired](), True
+        if self._pairing is not None:
+            pairs, too_late = await self._pairing.with_feedback(partition, record, feedback, batch)
+        if too_late:
+            effects.dead.append(_no_result(record, feedback))
+        return pairs
+
+    async def _hint(self, paired: Paired) -> Hint | Dead | None:
+        feedback, result = paired.feedback, paired.feedback.result
+        assert result is not None
         if not answers(feedback, result) and named(result.task.terms, feedback.source):
             return None
         try:
-            hint = await self._half(feedback, result, record.timestamp)
+            hint = await self._half(feedback, result, paired.record.timestamp)
         except ServerUnavailable as error:
             raise Retryable(f"the teacher is away: {error}") from error
         except RequestRefused as error:
             if error.status in _LATER:
                 raise Retryable(f"the teacher cannot be asked now: {error}") from error
-            return self._failed(record, error)
+            return self._failed(paired.record, result, error)
         except InferenceError as error:
-            return self._failed(record, error)
-        self._failures.pop((record.partition, record.offset), None)
+            return self._failed(paired.record, result, error)
+        self._failures.pop(_place(paired.record, result), None)
         return hint if answers(feedback, result) or hint.kind is HintKind.ACCEPTED else None
 
-    def _failed(self, record: LogRecord, error: InferenceError) -> Dead:
-        place = (record.partition, record.offset)
+    def _failed(self, record: LogRecord, result: Result, error: InferenceError) -> Dead:
+        place = _place(record, result)
         self._failures[place] += 1
         if self._failures[place] < TRIES:
             raise Retryable(f"the teacher failed on {record}: {error}") from error
@@ -183,32 +230,41 @@ class Hinting:
                 raise TeacherRefused(reason)
             async with self._slots:
                 teacher = await self._teacher.logprobs(sample, result.task.messages, hint)
+                self.steps += 1
         except TeacherRefused as refusal:
             log.warning("hint rejected for result %s of task %s: %s", result.result_id, feedback.task_id, refusal)
             return hint_half(feedback, result, appended, kind=HintKind.REJECTED, hint=hint)
         return hint_half(feedback, result, appended, kind=HintKind.ACCEPTED, hint=hint, teacher=teacher)
 
 
-async def _together(calls: Sequence[Awaitable[Hint | Dead | None]]) -> list[Hint | Dead | None]:
-    """The answers in order. The first failure cancels what is still under way, and is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+def _place(record: LogRecord, result: Result) -> tuple[int, int, str]:
+    return record.partition, record.offset, result.result_id
+
+
+def _no_result(record: LogRecord, feedback: Feedback) -> Dead:
+    what = "no result" if feedback.sample_index is None else f"no result of sample {feedback.sample_index}"
+    error = NoResult(
+        f"no_result: feedback {feedback.feedback_id} names task {feedback.task_id} and carries no result, and {what} "
+        "of it is known; send it again with the Result it speaks of"
+    )
+    return Dead.of(record, "process", error)
 
 
 def build(
-    settings: Settings, *, server: str, teacher: str | None = None, api_key: str | None = None, at_once: int = AT_ONCE
+    settings: Settings,
+    *,
+    server: str,
+    teacher: str | None = None,
+    api_key: str | None = None,
+    at_once: int = AT_ONCE,
+    feedback_horizon_ms: int = HORIZON_MS,
 ) -> Hinting:
     """The application for a process.
 
     Args:
         server: URL of the inference server.
         teacher: model or adapter on it; default: the server's base model.
+        feedback_horizon_ms: how far feedback and the result it speaks of may be apart; 0: feedback carries its result.
     """
     from tentalis.inference.client import OpenAIClient
     from tentalis.kafka import make_codec
@@ -225,4 +281,6 @@ def build(
     async def given() -> str:
         return str(teacher)
 
-    return Hinting(make_codec(settings), Teacher(client, given if teacher else base_model), at_once=at_once)
+    codec = make_codec(settings)
+    pairing = make_pairing(settings, codec, feedback_horizon_ms)
+    return Hinting(codec, Teacher(client, given if teacher else base_model), pairing=pairing, at_once=at_once)

@@ -1,6 +1,8 @@
 """From log records to records of ours and back: what scoring, hinting and aggregation do alike at their edges."""
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from schemas import topics
@@ -12,6 +14,7 @@ from tentalis.kafka import headers_of
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 class KeyMismatch(ValueError):
@@ -47,6 +50,18 @@ def dead(record: LogRecord, error: Exception) -> Dead:
 def output(codec: Codec, topic: str, record: Record, source: str) -> Output:
     """A record to produce, with its CloudEvents headers."""
     return Output(topic, record.key, codec.encode(topic, record), tuple(headers_of(record, source)))
+
+
+async def together(calls: Sequence[Awaitable[T]]) -> list[T]:
+    """The answers in order. The first failure cancels what is still under way, and is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class Skipped:

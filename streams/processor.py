@@ -5,9 +5,9 @@ An application is a `Processor`: it is handed batches of log records and answers
 changes wave by wave, then the commit. After a crash in between, the same records come again: outputs must be harmless
 when repeated, and state says with its applied offset what it has seen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 OFFSET_BYTES = 8
 """Every state value begins with its applied offset: big-endian, signed, of the last input record applied to it."""
@@ -114,6 +114,34 @@ class Processor(Protocol):
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
         """Once a second, with the partitions this worker owns: records to write beside any input."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """What a processor has besides if time alone gives it something to do, also on partitions without input."""
+
+    def due(self, partition: int, at_end: Collection[str]) -> bool:
+        """Once a second for each owned partition: whether `expire` has anything to do.
+
+        Args:
+            at_end: input topics of which this partition is processed to its end, as of the last fetch.
+        """
+
+    async def expire(self, partition: int) -> Effects:
+        """What is due, between two batches of the partition.
+
+        Raises:
+            Retryable: not now; asked again within seconds.
+        """
+
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """What a processor has besides if one batch may take long: a sign that it gets on."""
+
+    @property
+    def steps(self) -> int:
+        """Grows with every call to the outside that is over."""
 
 
 def stamped(offset: int, payload: bytes) -> bytes:

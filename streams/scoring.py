@@ -1,4 +1,4 @@
-"""Scoring: tasks open, results and feedback become the RL half. Stateless.
+"""Scoring: tasks open, results and feedback become the RL half.
 
 | input | output |
 |---|---|
@@ -8,17 +8,19 @@
 | Feedback from a source that the terms do not name at all | Score if it has a grade: a late half |
 | Feedback on a task that opens with the first feedback | Open, opened at the feedback's append time |
 
-Owner of the dead letters of tasks and results. Feedback that cannot be read, or has no result with it, is hinting's.
+Feedback that names a task and no more is paired with the results it speaks of (`streams.pairing`, docs/feedback.md).
+Owner of the dead letters of tasks and results. Feedback that cannot be read, or that no result came for, is hinting's.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.ids import derived_id
 from schemas.records import Feedback, Open, Opens, Polarity, Record, Result, Score, Source, Task, Terms, sample_of
-from streams.intake import KeyMismatch, Skipped, dead, decoded, output
+from streams.intake import KeyMismatch, Skipped, dead, decoded, output, together
+from streams.judging import Judging
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Effects, LogRecord, Output
 from tentalis import rewards
 from tentalis.config import Settings
@@ -28,9 +30,6 @@ APP_ID = "tentalis-scoring"
 FEEDBACK_SCORER = "feedback/1"
 
 _INVALID = (DecodeError, KeyMismatch, RewardError)
-
-Judge = Callable[[Result], Awaitable[Verdict]]
-"""The verdict on a result. Raises RewardError for a malformed task."""
 
 
 # --- pure -------------------------------------------------------------------------------------------------------------
@@ -112,82 +111,142 @@ def score_of_feedback(feedback: Feedback, appended: int) -> Score | None:
     )
 
 
-async def verdict_of(result: Result) -> Verdict:
-    """The verdict of the task's verifier; a slow one runs in a thread. Raises RewardError."""
-    verifier = rewards.verifier_of(result.task)
-    if verifier is not None and verifier.slow:
-        return await asyncio.to_thread(rewards.verify, result.task, result)
-    return rewards.verify(result.task, result)
-
-
 # --- shell ------------------------------------------------------------------------------------------------------------
 
 
 class Scoring:
-    """The application; see the module's text."""
+    """The application; see the module's text.
+
+    Args:
+        judging: gives the verdicts.
+        pairing: for feedback without its result; without one such feedback is skipped.
+    """
 
     app_id = APP_ID
     topics = (topics.TASKS, topics.RESULTS, topics.FEEDBACK)
-    table = None
 
-    def __init__(self, codec: Codec, judge: Judge = verdict_of) -> None:
+    def __init__(self, codec: Codec, judging: Judging | None = None, pairing: Pairing | None = None) -> None:
         self._codec = codec
-        self._judge = judge
+        self._judging = judging or Judging()
+        self._pairing = pairing
+        self.table: str | None = None if pairing is None else TABLE
         self.skipped = Skipped()
 
+    @property
+    def steps(self) -> int:
+        """Slow calls answered so far."""
+        return self._judging.calls
+
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
-        """Nothing to restore."""
+        """Takes the recent results and waiting feedback of a partition over."""
+        if self._pairing is not None:
+            self._pairing.restore(partition, entries)
 
     def revoke(self, partition: int) -> None:
-        """Nothing to give up."""
+        """Gives the state of a partition up."""
+        if self._pairing is not None:
+            self._pairing.revoke(partition)
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
         """Nothing beside the input."""
         return ()
 
-    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
-        """Opens and Scores of a batch of tasks, results or feedback, in the order of the input."""
+    def due(self, partition: int, at_end: Collection[str]) -> bool:
+        """Whether feedback waits for a result that cannot come any more."""
+        return self._pairing is not None and self._pairing.due(partition, at_end)
+
+    async def expire(self, partition: int) -> Effects:
+        """Waits for that no more. Its dead letters are hinting's."""
         effects = Effects()
-        for record in records:
-            try:
-                halves = await self._halves(record)
-            except _INVALID as error:
-                if record.topic == topics.FEEDBACK:
-                    self.skipped.add(record, error)
-                else:
-                    effects.dead.append(dead(record, error))
-            else:
-                effects.outputs += [output(self._codec, topics.HALVES, half, APP_ID) for half in halves]
+        self._settle(partition, effects)
         return effects
 
-    async def _halves(self, record: LogRecord) -> list[Record]:
-        made: list[Record | None]
-        if record.topic == topics.TASKS:
-            task = decoded(self._codec, record, Task)
-            rewards.check(task)
-            made = [opened_by_task(task, record.timestamp)]
-        elif record.topic == topics.RESULTS:
-            made = [await self._score(decoded(self._codec, record, Result), record.timestamp)]
+    async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
+        """Opens and Scores of a batch of tasks, results or feedback, in the order of the input; slow verdicts are asked
+        for many at once.
+
+        Raises Retryable while a judge cannot be asked, or a record cannot be read again.
+        """
+        effects = Effects()
+        if records[0].topic == topics.RESULTS:
+            halves: list[Record] = list(await self._scores(records, effects))
+            if self._pairing is not None:
+                for paired in await self._pairing.with_results(partition, records):
+                    halves += _spoken(paired)
         else:
+            halves = []
+            for record in records:
+                halves += await self._opened_or_spoken(partition, record, records, effects)
+        effects.outputs += [output(self._codec, topics.HALVES, half, APP_ID) for half in halves]
+        self._settle(partition, effects)
+        return effects
+
+    def _settle(self, partition: int, effects: Effects) -> None:
+        if self._pairing is not None:
+            self._pairing.dispose(partition)
+            effects.changes = self._pairing.changes(partition)
+
+    async def _scores(self, records: Sequence[LogRecord], effects: Effects) -> list[Score]:
+        scored: list[tuple[Result, int, Verdict | None]] = []
+        for record in records:
+            try:
+                result = decoded(self._codec, record, Result)
+                rewards.check(result.task)
+                if result.task.terms.rl is Source.RESULT:
+                    scored.append((result, record.timestamp, self._judging.at_once(result)))
+            except _INVALID as error:
+                effects.dead.append(dead(record, error))
+        slow = [result for result, _, verdict in scored if verdict is None]
+        # In the order in which they were asked for.
+        later = iter(await together([self._judging.slowly(result) for result in slow]) if slow else ())
+        return [
+            score_of_result(result, verdict or next(later), rewards.scorer_name(result.task), appended)
+            for result, appended, verdict in scored
+        ]
+
+    async def _opened_or_spoken(
+        self, partition: int, record: LogRecord, batch: Sequence[LogRecord], effects: Effects
+    ) -> list[Record]:
+        if record.topic == topics.TASKS:
+            try:
+                task = decoded(self._codec, record, Task)
+                rewards.check(task)
+            except _INVALID as error:
+                effects.dead.append(dead(record, error))
+                return []
+            opened = opened_by_task(task, record.timestamp)
+            return [] if opened is None else [opened]
+        if self._pairing is not None:
+            self._pairing.passed_feedback(partition, record)
+        try:
             feedback = decoded(self._codec, record, Feedback)
             if feedback.result is not None:
                 rewards.check_environment(feedback.result.task.environment)
-            made = [
-                opened_by_feedback(feedback, record.timestamp),
-                score_of_feedback(feedback, record.timestamp),
-            ]
-        return [half for half in made if half is not None]
-
-    async def _score(self, result: Result, appended: int) -> Score | None:
-        rewards.check(result.task)
-        if result.task.terms.rl is not Source.RESULT:
-            return None
-        verdict = await self._judge(result)
-        return score_of_result(result, verdict, rewards.scorer_name(result.task), appended)
+                return _spoken(Paired(record, feedback))
+        except _INVALID as error:
+            self.skipped.add(record, error)
+            return []
+        if self._pairing is None:
+            return []
+        pairs, _ = await self._pairing.with_feedback(partition, record, feedback, batch)
+        return [half for paired in pairs for half in _spoken(paired)]
 
 
-def build(settings: Settings) -> Scoring:
-    """The application for a process: with the codec that the settings ask for."""
+def _spoken(paired: Paired) -> list[Record]:
+    """The halves of feedback with its result."""
+    appended = paired.record.timestamp
+    made = [opened_by_feedback(paired.feedback, appended), score_of_feedback(paired.feedback, appended)]
+    return [half for half in made if half is not None]
+
+
+def build(settings: Settings, *, feedback_horizon_ms: int = HORIZON_MS) -> Scoring:
+    """The application for a process: with the codec that the settings ask for, and the scorers of installed packages.
+
+    Args:
+        feedback_horizon_ms: how far feedback and the result it speaks of may be apart; 0: feedback carries its result.
+    """
     from tentalis.kafka import make_codec
 
-    return Scoring(make_codec(settings))
+    rewards.load_plugins()
+    codec = make_codec(settings)
+    return Scoring(codec, pairing=make_pairing(settings, codec, feedback_horizon_ms))

@@ -20,7 +20,7 @@ def groups_of(environment: str, policy: str) -> Groups:
     return {
         f"tentalis-worker-{environment}": (topics.TASKS,),
         "tentalis-scoring": (topics.TASKS, topics.RESULTS, topics.FEEDBACK),
-        "tentalis-hinting": (topics.FEEDBACK,),
+        "tentalis-hinting": (topics.RESULTS, topics.FEEDBACK),
         "tentalis-join": (topics.HALVES,),
         "tentalis-aggregation": (topics.OUTCOMES, topics.FEEDBACK),
         f"tentalis-trainer-{policy}": (topics.ROLLOUTS,),

@@ -1,18 +1,43 @@
-"""Rewards: verifiers by environment and name, pure functions of a task and a result."""
+"""Rewards: scorers by environment and name. Verifiers are pure functions of task and result, judges ask somebody."""
 
-from tentalis.rewards.registry import check, check_environment, complaint, scorer_name, verifier_of, verify
-from tentalis.rewards.verdict import BadVerifierData, RewardError, UnknownEnvironment, UnknownVerifier, Verdict
+from tentalis.rewards.registry import (
+    check,
+    check_environment,
+    complaint,
+    load_plugins,
+    register,
+    scorer_name,
+    scorer_of,
+    settled,
+    verify,
+)
+from tentalis.rewards.verdict import (
+    BadVerifierData,
+    Judge,
+    RewardError,
+    ScorerAway,
+    UnknownEnvironment,
+    UnknownVerifier,
+    Verdict,
+    Verifier,
+)
 
 __all__ = [
     "BadVerifierData",
+    "Judge",
     "RewardError",
+    "ScorerAway",
     "UnknownEnvironment",
     "UnknownVerifier",
     "Verdict",
+    "Verifier",
     "check",
     "check_environment",
     "complaint",
+    "load_plugins",
+    "register",
     "scorer_name",
-    "verifier_of",
+    "scorer_of",
+    "settled",
     "verify",
 ]

@@ -1,32 +1,72 @@
-"""Which environments there are, which verifiers each has, and the verdict on a result."""
+"""Which environments there are, which scorers each has, and the verdict on a result.
+
+A scorer of one's own is an object (`Verifier` or `Judge`) that an installed package names in its entry points:
+
+    [project.entry-points."tentalis.scorers"]
+    "chat.politeness" = "mypackage.politeness:scorer"    # environment chat, verifier politeness
+"""
+
+from functools import cache
+from importlib.metadata import entry_points
 
 from schemas.records import Result, Status, Task
 from tentalis.rewards.mathematics import BoxedMath, Gsm8k, ReasoningGym
 from tentalis.rewards.taste import Taste
-from tentalis.rewards.verdict import UnknownEnvironment, UnknownVerifier, Verdict, Verifier
+from tentalis.rewards.verdict import Judge, Scorer, UnknownEnvironment, UnknownVerifier, Verdict
 
-ENVIRONMENTS: dict[str, dict[str, Verifier]] = {
+ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "chat": {"taste": Taste()},
     "math": {"gsm8k": Gsm8k(), "math": BoxedMath(), "reasoning_gym": ReasoningGym()},
 }
+PLUGINS = "tentalis.scorers"
 NO_VERIFIER = "none/1"
 """Scorer name for a task that names no verifier: its reward is unknown."""
 
 
+class BadPlugin(Exception):
+    """An entry point that is no scorer."""
+
+
+def register(environment: str, name: str, scorer: Scorer) -> None:
+    """Makes a scorer known in this process; a new environment comes into being with its first.
+
+    Raises:
+        BadPlugin: the name is taken.
+    """
+    scorers = ENVIRONMENTS.setdefault(environment, {})
+    if name in scorers:
+        raise BadPlugin(f"the environment {environment!r} has a verifier {name!r} already: give the other another name")
+    scorers[name] = scorer
+
+
+@cache
+def load_plugins() -> None:
+    """Registers the scorers of installed packages, once. Raises BadPlugin."""
+    for point in entry_points(group=PLUGINS):
+        environment, _, name = point.name.partition(".")
+        if not environment or not name:
+            raise BadPlugin(f"the entry point {point.name!r} of {PLUGINS} must be named environment.verifier")
+        register(environment, name, point.load())
+
+
 def check_environment(environment: str) -> None:
     """Raises UnknownEnvironment."""
+    if environment not in ENVIRONMENTS:
+        load_plugins()
     if environment not in ENVIRONMENTS:
         raise UnknownEnvironment(
             f"the environment {environment!r} is not known; there are {', '.join(sorted(ENVIRONMENTS))}"
         )
 
 
-def verifier_of(task: Task) -> Verifier | None:
-    """The task's verifier, None if it names none. Raises UnknownEnvironment or UnknownVerifier."""
+def scorer_of(task: Task) -> Scorer | None:
+    """The task's verifier or judge, None if it names none. Raises UnknownEnvironment or UnknownVerifier."""
     check_environment(task.environment)
     if task.verifier is None:
         return None
     verifiers = ENVIRONMENTS[task.environment]
+    if task.verifier.name not in verifiers:
+        load_plugins()
     if task.verifier.name not in verifiers:
         raise UnknownVerifier(
             f"the environment {task.environment!r} has no verifier {task.verifier.name!r}; "
@@ -37,32 +77,43 @@ def verifier_of(task: Task) -> Verifier | None:
 
 def check(task: Task) -> None:
     """Whether results of the task can be verified. Raises UnknownEnvironment, UnknownVerifier or BadVerifierData."""
-    verifier = verifier_of(task)
+    verifier = scorer_of(task)
     if verifier is not None:
         verifier.check(task)
 
 
 def scorer_name(task: Task) -> str:
-    """Name/version of what `verify` judges by. Raises UnknownEnvironment or UnknownVerifier."""
-    verifier = verifier_of(task)
+    """Name/version of what the task's results are judged by. Raises UnknownEnvironment or UnknownVerifier."""
+    verifier = scorer_of(task)
     return NO_VERIFIER if verifier is None else verifier.name
 
 
-def verify(task: Task, result: Result) -> Verdict:
-    """The verdict on a result of a task. Pure.
+def settled(scorer: Scorer | None, result: Result) -> Verdict | None:
+    """The verdict on a result that needs no scorer, None if it does.
 
-    A failed result is a negative signal (-1, `failed` 1). Without a verifier, and for a status that this version does
-    not know, the reward is unknown.
+    A failed result is a negative signal (-1, `failed` 1). Without a scorer, and for a status that this version does not
+    know, the reward is unknown.
+    """
+    if result.status is Status.FAILED:
+        return Verdict(-1.0, {"failed": 1.0})
+    if scorer is None or result.status is not Status.OK:
+        return Verdict.unknown()
+    return None
+
+
+def verify(task: Task, result: Result) -> Verdict:
+    """The verdict on a result of a task. Pure; for a judge's it is unknown.
 
     Raises:
         UnknownEnvironment, UnknownVerifier, BadVerifierData: the task is malformed.
     """
-    verifier = verifier_of(task)
-    if result.status is Status.FAILED:
-        return Verdict(-1.0, {"failed": 1.0})
-    if verifier is None or result.status is not Status.OK:
+    scorer = scorer_of(task)
+    verdict = settled(scorer, result)
+    if verdict is not None:
+        return verdict
+    if scorer is None or isinstance(scorer, Judge):
         return Verdict.unknown()
-    return verifier.verify(task, result)
+    return scorer.verify(task, result)
 
 
 def complaint(task: Task, result: Result) -> str | None:
@@ -71,9 +122,9 @@ def complaint(task: Task, result: Result) -> str | None:
     Raises:
         UnknownEnvironment, UnknownVerifier, BadVerifierData: the task is malformed.
     """
-    verifier = verifier_of(task)
+    verifier = scorer_of(task)
     if result.status is Status.FAILED:
         return "I got no answer at all: please answer my question."
-    if verifier is None or result.status is not Status.OK:
+    if verifier is None or isinstance(verifier, Judge) or result.status is not Status.OK:
         return None
     return verifier.complaint(task, result)

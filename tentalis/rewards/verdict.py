@@ -1,7 +1,7 @@
-"""What a verifier says, and the three ways in which a task can be wrong about its verifier."""
+"""What a verifier or a judge says, and the ways in which a task can be wrong about its scorer."""
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,6 +22,11 @@ class UnknownVerifier(RewardError):
 
 class BadVerifierData(RewardError):
     """Verifier data that the verifier cannot read."""
+
+
+class ScorerAway(Exception):
+    """What a judge asks is away (connection refused, overloaded, credentials refused): to be asked again when it is
+    back, for as long as that takes. Nothing is wrong with the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,38 @@ class Verifier(Protocol):
     def complaint(self, task: Task, result: Result) -> str | None:
         """One or two short sentences on what is wrong with an answer, or None. Raises BadVerifierData."""
         ...
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """A scorer that asks somebody else, a model for one. Asked for many results at a time, again after a failure or a
+    time-out, and perhaps again after a restart: a call must have no effect but its answer."""
+
+    @property
+    def name(self) -> str:
+        """Name/version: part of the id of every Score it makes, so another model or prompt needs a new version."""
+        ...
+
+    @property
+    def time_limit_s(self) -> float:
+        """Seconds that one call may take."""
+        ...
+
+    def check(self, task: Task) -> None:
+        """Raises BadVerifierData if the task's data is not what this judge reads."""
+        ...
+
+    async def judge(self, task: Task, result: Result) -> Verdict:
+        """The verdict on an answer (status ok); `Verdict.unknown()` if it could not form one.
+
+        Raises:
+            ScorerAway: nobody can be asked now.
+            Exception: this call failed; a few more are made before the reward is unknown.
+        """
+        ...
+
+
+Scorer = Verifier | Judge
 
 
 class Data(BaseModel):

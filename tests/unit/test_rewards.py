@@ -24,7 +24,7 @@ def judged(answer: str, question: str = "Why do cats purr?", **fields: Any) -> A
 
 def test_an_unknown_environment_is_refused() -> None:
     task = make_task(environment="moon")
-    for call in (rewards.check, rewards.verifier_of, rewards.scorer_name):
+    for call in (rewards.check, rewards.scorer_of, rewards.scorer_name):
         with pytest.raises(UnknownEnvironment, match="'moon' is not known; there are chat, math"):
             call(task)
     with pytest.raises(UnknownEnvironment):

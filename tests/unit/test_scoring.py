@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from schemas import topics
-from schemas.records import Open, Opens, Polarity, Record, Result, Score, Source, Status, Terms, Verifier
+from schemas.records import Open, Opens, Polarity, Record, Score, Source, Status, Terms, Verifier
 from streams.processor import Effects, LogRecord
 from streams.scoring import Scoring, grade
-from tentalis.rewards import Verdict
 from tests.unit.stream_records import (
     CODEC,
     bare_feedback,
@@ -113,14 +112,6 @@ def test_an_unknown_reward_is_written_too() -> None:
 def test_a_result_whose_reward_comes_from_feedback_makes_no_score() -> None:
     effects = run(on_log(topics.RESULTS, make_result(make_task(terms=USER_TERMS))))
     assert not effects.outputs and not effects.dead
-
-
-def test_the_judge_is_a_seam() -> None:
-    async def judge(result: Result) -> Verdict:
-        await asyncio.sleep(0)
-        return Verdict(0.25, {"judged": 1.0})
-
-    assert one(run(on_log(topics.RESULTS, make_result()), app=Scoring(CODEC, judge)), Score).reward == 0.25
 
 
 # --- feedback ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,151 @@
+"""Verdicts on results: quick ones at once, slow ones many at a time, each call within its time and tried a few times.
+
+What is not known stays unknown: a call that fails or times out every time makes an unknown verdict, never a middling
+one. Only when the outside is away (`ScorerAway`) does a result wait.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schemas.records import Result
+from streams.processor import Retryable
+from tentalis import rewards
+from tentalis.rewards import Judge, RewardError, ScorerAway, Verdict, Verifier
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeLimits:
+    """Seconds and counts of slow scoring.
+
+    at_once: calls in flight, over all partitions. thread_s: time limit of a slow verifier (a judge has its own).
+    tries: calls per result. first_s, cap_s: pause before the second try, doubled for each further one up to the cap.
+    """
+
+    at_once: int = 32
+    thread_s: float = 60.0
+    tries: int = 3
+    first_s: float = 0.5
+    cap_s: float = 8.0
+
+
+class Judging:
+    """The verdict on a result by its task's scorer."""
+
+    def __init__(self, limits: JudgeLimits | None = None) -> None:
+        self._limits = limits or JudgeLimits()
+        self._slots = asyncio.Semaphore(self._limits.at_once)
+        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self.calls = 0
+        """Slow calls that came to an end, however."""
+
+    def at_once(self, result: Result) -> Verdict | None:
+        """The verdict, if it needs no waiting. Raises RewardError for a malformed task."""
+        scorer = rewards.scorer_of(result.task)
+        verdict = rewards.settled(scorer, result)
+        if verdict is not None or scorer is None:
+            return verdict
+        if isinstance(scorer, Judge) or scorer.slow:
+            return self._verdicts.get((result.result_id, scorer.name))
+        try:
+            return _checked(scorer.verify(result.task, result))
+        except RewardError:
+            raise
+        except Exception:
+            log.exception("%s failed on result %s: its reward is unknown", scorer.name, result.result_id)
+            return Verdict.unknown(failed_calls=1.0)
+
+    async def slowly(self, result: Result) -> Verdict:
+        """The verdict of a judge or a slow verifier.
+
+        Verdicts are remembered for a while, so that those of a batch that has to wait are not asked for again.
+
+        Raises:
+            RewardError: the task is malformed.
+            Retryable: the outside is away.
+        """
+        scorer = rewards.scorer_of(result.task)
+        assert scorer is not None
+        try:
+            verdict = await self._tried(scorer, result)
+        except ScorerAway as away:
+            raise Retryable(f"{scorer.name} cannot be asked: {away}") from away
+        self._verdicts[result.result_id, scorer.name] = verdict
+        if len(self._verdicts) > REMEMBERED:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    async def _tried(self, scorer: Judge | Verifier, result: Result) -> Verdict:
+        limits = self._limits
+        # A verifier is pure: what fails once fails again.
+        tries = limits.tries if isinstance(scorer, Judge) else 1
+        late = 0
+        for number in range(tries):
+            if number:
+                await asyncio.sleep(min(limits.cap_s, limits.first_s * 2.0 ** (number - 1)))
+            try:
+                return await self._call(scorer, result)
+            except (RewardError, ScorerAway):
+                raise
+            except TimeoutError:
+                late += 1
+                reason = "it took too long"
+            except Exception as error:  # noqa: BLE001 - a scorer may fail in any way; it is logged and counted below
+                reason = repr(error)
+            log.warning("%s, call %d of %d for result %s: %s", scorer.name, number + 1, tries, result.result_id, reason)
+        return Verdict.unknown(failed_calls=float(tries), timed_out=float(late))
+
+    async def _call(self, scorer: Judge | Verifier, result: Result) -> Verdict:
+        # The time limit is the call's own: waiting for a slot does not count.
+        async with self._slots:
+            try:
+                if isinstance(scorer, Judge):
+                    async with asyncio.timeout(scorer.time_limit_s):
+                        return _checked(await scorer.judge(result.task, result))
+                async with asyncio.timeout(self._limits.thread_s):
+                    return _checked(await _in_thread(lambda: scorer.verify(result.task, result)))
+            finally:
+                self.calls += 1
+
+
+def _checked(verdict: Verdict) -> Verdict:
+    """Raises ValueError for what no Score may carry."""
+    if verdict.reward is not None and not -1.0 <= verdict.reward <= 1.0:
+        raise ValueError(f"a reward of {verdict.reward}: it must lie in [-1, 1]")
+    wrong = [name for name, value in verdict.components.items() if not math.isfinite(value)]
+    if wrong:
+        raise ValueError(f"components that are no finite numbers: {', '.join(wrong)}")
+    return verdict
+
+
+async def _in_thread(work: Callable[[], Verdict]) -> Verdict:
+    """In a thread that nobody waits for when the process ends: a verifier that hangs must not keep it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Verdict] = loop.create_future()
+
+    def deliver(verdict: Verdict | None, error: Exception | None) -> None:
+        if future.done():
+            return  # timed out, or cancelled
+        if error is not None:
+            future.set_exception(error)
+        elif verdict is not None:
+            future.set_result(verdict)
+
+    def run() -> None:
+        try:
+            verdict, error = work(), None
+        except Exception as failure:  # noqa: BLE001 - raised again where it is awaited
+            verdict, error = None, failure
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, verdict, error)
+
+    threading.Thread(target=run, name="verifier", daemon=True).start()
+    return await future

@@ -1,0 +1,119 @@
+"""Reads single records again, by their offset."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from streams.processor import LogRecord, Retryable
+from tentalis.config import Settings
+
+NEAR = 100
+"""A record that lies at most this many offsets further on is read on to; to any other the reader jumps."""
+PATIENCE_S = 30.0
+
+
+class LogReader(Protocol):
+    """Where records are read again."""
+
+    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> dict[int, LogRecord]:
+        """The records at these offsets; one that is gone (retention) is left out.
+
+        Raises:
+            Retryable: the log cannot be read now.
+        """
+
+
+class KafkaLogReader:
+    """Reads through a consumer of its own that belongs to no group, made when it is first needed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._consumer: Any = None
+        # A cancelled call leaves its thread behind: the next one must not use the consumer beside it.
+        self._turn = threading.Lock()
+
+    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> dict[int, LogRecord]:
+        """See LogReader."""
+        if not offsets:
+            return {}
+        return await asyncio.to_thread(self._read, topic, partition, sorted(offsets))
+
+    def _read(self, topic: str, partition: int, offsets: list[int]) -> dict[int, LogRecord]:
+        from confluent_kafka import KafkaException
+
+        with self._turn:
+            found: dict[int, LogRecord] = {}
+            try:
+                position = -1
+                for offset in offsets:
+                    if offset < position:
+                        continue  # passed: there is nothing at this offset
+                    near = 0 <= offset - position <= NEAR
+                    position = self._read_on(topic, partition, offset, found, jump=not near)
+            except KafkaException as error:
+                raise Retryable(f"{topic}[{partition}] cannot be read again: {error.args[0].str()}") from error
+            return found
+
+    def _read_on(self, topic: str, partition: int, offset: int, found: dict[int, LogRecord], *, jump: bool) -> int:
+        """Reads up to an offset; returns the one after the last that was read."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        from tentalis.kafka import TRANSIENT
+
+        if self._consumer is None:
+            self._consumer = self._connected()
+        if jump:
+            self._consumer.assign([TopicPartition(topic, partition, offset)])
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            message = self._consumer.poll(0.5)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None:
+                if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+                    return offset + 1  # it is not there
+                if error.retriable() or error.code() in TRANSIENT:
+                    continue
+                raise KafkaException(error)
+            if (message.topic(), message.partition()) != (topic, partition):
+                continue  # of the assignment before
+            record = _log_record(message)
+            if record.offset >= offset:
+                if record.offset == offset:
+                    found[offset] = record
+                return record.offset + 1
+        raise Retryable(f"{topic}[{partition}] cannot be read again: nothing at offset {offset} for {PATIENCE_S:g} s")
+
+    def _connected(self) -> Any:
+        from confluent_kafka import Consumer
+
+        from tentalis.kafka import consumer_config
+
+        # One record is wanted at a time: do not fetch megabytes behind it (a larger record is fetched all the same).
+        config = {
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+            "fetch.message.max.bytes": 2**18,
+            "fetch.max.bytes": 2**20 + 2**24,
+            "queued.min.messages": NEAR,
+            "queued.max.messages.kbytes": 2**11,
+        }
+        return Consumer(consumer_config(self._settings, "tentalis-reader") | config)
+
+
+def _log_record(message: Any) -> LogRecord:
+    key, value = message.key(), message.value()
+    return LogRecord(
+        str(message.topic()),
+        int(message.partition()),
+        int(message.offset()),
+        int(message.timestamp()[1]),
+        None if key is None else bytes(key).decode("utf-8", "surrogateescape"),
+        b"" if value is None else value,
+        tuple((name, value or b"") for name, value in message.headers() or ()),
+        value is None,
+    )
