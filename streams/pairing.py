@@ -73,6 +73,7 @@ class Pairing:
         """Takes the state of a partition over. Raises ValueError for an entry of somebody else's."""
         recent = self._partitions[partition] = Recent(self._horizon)
         recent.restore(entries)
+        self._time = max(self._time, recent.newest)
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""
@@ -191,7 +192,7 @@ class Pairing:
             rewards.check_environment(result.task.environment)
             about = _About(result.task.task_id, result.sample_index)
         except (DecodeError, KeyMismatch, RewardError) as error:
-            log.warning("%s is no result for feedback to speak of: %s", record, error)
+            log.debug("%s is no result for feedback to speak of: %s", record, error)
             result = None
         self._about[record.partition, record.offset] = about
         return result

@@ -110,6 +110,12 @@ class Recent:
         return len(self._index)
 
     @property
+    def newest(self) -> int:
+        """The newest append time among the facts (ms), BEGINNING if there are none."""
+        times = [chunk.newest for chunk in self._chunks] + [fact.time for fact in self._waiting.values()]
+        return max(times, default=BEGINNING)
+
+    @property
     def waiting(self) -> int:
         """Feedback that waits for a result."""
         return len(self._waiting)

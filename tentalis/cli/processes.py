@@ -35,6 +35,18 @@ Instance = Annotated[
 ]
 
 
+Horizon = Annotated[
+    float,
+    typer.Option(
+        "--feedback-horizon",
+        min=0.0,
+        help="Seconds of log time within which feedback without its result is paired with it; 0: such feedback is a "
+        "dead letter at once, and nothing is kept.",
+    ),
+]
+HOUR_S = 3600.0
+
+
 class Promote(StrEnum):
     ALWAYS = "always"
     MANUAL = "manual"
@@ -112,17 +124,24 @@ def _stream(
 
 
 @app.command()
-def scoring(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstrap = None) -> None:
+def scoring(
+    feedback_horizon: Horizon = HOUR_S,
+    port: MetricsPort = None,
+    instance: Instance = None,
+    bootstrap: Bootstrap = None,
+) -> None:
     """Results and feedback to scores, tasks to opens."""
     from streams.scoring import build
 
-    _stream("scoring", build, bootstrap, port, instance)
+    make = partial(build, feedback_horizon_ms=round(1000 * feedback_horizon))
+    _stream("scoring", make, bootstrap, port, instance)
 
 
 @app.command()
 def hinting(
     server: Server,
     teacher: Annotated[str | None, typer.Option(help="Model or adapter on it. Default: the base model.")] = None,
+    feedback_horizon: Horizon = HOUR_S,
     port: MetricsPort = None,
     instance: Instance = None,
     bootstrap: Bootstrap = None,
@@ -130,7 +149,9 @@ def hinting(
     """Feedback to hints, with the teacher's log-probs."""
     from streams.hinting import build
 
-    _stream("hinting", partial(build, server=server, teacher=teacher), bootstrap, port, instance)
+    horizon_ms = round(1000 * feedback_horizon)
+    make = partial(build, server=server, teacher=teacher, feedback_horizon_ms=horizon_ms)
+    _stream("hinting", make, bootstrap, port, instance)
 
 
 @app.command()

@@ -15,7 +15,21 @@ import pytest
 from confluent_kafka import KafkaException
 
 from schemas import topics
-from schemas.records import Hint, HintKind, MetaSignal, Open, Outcome, OutcomeKind, Record, Score
+from schemas.records import (
+    Feedback,
+    Hint,
+    HintKind,
+    MetaSignal,
+    Open,
+    Outcome,
+    OutcomeKind,
+    Polarity,
+    Record,
+    Result,
+    Score,
+    Source,
+    Terms,
+)
 from schemas.tensors import float32_view
 from streams.processor import LogRecord
 from tentalis.admin import ensure
@@ -25,7 +39,7 @@ from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tentalis.rewards.moments import combine
 from tests.kafka_fixture import eventually
-from tests.unit.stream_records import bare_feedback, make_feedback, make_result, make_task, malformed, unchecked
+from tests.unit.stream_records import make_feedback, make_result, make_task, malformed, unchecked
 
 pytestmark = pytest.mark.broker
 
@@ -179,7 +193,6 @@ def malformed_records(at: int) -> dict[str, list[LogRecord]]:
         topics.FEEDBACK: [
             make_feedback(make_result(moon)),
             unchecked(make_feedback(), score=float("nan")),
-            bare_feedback(),
         ],
         topics.OUTCOMES: [unchecked(outcome(0, at), reward=float("nan"))],
     }
@@ -266,4 +279,58 @@ def test_good_records_become_halves_and_signals_and_bad_ones_dead_letters(
     apps.put(topics.OUTCOMES, *(outcome(i, at) for i in range(TASKS)), outcome(TASKS, at))
     apps.wait(lambda: combined().count == TASKS + 1)
     for name in ("scoring", "hinting", "aggregation"):
+        apps.end(name)
+
+
+def named_only(result: Result, name: str, **fields: Any) -> Feedback:
+    """Feedback that names the task of a result, and no more."""
+    whole = make_feedback(result, feedback_id=name, polarity=Polarity.POSITIVE, **fields)
+    return unchecked(whole, result=None)  # type: ignore[no-any-return]
+
+
+def test_feedback_that_only_names_its_task_finds_its_result_in_either_order_through_kills(apps: Apps) -> None:
+    terms = Terms(rl=Source.USER, opd=Source.USER)
+    results = [make_result(make_task(f"t{i}", terms=terms)) for i in range(TASKS)]
+    feedback = [named_only(result, f"f{i}") for i, result in enumerate(results)]
+    lonely = named_only(make_result(make_task("nobody", terms=terms)), "lonely")
+
+    def start() -> None:
+        apps.start("scoring", "--feedback-horizon", "20")
+        apps.start("hinting", "--feedback-horizon", "20", "--server", "http://127.0.0.1:9")
+
+    def paired(kind: type[Record]) -> set[str | None]:
+        return {half.feedback_id for half in apps.read(topics.HALVES, kind)}
+
+    def reached(names: set[str]) -> bool:
+        return paired(Score) == paired(Hint) == names
+
+    # Results first for a third, feedback first for a third.
+    apps.put(topics.RESULTS, *results[:10])
+    apps.put(topics.FEEDBACK, *feedback[10:20], lonely)
+    start()
+    apps.put(topics.FEEDBACK, *feedback[:10])
+    apps.wait(lambda: reached({f"f{i}" for i in range(10)}))
+    for name in ("scoring", "hinting"):
+        apps.end(name, kill=True)
+    # What was known is known after the kill: feedback that waited, and a result whose feedback comes only now.
+    apps.put(topics.RESULTS, *results[10:])
+    again = named_only(results[0], "again", author="somebody else")
+    start()
+    apps.put(topics.FEEDBACK, again, *feedback[20:])
+    names = {f"f{i}" for i in range(TASKS)} | {"again"}
+    apps.wait(lambda: reached(names))
+    by_id = {half.score_id: half for half in apps.read(topics.HALVES, Score)}
+    assert Counter(half.key for half in by_id.values()) == Counter([result.key for result in results] + ["t0"])
+
+    expected = {(apps.codec.encode(topics.FEEDBACK, lonely), "tentalis-hinting")}
+    moving = iter(range(10_000))
+
+    def given_up() -> bool:
+        # Log time goes on with the log only, whichever partition it is.
+        apps.put(topics.RESULTS, make_result(make_task(f"time goes on {next(moving)}", terms=terms)))
+        return set(apps.dead(topics.FEEDBACK)) == expected
+
+    apps.wait(given_up)
+    assert reached(names)
+    for name in ("scoring", "hinting"):
         apps.end(name)
