@@ -756,7 +756,8 @@ class Skill(Record):
 
 
 class MetaSignal(Record):
-    """One window of event time for a manager and worker, from one partition of the inputs: merge those of a window.
+    """One window of event time for a manager, worker and environment, from one partition of the inputs: merge those of
+    a window.
 
     `count` is the number of known rewards (mean and variance are over them), `feedback_count` that of graded feedback.
     """
@@ -773,10 +774,12 @@ class MetaSignal(Record):
     outcomes: dict[str, int] = {}
     feedback_count: Annotated[int, Field(ge=0)] = 0
     mean_feedback_score: Finite | None = None
+    environment: str = ""
+    feedback_variance: Finite | None = None
 
     @property
     def key(self) -> str:
-        return f"{self.manager_id}/{self.worker_id}/{self.window_start}/{self.partition}"
+        return f"{self.manager_id}/{self.worker_id}/{self.environment}/{self.window_start}/{self.partition}"
 
 
 class EvalResult(Record):

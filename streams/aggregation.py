@@ -1,4 +1,4 @@
-"""Aggregation: means per manager and worker in event-time windows, for meta-RL and for whoever watches.
+"""Aggregation: means per manager, worker and environment in event-time windows, for meta-RL and for whoever watches.
 
 | input | what it adds to the window of its event time |
 |---|---|
@@ -9,7 +9,7 @@
 Every changed window is written as a MetaSignal: `count` is the number of known rewards, `feedback_count` of graded
 feedback, so that means and variances can be combined exactly. A window's records are spread over the partitions (keys
 are task ids), so each signal is the bucket of **one partition**, under the Kafka key
-`manager/worker/window start/partition`, and a reader combines the newest signals of the keys it wants
+`manager/worker/environment/window start/partition`, and a reader combines the newest signals of the keys it wants
 (`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each signal is a function of
 its partition's log alone.
 
@@ -53,6 +53,7 @@ def outcome_event(outcome: Outcome, offset: int, timestamp: int) -> Event:
         event_id=outcome.event_id,
         manager_id=outcome.head.manager_id,
         worker_id=outcome.worker_id,
+        environment=outcome.head.environment,
         value=None if outcome.kind in _BESIDE else outcome.reward,
         kind=outcome.kind.value,
     )
@@ -70,6 +71,7 @@ def feedback_event(feedback: Feedback, offset: int, timestamp: int) -> Event | N
         event_id=feedback.event_id,
         manager_id=feedback.result.task.manager_id,
         worker_id=feedback.result.worker_id,
+        environment=feedback.result.task.environment,
         value=(reward + 1.0) / 2.0,
     )
 
@@ -80,6 +82,7 @@ def signal(window: Window, partition: int, outcomes: Bucket, feedback: Bucket, e
     return MetaSignal(
         manager_id=window.manager_id,
         worker_id=window.worker_id,
+        environment=window.environment,
         partition=partition,
         event_time=event_time,
         window_start=window.start,
@@ -90,6 +93,7 @@ def signal(window: Window, partition: int, outcomes: Bucket, feedback: Bucket, e
         outcomes=dict(sorted(outcomes.kinds.items())),
         feedback_count=grades.n,
         mean_feedback_score=grades.mean if grades.n else None,
+        feedback_variance=grades.variance,
     )
 
 

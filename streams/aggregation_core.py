@@ -1,4 +1,4 @@
-"""Event-time buckets per manager and worker, as a pure fold over one partition of one input topic.
+"""Event-time buckets per manager, worker and environment, as a pure fold over one partition of one input topic.
 
 Each input topic has state keys of its own, so the applied offset in front of a value is an offset of one topic and
 grows with every change: recovery by the greatest offset is then right also after a zombie's late flush. (With one
@@ -32,6 +32,7 @@ class Window:
 
     manager_id: str
     worker_id: str
+    environment: str
     start: int
     length: int
 
@@ -50,6 +51,7 @@ class Event:
     event_id: str
     manager_id: str
     worker_id: str
+    environment: str
     value: float | None
     kind: str | None = None
 
@@ -134,7 +136,7 @@ def fold(lane: Lane, events: Sequence[Event], last: int, *, window_ms: int, rete
             continue
         stream_time = max(stream_time, event.timestamp)
         at = min(event.event_time, event.timestamp)
-        window = Window(event.manager_id, event.worker_id, at - at % window_ms, window_ms)
+        window = Window(event.manager_id, event.worker_id, event.environment, at - at % window_ms, window_ms)
         if window.end + retention_ms <= stream_time:
             late += 1
             continue
@@ -225,7 +227,7 @@ def _key(*parts: str | int) -> str:
 
 
 def _bucket_key(tag: str, window: Window) -> str:
-    return _key(tag, "bucket", window.manager_id, window.worker_id, window.start, window.length)
+    return _key(tag, "bucket", window.manager_id, window.worker_id, window.environment, window.start, window.length)
 
 
 def _bucket_value(bucket: Bucket) -> bytes:

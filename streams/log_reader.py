@@ -11,6 +11,7 @@ from tentalis.config import Settings
 
 NEAR = 100
 """A record that lies at most this many offsets further on is read on to; to any other the reader jumps."""
+NOWHERE = -NEAR - 1
 PATIENCE_S = 30.0
 
 
@@ -46,14 +47,16 @@ class KafkaLogReader:
         with self._turn:
             found: dict[int, LogRecord] = {}
             try:
-                position = -1
+                position = NOWHERE
                 for offset in offsets:
                     if offset < position:
                         continue  # passed: there is nothing at this offset
-                    near = 0 <= offset - position <= NEAR
-                    position = self._read_on(topic, partition, offset, found, jump=not near)
+                    position = self._read_on(topic, partition, offset, found, jump=offset - position > NEAR)
             except KafkaException as error:
                 raise Retryable(f"{topic}[{partition}] cannot be read again: {error.args[0].str()}") from error
+            finally:
+                if self._consumer is not None:
+                    self._consumer.unassign()  # else it goes on fetching
             return found
 
     def _read_on(self, topic: str, partition: int, offset: int, found: dict[int, LogRecord], *, jump: bool) -> int:

@@ -42,10 +42,10 @@ class Moments:
 
 
 def combine(signals: Iterable[MetaSignal]) -> MetaSignal:
-    """One signal for the whole of several buckets of one manager and worker: partitions, windows or both.
+    """One signal for the whole of several buckets of one manager and worker: partitions, windows, environments.
 
-    The newest signal of each Kafka key (manager/worker/window/partition) is a bucket; keep those, then combine any of
-    them. Raises ValueError for none, or for several managers or workers.
+    The newest signal of each Kafka key (manager/worker/environment/window/partition) is a bucket; keep those, then
+    combine any of them. Raises ValueError for none, or for several managers or workers.
     """
     parts = sorted(signals, key=lambda signal: (signal.window_start, signal.event_time))
     who = {(part.manager_id, part.worker_id) for part in parts}
@@ -54,9 +54,10 @@ def combine(signals: Iterable[MetaSignal]) -> MetaSignal:
     reward, outcomes, grades = Moments(), Counter[str](), Moments()
     for part in parts:
         reward = reward.merge(Moments.of(part.count, part.mean_reward, part.reward_variance))
-        grades = grades.merge(Moments.of(part.feedback_count, part.mean_feedback_score, None))
+        grades = grades.merge(Moments.of(part.feedback_count, part.mean_feedback_score, part.feedback_variance))
         outcomes.update(part.outcomes)
     start = parts[0].window_start
+    environments = {part.environment for part in parts}
     return parts[0].model_copy(
         update={
             "event_time": max(part.event_time for part in parts),
@@ -67,5 +68,7 @@ def combine(signals: Iterable[MetaSignal]) -> MetaSignal:
             "outcomes": dict(sorted(outcomes.items())),
             "feedback_count": grades.n,
             "mean_feedback_score": grades.mean if grades.n else None,
+            "feedback_variance": grades.variance,
+            "environment": environments.pop() if len(environments) == 1 else "",
         }
     )

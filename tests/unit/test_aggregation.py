@@ -109,6 +109,29 @@ def test_a_window_has_count_mean_variance_and_kinds() -> None:
     assert signal.event_time == T0 + 10
 
 
+def test_environments_have_windows_of_their_own_and_combine_with_their_variances() -> None:
+    maths = make_task("m", environment="math", verifier=None).head
+    bench = Bench()
+    by_environment = bench.feed(outcome_on_log(0, 1.0), outcome_on_log(1, -1.0, head=maths), outcome_on_log(2, 0.5))
+    assert [(s.environment, s.count, s.mean_reward) for s in by_environment] == [("chat", 2, 0.75), ("math", 1, -1.0)]
+    assert len({signal.key for signal in by_environment}) == 2
+    whole = combine(by_environment)
+    assert (whole.environment, whole.count) == ("", 3)
+    assert whole.reward_variance == pytest.approx(statistics.pvariance([1.0, -1.0, 0.5]))
+    assert combine(by_environment[:1]).environment == "chat"
+
+
+def test_feedback_has_a_variance_that_combines() -> None:
+    scores = [0.0, 0.25, 1.0, 0.5]
+    bench = Bench()
+    early = bench.feed(*(feedback_on_log(i, score) for i, score in enumerate(scores[:3])))
+    late = bench.feed(feedback_on_log(3, scores[3], at=T0 + MINUTE))
+    assert early[0].feedback_variance == pytest.approx(statistics.pvariance(scores[:3]))
+    whole = combine([*early, *late])
+    assert whole.feedback_count == 4 and whole.window_ms == 2 * MINUTE
+    assert whole.feedback_variance == pytest.approx(statistics.pvariance(scores))
+
+
 def test_windows_are_by_event_time_manager_and_worker() -> None:
     signals = Bench().feed(
         outcome_on_log(0, at=T0 + MINUTE - 1),
@@ -152,7 +175,7 @@ def test_each_partition_has_keys_of_its_own_and_the_parts_combine() -> None:
         (output,) = asyncio.run(app.process(partition, records)).outputs
         keys.add(output.key)
         parts.append(read(output))
-    assert keys == {f"m1/w1/{T0}/{partition}" for partition in range(3)}
+    assert keys == {f"m1/w1/chat/{T0}/{partition}" for partition in range(3)}
     whole = combine(parts)
     assert (whole.count, whole.outcomes) == (7, {"rl": 7})
     assert whole.mean_reward == pytest.approx(statistics.fmean(rewards))

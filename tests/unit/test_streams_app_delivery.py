@@ -1,7 +1,7 @@
 """The order of a flush, what happens to a batch that fails, and the lanes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import pytest
 
@@ -255,3 +255,46 @@ def test_quiesce_lets_the_running_finish_and_gives_up_the_rest() -> None:
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
+
+
+class Clockwork(Script):
+    """A processor that also has something to do when time alone goes on."""
+
+    def __init__(self, effects: Effects | Retryable) -> None:
+        super().__init__(lambda records: Effects())
+        self.effects = effects
+
+    def due(self, partition: int, at_end: Collection[str]) -> bool:
+        return True
+
+    async def expire(self, partition: int) -> Effects:
+        if isinstance(self.effects, Retryable):
+            raise self.effects
+        return self.effects
+
+
+def test_what_is_due_is_flushed_like_a_batch_and_its_deletions_beat_what_they_delete() -> None:
+    waited = record(2, topic="feedback")
+    dead = Dead(waited, "process", "no_result", "NoResult")
+    made, sink, store = runner(Clockwork(Effects([], [[("gone", None)]], [dead])))
+    store.load(3, {"gone": stamped(2, b"x")})
+    run(made.run(3, ()))
+    letter, tombstone = (call[0] for call in sink.sent)
+    assert (letter.topic, letter.value, letter.partition) == ("feedback.dlq", b"v", 3)
+    assert tombstone.headers == (("offset", b"2"),)
+    assert dict(store.entries(3)) == {} and made.counts.dead == 1
+
+
+def test_what_is_due_and_cannot_be_done_now_leaves_the_confirmed_state() -> None:
+    script = Clockwork(Retryable("the log is away"))
+    made, sink, store = runner(script)
+    store.load(3, {"a": stamped(1, b"")})
+    run(made.run(3, ()))
+    assert not sink.sent and script.restored == [{"a": stamped(1, b"")}]
+
+
+def test_a_dead_letter_of_an_earlier_record_says_nothing_about_the_batch() -> None:
+    limits = DeadLimits(run=1)
+    earlier = [Dead(record(offset, topic="feedback"), "process", "no_result", "NoResult") for offset in range(9)]
+    for _ in range(5):
+        limits.check([record(offset) for offset in range(9)], earlier)
