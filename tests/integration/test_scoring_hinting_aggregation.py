@@ -294,9 +294,13 @@ def test_feedback_that_only_names_its_task_finds_its_result_in_either_order_thro
     feedback = [named_only(result, f"f{i}") for i, result in enumerate(results)]
     lonely = named_only(make_result(make_task("nobody", terms=terms)), "lonely")
 
-    def start() -> None:
-        apps.start("scoring", "--feedback-horizon", "20")
-        apps.start("hinting", "--feedback-horizon", "20", "--server", "http://127.0.0.1:9")
+    def start(horizon_s: int) -> None:
+        apps.start("scoring", "--feedback-horizon", str(horizon_s))
+        apps.start("hinting", "--feedback-horizon", str(horizon_s), "--server", "http://127.0.0.1:9")
+
+    def kill() -> None:
+        for name in ("scoring", "hinting"):
+            apps.end(name, kill=True)
 
     def paired(kind: type[Record]) -> set[str | None]:
         return {half.feedback_id for half in apps.read(topics.HALVES, kind)}
@@ -304,33 +308,35 @@ def test_feedback_that_only_names_its_task_finds_its_result_in_either_order_thro
     def reached(names: set[str]) -> bool:
         return paired(Score) == paired(Hint) == names
 
-    # Results first for a third, feedback first for a third.
-    apps.put(topics.RESULTS, *results[:10])
-    apps.put(topics.FEEDBACK, *feedback[10:20], lonely)
-    start()
-    apps.put(topics.FEEDBACK, *feedback[:10])
-    apps.wait(lambda: reached({f"f{i}" for i in range(10)}))
-    for name in ("scoring", "hinting"):
-        apps.end(name, kill=True)
-    # What was known is known after the kill: feedback that waited, and a result whose feedback comes only now.
-    apps.put(topics.RESULTS, *results[10:])
-    again = named_only(results[0], "again", author="somebody else")
-    start()
-    apps.put(topics.FEEDBACK, again, *feedback[20:])
-    names = {f"f{i}" for i in range(TASKS)} | {"again"}
-    apps.wait(lambda: reached(names))
-    by_id = {half.score_id: half for half in apps.read(topics.HALVES, Score)}
-    assert Counter(half.key for half in by_id.values()) == Counter([result.key for result in results] + ["t0"])
-
-    expected = {(apps.codec.encode(topics.FEEDBACK, lonely), "tentalis-hinting")}
+    letters = {(apps.codec.encode(topics.FEEDBACK, lonely), "tentalis-hinting")}
     moving = iter(range(10_000))
 
     def given_up() -> bool:
         # Log time goes on with the log only, whichever partition it is.
         apps.put(topics.RESULTS, make_result(make_task(f"time goes on {next(moving)}", terms=terms)))
-        return set(apps.dead(topics.FEEDBACK)) == expected
+        return set(apps.dead(topics.FEEDBACK)) == letters
 
+    apps.put(topics.FEEDBACK, lonely)
+    start(1)
     apps.wait(given_up)
-    assert reached(names)
+    kill()
+
+    # Results first for a third, feedback first for a third.
+    apps.put(topics.RESULTS, *results[:10])
+    apps.put(topics.FEEDBACK, *feedback[10:20])
+    start(600)
+    apps.put(topics.FEEDBACK, *feedback[:10])
+    apps.wait(lambda: reached({f"f{i}" for i in range(10)}))
+    kill()
+    # What was known is known after the kill: feedback that waited, and a result whose feedback comes only now.
+    apps.put(topics.RESULTS, *results[10:])
+    again = named_only(results[0], "again", author="somebody else")
+    start(600)
+    apps.put(topics.FEEDBACK, again, *feedback[20:])
+    names = {f"f{i}" for i in range(TASKS)} | {"again"}
+    apps.wait(lambda: reached(names))
+    by_id = {half.score_id: half for half in apps.read(topics.HALVES, Score)}
+    assert Counter(half.key for half in by_id.values()) == Counter([result.key for result in results] + ["t0"])
+    assert set(apps.dead(topics.FEEDBACK)) == letters
     for name in ("scoring", "hinting"):
         apps.end(name)
