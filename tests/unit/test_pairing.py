@@ -173,3 +173,45 @@ def test_the_sources_of_the_terms_hold_for_it_as_for_any_other() -> None:
     late = bare("a", 0, "f", source=Source.OPERATOR, score=0.5)
     (score,) = halves(told("scoring", (result("a", 0), 1), (late, 2)))
     assert score.source is Source.OPERATOR
+
+
+def test_a_rerun_is_not_taken_for_the_first_when_the_first_was_long_ago() -> None:
+    first, rerun, passing = result("a", 0), result("a", 0, answer=2), result("b", 0)
+    broker = told(
+        "scoring",
+        (first, 100),
+        (bare("a", None, "f"), 100 + 9 * HORIZON // 10),
+        (passing, 100 + 6 * HORIZON // 5),
+        (make_feedback(passing, feedback_id="g"), 100 + 6 * HORIZON // 5),
+        (rerun, 100 + 3 * HORIZON // 2),
+    )
+    assert spoken_of(broker) == [first.result_id, passing.result_id]
+
+
+def test_feedback_read_again_after_its_result_was_forgotten_is_no_dead_letter() -> None:
+    broker = Broker("hinting")
+    far = 100 + 5 * HORIZON
+    passing = result("b", 0)
+    for record, at in ((result("a", 0), 100), (passing, far)):
+        broker.logs.put(topics.RESULTS, record, at)
+    for each, at in ((bare("a", 0, "f"), 110), (make_feedback(passing, feedback_id="g"), far)):
+        broker.logs.put(topics.FEEDBACK, each, at)
+
+    async def live() -> None:
+        worker = Worker(broker)
+        for _ in range(2):
+            await worker.batch(topics.RESULTS, 1)
+            worker.flush()
+        worker.commit()
+        await worker.batch(topics.FEEDBACK, 2)
+        worker.flush()  # and is killed before the commit
+        assert [key for key in broker.state() if key.startswith("results/0")] == []
+        again = Worker(broker)
+        await again.timer()
+        await again.batch(topics.FEEDBACK, 2)
+        again.flush()
+        while await again.timer():
+            again.flush()
+
+    asyncio.run(live())
+    assert not broker.dead and len(set(spoken_of(broker))) == 2
