@@ -96,10 +96,10 @@ def _group(name: str, *, prefixed: bool = False) -> Iterator[Grant]:
     yield Grant(Resource.GROUP, name, Operation.READ, prefixed)
 
 
-def _application(name: str, inputs: Sequence[str], outputs: Sequence[str], *, table: bool) -> Role:
+def _application(name: str, inputs: Sequence[str], outputs: Sequence[str], *, table: str) -> Role:
     """A stream application: reads its inputs, writes its outputs and dead letters, and keeps its changelog."""
     app = f"tentalis-{name}"
-    changelog = [topics.changelog(app, "state")] if table else []
+    changelog = [topics.changelog(app, table)]
     grants = [
         *_reads(*inputs, *changelog),
         *_writes(*outputs, *map(topics.dlq, inputs), *changelog),
@@ -130,10 +130,10 @@ def _auditor() -> Iterator[Grant]:
 ROLES: dict[str, Role] = {
     role.name: role
     for role in (
-        _application("scoring", (topics.TASKS, topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table=False),
-        _application("hinting", (topics.FEEDBACK,), (topics.HALVES,), table=False),
-        _application("join", (topics.HALVES,), (topics.HALVES, topics.ROLLOUTS, topics.OUTCOMES), table=True),
-        _application("aggregation", (topics.OUTCOMES, topics.FEEDBACK), (topics.META,), table=True),
+        _application("scoring", (topics.TASKS, topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
+        _application("hinting", (topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
+        _application("join", (topics.HALVES,), (topics.HALVES, topics.ROLLOUTS, topics.OUTCOMES), table="state"),
+        _application("aggregation", (topics.OUTCOMES, topics.FEEDBACK), (topics.META,), table="state"),
         _role(
             "worker",
             "`tentalis worker`",
