@@ -105,6 +105,7 @@ class Hinting:
     """
 
     app_id = APP_ID
+    topics: tuple[str, ...] = (topics.RESULTS, topics.FEEDBACK)
 
     def __init__(
         self, codec: Codec, teacher: Teacher, *, pairing: Pairing | None = None, at_once: int = AT_ONCE
@@ -116,7 +117,8 @@ class Hinting:
         self._failures: Counter[tuple[int, int, str]] = Counter()
         self.steps = 0
         """Calls to the teacher answered so far."""
-        self.topics: tuple[str, ...] = (topics.FEEDBACK,) if pairing is None else (topics.RESULTS, topics.FEEDBACK)
+        if pairing is None:
+            self.topics = (topics.FEEDBACK,)
         self.table: str | None = None if pairing is None else TABLE
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
