@@ -18,6 +18,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from schemas import topics
+from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
 from streams.dlq import DeadLimits, TooManyDead
 from streams.processor import Processor
@@ -234,6 +235,8 @@ class _Worker:
                     ticks = self._processor.ticks(self._owned)
                     if ticks:
                         await self._runner.send_ticks(ticks)
+            except SchemasUnavailable as error:
+                log.warning("no ticks now: %s", error)
             except Exception as error:
                 log.exception("the ticks of partitions %s failed", self._owned)
                 self.failed(error)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from schemas.codec import SchemasUnavailable
 from streams.dlq import DeadLimits, Produce, key_bytes, letter
 from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable
 from streams.state import OFFSET_HEADER, Entry, StateStore, as_entries
@@ -148,7 +149,7 @@ class BatchRunner:
         while True:
             try:
                 effects = await self.processor.process(partition, records)
-            except Retryable as reason:
+            except (Retryable, SchemasUnavailable) as reason:
                 log.warning("%s: %s; trying again in %.1f s", records[0], reason, delay)
                 self.counts.retries += 1
                 self._reset(partition)

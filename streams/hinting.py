@@ -225,4 +225,6 @@ def build(
     async def given() -> str:
         return str(teacher)
 
-    return Hinting(make_codec(settings), Teacher(client, given if teacher else base_model), at_once=at_once)
+    return Hinting(
+        make_codec(settings, patience=0.0), Teacher(client, given if teacher else base_model), at_once=at_once
+    )

@@ -190,4 +190,4 @@ def build(settings: Settings) -> Scoring:
     """The application for a process: with the codec that the settings ask for."""
     from tentalis.kafka import make_codec
 
-    return Scoring(make_codec(settings))
+    return Scoring(make_codec(settings, patience=0.0))

@@ -14,13 +14,19 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from schemas import topics
 from schemas.avro import AvroSchema
-from schemas.codec import Codec
+from schemas.codec import Codec, SchemasUnavailable
 from schemas.records import Record
 from tentalis.config import Settings
 
 log = logging.getLogger(__name__)
 
 TOPIC_PATIENCE_S = 5.0
+# How long a process waits for a registry or broker that is asked for a schema, before it ends and says so.
+SCHEMA_PATIENCE_S = 60.0
+ELECTING = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
+TRANSIENT = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
 
 
 class RecordTooLarge(ValueError):
@@ -208,6 +214,12 @@ class Publisher:
             raise DeliveryFailed(f"{left} records were not confirmed within {timeout:g} s: is the broker up?")
 
 
+def passes(error: KafkaError) -> bool:
+    """Whether what a consumer reports passes by itself: librdkafka reports a broker that is away as events and connects
+    again, and a member that was away for too long joins its group again."""
+    return bool(error.retriable()) or error.code() in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}
+
+
 def _partitions(consumer: Consumer, topic: str) -> list[int]:
     deadline = time.monotonic() + TOPIC_PATIENCE_S
     while (metadata := consumer.list_topics(topic, timeout=15).topics[topic]).error is not None:
@@ -232,8 +244,7 @@ def _watermarks(consumer: Consumer, topic: str, partition: int, patience: float 
             return int(low), int(high)
         except KafkaException as error:
             reason: KafkaError = error.args[0]
-            passing = reason.retriable() or reason.code() in TRANSIENT | ELECTING
-            if not passing or time.monotonic() > deadline:
+            if not (passes(reason) or reason.code() in ELECTING) or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
@@ -341,20 +352,13 @@ class Follower:
                 found.append(Stored.of(message))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._pending.discard(int(message.partition()))
-            elif not error.retriable() and error.code() not in TRANSIENT:
+            elif not passes(error):
                 raise KafkaException(error)
         return found
 
     def close(self) -> None:
         """Leaves."""
         self._consumer.close()
-
-
-# librdkafka reports a broker that is away as events; it reconnects by itself.
-ELECTING = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
-)
-TRANSIENT = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
 
 
 class GroupConsumer:
@@ -385,7 +389,7 @@ class GroupConsumer:
             error = message.error()
             if error is None:
                 found.append(Stored.of(message))
-            elif not error.retriable() and error.code() not in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}:
+            elif not passes(error):
                 raise KafkaException(error)
         return found
 
@@ -424,31 +428,55 @@ class GroupConsumer:
 
 
 class SchemaLookup:
-    """Finds writer schemas on tentalis.schemas.v1 for a codec; the topic is read again when a fingerprint is new."""
+    """Finds writer schemas on tentalis.schemas.v1 for a codec. Garbage has fingerprints too: for one that is new, the
+    broker is only asked whether the topic has grown since it was read."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._consumer: Consumer | None = None
         self._found: dict[bytes, AvroSchema] = {}
-        self._missing_until: dict[bytes, float] = {}
+        self._read_to = 0
 
     def __call__(self, fingerprint: bytes) -> AvroSchema | None:
-        if fingerprint not in self._found and self._missing_until.get(fingerprint, 0.0) < time.monotonic():
-            for stored in read_to_end(self._settings, topics.SCHEMAS):
-                if stored.value is not None:
-                    schema = AvroSchema.parse(stored.value.decode())
-                    self._found[schema.fingerprint] = schema
-            # Garbage has fingerprints too: do not read the topic again for each bad record.
-            self._missing_until[fingerprint] = time.monotonic() + 30.0
+        """Raises SchemasUnavailable while the topic cannot be read."""
+        if fingerprint not in self._found:
+            try:
+                self._read_on()
+            except (KafkaException, NoSuchTopic, TimeoutError) as error:
+                raise SchemasUnavailable(f"schemas cannot be looked up on {topics.SCHEMAS}: {error}") from error
         return self._found.get(fingerprint)
 
+    def _read_on(self) -> None:
+        if self._consumer is None:
+            consumer = Consumer(consumer_config(self._settings, "tentalis-reader"))
+            _partitions(consumer, topics.SCHEMAS)
+            self._consumer = consumer
+        _, end = _watermarks(self._consumer, topics.SCHEMAS, 0, patience=0.0)
+        if end <= self._read_to:
+            return
+        for stored in read_to_end(self._settings, topics.SCHEMAS, start={0: self._read_to}, end={0: end}):
+            if stored.value is None:
+                continue
+            try:
+                schema = AvroSchema.parse(stored.value.decode())
+            except (ValueError, RecursionError) as error:
+                log.warning("%s[%d]@%d is passed over: %s", stored.topic, stored.partition, stored.offset, error)
+            else:
+                self._found[schema.fingerprint] = schema
+        self._read_to = end
 
-def make_codec(settings: Settings) -> Codec:
-    """The codec of a process: Confluent framing where SCHEMA_REGISTRY_URL is set, single-object encoding where not."""
+
+def make_codec(settings: Settings, *, patience: float = SCHEMA_PATIENCE_S) -> Codec:
+    """The codec of a process: Confluent framing where SCHEMA_REGISTRY_URL is set, single-object encoding where not.
+
+    `patience`: seconds for which it waits, blocking, for a registry or broker that is away; 0 where something else
+    waits.
+    """
     if settings.schema_registry:
         from schemas.registry import ConfluentRegistry
 
-        return Codec(ConfluentRegistry(settings.schema_registry), SchemaLookup(settings))
-    return Codec(None, SchemaLookup(settings))
+        return Codec(ConfluentRegistry(settings.schema_registry), SchemaLookup(settings), patience)
+    return Codec(None, SchemaLookup(settings), patience)
 
 
 def now_ms() -> int:

@@ -12,7 +12,7 @@ from schemas.digest import digest_holds
 from schemas.records import Rollout
 from tentalis.config import Settings
 from tentalis.dlq import context_headers
-from tentalis.kafka import TRANSIENT, Publisher, consumer_config
+from tentalis.kafka import Publisher, consumer_config, passes
 from trainer.fetch import Cache
 from trainer.offers import Offer, Segment, malformed, offer_of
 from trainer.runtime import versions
@@ -72,7 +72,7 @@ class Intake:
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
                     ends[partition] = offset
-                elif not error.retriable() and error.code() not in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}:
+                elif not passes(error):
                     raise KafkaException(error)
                 continue
             ends[partition] = offset + 1

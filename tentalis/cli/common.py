@@ -61,6 +61,11 @@ def explain(error: Exception) -> tuple[str, int]:
             kafka.KafkaError._RESOLVE,
         }
         return f"Kafka: {reason.str()}", UNREACHABLE if reason.code() in away else ERROR
+    codec, registry = sys.modules.get("schemas.codec"), sys.modules.get("schemas.registry")
+    if codec is not None and isinstance(error, codec.SchemasUnavailable):
+        return str(error), UNREACHABLE
+    if registry is not None and isinstance(error, registry.SchemaRefused):
+        return str(error), DRIFT
     from tentalis.admin import Impossible
     from tentalis.config import NoBroker
 

@@ -42,7 +42,7 @@ def consume(
 
     where = parse_start(start)
     with reached(bootstrap) as settings, closing(tail(settings, topic, where, stop_at_end=leave)) as log:
-        codec = make_codec(settings)
+        codec = make_codec(settings, patience=0.0)
         wanted = (stored for stored in log if key is None or stored.key == key)
         for seen, stored in enumerate(wanted, 1):
             found = as_object(stored, codec)
@@ -84,7 +84,7 @@ def produce(
     if key is not None and not raw:
         raise CommandError("--key goes with --raw: a record has the key that its fields give", USAGE)
     with reached(bootstrap) as settings:
-        publisher = Publisher(settings, "tentalis-produce", make_codec(settings))
+        publisher = Publisher(settings, "tentalis-produce", make_codec(settings, patience=0.0))
         sent = 0
         if raw:
             data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()

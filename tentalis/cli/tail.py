@@ -16,7 +16,7 @@ from schemas.codec import Codec, DecodeError
 from tentalis.cli.common import USAGE, CommandError
 from tentalis.cli.values import to_plain
 from tentalis.config import Settings
-from tentalis.kafka import TRANSIENT, NoSuchTopic, Stored, consumer_config
+from tentalis.kafka import NoSuchTopic, Stored, consumer_config, passes
 
 DLQ_HEADER = "tentalis.dlq."
 
@@ -99,7 +99,7 @@ def tail(settings: Settings, topic: str, start: Start, *, stop_at_end: bool) -> 
                     yield Stored.of(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left.discard(int(message.partition()))
-                elif not error.retriable() and error.code() not in TRANSIENT:
+                elif not passes(error):
                     raise KafkaException(error)
     finally:
         consumer.close()

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import pytest
 
+from schemas.codec import SchemasUnavailable
 from streams.delivery import Backoff, BatchRunner, Job, Lanes
 from streams.dlq import DeadLimits, Produce, TooManyDead
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
@@ -125,7 +126,7 @@ def test_retryable_waits_with_the_confirmed_state_and_dead_letters_nothing() -> 
         tries += 1
         if tries < 4:
             assert made.waiting == set()
-            raise Retryable("away")
+            raise Retryable("away") if tries < 3 else SchemasUnavailable("away too")
         return Effects([Output("out", "k", b"o")])
 
     script = Script(answer)
