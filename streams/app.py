@@ -20,12 +20,12 @@ from confluent_kafka import KafkaException
 from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
-from streams.dlq import DeadLimits, TooManyDead
 from streams.processor import Processor
 from streams.sink import KafkaSink
 from streams.startup import Sparing, TopicsWrong, check_topics
 from streams.state import StateStore, ensure_changelog, read_changelog
 from tentalis.config import Security, Settings
+from tentalis.dlq import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead, app_version
 from tentalis.kafka import client_config
 
 __all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_CRASHED = 1
-EXIT_TOO_MANY_DEAD = 5
 STOP_DEADLINE_S = 4.0
 
 
@@ -111,7 +110,7 @@ class _Worker:
             changelog=self._changelog,
             limits=DeadLimits(settings.dead_run, settings.dead_ratio, settings.dead_window),
             record_limit=settings.record_limit,
-            version=_version(),
+            version=app_version(),
             counts=self._counts,
         )
         self._lanes = Lanes(self._runner.run, lambda: self._runner.waiting, self.failed)
@@ -382,12 +381,3 @@ def _credentials(security: Security) -> Any:
         ssl_context=context,
         mechanism=security.sasl_mechanism,
     )
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("tentalis")
-    except PackageNotFoundError:
-        return "unknown"

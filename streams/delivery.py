@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.codec import SchemasUnavailable
-from streams.dlq import DeadLimits, Produce, key_bytes, letter
+from streams.dlq import Produce, check, key_bytes, letter
 from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable
 from streams.state import OFFSET_HEADER, Entry, StateStore, as_entries
+from tentalis.dlq import DeadLimits
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +185,7 @@ class BatchRunner:
         *,
         attempts: int,
     ) -> None:
-        self._limits.check(records, effects.dead)
+        check(self._limits, records, effects.dead)
         sending = [_produce(output) for output in effects.outputs]
         for dead in effects.dead:
             log.error("dead letter: %s at stage %s: %s: %s", dead.record, dead.stage, dead.error_class, dead.error)

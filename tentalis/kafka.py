@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from schemas import topics
 from schemas.avro import AvroSchema
-from schemas.codec import Codec, SchemasUnavailable
+from schemas.codec import Codec, DecodeError, SchemasUnavailable
 from schemas.records import Record
 from tentalis.config import Settings
 
@@ -107,7 +107,7 @@ def consumer_config(settings: Settings, group: str, *, instance: str | None = No
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record as it lies on the log."""
+    """A record as it lies on the log. `raw_key` are the bytes that `key` was read from, which may be no UTF-8."""
 
     topic: str
     partition: int
@@ -116,6 +116,10 @@ class Stored:
     key: str | None
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
+    raw_key: bytes | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
 
     @classmethod
     def of(cls, message: Message) -> "Stored":
@@ -128,6 +132,7 @@ class Stored:
             None if key is None else bytes(key).decode("utf-8", "replace"),
             message.value(),
             tuple((name, value or b"") for name, value in message.headers() or ()),
+            key,
         )
 
     def decode(self, codec: Codec) -> Record:
@@ -136,6 +141,21 @@ class Stored:
         return codec.decode(
             self.value, topic=self.topic, partition=self.partition, offset=self.offset, expected=expected
         )
+
+    def decode_own(self, codec: Codec) -> Record:
+        """As `decode`, of a record that lies under its own key: under another, compaction and partitions are wrong for
+        it. Raises DecodeError."""
+        record = self.decode(codec)
+        if record.key != self.key:
+            raise DecodeError(
+                f"the Kafka key is {self.key!r}, but the record's own is {record.key!r}",
+                topic=self.topic,
+                partition=self.partition,
+                offset=self.offset,
+                schema=type(record).__name__,
+                stage="validate",
+            )
+        return record
 
 
 def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
@@ -460,7 +480,7 @@ class SchemaLookup:
             try:
                 schema = AvroSchema.parse(stored.value.decode())
             except (ValueError, RecursionError) as error:
-                log.warning("%s[%d]@%d is passed over: %s", stored.topic, stored.partition, stored.offset, error)
+                log.warning("%s is passed over: %s", stored, error)
             else:
                 self._found[schema.fingerprint] = schema
         self._read_to = end

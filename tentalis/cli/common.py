@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Under this name the local stack keeps its broker's port in ports.json.
 BROKER_PORT = "broker"
-OK, ERROR, USAGE, DRIFT, UNREACHABLE = 0, 1, 2, 3, 4
+OK, ERROR, USAGE, DRIFT, UNREACHABLE, TOO_MANY_DEAD = 0, 1, 2, 3, 4, 5
 
 
 class Output(StrEnum):
@@ -68,7 +68,10 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), DRIFT
     from tentalis.admin import Impossible
     from tentalis.config import NoBroker
+    from tentalis.dlq import TooManyDead
 
+    if isinstance(error, TooManyDead):
+        return str(error), TOO_MANY_DEAD
     if isinstance(error, NoBroker):
         return str(error), UNREACHABLE
     if isinstance(error, Impossible):

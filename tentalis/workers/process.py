@@ -152,7 +152,7 @@ class Worker:
 
     def _mine(self, stored: Stored, lane: Lane) -> Task | None:
         try:
-            record = stored.decode(self._codec)
+            record = stored.decode_own(self._codec)
         except DecodeError as error:
             log.warning("skipped: %s", error)  # scoring owns the dead letters of tasks
             return None

@@ -7,9 +7,10 @@ import pytest
 
 from schemas.codec import SchemasUnavailable
 from streams.delivery import Backoff, BatchRunner, Job, Lanes
-from streams.dlq import DeadLimits, Produce, TooManyDead
+from streams.dlq import Produce
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
 from streams.state import StateStore
+from tentalis.dlq import DeadLimits, TooManyDead
 
 
 def record(offset: int, value: bytes = b"v", key: str | None = "k", topic: str = "in") -> LogRecord:
