@@ -21,6 +21,7 @@ from tentalis.config import Settings
 log = logging.getLogger(__name__)
 
 TOPIC_PATIENCE_S = 5.0
+LAST_RFC3339_MS = 253_402_300_799_999  # the year 9999
 # How long a process waits for a registry or broker that is asked for a schema, before it ends and says so.
 SCHEMA_PATIENCE_S = 60.0
 ELECTING = frozenset(
@@ -159,17 +160,20 @@ class Stored:
 
 
 def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
-    """CloudEvents headers (binary mode). Id and time are in the body too: headers get lost."""
+    """CloudEvents headers (binary mode). Id and time are in the body too: headers get lost. `ce_time` is left out for
+    what RFC 3339 has no words for."""
     event_time = getattr(record, "event_time", 0)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time / 1000)) + f".{event_time % 1000:03d}Z"
-    return [
+    headers = [
         ("ce_specversion", b"1.0"),
         ("ce_id", record.event_id.encode()),
         ("ce_type", f"tentalis.{type(record).__name__}".encode()),
         ("ce_source", source.encode()),
-        ("ce_time", stamp.encode()),
         ("content-type", b"application/avro"),
     ]
+    if 0 <= event_time <= LAST_RFC3339_MS:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time // 1000)) + f".{event_time % 1000:03d}Z"
+        headers.append(("ce_time", stamp.encode()))
+    return headers
 
 
 def checked_size(topic: str, key: str, value: bytes) -> bytes:
