@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tentalis.cli import loop, processes, records, stack, system, topics
+from tentalis.cli import loop, processes, records, schemas, stack, system, topics
 from tentalis.cli.common import configure_logging, explain
 from tentalis.cli.system import print_version
 
@@ -38,7 +38,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    epilog="Exit codes: 0 ok, 1 error, 2 usage, 3 drift or incompatible, 4 unreachable. TENTALIS_DEBUG=1: tracebacks.",
+    epilog="Exit codes: 0 ok, 1 error, 2 usage, 3 drift or incompatible, 4 unreachable, 5 too many dead letters. "
+    "TENTALIS_DEBUG=1: tracebacks.",
 )
 
 
@@ -64,6 +65,7 @@ app.command(short_help="The processes of the local stack.")(stack.status)
 app.command(short_help="Train a run again from its topics: equal or not.")(loop.replay)
 app.command(short_help="Check a run: nothing lost, twice or mixed.")(loop.verify)
 app.add_typer(topics.app, name="topics", short_help="Topics on the broker, held against our table.")
+app.add_typer(schemas.app, name="schemas", short_help="The Avro schemas: check, list, show, register, fingerprint.")
 app.command(short_help="Show records of a topic as JSON.")(records.consume)
 app.command(short_help="Write records to a topic from JSON.")(records.produce)
 app.add_typer(processes.app, name="serve", short_help="Run one process of the stack.")

@@ -131,7 +131,9 @@ def written(publisher: Publisher, topic: str, lines: Iterable[bytes], allowed: t
             continue
         try:
             publisher.send(topic, parsed(line, allowed))
-        except (ValueError, OverflowError) as error:
+        except OverflowError:
+            yield f"line {number}: a number is out of the 64 bits of its field"
+        except ValueError as error:
             yield f"line {number}: {error}"
         else:
             yield None
