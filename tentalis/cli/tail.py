@@ -52,7 +52,7 @@ def parse_start(text: str) -> Start:
             USAGE,
         ) from error
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return Start(at_ms=int(moment.timestamp() * 1000))
+    return Start(at_ms=max(0, int(moment.timestamp() * 1000)))  # -1 would be the end for Kafka
 
 
 def begin_offset(start: Start, low: int, high: int, at_time: int | None) -> int:

@@ -45,7 +45,7 @@ def a_task(unique: str) -> Task:
 def test_what_is_produced_is_consumed_with_key_and_headers(settings: Settings, unique: str) -> None:
     task = a_task(unique)
     done = run(settings, "produce", topics.TASKS, "-o", "json", stdin=json.dumps(to_plain(task)) + "\n\n")
-    assert json.loads(done.stdout) == {"topic": topics.TASKS, "records": 1}
+    assert json.loads(done.stdout) == {"topic": topics.TASKS, "records": 1, "refused": 0}
     (found,) = consumed(settings, topics.TASKS, "--key", unique)
     assert (found["type"], found["value"]["task_id"]) == ("Task", unique)
     assert found["headers"]["ce_id"] == unique

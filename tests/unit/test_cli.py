@@ -189,6 +189,7 @@ def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> No
         ("-5", Start(back=5)),
         ("2026-01-01T00:00:00Z", Start(at_ms=1_767_225_600_000)),
         ("2026-01-01T01:00:00+01:00", Start(at_ms=1_767_225_600_000)),
+        ("1969-12-31T23:59:59.999Z", Start(at_ms=0)),
     ],
 )
 def test_where_to_start(text: str, start: Start) -> None:
