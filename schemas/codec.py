@@ -6,8 +6,10 @@ fingerprint in 8 bytes) where none is. In the second the writer's schema is on `
 explains itself years later.
 """
 
+import logging
+import time
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -15,6 +17,10 @@ from schemas import avro
 from schemas.avro import AvroSchema
 from schemas.partial import check_items, read_partial
 from schemas.records import RECORDS, Record
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SINGLE_OBJECT = b"\xc3\x01"
 CONFLUENT = b"\x00"
@@ -24,6 +30,7 @@ MOST_ITEMS = 100_000
 """Items of all arrays and maps of one record; decoded they take about a kilobyte each."""
 MOST_PROBLEMS = 5
 REASON_CHARS = 1000
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 
 
 class DecodeError(Exception):
@@ -37,6 +44,11 @@ class DecodeError(Exception):
         self.schema, self.stage = schema, stage
 
 
+class SchemasUnavailable(Exception):
+    """A schema cannot be looked up now (the registry or the broker is away, or not prepared). Nothing is wrong with the
+    record: it must be neither dead-lettered nor passed over."""
+
+
 def _problems(cause: ValidationError) -> str:
     found = cause.errors(include_url=False, include_context=False, include_input=False)
     told = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in found[:MOST_PROBLEMS])
@@ -48,11 +60,11 @@ class Registry(Protocol):
     """What the codec needs of a schema registry."""
 
     def serialize(self, topic: str, schema: AvroSchema, datum: dict[str, Any]) -> bytes:
-        """The datum in Confluent framing. Raises if the registry does not know the schema."""
+        """The datum in Confluent framing. Raises SchemasUnavailable if the registry is away or lacks the schema."""
         ...
 
     def schema_by_id(self, schema_id: int) -> AvroSchema:
-        """Raises LookupError for an unknown id."""
+        """Raises LookupError for an id that the registry says it does not have, SchemasUnavailable if it is away."""
         ...
 
 
@@ -60,21 +72,28 @@ class Codec:
     """Encodes and decodes records; one per process.
 
     `lookup` finds a writer's schema that this code does not ship, by fingerprint: normally on `tentalis.schemas.v1`.
+    `patience`: seconds for which registry and lookup are asked again (blocking, with back-off) while they are away,
+    before SchemasUnavailable is raised.
     """
 
     def __init__(
-        self, registry: Registry | None = None, lookup: Callable[[bytes], AvroSchema | None] = lambda _: None
+        self,
+        registry: Registry | None = None,
+        lookup: Callable[[bytes], AvroSchema | None] = lambda _: None,
+        patience: float = 0.0,
     ) -> None:
         self._registry = registry
         self._lookup = lookup
+        self._patience = patience
         self._known = {schema.fingerprint: schema for schema in avro.all_current()}
 
     def encode(self, topic: str, record: Record) -> bytes:
-        """The wire bytes of a record for a topic."""
+        """The wire bytes of a record for a topic. Raises SchemasUnavailable."""
         schema = avro.current(type(record).__name__)
         datum = record.model_dump()
-        if self._registry is not None:
-            return self._registry.serialize(topic, schema, datum)
+        registry = self._registry
+        if registry is not None:
+            return self._asked(lambda: registry.serialize(topic, schema, datum))
         return SINGLE_OBJECT + schema.fingerprint + avro.write(schema, datum)
 
     def decode(
@@ -82,7 +101,8 @@ class Codec:
     ) -> Record:
         """The record that the bytes stand for; `expected` are the record names that the topic holds.
 
-        Raises DecodeError naming topic, partition, offset and schema for anything that is not such a record.
+        Raises DecodeError naming topic, partition, offset and schema for anything that is not such a record, and
+        SchemasUnavailable where that cannot be told now.
         """
 
         def error(reason: str, schema: str, stage: str = "decode") -> DecodeError:
@@ -95,13 +115,20 @@ class Codec:
             if writer is None:
                 raise error("unknown schema: neither shipped nor on tentalis.schemas.v1", value[2:10].hex() or "none")
         elif value[:1] == CONFLUENT and len(value) >= 5:
-            schema_id = int.from_bytes(value[1:5], "big")
-            if self._registry is None:
-                raise error("Confluent framing, but SCHEMA_REGISTRY_URL is not set", f"id {schema_id}")
+            registry, schema_id = self._registry, int.from_bytes(value[1:5], "big")
+            if registry is None:
+                raise error(
+                    "begins with a zero byte: either no record at all, or one in Confluent framing, "
+                    "for which SCHEMA_REGISTRY_URL must be set",
+                    f"id {schema_id}",
+                )
             try:
-                writer, body = self._registry.schema_by_id(schema_id), value[5:]
+                writer, body = self._asked(lambda: registry.schema_by_id(schema_id)), value[5:]
             except LookupError as cause:
-                raise error(f"unknown to the registry: {cause}", f"id {schema_id}") from cause
+                raise error(
+                    f"begins with a zero byte, but as Confluent framing its schema is unknown to the registry: {cause}",
+                    f"id {schema_id}",
+                ) from cause
         else:
             raise error(f"bad magic {value[:2].hex() or '(no bytes)'}: neither C301 nor Confluent framing", "none")
         if writer.name not in RECORDS or (expected is not None and writer.name not in expected):
@@ -134,7 +161,19 @@ class Codec:
     def _by_fingerprint(self, fingerprint: bytes) -> AvroSchema | None:
         schema = self._known.get(fingerprint)
         if schema is None and len(fingerprint) == 8:
-            schema = self._lookup(fingerprint)
+            schema = self._asked(lambda: self._lookup(fingerprint))
             if schema is not None:
                 self._known[fingerprint] = schema
         return schema
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        deadline, pause = time.monotonic() + self._patience, FIRST_PAUSE_S
+        while True:
+            try:
+                return ask()
+            except SchemasUnavailable as error:
+                if time.monotonic() + pause > deadline:
+                    raise
+                log.warning("%s; asking again in %.1f s", error, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -1,16 +1,28 @@
 """Confluent framing through confluent-kafka's own serializer; auto-register is off, so the registry must know them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx2  # what confluent-kafka's registry client speaks HTTP with
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, record_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.avro import AvroSchema, all_current
+from schemas.codec import SchemasUnavailable
 
 SUBJECT_PREFIX = "tentalis."
+TIMEOUT_S = 5
+# One request per failure here: whoever decodes has a back-off of its own, and may not be blocked for long.
+CLIENT: dict[str, Any] = {"timeout": TIMEOUT_S, "max.retries": 0}
+
+
+class SchemaRefused(Exception):
+    """The registry does not take a schema: it cannot read what an earlier version of its subject wrote, or it is not
+    valid in the registry's eyes."""
 
 
 class ConfluentRegistry:
@@ -22,31 +34,90 @@ class ConfluentRegistry:
     def __init__(
         self, url: str, client: SchemaRegistryClient | None = None, *, login: Mapping[str, str] | None = None
     ) -> None:
-        self._client = client or SchemaRegistryClient.new_client({"url": url, **(login or {})})
+        # A URL may carry credentials.
+        self._name = ", ".join(urlsplit(one).hostname or one for one in url.split(","))
+        self._client = client or SchemaRegistryClient.new_client({"url": url} | CLIENT | dict(login or {}))
         self._serializers: dict[str, AvroSerializer] = {}
         self._schemas: dict[int, AvroSchema] = {}
 
     def serialize(self, topic: str, schema: AvroSchema, datum: dict[str, Any]) -> bytes:
-        """The datum in Confluent framing. Raises SchemaRegistryError if the registry does not know the schema."""
+        """The datum in Confluent framing. Raises SchemasUnavailable if the registry is away or lacks the schema."""
         serializer = self._serializers.get(schema.name)
         if serializer is None:
             conf = {"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy}
             serializer = self._serializers[schema.name] = AvroSerializer(self._client, schema.text, conf=conf)
-        return bytes(serializer(datum, SerializationContext(topic, MessageField.VALUE)))
+        with self._asking():
+            try:
+                return bytes(serializer(datum, SerializationContext(topic, MessageField.VALUE)))
+            except SchemaRegistryError as error:
+                if not _not_there(error):
+                    raise
+                raise SchemasUnavailable(
+                    f"the schema registry {self._name} does not have this version's {schema.name} under "
+                    f"{SUBJECT_PREFIX}{schema.name}: {error}. `tentalis schemas register` puts it there"
+                ) from error
 
     def schema_by_id(self, schema_id: int) -> AvroSchema:
-        """The writer's schema of an id. Raises LookupError for an unknown id."""
+        """The writer's schema of an id. Raises LookupError for an id that the registry says it does not have or that is
+        no Avro record's, SchemasUnavailable if the registry says nothing."""
         if schema_id not in self._schemas:
+            with self._asking():
+                try:
+                    found = self._client.get_schema(schema_id)
+                except SchemaRegistryError as error:
+                    if not _not_there(error):
+                        raise
+                    raise LookupError(str(error)) from error
             try:
-                found = self._client.get_schema(schema_id)
-            except SchemaRegistryError as error:
-                raise LookupError(str(error)) from error
-            self._schemas[schema_id] = AvroSchema.parse(str(found.schema_str))
+                self._schemas[schema_id] = AvroSchema.parse(str(found.schema_str))
+            except (ValueError, RecursionError) as error:
+                raise LookupError(f"{found.schema_type} schema, {error}") from error
         return self._schemas[schema_id]
 
+    def register(self, schema: AvroSchema) -> int:
+        """Registers a schema under its record's name; its id. Registering again is harmless.
+
+        Raises SchemaRefused, SchemasUnavailable.
+        """
+        with self._asking():
+            try:
+                return int(self._client.register_schema(SUBJECT_PREFIX + schema.name, Schema(schema.text, "AVRO")))
+            except SchemaRegistryError as error:
+                if error.http_status_code not in (409, 422):
+                    raise
+                raise SchemaRefused(
+                    f"the schema registry {self._name} refuses {SUBJECT_PREFIX}{schema.name}: {error}"
+                ) from error
+
     def register_all(self) -> dict[str, int]:
-        """Registers every current schema under its record name; name -> id. Registering again is harmless."""
-        return {
-            schema.name: int(self._client.register_schema(SUBJECT_PREFIX + schema.name, Schema(schema.text, "AVRO")))
-            for schema in all_current()
-        }
+        """Registers every current schema; name -> id. Raises as `register`."""
+        return {schema.name: self.register(schema) for schema in all_current()}
+
+    def versions(self, name: str) -> dict[int, AvroSchema]:
+        """The versions of a record's subject by number, none if the registry does not have the subject.
+
+        Raises SchemasUnavailable, and ValueError for a version that is no Avro record schema.
+        """
+        subject = SUBJECT_PREFIX + name
+        with self._asking():
+            try:
+                numbers = self._client.get_versions(subject)
+            except SchemaRegistryError as error:
+                if not _not_there(error):
+                    raise
+                return {}
+            found = {int(number): self._client.get_version(subject, number) for number in numbers}
+        return {number: AvroSchema.parse(str(version.schema.schema_str)) for number, version in found.items()}
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except (SchemaRegistryError, httpx2.HTTPError) as error:
+            raise SchemasUnavailable(f"the schema registry {self._name} cannot be asked: {error!r}") from error
+
+
+def _not_there(error: SchemaRegistryError) -> bool:
+    """Whether this is the registry's own word that it does not have the thing: a 404 of a proxy, or for a wrong path,
+    has no code of its kind."""
+    return error.http_status_code == 404 and 40400 <= (error.error_code or 0) < 40500

@@ -23,6 +23,7 @@ META = "tentalis.meta.v1"
 EVALS = "tentalis.evals.v1"
 AUDIT = "tentalis.audit.v1"
 SCHEMAS = "tentalis.schemas.v1"
+CONTROL = (RUNS, BATCHES, POLICIES, POLICY_ACKS)
 
 # `max.message.bytes` counts a whole batch: room for key, headers and framing beside a value of the full size. A dead
 # letter has the original's bytes and headers of its own, so its topic takes a little more again.

@@ -172,4 +172,4 @@ def build(settings: Settings, *, window_ms: int = WINDOW_MS, retention_ms: int =
     """The application for a process: with the codec that the settings ask for."""
     from tentalis.kafka import make_codec
 
-    return Aggregation(make_codec(settings), window_ms=window_ms, retention_ms=retention_ms)
+    return Aggregation(make_codec(settings, patience=0.0), window_ms=window_ms, retention_ms=retention_ms)

@@ -19,16 +19,16 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from schemas import topics
+from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
-from streams.dlq import DeadLimits, TooManyDead
 from streams.processor import Processor, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import Sparing, TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
 from tentalis.config import Security, Settings
+from tentalis.dlq import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead, app_version
 from tentalis.kafka import client_config
 from tentalis.security import aiokafka
-from tentalis.service import NEEDS_PERSON
 
 __all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
 
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_CRASHED = 1
-EXIT_TOO_MANY_DEAD = NEEDS_PERSON
 EXIT_FORBIDDEN = 6
 STOP_DEADLINE_S = 4.0
 
@@ -120,7 +119,7 @@ class _Worker:
             changelog=self._changelog,
             limits=DeadLimits(settings.dead_run, settings.dead_ratio, settings.dead_window),
             record_limit=settings.record_limit,
-            version=_version(),
+            version=app_version(),
             counts=self._counts,
         )
         self._lanes = Lanes(self._runner.run, lambda: self._runner.waiting, self.failed)
@@ -249,6 +248,8 @@ class _Worker:
                     if ticks:
                         await self._runner.send_ticks(ticks)
                     self._look_what_is_due()
+            except SchemasUnavailable as error:
+                log.warning("no ticks now: %s", error)
             except Exception as error:
                 log.exception("the ticks of partitions %s failed", self._owned)
                 self.failed(error)
@@ -399,12 +400,3 @@ def _credentials(security: Security) -> Any:
     # Faust 0.15.3 reads the protocol of these, and never sets it.
     credentials.protocol = AuthProtocol.SSL
     return credentials
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("tentalis")
-    except PackageNotFoundError:
-        return "unknown"

@@ -15,9 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from streams.dlq import DeadLimits, Produce, key_bytes, letter
+from schemas.codec import SchemasUnavailable
+from streams.dlq import Produce, check, key_bytes, letter
 from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable, Timed
 from streams.state import OFFSET_HEADER, Entry, StateStore, as_entries
+from tentalis.dlq import DeadLimits
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +167,7 @@ class BatchRunner:
         while True:
             try:
                 effects = await self.processor.process(partition, records)
-            except Retryable as reason:
+            except (Retryable, SchemasUnavailable) as reason:
                 log.warning("%s: %s; trying again in %.1f s", records[0], reason, delay)
                 self.counts.retries += 1
                 self._reset(partition)
@@ -200,7 +202,7 @@ class BatchRunner:
         *,
         attempts: int,
     ) -> None:
-        self._limits.check(records, effects.dead)
+        check(self._limits, records, effects.dead)
         sending = [_produce(output) for output in effects.outputs]
         for dead in effects.dead:
             log.error("dead letter: %s at stage %s: %s: %s", dead.record, dead.stage, dead.error_class, dead.error)

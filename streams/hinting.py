@@ -283,6 +283,6 @@ def build(
     async def given() -> str:
         return str(teacher)
 
-    codec = make_codec(settings)
+    codec = make_codec(settings, patience=0.0)
     pairing = make_pairing(settings, codec, feedback_horizon_ms)
     return Hinting(codec, Teacher(client, given if teacher else base_model), pairing=pairing, at_once=at_once)

@@ -108,7 +108,7 @@ class Processor(Protocol):
         May be cancelled at any await when the partition is taken away.
 
         Raises:
-            Retryable: try this batch again later; blocks the partition, dead-letters nothing.
+            Retryable, SchemasUnavailable: try this batch again later; blocks the partition, dead-letters nothing.
             Exception: the batch is tried again record by record; what fails alone goes to the dead-letter topic.
         """
 

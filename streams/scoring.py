@@ -248,5 +248,5 @@ def build(settings: Settings, *, feedback_horizon_ms: int = HORIZON_MS) -> Scori
     from tentalis.kafka import make_codec
 
     rewards.load_plugins()
-    codec = make_codec(settings)
+    codec = make_codec(settings, patience=0.0)
     return Scoring(codec, pairing=make_pairing(settings, codec, feedback_horizon_ms))

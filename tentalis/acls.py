@@ -18,6 +18,7 @@ BEGIN, END = "<!-- acls: begin -->", "<!-- acls: end -->"
 READERS = "tentalis-reader"
 FOLLOWERS = "tentalis-follower"
 CONSUMERS = "tentalis-consume"
+CONTROL = "tentalis-control"
 
 
 class Resource(StrEnum):
@@ -160,9 +161,10 @@ ROLES: dict[str, Role] = {
         _role(
             "policies",
             "`tentalis serve policies`",
-            _reads(topics.POLICIES, topics.POLICY_ACKS),
+            _reads(*topics.CONTROL),
             _follows(),
-            _writes(topics.POLICIES, topics.POLICY_ACKS),
+            _writes(topics.POLICIES, topics.POLICY_ACKS, *map(topics.dlq, topics.CONTROL)),
+            _group(CONTROL),
         ),
         _role(
             "trainer",

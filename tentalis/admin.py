@@ -370,7 +370,7 @@ def publish_schemas(settings: Settings, schemas: Sequence[AvroSchema]) -> None:
     """Puts schemas on tentalis.schemas.v1 (key: fingerprint in hex, value: the JSON text).
 
     With SCHEMA_REGISTRY_URL every current schema is registered there too. Doing it again changes nothing.
-    Raises DeliveryFailed, SchemaRegistryError.
+    Raises DeliveryFailed, SchemaRefused, SchemasUnavailable.
     """
     from tentalis.kafka import Publisher, make_codec
 

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from schemas import topics
 from schemas.avro import AvroSchema
-from schemas.codec import Codec
+from schemas.codec import Codec, DecodeError, SchemasUnavailable
 from schemas.records import Record
 from tentalis.acls import FOLLOWERS, READERS, Operation
 from tentalis.config import Settings
@@ -24,6 +24,13 @@ from tentalis.security import librdkafka
 log = logging.getLogger(__name__)
 
 TOPIC_PATIENCE_S = 5.0
+LAST_RFC3339_MS = 253_402_300_799_999  # the year 9999
+# How long a process waits for a registry or broker that is asked for a schema, before it ends and says so.
+SCHEMA_PATIENCE_S = 60.0
+ELECTING = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
+TRANSIENT = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
 
 
 class RecordTooLarge(ValueError):
@@ -97,7 +104,7 @@ def consumer_config(settings: Settings, group: str, *, instance: str | None = No
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record as it lies on the log."""
+    """A record as it lies on the log. `raw_key` are the bytes that `key` was read from, which may be no UTF-8."""
 
     topic: str
     partition: int
@@ -106,6 +113,10 @@ class Stored:
     key: str | None
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
+    raw_key: bytes | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
 
     @classmethod
     def of(cls, message: Message) -> "Stored":
@@ -118,6 +129,7 @@ class Stored:
             None if key is None else bytes(key).decode("utf-8", "replace"),
             message.value(),
             tuple((name, value or b"") for name, value in headers_in(message)),
+            key,
         )
 
     def decode(self, codec: Codec) -> Record:
@@ -126,6 +138,21 @@ class Stored:
         return codec.decode(
             self.value, topic=self.topic, partition=self.partition, offset=self.offset, expected=expected
         )
+
+    def decode_own(self, codec: Codec) -> Record:
+        """As `decode`, of a record that lies under its own key: under another, compaction and partitions are wrong for
+        it. Raises DecodeError."""
+        record = self.decode(codec)
+        if record.key != self.key:
+            raise DecodeError(
+                f"the Kafka key is {self.key!r}, but the record's own is {record.key!r}",
+                topic=self.topic,
+                partition=self.partition,
+                offset=self.offset,
+                schema=type(record).__name__,
+                stage="validate",
+            )
+        return record
 
 
 def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
@@ -141,17 +168,20 @@ def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
-    """CloudEvents headers (binary mode). Id and time are in the body too: headers get lost."""
+    """CloudEvents headers (binary mode). Id and time are in the body too: headers get lost. `ce_time` is left out for
+    what RFC 3339 has no words for."""
     event_time = getattr(record, "event_time", 0)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time / 1000)) + f".{event_time % 1000:03d}Z"
-    return [
+    headers = [
         ("ce_specversion", b"1.0"),
         ("ce_id", record.event_id.encode()),
         ("ce_type", f"tentalis.{type(record).__name__}".encode()),
         ("ce_source", source.encode()),
-        ("ce_time", stamp.encode()),
         ("content-type", b"application/avro"),
     ]
+    if 0 <= event_time <= LAST_RFC3339_MS:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time // 1000)) + f".{event_time % 1000:03d}Z"
+        headers.append(("ce_time", stamp.encode()))
+    return headers
 
 
 def checked_size(topic: str, key: str, value: bytes) -> bytes:
@@ -237,6 +267,12 @@ class Publisher:
             raise DeliveryFailed(f"{left} records were not confirmed within {timeout:g} s: is the broker up?")
 
 
+def passes(error: KafkaError) -> bool:
+    """Whether what a consumer reports passes by itself: librdkafka reports a broker that is away as events and connects
+    again, and a member that was away for too long joins its group again."""
+    return bool(error.retriable()) or error.code() in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}
+
+
 def _partitions(settings: Settings, consumer: Consumer, topic: str) -> list[int]:
     deadline = time.monotonic() + TOPIC_PATIENCE_S
     while (metadata := consumer.list_topics(topic, timeout=15).topics[topic]).error is not None:
@@ -265,8 +301,7 @@ def _watermarks(
             return int(low), int(high)
         except KafkaException as error:
             reason: KafkaError = error.args[0]
-            passing = reason.retriable() or reason.code() in TRANSIENT | ELECTING
-            if not passing or time.monotonic() > deadline:
+            if not (passes(reason) or reason.code() in ELECTING) or time.monotonic() > deadline:
                 raise refused(settings, reason, Operation.DESCRIBE, topic) from error
             time.sleep(0.2)
 
@@ -388,20 +423,13 @@ class Follower:
                 found.append(Stored.of(message))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._pending.discard(int(message.partition()))
-            elif not error.retriable() and error.code() not in TRANSIENT:
+            elif not passes(error):
                 raise refused(self._settings, error, Operation.READ, self._topic, FOLLOWERS)
         return found
 
     def close(self) -> None:
         """Leaves."""
         self._consumer.close()
-
-
-# librdkafka reports a broker that is away as events; it reconnects by itself.
-ELECTING = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
-)
-TRANSIENT = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
 
 
 class GroupConsumer:
@@ -436,7 +464,7 @@ class GroupConsumer:
             error = message.error()
             if error is None:
                 found.append(Stored.of(message))
-            elif not error.retriable() and error.code() not in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}:
+            elif not passes(error):
                 raise refused(self._settings, error, Operation.READ, str(message.topic()), self._group)
         return found
 
@@ -481,20 +509,25 @@ class SchemaLookup:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._consumer: Consumer | None = None
         self._found: dict[bytes, AvroSchema] = {}
         self._next: dict[int, int] = {}
-        self._consumer: Consumer | None = None
 
     def __call__(self, fingerprint: bytes) -> AvroSchema | None:
+        """Raises SchemasUnavailable while the topic cannot be read, and Forbidden."""
         if fingerprint not in self._found:
-            self._read_on()
+            try:
+                self._read_on()
+            except (KafkaException, NoSuchTopic, TimeoutError) as error:
+                raise SchemasUnavailable(f"schemas cannot be looked up on {topics.SCHEMAS}: {error}") from error
         return self._found.get(fingerprint)
 
     def _read_on(self) -> None:
         if self._consumer is None:
-            self._consumer = Consumer(consumer_config(self._settings, READERS))
-            self._next = dict.fromkeys(_partitions(self._settings, self._consumer, topics.SCHEMAS), 0)
-        ends = {p: _watermarks(self._settings, self._consumer, topics.SCHEMAS, p)[1] for p in self._next}
+            consumer = Consumer(consumer_config(self._settings, READERS))
+            self._next = dict.fromkeys(_partitions(self._settings, consumer, topics.SCHEMAS), 0)
+            self._consumer = consumer
+        ends = {p: _watermarks(self._settings, self._consumer, topics.SCHEMAS, p, patience=0.0)[1] for p in self._next}
         if ends == self._next:
             return
         for stored in read_to_end(self._settings, topics.SCHEMAS, start=self._next, end=ends):
@@ -502,21 +535,25 @@ class SchemaLookup:
                 continue
             try:
                 schema = AvroSchema.parse(stored.value.decode())
-            except ValueError as error:
-                log.warning("%s[%d]@%d is skipped: %s", topics.SCHEMAS, stored.partition, stored.offset, error)
+            except (ValueError, RecursionError) as error:
+                log.warning("%s is passed over: %s", stored, error)
             else:
                 self._found[schema.fingerprint] = schema
         self._next = ends
 
 
-def make_codec(settings: Settings) -> Codec:
-    """The codec of a process: Confluent framing where SCHEMA_REGISTRY_URL is set, single-object encoding where not."""
+def make_codec(settings: Settings, *, patience: float = SCHEMA_PATIENCE_S) -> Codec:
+    """The codec of a process: Confluent framing where SCHEMA_REGISTRY_URL is set, single-object encoding where not.
+
+    `patience`: seconds for which it waits, blocking, for a registry or broker that is away; 0 where something else
+    waits.
+    """
     if settings.schema_registry:
         from schemas.registry import ConfluentRegistry
 
         login = settings.registry_login.client_config()
-        return Codec(ConfluentRegistry(settings.schema_registry, login=login), SchemaLookup(settings))
-    return Codec(None, SchemaLookup(settings))
+        return Codec(ConfluentRegistry(settings.schema_registry, login=login), SchemaLookup(settings), patience)
+    return Codec(None, SchemaLookup(settings), patience)
 
 
 def now_ms() -> int:

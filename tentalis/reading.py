@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Reader:
-    """Follows topics and decodes them. Bad ones are their owners' to dead-letter: here they are skipped and counted."""
+    """Follows topics and decodes them. Bad ones are their owners' to dead-letter: here they are named and counted."""
 
     def __init__(self, settings: Settings, topic_names: Iterable[str], codec: Codec) -> None:
         self._followers = {name: Follower(settings, name) for name in topic_names}
@@ -46,7 +46,7 @@ class Reader:
             if each.value is None:  # a tombstone
                 continue
             try:
-                pairs.append((each, each.decode(self._codec)))
+                pairs.append((each, each.decode_own(self._codec)))
             except DecodeError as error:
                 self.skipped += 1
                 log.warning("skipped (%d so far): %s", self.skipped, error)

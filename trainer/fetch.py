@@ -116,18 +116,21 @@ def _searches(missing: Mapping[str, PlanRow]) -> Iterator[tuple[dict[int, int], 
     yield {row.partition: 0 for row in missing.values()}, None
 
 
-def examine(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> list[Problem]:
+def examine(
+    settings: Settings, codec: Codec, rows: Iterable[PlanRow], unreadable: list[str] | None = None
+) -> list[Problem]:
     """Reads the whole rollout topic and says what is wrong with the planned rollouts; nothing means all can be
     trained on.
 
     A key with a record of another digest, or whose content is not what its digest says, is forged, also when the
-    planned record is there too; a husk is exempt.
+    planned record is there too; a husk is exempt. What is no record at all is added to `unreadable`, with its place and
+    the reason.
     """
     planned = {row.rollout_id: row for row in rows}
     genuine: set[str] = set()
     forgotten: set[str] = set()
     problems: list[Problem] = []
-    for partition, offset, rollout in _rollouts(settings, codec, {}, None):
+    for partition, offset, rollout in _rollouts(settings, codec, {}, None, unreadable):
         row = planned.get(rollout.rollout_id)
         if row is None:
             continue
@@ -160,7 +163,11 @@ def examine(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> list[P
 
 
 def _rollouts(
-    settings: Settings, codec: Codec, start: Mapping[int, int], end: Mapping[int, int] | None
+    settings: Settings,
+    codec: Codec,
+    start: Mapping[int, int],
+    end: Mapping[int, int] | None,
+    unreadable: list[str] | None = None,
 ) -> Iterator[tuple[int, int, Rollout]]:
     """(partition, offset, rollout) of the readable records. `start` and `end` as in `read_to_end`."""
     for stored in read_to_end(settings, topics.ROLLOUTS, start=start, end=end):
@@ -169,7 +176,9 @@ def _rollouts(
         try:
             record = stored.decode(codec)
         except DecodeError as error:
-            log.debug("not a rollout: %s", error)
+            log.debug("passed over: %s", error)
+            if unreadable is not None:
+                unreadable.append(str(error))
             continue
         if isinstance(record, Rollout):
             yield stored.partition, stored.offset, record

@@ -1,10 +1,9 @@
 """This rank's share of the rollout topic: reads, dead-letters what is no rollout, offers the rest."""
 
 import logging
-import time
 from collections.abc import Mapping
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
@@ -12,12 +11,11 @@ from schemas.digest import digest_holds
 from schemas.records import Rollout
 from tentalis.acls import Operation
 from tentalis.config import Settings
-from tentalis.dlq import context_headers
-from tentalis.kafka import TRANSIENT, Publisher, consumer_config, headers_in
+from tentalis.dead_letters import DeadLetters
+from tentalis.kafka import Publisher, Stored, consumer_config, passes
 from tentalis.refusal import refused
 from trainer.fetch import Cache
 from trainer.offers import Offer, Segment, malformed, offer_of
-from trainer.runtime import versions
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +40,14 @@ class Intake:
         low_water: Mapping[int, int],
     ) -> None:
         """`low_water`: per partition the first offset to read. Dead letters go through `publisher`."""
-        self._settings, self._codec, self._publisher, self._cache = settings, codec, publisher, cache
+        self._settings, self._codec, self._cache = settings, codec, cache
         self._policy, self._vocab_size, self._max_tokens = policy, vocab_size, max_tokens
-        self._group = group_of(policy)
+        group = group_of(policy)
+        self._letters = DeadLetters(publisher, group)
         self._low_water = dict(low_water)
         self._next: dict[int, int] = {}
-        self._version = versions(("tentalis",))["tentalis"]
         self._consumer = Consumer(
-            consumer_config(settings, self._group, instance=instance)
+            consumer_config(settings, group, instance=instance)
             | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
         )
         self._consumer.subscribe([topics.ROLLOUTS], on_assign=self._assigned, on_revoke=self._revoked)
@@ -64,31 +62,31 @@ class Intake:
 
     def poll(self, timeout: float) -> list[Segment]:
         """What was read within `timeout` seconds, as offers; its dead letters are confirmed. Raises Forbidden and
-        KafkaException for errors that do not pass by themselves, and if a successor with this rank's name took over."""
+        KafkaException for errors that do not pass by themselves, and if a successor with this rank's name took over;
+        TooManyDead past the limits of dead letters."""
         offers: dict[int, list[Offer]] = {}
         ends: dict[int, int] = {}
         starts = dict(self._next)
-        dead = 0
+        read: list[tuple[Stored, DecodeError | None]] = []
         for message in self._consumer.consume(POLL_RECORDS, timeout):
             error, partition, offset = message.error(), message.partition(), message.offset()
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
                     ends[partition] = offset
-                elif not error.retriable() and error.code() not in TRANSIENT | {KafkaError._MAX_POLL_EXCEEDED}:
-                    raise refused(self._settings, error, Operation.READ, topics.ROLLOUTS, self._group)
+                elif not passes(error):
+                    raise refused(self._settings, error, Operation.READ, topics.ROLLOUTS, group_of(self._policy))
                 continue
             ends[partition] = offset + 1
+            stored = Stored.of(message)
             try:
-                offer = self._offer(message)
+                offer = self._offer(stored)
             except DecodeError as cause:
-                log.error("dead letter: %s", cause)
-                self._bury(message, cause)
-                dead += 1
+                read.append((stored, cause))
                 continue
+            read.append((stored, None))
             if offer is not None:
                 offers.setdefault(partition, []).append(offer)
-        if dead:
-            self._publisher.flush()
+        self._letters.keep(read)
         segments = []
         for partition, end in ends.items():
             # A rebalance within this poll took the partition away, or gave it anew: it is read again from its start.
@@ -100,50 +98,28 @@ class Intake:
                 segments.append(Segment(partition, start, end, tuple(offers.get(partition, ()))))
         return segments
 
-    def _offer(self, message: Message) -> Offer | None:
+    def _offer(self, stored: Stored) -> Offer | None:
         """Raises DecodeError for what is no valid rollout."""
-        partition, offset, value = int(message.partition()), int(message.offset()), message.value()
-        if value is None:
+        partition, offset = stored.partition, stored.offset
+        if stored.value is None:
             return None
-        record = self._codec.decode(
-            value, topic=topics.ROLLOUTS, partition=partition, offset=offset, expected=("Rollout",)
-        )
+        record = stored.decode_own(self._codec)
         assert isinstance(record, Rollout)
-        problem = self._problem(record, message.key())
+        problem = self._problem(record)
         if problem is not None:
             place = {"topic": topics.ROLLOUTS, "partition": partition, "offset": offset}
             raise DecodeError(problem, schema="Rollout", stage="validate", **place)  # type: ignore[arg-type]
         if record.head.policy != self._policy:
             return None
         self._cache.put(partition, offset, record)
-        return offer_of(record, partition, offset, int(message.timestamp()[1]), self._max_tokens)
+        return offer_of(record, partition, offset, stored.timestamp, self._max_tokens)
 
-    def _problem(self, rollout: Rollout, key: bytes | None) -> str | None:
-        if key != rollout.key.encode():
-            return f"the record's key is {key!r}, but it holds the rollout {rollout.key!r}"
+    def _problem(self, rollout: Rollout) -> str | None:
         if not digest_holds(rollout):
             return f"forged: the content of {rollout.key} is not what its digest covers"
         if rollout.head.policy == self._policy:
             return malformed(rollout, self._vocab_size)
         return None
-
-    def _bury(self, message: Message, cause: DecodeError) -> None:
-        headers = [(name, value or b"") for name, value in headers_in(message)]
-        headers += context_headers(
-            topic=str(message.topic()),
-            partition=int(message.partition()),
-            offset=int(message.offset()),
-            timestamp=int(message.timestamp()[1]),
-            group=self._group,
-            error_class=type(cause).__name__,
-            error=str(cause),
-            stage=cause.stage,
-            attempts=1,
-            version=self._version,
-            failed_at=time.time(),
-        )
-        dlq = topics.dlq(topics.ROLLOUTS)
-        self._publisher.send_bytes(dlq, message.key(), message.value(), headers, partition=message.partition())
 
     def done(self, low_water: Mapping[int, int]) -> None:
         """A step is published: commits, for whoever watches the group's lag, what it has considered."""

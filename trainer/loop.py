@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.records import BatchPlan
 from tentalis.config import Settings
+from tentalis.dlq import EXIT_TOO_MANY_DEAD, TooManyDead
 from tentalis.inference.models import resolve_model
 from tentalis.kafka import Publisher, make_codec
 from trainer import world as worlds
@@ -31,14 +32,19 @@ POLL_SECONDS = 0.1
 
 
 def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None) -> int:
-    """Trains until the configured steps are done and returns the exit code 0; asked to stop, the process ends with
-    STOPPED. `stop`: given by a caller that listens to signals itself.
+    """Trains until the configured steps are done and returns the exit code: 0, or EXIT_TOO_MANY_DEAD where so many
+    records are no rollouts that starting again will not help. Asked to stop, the process ends with STOPPED. `stop`:
+    given by a caller that listens to signals itself.
 
     Every rank runs it; alone it is the whole trainer. Raises CannotResume, Fenced, Diverged, BadRollouts, and Kafka's
     errors that do not pass by themselves.
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as asked:
-        _run(config, settings, asked)
+        try:
+            _run(config, settings, asked)
+        except TooManyDead as error:
+            log.critical("the trainer stops: %s", error)
+            return EXIT_TOO_MANY_DEAD
     return 0
 
 

@@ -79,19 +79,23 @@ def replay(
     verify_only: bool = False,
     base_model: str | None = None,
     allow_missing: bool = False,
+    unreadable: list[str] | None = None,
 ) -> list[ReplayStep]:
     """Trains the steps of a run again, from its first to `to_step` (default: the last), and compares those from
     `from_step`.
 
     `into` is the replay's folder (default: a new one below STATE/replays); `base_model` says where the base model is if
     not where the run's configuration says. With `verify_only` the rollouts are checked and nothing is trained. With
-    `allow_missing` the steps are trained without the rollouts that are missing or forgotten.
+    `allow_missing` the steps are trained without the rollouts that are missing or forgotten. What lies on the topics
+    and is no record is passed over and added to `unreadable`, with its place and the reason.
     Raises CannotReplay, and BadRollouts with every missing, forgotten and forged rollout by name.
     """
     codec = make_codec(settings)
     run = read_run(settings, codec, run_id)
+    passed_over = [] if unreadable is None else unreadable
+    passed_over += run.unreadable
     results, plans = recorded(run, to_step)
-    problems = examine(settings, codec, [row for plan in plans for row in plan.rows])
+    problems = examine(settings, codec, [row for plan in plans for row in plan.rows], passed_over)
     if any(problem.kind == "forged" or not allow_missing for problem in problems):
         raise BadRollouts(problems)
     gone = {problem.rollout_id: str(problem) for problem in problems}
@@ -281,6 +285,7 @@ def main(
     equal."""
     steps: list[ReplayStep] = []
     problems: list[str] = []
+    unreadable: list[str] = []
     try:
         steps = replay(
             run_id,
@@ -291,6 +296,7 @@ def main(
             verify_only=verify_only,
             base_model=base_model,
             allow_missing=allow_missing,
+            unreadable=unreadable,
         )
     except BadRollouts as error:
         problems = [str(problem) for problem in error.problems]
@@ -305,12 +311,15 @@ def main(
                 "equal": None if equal and any(step.equal is None for step in steps) else equal,
                 "problems": problems,
                 "left_out": left_out,
+                "unreadable": unreadable,
                 "steps": [asdict(step) for step in steps],
             },
             sys.stdout,
         )
         sys.stdout.write("\n")
     else:
+        for line in unreadable:
+            print(f"passed over, no record: {line}")
         _print_table(run_id, steps, problems, equal, verify_only)
     return 0 if equal else 1
 

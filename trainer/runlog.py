@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 class RunLog:
     """One run, and what matters of its policy's other runs.
 
-    `plans` and `results` are by step and attempt, in log order; `manifests` by digest, the oldest first.
+    `plans` and `results` are by step and attempt, in log order; `manifests` by digest, the oldest first. `unreadable`:
+    what lies on the control topics and is no record, with its place and the reason.
     """
 
     run_id: str
@@ -26,6 +27,7 @@ class RunLog:
     plans: dict[tuple[int, int], BatchPlan] = field(default_factory=dict)
     results: dict[tuple[int, int], StepResult] = field(default_factory=dict)
     updates: dict[int, PolicyUpdate] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
     promoted: int | None = None
     highest_version: int = -1
 
@@ -54,16 +56,17 @@ def read_run(settings: Settings, codec: Codec, run_id: str, policy: str | None =
     """Reads the run's records. `policy` None: that of the run's manifest ("" if the log knows no such run)."""
     manifests: list[RunManifest] = []
     others: list[RunManifest] = []
-    for record in _records(settings, codec, topics.RUNS):
+    unreadable: list[str] = []
+    for record in _records(settings, codec, topics.RUNS, unreadable):
         if isinstance(record, RunManifest):
             (manifests if record.run_id == run_id else others).append(record)
     if policy is None:
         policy = manifests[0].policy if manifests else ""
-    run = RunLog(run_id, policy, {manifest.digest: manifest for manifest in manifests})
+    run = RunLog(run_id, policy, {manifest.digest: manifest for manifest in manifests}, unreadable=unreadable)
     for manifest in (*manifests, *others):
         if manifest.policy == policy:
             run.highest_version = max(run.highest_version, manifest.first_version)
-    for record in _records(settings, codec, topics.BATCHES):
+    for record in _records(settings, codec, topics.BATCHES, unreadable):
         if isinstance(record, StepResult) and record.policy == policy:
             run.highest_version = max(run.highest_version, record.policy_version)
         if isinstance(record, BatchPlan) and record.run_id == run_id:
@@ -71,7 +74,7 @@ def read_run(settings: Settings, codec: Codec, run_id: str, policy: str | None =
         elif isinstance(record, StepResult) and record.run_id == run_id:
             run.results.pop((record.step, record.attempt), None)
             run.results[record.step, record.attempt] = record
-    for record in _records(settings, codec, topics.POLICIES):
+    for record in _records(settings, codec, topics.POLICIES, unreadable):
         if isinstance(record, PolicyUpdate) and record.policy == policy:
             run.highest_version = max(run.highest_version, record.version)
             run.updates[record.version] = record
@@ -80,19 +83,22 @@ def read_run(settings: Settings, codec: Codec, run_id: str, policy: str | None =
     return run
 
 
-def decoded(stored: Stored, codec: Codec) -> Record | None:
-    """The record, or None (and a warning) for one that is none: dead-lettering it is another's business."""
+def decoded(stored: Stored, codec: Codec, unreadable: list[str] | None = None) -> Record | None:
+    """The record, or None (and a warning, and a line in `unreadable`) for one that is none: dead-lettering it is
+    another's business."""
     if stored.value is None:
         return None
     try:
-        return stored.decode(codec)
+        return stored.decode_own(codec)
     except DecodeError as error:
-        log.warning("skipped: %s", error)
+        log.warning("passed over: %s", error)
+        if unreadable is not None:
+            unreadable.append(str(error))
         return None
 
 
-def _records(settings: Settings, codec: Codec, topic: str) -> Iterator[Record]:
+def _records(settings: Settings, codec: Codec, topic: str, unreadable: list[str]) -> Iterator[Record]:
     for stored in read_to_end(settings, topic):
-        record = decoded(stored, codec)
+        record = decoded(stored, codec, unreadable)
         if record is not None:
             yield record

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
 # Under this name the local stack keeps its broker's port in ports.json.
 BROKER_PORT = "broker"
-OK, ERROR, USAGE, DRIFT, UNREACHABLE = 0, 1, 2, 3, 4
+OK, ERROR, USAGE, DRIFT, UNREACHABLE, TOO_MANY_DEAD, FORBIDDEN = 0, 1, 2, 3, 4, 5, 6
 # Seconds in which a broker must answer before anything is begun that needs it.
 PROBE_S = 5.0
-# 5 is a stream application's: too many dead letters.
-FORBIDDEN = 6
 
 
 class Output(StrEnum):
@@ -70,9 +68,17 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), UNREACHABLE
     if refusal is not None and isinstance(error, refusal.Forbidden):
         return str(error), FORBIDDEN
+    codec, registry = sys.modules.get("schemas.codec"), sys.modules.get("schemas.registry")
+    if codec is not None and isinstance(error, codec.SchemasUnavailable):
+        return str(error), UNREACHABLE
+    if registry is not None and isinstance(error, registry.SchemaRefused):
+        return str(error), DRIFT
     from tentalis.admin import Impossible
     from tentalis.config import BadSecurity, NoBroker
+    from tentalis.dlq import TooManyDead
 
+    if isinstance(error, TooManyDead):
+        return str(error), TOO_MANY_DEAD
     if isinstance(error, BadSecurity):
         return str(error), USAGE
     if isinstance(error, NoBroker):

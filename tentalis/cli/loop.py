@@ -118,6 +118,8 @@ def verify(
         print_json(report.as_dict())
     else:
         print_table(("what", "count"), report.counts())
+        if report.unreadable:
+            print("\npassed over, no record:", *report.unreadable, sep="\n")
         if report.problems:
             print()
             print_table(("rule", "where", "problem"), [(p.rule, p.where, p.message) for p in report.problems])

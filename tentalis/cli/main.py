@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tentalis.cli import dlq, forget, loop, processes, records, stack, system, topics
+from tentalis.cli import dlq, forget, loop, processes, records, schemas, stack, system, topics
 from tentalis.cli.common import configure_logging, explain
 from tentalis.cli.system import print_version
 
@@ -66,6 +66,7 @@ app.command(short_help="Train a run again from its topics: equal or not.")(loop.
 app.command(short_help="Check a run: nothing lost, twice or mixed.")(loop.verify)
 app.command(short_help="Let somebody leave: husks for rollouts, no live state.")(forget.forget)
 app.add_typer(topics.app, name="topics", short_help="Topics on the broker, held against our table.")
+app.add_typer(schemas.app, name="schemas", short_help="The Avro schemas: check, list, show, register, fingerprint.")
 app.command(short_help="Show records of a topic as JSON.")(records.consume)
 app.command(short_help="Write records to a topic from JSON.")(records.produce)
 app.add_typer(dlq.app, name="dlq", short_help="Dead letters: look, replay, drop.")

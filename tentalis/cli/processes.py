@@ -160,7 +160,7 @@ def join(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstr
     from streams.join.processor import JoinProcessor
     from tentalis.kafka import make_codec
 
-    _stream("join", lambda settings: JoinProcessor(make_codec(settings)), bootstrap, port, instance)
+    _stream("join", lambda settings: JoinProcessor(make_codec(settings, patience=0.0)), bootstrap, port, instance)
 
 
 @app.command()

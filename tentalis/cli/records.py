@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from tentalis.cli.common import USAGE, Bootstrap, CommandError, Format, Output, 
 
 if TYPE_CHECKING:
     from schemas.records import Record
+    from tentalis.kafka import Publisher
 
 TopicName = Annotated[str, typer.Argument(help="Name of the topic.")]
 WIDTHS = (2, 8, 24, 40, 12)
@@ -42,7 +43,7 @@ def consume(
 
     where = parse_start(start)
     with reached(bootstrap) as settings, closing(tail(settings, topic, where, stop_at_end=leave)) as log:
-        codec = make_codec(settings)
+        codec = make_codec(settings, patience=0.0)
         wanted = (stored for stored in log if key is None or stored.key == key)
         for seen, stored in enumerate(wanted, 1):
             found = as_object(stored, codec)
@@ -77,7 +78,8 @@ def produce(
     """Writes records from JSON Lines.
 
     They are checked as their readers check them; key and headers are set from the record. A line is
-    the record, or {"type": NAME, "value": RECORD} as `consume -o json` prints it.
+    the record, or {"type": NAME, "value": RECORD} as `consume -o json` prints it. A line that is none is
+    named with the reason and passed over; the exit code is then 1.
     """
     from tentalis.access import check, connect
     from tentalis.acls import Operation
@@ -85,64 +87,86 @@ def produce(
 
     if key is not None and not raw:
         raise CommandError("--key goes with --raw: a record has the key that its fields give", USAGE)
+    allowed = () if raw else _allowed(topic)
+    refused: list[str] = []
+    sent = 0
     with reached(bootstrap) as settings:
         check(connect(settings), settings, {topic: [Operation.WRITE]})
-        publisher = Publisher(settings, "tentalis-produce", make_codec(settings))
-        sent = 0
-        if raw:
-            data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-            publisher.send_bytes(topic, None if key is None else key.encode(), checked_size(topic, key or "", data))
-            sent = 1
-        else:
+        publisher = Publisher(settings, "tentalis-produce", make_codec(settings, patience=0.0))
+        with sys.stdin.buffer if str(file) == "-" else file.open("rb") as lines:
             try:
-                for record in _records(topic, file):
-                    publisher.send(topic, record)
-                    sent += 1
-            except Exception:
+                if raw:
+                    publisher.send_bytes(
+                        topic, None if key is None else key.encode(), checked_size(topic, key or "", lines.read())
+                    )
+                    sent = 1
+                else:
+                    for problem in written(publisher, topic, lines, allowed):
+                        if problem is None:
+                            sent += 1
+                        else:
+                            refused.append(problem)
+                            typer.echo(f"error: {problem}", err=True)
+            finally:
                 publisher.flush()
-                typer.echo(f"{sent} records before it were written to {topic}", err=True)
-                raise
-        publisher.flush()
-    if output is Output.JSON:
-        print_json({"topic": topic, "records": sent})
-    else:
-        typer.echo(f"wrote {sent} records to {topic}", err=True)
+                if output is Output.JSON:
+                    print_json({"topic": topic, "records": sent, "refused": len(refused)})
+                else:
+                    typer.echo(f"wrote {sent} records to {topic}", err=True)
+    if refused:
+        raise CommandError(f"{len(refused)} of {sent + len(refused)} lines were refused")
 
 
-def _records(topic: str, file: Path) -> Iterator[Record]:
+def _allowed(topic: str) -> tuple[str, ...]:
     from schemas.topics import table
 
     allowed = table().topics[topic].records if topic in table().topics else ()
     if not allowed:
         raise CommandError(f"{topic} holds no records of ours; --raw sends bytes as they are", USAGE)
-    with sys.stdin if str(file) == "-" else file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _record(f"line {number}", line, allowed)
+    return allowed
 
 
-def _record(where: str, line: str, allowed: tuple[str, ...]) -> Record:
+def written(publisher: Publisher, topic: str, lines: Iterable[bytes], allowed: tuple[str, ...]) -> Iterator[str | None]:
+    """Sends the record of each line that is not blank; yields None for it, or what is wrong with the line, by its
+    number."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            publisher.send(topic, parsed(line, allowed))
+        except OverflowError:
+            yield f"line {number}: a number is out of the 64 bits of its field"
+        except ValueError as error:
+            yield f"line {number}: {error}"
+        else:
+            yield None
+
+
+def parsed(line: bytes, allowed: tuple[str, ...]) -> Record:
+    """The record of a line. Raises ValueError, in words for a person."""
     from pydantic import ValidationError
 
     from schemas.records import RECORDS
     from tentalis.cli.values import from_plain
 
     try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CommandError(f"{where}: not JSON: {error}") from error
+        data = json.loads(line.decode())
+    except RecursionError as error:
+        raise ValueError("not JSON that can be read: nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise CommandError(f"{where}: a {type(data).__name__} where an object is expected")
+        raise ValueError(f"a {type(data).__name__} where an object is expected")
     name = allowed[0] if len(allowed) == 1 else None
     if "type" in data and "value" in data:
         name, data = data["type"], data["value"]
     if name not in allowed:
         wanted = " or ".join(allowed)
-        raise CommandError(f'{where}: say which record it is: {{"type": ..., "value": {{...}}}} with {wanted}')
+        raise ValueError(f'say which record it is: {{"type": ..., "value": {{...}}}} with {wanted}')
     try:
         return from_plain(RECORDS[name], data)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())
-        raise CommandError(f"{where}: not a {name}: {problems}") from error
-    except ValueError as error:
-        raise CommandError(f"{where}: not a {name}: {error}") from error
+        raise ValueError(f"not a {name}: {problems}") from error
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"not a {name}: {error}") from error

@@ -17,7 +17,7 @@ from tentalis.acls import CONSUMERS, Operation
 from tentalis.cli.common import USAGE, CommandError
 from tentalis.cli.values import to_plain
 from tentalis.config import Settings
-from tentalis.kafka import TRANSIENT, NoSuchTopic, Stored, consumer_config
+from tentalis.kafka import NoSuchTopic, Stored, consumer_config, passes
 from tentalis.refusal import DENIED, refused
 
 DLQ_HEADER = "tentalis.dlq."
@@ -54,7 +54,7 @@ def parse_start(text: str) -> Start:
             USAGE,
         ) from error
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return Start(at_ms=int(moment.timestamp() * 1000))
+    return Start(at_ms=max(0, int(moment.timestamp() * 1000)))  # -1 would be the end for Kafka
 
 
 def begin_offset(start: Start, low: int, high: int, at_time: int | None) -> int:
@@ -101,7 +101,7 @@ def tail(settings: Settings, topic: str, start: Start, *, stop_at_end: bool) -> 
                     yield Stored.of(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left.discard(int(message.partition()))
-                elif not error.retriable() and error.code() not in TRANSIENT:
+                elif not passes(error):
                     raise refused(settings, error, Operation.READ, topic, CONSUMERS)
     finally:
         consumer.close()

@@ -18,8 +18,14 @@ from tentalis.inference.jobs import Chunk, EngineError, EngineStopped
 from tentalis.inference.lora import Adapter, AdapterMissing, AdapterRefused
 from tentalis.inference.scoring import ScoredTokens
 from tentalis.inference.shelf import Adapters, ShelfFull
+from tentalis.inference.text import longest_token_bytes, text_bytes
 
 _Body = TypeVar("_Body", bound=BaseModel)
+
+# A byte of text takes up to 6 of JSON (\u0041); the rest is for what stands around it.
+_ESCAPED, _BODY_ROOM = 8, 1 << 20
+# A refused body is read to its end and dropped, so that the client can hear the answer; but not for ever.
+_HEARD_OUT = 256 << 20
 
 
 class UnknownModelName(Exception):
@@ -37,6 +43,9 @@ class Api:
         self.max_model_len = max_model_len
         self.tokenizer = engine.runtime.tokenizer
         self.texts = wire.TokenTexts(self.tokenizer)
+        # Tokenising takes a hundred bytes of memory for each of text: what cannot fit the context is refused before.
+        self.text_limit = max_model_len * longest_token_bytes(self.tokenizer)
+        self.body_limit = _ESCAPED * self.text_limit + _BODY_ROOM
 
     def install(self, app: FastAPI) -> None:
         """Add the routes and the error shapes to `app`."""
@@ -60,6 +69,41 @@ class Api:
         ):
             app.add_exception_handler(kind, _on_error)
 
+    async def _parse(self, request: Request, kind: type[_Body]) -> _Body:
+        """Raises InvalidRequest, also for a body that is longer than any that could be answered."""
+        body, size = bytearray(), 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= self.body_limit:
+                body += chunk
+            elif size > _HEARD_OUT:
+                break
+        if size > self.body_limit:
+            raise wire.InvalidRequest(
+                f"The body has {'over ' if size > _HEARD_OUT else ''}{size:,} bytes; with a context of "
+                f"{self.max_model_len:,} tokens this server takes {self.body_limit:,}."
+            )
+        try:
+            data = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise wire.InvalidRequest(f"The body is not JSON: {error}") from error
+        return kind.model_validate(data)
+
+    def _bounded(self, text: Any, param: str) -> None:
+        """Refuses what is too long for the context however it is tokenised, and what is no text."""
+        try:
+            size = text_bytes(text)
+        except UnicodeEncodeError as error:
+            raise wire.InvalidRequest(f"{param} holds a lone surrogate, which is no text: {error}", param) from error
+        except RecursionError as error:
+            raise wire.InvalidRequest(f"{param} is nested too deeply.", param) from error
+        if size > self.text_limit:
+            raise wire.InvalidRequest(
+                f"This model's context is {self.max_model_len} tokens, at most {self.text_limit:,} bytes of text; "
+                f"{param} has {size:,} bytes. Shorten it.",
+                param,
+            )
+
     # Models and adapters
 
     async def health(self) -> Response:
@@ -78,7 +122,7 @@ class Api:
 
     async def load_adapter(self, request: Request) -> Response:
         """Serve a PEFT folder under a name of its own."""
-        body = await _parse(request, wire.LoadAdapterBody)
+        body = await self._parse(request, wire.LoadAdapterBody)
         if body.lora_name == self.served_name:
             raise wire.InvalidRequest(f"{body.lora_name!r} is the base model's name.", "lora_name")
         if self.adapters.get(body.lora_name) is not None and not body.load_inplace:
@@ -90,7 +134,7 @@ class Api:
 
     async def unload_adapter(self, request: Request) -> Response:
         """Stop serving an adapter; answers in flight are finished with it."""
-        body = await _parse(request, wire.UnloadAdapterBody)
+        body = await self._parse(request, wire.UnloadAdapterBody)
         if self.adapters.unload(body.lora_name) is None:
             raise UnknownModelName(f"The adapter {body.lora_name!r} is not loaded.")
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
@@ -108,11 +152,12 @@ class Api:
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
         """Text or chat messages to token ids."""
-        body = await _parse(request, wire.TokenizeBody)
+        body = await self._parse(request, wire.TokenizeBody)
         self._resolve(body.model)
         if body.messages is not None:
             tokens = self._render(body.messages, body)
         else:
+            self._bounded(body.prompt, "prompt")
             special = body.add_special_tokens is not False
             tokens = list(self.tokenizer.encode(body.prompt, add_special_tokens=special))
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
@@ -121,7 +166,7 @@ class Api:
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
         """Token ids to text, special tokens written out."""
-        body = await _parse(request, wire.DetokenizeBody)
+        body = await self._parse(request, wire.DetokenizeBody)
         self._resolve(body.model)
         self._check_ids(body.tokens)
         return {"prompt": self.tokenizer.decode(body.tokens)}
@@ -130,6 +175,7 @@ class Api:
         """The chat template's token ids. Its special tokens are its own affair: none are added."""
         if not self.tokenizer.chat_template:
             raise wire.InvalidRequest("This model's tokenizer has no chat template; use /v1/completions.", "messages")
+        self._bounded([messages, body.tools, body.chat_template_kwargs], "messages")
         try:
             return list(
                 self.tokenizer.apply_chat_template(
@@ -174,7 +220,7 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        body = await _parse(request, wire.ChatBody)
+        body = await self._parse(request, wire.ChatBody)
         name, adapter = self._resolve(body.model)
         prompt = self._render(body.messages, body)
         self._check_ids(prompt)
@@ -220,8 +266,10 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: sample after prompts, score prompts, or both."""
-        body = await _parse(request, wire.CompletionBody)
+        body = await self._parse(request, wire.CompletionBody)
         name, adapter = self._resolve(body.model)
+        for given in body.prompts():
+            self._bounded(given, "prompt")
         prompts = [
             prompt
             if isinstance(prompt, list)
@@ -328,14 +376,6 @@ async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
         status, kind = _status(error)
         yield f"data: {json.dumps(wire.error_body(status, kind, str(error)))}\n\n"
     yield "data: [DONE]\n\n"
-
-
-async def _parse(request: Request, kind: type[_Body]) -> _Body:
-    try:
-        data = await request.json()
-    except ValueError as error:
-        raise wire.InvalidRequest(f"The body is not JSON: {error}") from error
-    return kind.model_validate(data)
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,26 @@
-"""From tokens to text, token by token, and the stop strings in it."""
+"""From tokens to text, token by token, and the stop strings in it; and how long a text can be."""
 
 from collections.abc import Sequence
 from typing import Any
+
+
+def longest_token_bytes(tokenizer: Any) -> int:
+    """An upper bound on the UTF-8 bytes of text that one token of the vocabulary stands for. (Byte-level vocabularies
+    write some bytes with two: the bound is then up to twice too large.)"""
+    return max(len(token.encode("utf-8", "surrogatepass")) for token in tokenizer.get_vocab())
+
+
+def text_bytes(value: Any) -> int:
+    """UTF-8 bytes of all texts in a JSON value. Raises UnicodeEncodeError for a lone surrogate, which is no text."""
+    match value:
+        case str():
+            return len(value.encode())
+        case dict():
+            return sum(text_bytes(key) + text_bytes(item) for key, item in value.items())
+        case list():
+            return sum(map(text_bytes, value))
+        case _:
+            return 0
 
 
 class TextStream:

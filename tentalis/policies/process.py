@@ -1,4 +1,6 @@
-"""`tentalis serve policies`: the guard that promotes, and the sync of one server. Both live from the log alone."""
+"""`tentalis serve policies`: the guard that promotes and the sync of one server, both living from the log alone, and
+the owner of the dead letters of the control topics.
+"""
 
 import asyncio
 import logging
@@ -8,6 +10,7 @@ import time
 from schemas import topics
 from schemas.records import PolicyAck, PolicyUpdate, Promotion
 from tentalis.config import Settings
+from tentalis.dead_letters import ControlOwner
 from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import ServerUnavailable
 from tentalis.kafka import Publisher, make_codec, now_ms
@@ -34,6 +37,7 @@ class Policies:
         self._log = PolicyLog(server_id)
         self._reader = Reader(settings, [topics.POLICIES, topics.POLICY_ACKS], codec)
         self._publisher = Publisher(settings, f"tentalis/policies/{server_id}", codec)
+        self._owner = ControlOwner(settings, codec, self._publisher)
         self._sync = Sync(server, self._log, server_id, self._acknowledge)
         self._promoting: dict[str, int] = {}
         self._check_at = 0.0
@@ -47,9 +51,14 @@ class Policies:
                 await self.step()
         finally:
             self._reader.close()
+            self._owner.close()
 
     async def step(self) -> None:
-        """Takes in what is new; promotes and syncs where due."""
+        """Takes in what is new; promotes and syncs where due. What is no record is kept as a dead letter.
+
+        Raises TooManyDead and what else `ControlOwner.step` raises.
+        """
+        await asyncio.to_thread(self._owner.step)
         found = await asyncio.to_thread(self._reader.poll, POLL_S)
         for stored, record in found:
             self._log.apply(record, stored.offset)

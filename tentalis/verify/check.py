@@ -14,7 +14,8 @@ def check(log: Log, *, allow_open: bool = False) -> Report:
     """What the run consists of and what is wrong with it. With `allow_open`, tasks still open are counted, no problem.
 
     Counts are of distinct records by their identity; `repeats` are further copies of the same key or id, which
-    at-least-once delivery makes and which harm nobody as long as they say the same.
+    at-least-once delivery makes and which harm nobody as long as they say the same. What is no record on a topic that
+    is compacted is listed, and is no problem of the run's: its dead letter may be long gone.
     """
     index, trained = Index.of(log), Training.of(log)
     problems = [problem for rule in (*samples.RULES, *rollouts.RULES) for problem in rule(index)]
@@ -52,7 +53,8 @@ def check(log: Log, *, allow_open: bool = False) -> Report:
         "dead_letters": len(log.dead),
         "repeats": sum(len(copies) - 1 for records in by_identity for copies in records.values()),
     }
-    return Report(log.run, numbers, dict(sorted(kinds.items())), sorted(problems, key=_order))
+    unreadable = [f"{name}[{partition}]@{offset}: {why}" for (name, partition, offset), why in log.unreadable]
+    return Report(log.run, numbers, dict(sorted(kinds.items())), sorted(problems, key=_order), unreadable)
 
 
 def _order(problem: Problem) -> tuple[str, str]:

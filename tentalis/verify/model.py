@@ -51,7 +51,8 @@ class Log:
 
     `clock` is the stream time of each partition of the halves topic (its greatest append time, ms). `dead` are the
     places of records that lie on a dead-letter topic with their bytes unchanged, `undecodable` those of bytes that are
-    no record. `manifests`, `plans` and `steps` are those of all runs of the policy: a run may go on from another.
+    no record on topics whose owners always run, `unreadable` those elsewhere. `manifests`, `plans` and `steps` are
+    those of all runs of the policy: a run may go on from another.
     """
 
     run: str
@@ -71,6 +72,7 @@ class Log:
     clock: dict[int, int] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)
     undecodable: list[tuple[Place, str]] = field(default_factory=list)
+    unreadable: list[tuple[Place, str]] = field(default_factory=list)
 
 
 class Kind(StrEnum):
@@ -101,6 +103,7 @@ class Report:
     numbers: dict[str, int]
     outcomes: dict[str, int]
     problems: list[Problem]
+    unreadable: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
@@ -109,6 +112,7 @@ class Report:
             "run": self.run,
             **self.numbers,
             "outcomes": self.outcomes,
+            "unreadable": self.unreadable,
             **{kind.value: kinds[kind] for kind in Kind},
             "problems": [
                 {"kind": p.kind.value, "rule": p.rule, "where": p.where, "message": p.message} for p in self.problems
@@ -120,4 +124,5 @@ class Report:
         kinds = Counter(problem.kind for problem in self.problems)
         rows = [(name.replace("_", " "), number) for name, number in self.numbers.items()]
         rows += [(f"outcomes {name}", number) for name, number in self.outcomes.items()]
+        rows.append(("unreadable", len(self.unreadable)))
         return rows + [(f"problems {kind.value}", kinds[kind]) for kind in Kind]

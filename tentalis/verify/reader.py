@@ -115,6 +115,8 @@ class _Reader:
                 self.log.undecodable.append((place, error.reason))
                 if kept:
                     self.log.dead.add(place)
+            else:
+                self.log.unreadable.append((place, error.reason + (" (in the dead letters)" if kept else "")))
             return
         if self._keep(record, stored) and kept:
             self.log.dead.add(place)

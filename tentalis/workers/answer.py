@@ -8,7 +8,7 @@ import time
 from pydantic import ValidationError
 
 from schemas.ids import parse_policy_name
-from schemas.records import LogprobsMode, PolicySpan, Result, Status, Task, result_id
+from schemas.records import LogprobsMode, Message, PolicySpan, Result, Status, Task, result_id
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.inference.protocol import (
     Completion,
@@ -49,6 +49,13 @@ def failed_instead(result: Result, reason: str) -> Result:
         server_id=result.server_id,
         elapsed_s=result.elapsed_s,
     )
+
+
+def without_texts(result: Result) -> Result:
+    """A failed result of a task so large that no other record can carry it: its texts are on the task's own."""
+    said = Message(role="user", content="(left out: the task alone fills a record)")
+    task = result.task.model_copy(update={"messages": (said,), "metadata": {}, "verifier": None})
+    return result.model_copy(update={"task": task})
 
 
 class Answerer:

@@ -23,7 +23,7 @@ from tentalis.kafka import GroupConsumer, Publisher, RecordTooLarge, Stored, mak
 from tentalis.reading import Reader
 from tentalis.served import Served
 from tentalis.service import run_service
-from tentalis.workers.answer import Answerer, failed_instead
+from tentalis.workers.answer import Answerer, failed_instead, without_texts
 from tentalis.workers.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Worker:
 
     def _mine(self, stored: Stored, lane: Lane) -> Task | None:
         try:
-            record = stored.decode(self._codec)
+            record = stored.decode_own(self._codec)
         except DecodeError as error:
             log.warning("skipped: %s", error)  # scoring owns the dead letters of tasks
             return None
@@ -183,7 +183,11 @@ class Worker:
             self._publisher.send(topics.RESULTS, result)
         except RecordTooLarge as error:
             log.error("%s", error)
-            self._publisher.send(topics.RESULTS, failed_instead(result, str(error)))
+            failed = failed_instead(result, result.error or str(error))
+            try:
+                self._publisher.send(topics.RESULTS, failed)
+            except RecordTooLarge:
+                self._publisher.send(topics.RESULTS, without_texts(failed))
 
 
 def run(

@@ -11,7 +11,7 @@ from schemas.avro import AvroSchema, all_current
 from tentalis.admin import Change, KafkaAdmin, Kind, apply, ensure, missing_schemas, plan
 from tentalis.cli.main import app
 from tentalis.config import Settings
-from tentalis.kafka import read_to_end
+from tentalis.kafka import Publisher, SchemaLookup, make_codec, read_to_end
 from tests.kafka_fixture import Kafka
 
 pytestmark = pytest.mark.broker
@@ -32,6 +32,23 @@ def invoke(settings: Settings) -> Iterator[Callable[..., tuple[int, str]]]:
         return done.exit_code, done.stdout
 
     yield run
+
+
+def test_schemas_are_found_when_they_come_and_what_is_none_is_passed_over(settings: Settings, unique: str) -> None:
+    def schema(name: str) -> AvroSchema:
+        return AvroSchema.parse(json.dumps({"type": "record", "name": name, "fields": []}))
+
+    early, late = (schema(f"{kind}_{unique.replace('-', '_')}") for kind in ("Early", "Late"))
+    publisher = Publisher(settings, "test", make_codec(settings))
+    for value in (b"\xff", b"[]", b"[" * 100_000, early.text.encode()):
+        publisher.send_bytes(topics.SCHEMAS, unique.encode(), value)
+    publisher.flush()
+    lookup = SchemaLookup(settings)
+    assert lookup(early.fingerprint) == early
+    assert lookup(late.fingerprint) is None
+    publisher.send_bytes(topics.SCHEMAS, unique.encode(), late.text.encode())
+    publisher.flush()
+    assert lookup(late.fingerprint) == late
 
 
 def retention(settings: Settings, topic: str, value: str) -> None:

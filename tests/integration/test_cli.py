@@ -45,7 +45,7 @@ def a_task(unique: str) -> Task:
 def test_what_is_produced_is_consumed_with_key_and_headers(settings: Settings, unique: str) -> None:
     task = a_task(unique)
     done = run(settings, "produce", topics.TASKS, "-o", "json", stdin=json.dumps(to_plain(task)) + "\n\n")
-    assert json.loads(done.stdout) == {"topic": topics.TASKS, "records": 1}
+    assert json.loads(done.stdout) == {"topic": topics.TASKS, "records": 1, "refused": 0}
     (found,) = consumed(settings, topics.TASKS, "--key", unique)
     assert (found["type"], found["value"]["task_id"]) == ("Task", unique)
     assert found["headers"]["ce_id"] == unique
@@ -57,13 +57,18 @@ def test_what_is_produced_is_consumed_with_key_and_headers(settings: Settings, u
     assert first["value"] == second["value"]
 
 
-def test_a_bad_line_is_named_and_what_came_before_it_is_written(settings: Settings, unique: str) -> None:
+def test_every_bad_line_is_named_and_every_good_one_is_written(settings: Settings, unique: str) -> None:
     good = json.dumps(to_plain(a_task(unique)))
-    done = run(settings, "produce", topics.TASKS, stdin=f"{good}\n{{}}\n")
+    huge = good.replace('"event_time": ', f'"event_time": {"9" * 30}', 1)
+    lines = [good, "{}", "", "[" * 100_000, huge, "9" * 5000, good, '{"a": "\\ud800"}']
+    done = run(settings, "produce", topics.TASKS, "-o", "json", stdin="\n".join(lines))
     assert done.exit_code == 1
-    assert "1 records before it were written" in done.stderr
-    assert "error: line 2: not a Task: task_id: Field required" in done.stderr
-    assert len(consumed(settings, topics.TASKS, "--key", unique)) == 1
+    assert json.loads(done.stdout) == {"topic": topics.TASKS, "records": 2, "refused": 5}
+    named = [line for line in done.stderr.splitlines() if line.startswith("error: line")]
+    assert [line.split(":")[1] for line in named] == [f" line {number}" for number in (2, 4, 5, 6, 8)]
+    assert "not a Task: task_id: Field required" in named[0]
+    assert "5 of 7 lines were refused" in done.stderr
+    assert len(consumed(settings, topics.TASKS, "--key", unique)) == 2
 
 
 def test_a_record_over_the_limit_is_refused_with_the_limit(settings: Settings, unique: str, tmp_path: Path) -> None:

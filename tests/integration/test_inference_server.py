@@ -17,7 +17,14 @@ import pytest
 
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
-from tests.integration.inference_lab import Lab, make_adapter, make_model, running_server, trainer_logprobs
+from tests.integration.inference_lab import (
+    Lab,
+    make_adapter,
+    make_model,
+    make_tokenizer,
+    running_server,
+    trainer_logprobs,
+)
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -247,9 +254,62 @@ def test_errors_have_the_openai_shape(server: str, path: str, body: dict[str, An
     assert error["type"] == ("NotFoundError" if status == 404 else "BadRequestError")
 
 
-def test_a_body_that_is_not_json(server: str) -> None:
-    response = httpx.post(server + "/v1/completions", content=b"{", headers={"content-type": "application/json"})
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000, b'{"model": ' + b"[" * 100_000])
+def test_a_body_that_is_not_json(server: str, body: bytes) -> None:
+    response = httpx.post(server + "/v1/completions", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400 and "not JSON" in response.json()["error"]["message"]
+
+
+def asking(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Every call that tokenises a text."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    return [
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": text}}]}),
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/completions", {"prompt": ["x", text]}),
+        ("/tokenize", {"prompt": text}),
+        ("/tokenize", {"messages": messages}),
+    ]
+
+
+@pytest.mark.parametrize("length", [9_000, 15_000_000])
+def test_what_cannot_fit_the_context_is_refused_before_it_is_tokenised(
+    server: str, lab: Lab, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    def never(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("tokenised")
+
+    for name in ("encode", "apply_chat_template"):
+        monkeypatch.setattr(lab.runtime.tokenizer, name, never)
+    for path, body in asking("é" * (length // 2)):
+        response = post(server, path, body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["type"]) == (400, 400, "BadRequestError")
+        assert "context" in error["message"] and "bytes" in error["message"]
+
+
+def test_a_text_that_might_fit_is_counted_in_tokens(server: str) -> None:
+    longest = max(map(len, make_tokenizer().get_vocab()))
+    answer = post(server, "/v1/completions", {"prompt": "a" * 256 * (longest - 1)})
+    assert answer.status_code == 400 and "tokens; the prompt has" in answer.json()["error"]["message"]
+
+
+def test_a_body_of_unknown_length_is_bounded_too(server: str) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(300):
+            yield b"x" * 65536
+        yield b'"}'
+
+    response = httpx.post(server + "/v1/completions", content=chunks(), timeout=60)
+    assert response.status_code == 400 and "The body has 19,660,814 bytes" in response.json()["error"]["message"]
+
+
+def test_what_is_no_text_is_refused(server: str) -> None:
+    for path, body in asking("\ud800"):
+        response = httpx.post(server + path, content=json.dumps(body).encode(), timeout=60)
+        assert response.status_code == 400 and "lone surrogate" in response.json()["error"]["message"]
 
 
 def test_loading_the_same_name_needs_load_inplace(server: str, adapter: Path, model: Path, tmp_path: Path) -> None:

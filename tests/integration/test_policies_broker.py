@@ -9,6 +9,7 @@ import pytest
 from schemas import topics
 from schemas.records import PolicyAck, Promotion
 from tentalis.inference.protocol import ServerUnavailable
+from tentalis.kafka import read_to_end
 from tentalis.policies.process import Policies
 from tentalis.policies.sync import WEIGHTS
 from tests.integration.loop_lab import Lab, running
@@ -53,6 +54,31 @@ class Policy:
 @pytest.fixture
 def policy(kafka: Kafka, unique: str, tmp_path: Path) -> Policy:
     return Policy(Lab(kafka.bootstrap, unique), tmp_path)
+
+
+def test_of_any_number_of_processes_one_keeps_what_is_no_control_record(policy: Policy) -> None:
+    lab = policy.lab
+    lying = Promotion(policy="another", version=1, event_time=1, sha256="-", mode="always")
+    bad = [(topic, lab.name.encode()) for topic in topics.CONTROL]
+    bad.append((topics.POLICIES, lab.codec.encode(topics.POLICIES, lying)))
+    with (
+        running(policy.run),
+        running(Policy(Lab(lab.settings.require_bootstrap(), f"{lab.name}-2"), policy.folder).run),
+    ):
+        for topic, value in bad:
+            lab.publisher.send_bytes(topic, b"garbage", value, [("mine", b"1")])
+        lab.publisher.flush()
+        policy.publish(1)
+        policy.serves(1)
+
+        def letters() -> list[tuple[str, bytes | None]]:
+            found = [stored for topic in topics.CONTROL for stored in read_to_end(lab.settings, topics.dlq(topic))]
+            assert all(dict(each.headers)["mine"] == b"1" and each.key == "garbage" for each in found)
+            values = {value for _, value in bad}
+            return [(each.topic.removesuffix(".dlq"), each.value) for each in found if each.value in values]
+
+        eventually(lambda: len(letters()) >= len(bad), 40)
+        assert sorted(letters()) == sorted(bad)
 
 
 def test_published_promoted_loaded_acknowledged_and_again_after_restarts(policy: Policy) -> None:

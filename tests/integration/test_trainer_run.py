@@ -18,6 +18,7 @@ from schemas.ids import sha256_hex
 from schemas.records import BatchPlan, Promotion, Rollout
 from tentalis.admin import ensure
 from tentalis.config import Settings
+from tentalis.dlq import EXIT_TOO_MANY_DEAD
 from tentalis.forget.core import husk
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
 from tentalis.service import STOPPED
@@ -138,8 +139,13 @@ def test_a_run_publishes_and_replays_to_the_same_bytes(lab: Lab) -> None:
         assert sha256_hex(weights.read_bytes()) == update.sha256
     rows = [row.rollout_id for (step, _), plan in run.plans.items() for row in plan.rows]
     assert len(rows) == len(set(rows)) == 24
+    for topic in (topics.RUNS, topics.BATCHES, topics.POLICIES, topics.ROLLOUTS):
+        lab.publisher.send_bytes(topic, b"garbage", lab.policy.encode())
+    lab.publisher.flush()
     code, report = lab.replay(of)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
+    named = {line.partition("[")[0] for line in report["unreadable"]}
+    assert named == {topics.RUNS, topics.BATCHES, topics.POLICIES, topics.ROLLOUTS}, report["unreadable"]
 
     forge(lab, rows[5], keep_digest=False)
     forge(lab, rows[17], keep_digest=True)
@@ -311,6 +317,19 @@ def test_bad_records_are_dead_lettered_and_the_trainer_waits_for_the_served_vers
     drops = [drop for plan in lab.log(of).plans.values() for drop in plan.drops]
     assert [(drop.count, drop.reason) for drop in drops] == [(1, "greedy sampling")]
     assert greedy.rollout_id not in {row.rollout_id for plan in lab.log(of).plans.values() for row in plan.rows}
+
+
+def test_a_topic_full_of_garbage_stops_the_trainer_instead_of_emptying_it(lab: Lab) -> None:
+    lab.lay(2)
+    for number in range(102):
+        lab.publisher.send_bytes(topics.ROLLOUTS, b"garbage", b"bad %d" % number)
+    lab.publisher.flush()
+    of = lab.config()
+    assert lab.train(of) == EXIT_TOO_MANY_DEAD, lab.text(of)
+    assert "records in a row could not be processed (limit 100)" in lab.text(of)
+    ours = f"tentalis-trainer-{lab.policy}".encode()
+    letters = read_to_end(lab.settings, topics.dlq(topics.ROLLOUTS))
+    assert sum(dict(each.headers).get("tentalis.dlq.consumer-group") == ours for each in letters) <= 100
 
 
 def promote(lab: Lab, version: int) -> None:

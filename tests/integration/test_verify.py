@@ -98,6 +98,7 @@ def test_the_command_counts_names_and_exits(settings: Settings, unique: str) -> 
     task = Task.model_validate(first.model_dump() | {"task_id": unique, "run_id": unique, "n_samples": 1})
     publisher = Publisher(settings, "test", make_codec(settings))
     publisher.send(topics.TASKS, task)
+    publisher.send_bytes(topics.RUNS, b"garbage", unique.encode())
     publisher.flush()
     arguments = ["verify", unique, "--bootstrap-server", str(settings.bootstrap), "-o", "json"]
     done = runner.invoke(app, arguments)
@@ -105,6 +106,7 @@ def test_the_command_counts_names_and_exits(settings: Settings, unique: str) -> 
     assert done.exit_code == 1
     assert (found["tasks"], found["samples"], found["open"], found["lost"]) == (1, 1, 1, 1)
     assert {problem["rule"] for problem in found["problems"]} == {"open-task", "missing-open"}
+    assert any(line.startswith(f"{topics.RUNS}[0]@") and "bad magic" in line for line in found["unreadable"])
     table = runner.invoke(app, [*arguments[:-2], "--allow-open"])
     assert table.exit_code == 1
     assert "missing-open" in table.stdout

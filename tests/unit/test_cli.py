@@ -10,23 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from schemas import topics
 from schemas.codec import Codec
-from schemas.records import Result
+from schemas.records import Record, Result
 from schemas.tensors import float32_bytes
 from tentalis.admin import Impossible
 from tentalis.cli import common
 from tentalis.cli.common import CommandError, explain, resolve_settings
 from tentalis.cli.main import app
 from tentalis.cli.processes import _dead_limits
-from tentalis.cli.records import _record
+from tentalis.cli.records import parsed, written
 from tentalis.cli.stack import READY, _word
 from tentalis.cli.tail import Start, as_object, begin_offset, parse_start
 from tentalis.cli.values import from_plain, to_plain
 from tentalis.config import NoBroker
-from tentalis.kafka import Stored
+from tentalis.kafka import Stored, checked_size, headers_of
 from tentalis.local.disk import Space
 from tentalis.local.state import StateDir, write_whole
 from tests.unit.verify_run import consistent
@@ -50,7 +52,8 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     commands = (
-        "demo up down status topics dlq replay verify serve worker manager trainer consume produce doctor version"
+        "demo up down status topics dlq schemas replay verify serve worker manager trainer consume produce doctor "
+        "version"
     )
     for command in commands.split():
         assert f"\n  {command} " in done.stdout
@@ -62,6 +65,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     [
         "topics apply",
         "dlq replay",
+        "schemas check",
         "serve model",
         "serve join",
         "serve hinting",
@@ -245,6 +249,7 @@ def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> No
         ("-5", Start(back=5)),
         ("2026-01-01T00:00:00Z", Start(at_ms=1_767_225_600_000)),
         ("2026-01-01T01:00:00+01:00", Start(at_ms=1_767_225_600_000)),
+        ("1969-12-31T23:59:59.999Z", Start(at_ms=0)),
     ],
 )
 def test_where_to_start(text: str, start: Start) -> None:
@@ -328,29 +333,94 @@ def test_float32_has_few_digits_and_loses_no_bit() -> None:
 TICK = {"event_time": 1, "partition": 2}
 
 
-def line(value: Any) -> str:
-    return json.dumps(value)
+def line(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
 def test_a_line_is_a_record_or_its_envelope() -> None:
-    assert _record("line 1", line(TICK), ("Tick",)).key == "tick/2"
-    assert _record("line 1", line({"type": "Tick", "value": TICK, "offset": 3}), ("Open", "Tick")).key == "tick/2"
+    assert parsed(line(TICK), ("Tick",)).key == "tick/2"
+    assert parsed(line({"type": "Tick", "value": TICK, "offset": 3}), ("Open", "Tick")).key == "tick/2"
 
 
 @pytest.mark.parametrize(
     ("text", "allowed", "message"),
     [
-        ("{", ("Tick",), "line 7: not JSON"),
-        ("[]", ("Tick",), "line 7: a list where an object is expected"),
+        (b"{", ("Tick",), "not JSON"),
+        (b"\xff\xfe", ("Tick",), "not JSON: 'utf-8' codec can't decode"),
+        (b"[" * 200_000, ("Tick",), "nested too deeply"),
+        (b"9" * 5000, ("Tick",), "not JSON: Exceeds the limit"),
+        (b"[]", ("Tick",), "a list where an object is expected"),
         (line(TICK), ("Open", "Tick"), "say which record it is"),
+        (line({"type": ["Tick"], "value": {}}), ("Tick",), "say which record it is"),
         (line({"type": "Task", "value": {}}), ("Tick",), "say which record it is"),
-        (line({"event_time": 1, "partition": -2}), ("Tick",), "line 7: not a Tick: partition: .*greater than or equal"),
-        (line({"event_time": 1, "partition": 1, "x": 1}), ("Tick",), "line 7: not a Tick: x: Extra inputs"),
+        (line({"event_time": 1, "partition": -2}), ("Tick",), "not a Tick: partition: .*greater than or equal"),
+        (line({"event_time": 1, "partition": 1, "x": 1}), ("Tick",), "not a Tick: x: Extra inputs"),
     ],
 )
-def test_a_line_that_is_no_record_says_which_and_why(text: str, allowed: tuple[str, ...], message: str) -> None:
-    with pytest.raises(CommandError, match=message):
-        _record("line 7", text, allowed)
+def test_a_line_that_is_no_record_says_why(text: bytes, allowed: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parsed(text, allowed)
+
+
+class Encoded:
+    """A publisher that does all that one does before it queues."""
+
+    sent = 0
+
+    def send(self, topic: str, record: Record) -> None:
+        checked_size(topic, record.key, Codec().encode(topic, record))
+        headers_of(record, "test")
+        self.sent += 1
+
+
+def test_a_value_that_no_schema_has_room_for_is_the_fault_of_its_line() -> None:
+    lines = [line(TICK), line(TICK | {"event_time": 2**63}), b"", line(TICK | {"event_time": -(2**63)})]
+    found = list(written(Encoded(), topics.HALVES, lines, ("Tick",)))  # type: ignore[arg-type]
+    assert found[::2] == [None, None]
+    assert found[1] == "line 2: a number is out of the 64 bits of its field"
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from(
+        [2**31, 2**63, -(2**63) - 1, 10**400, 1e308, float("nan"), float("-inf"), "nan", "", "\ud800", "\0"]
+    ),
+    st.text(max_size=5),
+    st.lists(st.integers() | st.floats(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_a_line_holds_it_is_a_record_or_named(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["Task", "Result", "Feedback", "Score"]))
+    log = consistent()
+    seen = {"Task": log.tasks, "Result": log.results, "Feedback": log.feedback, "Score": log.scores}[kind]
+    value: Any = to_plain(seen[0].record)
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(places(value)[1:]))
+        inside = value
+        for step in path[:-1]:
+            inside = inside[step]
+        if data.draw(st.booleans()):
+            inside[path[-1]] = data.draw(LEAVES)
+        else:
+            del inside[path[-1]]
+    raw = data.draw(st.sampled_from([json.dumps(value).encode(), json.dumps(value).encode()[:-1]]) | st.binary())
+    topic = next(topic.name for topic in topics.table().topics.values() if kind in topic.records)
+    publisher = Encoded()
+    found = list(written(publisher, topic, [b"\n", raw], (kind,)))  # type: ignore[arg-type]
+    assert publisher.sent == found.count(None)
+    assert all(problem is None or problem.startswith("line 2: ") for problem in found)
 
 
 def test_token_fields_may_be_lists_or_base64_and_nothing_else() -> None:

@@ -1,8 +1,9 @@
 """Both wire formats: what is written comes back, and bytes that are no record say why and where."""
 
+import threading
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -14,15 +15,23 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from schemas import avro, topics
-from schemas.codec import CONFLUENT, SINGLE_OBJECT, Codec, DecodeError
+from schemas.codec import CONFLUENT, SINGLE_OBJECT, Codec, DecodeError, SchemasUnavailable
 from schemas.records import RECORDS, Record, Score, Tick
-from schemas.registry import ConfluentRegistry
+from schemas.registry import ConfluentRegistry, SchemaRefused
 from tentalis.cli.values import from_plain, to_plain
+from tests.kafka_fixture import eventually
+from tests.schema_registry import SchemaRegistry, schema_registry
 from tests.unit.verify_run import consistent
 
 INT, LONG = st.integers(0, 2**31 - 1), st.integers(0, 2**62)
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
 SAME_LENGTH = 3
+
+
+@pytest.fixture
+def http_registry() -> Iterator[SchemaRegistry]:
+    with schema_registry() as registry:
+        yield registry
 
 
 @cache
@@ -107,6 +116,10 @@ def plausible(model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, An
                 values["messages"] = values["messages"] or ({"role": "user", "content": ""},)
             case "Result":
                 values["sample_index"] = values["sample_index"] % values["task"].n_samples
+                tokens = len(values["response_token_ids"]) // 4
+                values["policy_spans"] = [
+                    span.model_copy(update={"start": span.start % (tokens + 1)}) for span in values["policy_spans"]
+                ]
             case "Sample":
                 values["sample_index"] = values["sample_index"] % values["head"].n_samples
             case "Feedback":
@@ -200,7 +213,12 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str, str, str]] = {
     ),
     "not a number": (nan_score, "reward: .*finite", "Score", "validate"),
     "tombstone": (lambda: None, "a tombstone", "none", "decode"),
-    "no registry": (lambda: CONFLUENT + b"\0\0\0\7x", "SCHEMA_REGISTRY_URL is not set", "id 7", "decode"),
+    "no registry": (
+        lambda: CONFLUENT + b"\0\0\0\7x",
+        "either no record at all, or one in Confluent framing, for which SCHEMA_REGISTRY_URL must be set",
+        "id 7",
+        "decode",
+    ),
 }
 
 
@@ -217,16 +235,80 @@ def test_bad_bytes_say_what_where_and_which_schema(name: str) -> None:
         assert part in str(error)
 
 
-def test_an_id_that_the_registry_does_not_know_is_named() -> None:
-    with pytest.raises(DecodeError, match="unknown to the registry") as caught:
-        Codec(_registry()).decode(CONFLUENT + b"\0\0\xff\xff", topic=topics.TASKS, partition=0, offset=1)
+def decoded(codec: Codec, value: bytes) -> Record:
+    return codec.decode(value, topic=topics.HALVES, partition=0, offset=1)
+
+
+UNKNOWN_ID = CONFLUENT + b"\0\0\xff\xff"
+TICK = Tick(event_time=1, partition=2)
+
+
+def test_an_id_that_the_registry_does_not_know_is_named(http_registry: SchemaRegistry) -> None:
+    with pytest.raises(DecodeError, match="as Confluent framing its schema is unknown to the registry") as caught:
+        decoded(Codec(ConfluentRegistry(http_registry.url)), UNKNOWN_ID)
     assert caught.value.schema == "id 65535"
 
 
-def test_a_registry_that_does_not_know_our_schemas_refuses_to_write() -> None:
-    codec = Codec(ConfluentRegistry("mock://"))
-    with pytest.raises(Exception, match=r"not found|404|40403"):
-        codec.encode(topics.HALVES, Tick(event_time=1, partition=0))
+def test_an_id_of_a_schema_that_is_no_record_of_avro_is_a_bad_record(http_registry: SchemaRegistry) -> None:
+    http_registry.texts += ['syntax = "proto3";', '"string"', "[" * 100_000]
+    for number in range(1, 4):
+        with pytest.raises(DecodeError, match="unknown to the registry"):
+            decoded(Codec(ConfluentRegistry(http_registry.url)), CONFLUENT + number.to_bytes(4, "big") + b"x")
+
+
+@pytest.mark.parametrize("status", [404, 401, 429, 500, 503])
+def test_a_registry_that_fails_condemns_no_record(http_registry: SchemaRegistry, status: int) -> None:
+    good = ConfluentRegistry(http_registry.url)
+    good.register_all()
+    wire = Codec(good).encode(topics.HALVES, TICK)
+    wrong_path = status == 404  # a 404 that is not the registry's own
+    http_registry.failing = None if wrong_path else status
+    codec = Codec(ConfluentRegistry(http_registry.url + ("/proxy" if wrong_path else "")))
+    with pytest.raises(SchemasUnavailable, match=str(status)):
+        decoded(codec, wire)
+    with pytest.raises(SchemasUnavailable, match=str(status)):
+        codec.encode(topics.HALVES, TICK)
+
+
+def test_a_registry_that_nobody_hears_of_condemns_no_record_and_its_password_stays_secret() -> None:
+    codec = Codec(ConfluentRegistry("http://user:secret@127.0.0.1:1"))
+    for ask in (lambda: decoded(codec, UNKNOWN_ID), lambda: codec.encode(topics.HALVES, TICK)):
+        with pytest.raises(SchemasUnavailable, match=r"127\.0\.0\.1 cannot be asked") as caught:
+            ask()
+        assert "secret" not in str(caught.value)
+
+
+def test_a_patient_codec_asks_again(http_registry: SchemaRegistry) -> None:
+    ConfluentRegistry(http_registry.url).register_all()
+    wire = Codec(ConfluentRegistry(http_registry.url)).encode(topics.HALVES, TICK)
+    http_registry.failing = 503
+    asked = len(http_registry.calls)
+
+    def recover() -> None:
+        eventually(lambda: len(http_registry.calls) >= asked + 2)
+        http_registry.failing = None
+
+    thread = threading.Thread(target=recover)
+    thread.start()
+    assert decoded(Codec(ConfluentRegistry(http_registry.url), patience=30.0), wire) == TICK
+    thread.join()
+
+
+def test_a_registry_that_does_not_know_our_schemas_says_how_to_teach_it(http_registry: SchemaRegistry) -> None:
+    with pytest.raises(SchemasUnavailable, match=r"tentalis\.Tick.*`tentalis schemas register`"):
+        Codec(ConfluentRegistry(http_registry.url)).encode(topics.HALVES, TICK)
+
+
+def test_a_registry_refuses_what_cannot_read_its_earlier_versions(http_registry: SchemaRegistry) -> None:
+    registry = ConfluentRegistry(http_registry.url)
+    assert registry.register_all() == registry.register_all()
+    wider = avro.current("Tick").text.replace(
+        '"fields": [', '"fields": [{"name": "new", "type": "string", "doc": "no default"},', 1
+    )
+    with pytest.raises(SchemaRefused, match=r"tentalis\.Tick.*new"):
+        registry.register(avro.AvroSchema.parse(wider))
+    assert list(registry.versions("Tick")) == [1]
+    assert registry.versions("Nothing") == {}
 
 
 def test_a_record_with_nan_is_refused_where_it_is_made() -> None:

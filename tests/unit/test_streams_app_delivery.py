@@ -5,10 +5,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import pytest
 
+from schemas.codec import SchemasUnavailable
 from streams.delivery import Backoff, BatchRunner, Job, Lanes
-from streams.dlq import DeadLimits, Produce, TooManyDead
+from streams.dlq import Produce, check
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
 from streams.state import StateStore
+from tentalis.dlq import DeadLimits, TooManyDead
 
 
 def record(offset: int, value: bytes = b"v", key: str | None = "k", topic: str = "in") -> LogRecord:
@@ -125,7 +127,7 @@ def test_retryable_waits_with_the_confirmed_state_and_dead_letters_nothing() -> 
         tries += 1
         if tries < 4:
             assert made.waiting == set()
-            raise Retryable("away")
+            raise Retryable("away") if tries < 3 else SchemasUnavailable("away too")
         return Effects([Output("out", "k", b"o")])
 
     script = Script(answer)
@@ -297,4 +299,4 @@ def test_a_dead_letter_of_an_earlier_record_says_nothing_about_the_batch() -> No
     limits = DeadLimits(run=1)
     earlier = [Dead(record(offset, topic="feedback"), "process", "no_result", "NoResult") for offset in range(9)]
     for _ in range(5):
-        limits.check([record(offset) for offset in range(9)], earlier)
+        check(limits, [record(offset) for offset in range(9)], earlier)

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.dlq import DeadLimits, TooManyDead, letter
+from streams.dlq import check, letter
 from streams.processor import Change, Dead, LogRecord, applied_offset, payload_of, stamped
 from streams.state import ChangelogError, Entry, Fold, StateStore, as_entries, entry_of
+from tentalis.dlq import DeadLimits, TooManyDead
 
 
 def fold(*entries: Entry) -> Fold:
@@ -140,14 +141,14 @@ def dead(batch: list[LogRecord]) -> list[Dead]:
 def test_a_run_of_failures_stops_and_a_handful_does_not() -> None:
     limits = DeadLimits()
     batch = records(110)
-    limits.check(batch, dead(batch[:100]))
+    check(limits, batch, dead(batch[:100]))
     with pytest.raises(TooManyDead, match=r"101 records in a row could not be processed \(limit 100\)"):
-        limits.check(batch, dead(batch[:101]))
+        check(limits, batch, dead(batch[:101]))
 
 
 def test_a_ratio_of_failures_stops_once_the_window_is_full() -> None:
     limits = DeadLimits(run=10, ratio=0.5, window=20)
     batch = records(40)
-    limits.check(batch, dead(batch[::2]))
+    check(limits, batch, dead(batch[::2]))
     with pytest.raises(TooManyDead, match=r"11 of the last 20 records could not be processed \(limit 50%\)"):
-        limits.check(batch, dead([r for r in batch if r.offset % 3]))
+        check(limits, batch, dead([r for r in batch if r.offset % 3]))

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from schemas import topics
+from schemas.codec import Codec
 from schemas.records import LogprobsMode, Sampling, Status
 from schemas.tensors import float32_view, int32_view
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.served import Served
-from tentalis.workers.answer import SERVED_AT_ISSUE, Answerer, failed_instead, seed_of
+from tentalis.workers.answer import SERVED_AT_ISSUE, Answerer, failed_instead, seed_of, without_texts
 from tests.unit.loop_records import T0, ack, task
 from tests.unit.loop_server import LoopServer
 
@@ -135,6 +137,17 @@ def test_a_failed_result_stands_in_for_one_that_cannot_be_written() -> None:
     instead = failed_instead(ok, "too large")
     assert (instead.status, instead.error, instead.sample_index) == (Status.FAILED, "too large", 1)
     assert instead.text == "" and instead.response_token_ids == b"" and instead.result_id != ok.result_id
+
+
+def test_a_task_that_fills_a_record_gets_a_small_failed_result() -> None:
+    server = LoopServer(["assistant@v1"])
+    server.failures.append(RequestRefused(400, "the prompt is too long"))
+    large = task(messages=[{"role": "user", "content": "x" * 16_700_000}], metadata={"note": "y" * 1000})
+    failed = within(answerer(server, served_at(1)).answer(large, T0))[1]
+    small = without_texts(failed)
+    assert len(Codec().encode(topics.RESULTS, small)) < 2000
+    assert (small.status, small.error, small.result_id) == (Status.FAILED, failed.error, failed.result_id)
+    assert (small.task.task_id, small.task.terms, small.key) == (large.task_id, large.terms, failed.key)
 
 
 def test_served_follows_good_acknowledgements_of_its_server_also_backwards() -> None:
