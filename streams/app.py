@@ -26,6 +26,7 @@ from streams.sink import KafkaSink
 from streams.startup import Sparing, TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
 from tentalis.config import Security, Settings
+from tentalis.health import Health
 from tentalis.kafka import client_config
 from tentalis.security import aiokafka
 from tentalis.service import NEEDS_PERSON
@@ -148,18 +149,18 @@ class _Worker:
             settings=_faust_settings(self._processor.app_id, settings),
         )
         self._metrics = health.Metrics(
-            self._processor.app_id,
+            self._processor,
             self._counts,
             lag=self._lag,
             commit_age=self._commit_age,
-            ready=lambda: self._ready,
+            waiting=lambda: len(self._runner.waiting),
         )
         watchdog = health.Watchdog(self._processor.app_id, self._counts, settings.stall_limit)
         site = None
         if settings.metrics_port is not None:
             try:
                 site = await health.serve(
-                    self._metrics, lambda: self._ready, settings.metrics_host, settings.metrics_port
+                    Health(self._metrics.exporter, self._not_ready), settings.metrics_host, settings.metrics_port
                 )
             except OSError as error:
                 log.critical(
@@ -267,6 +268,9 @@ class _Worker:
             at_end = {topic for (topic, number), behind in lags.items() if number == partition and not behind}
             if self._lanes.idle(partition) and self._processor.due(partition, at_end):
                 self._lanes.submit(partition, Job(()))
+
+    def _not_ready(self) -> str | None:
+        return None if self._ready else "its partitions are not assigned and recovered"
 
     def _lag(self) -> Mapping[tuple[str, int], int]:
         if not self._ready:

@@ -31,9 +31,10 @@ from streams.intake import KeyMismatch, dead, decoded, output, together
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
-from tentalis import rewards
+from tentalis import metrics, rewards
 from tentalis.config import Settings
 from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUnavailable
+from tentalis.metrics import Exporter
 from tentalis.opd import RULE_HINTER, Teacher, TeacherRefused, rule_hint
 from tentalis.rewards import RewardError
 
@@ -120,6 +121,10 @@ class Hinting:
         if pairing is None:
             self.topics = (topics.FEEDBACK,)
         self.table: str | None = None if pairing is None else TABLE
+
+    def measure(self, exporter: Exporter) -> None:
+        """Its own metrics."""
+        exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the recent results and waiting feedback of a partition over."""

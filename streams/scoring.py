@@ -22,8 +22,9 @@ from streams.intake import KeyMismatch, Skipped, dead, decoded, output, together
 from streams.judging import Judging
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Effects, LogRecord, Output
-from tentalis import rewards
+from tentalis import metrics, rewards
 from tentalis.config import Settings
+from tentalis.metrics import Exporter
 from tentalis.rewards import RewardError, Verdict
 
 APP_ID = "tentalis-scoring"
@@ -136,6 +137,11 @@ class Scoring:
     def steps(self) -> int:
         """Slow calls answered so far."""
         return self._judging.calls
+
+    def measure(self, exporter: Exporter) -> None:
+        """Its own metrics."""
+        exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+        exporter.read(metrics.SKIPPED, lambda: self.skipped.count)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the recent results and waiting feedback of a partition over."""

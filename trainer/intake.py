@@ -47,6 +47,8 @@ class Intake:
         self._group = group_of(policy)
         self._low_water = dict(low_water)
         self._next: dict[int, int] = {}
+        self.dead = 0
+        """Dead letters written."""
         self._version = versions(("tentalis",))["tentalis"]
         self._consumer = Consumer(
             consumer_config(settings, self._group, instance=instance)
@@ -68,7 +70,7 @@ class Intake:
         offers: dict[int, list[Offer]] = {}
         ends: dict[int, int] = {}
         starts = dict(self._next)
-        dead = 0
+        before = self.dead
         for message in self._consumer.consume(POLL_RECORDS, timeout):
             error, partition, offset = message.error(), message.partition(), message.offset()
             if error is not None:
@@ -83,11 +85,11 @@ class Intake:
             except DecodeError as cause:
                 log.error("dead letter: %s", cause)
                 self._bury(message, cause)
-                dead += 1
+                self.dead += 1
                 continue
             if offer is not None:
                 offers.setdefault(partition, []).append(offer)
-        if dead:
+        if self.dead > before:
             self._publisher.flush()
         segments = []
         for partition, end in ends.items():
@@ -99,6 +101,14 @@ class Intake:
             if end > start:
                 segments.append(Segment(partition, start, end, tuple(offers.get(partition, ()))))
         return segments
+
+    def lag(self) -> dict[int, int]:
+        """Records per own partition that the last fetches knew of and that were not read."""
+        behind = {}
+        for partition, position in self._next.items():
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(topics.ROLLOUTS, partition), cached=True)
+            behind[partition] = max(0, end - position)  # the end is negative before the first fetch
+        return behind
 
     def _offer(self, message: Message) -> Offer | None:
         """Raises DecodeError for what is no valid rollout."""

@@ -24,6 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.fetch import forgotten_of
 from trainer.manifest import manifest_of, start_positions
+from trainer.metrics import TrainerMetrics
 from trainer.model import adapter_sha256
 from trainer.offers import Segment
 from trainer.plan import PlanHead, Planner, next_attempt, plan_of
@@ -80,13 +81,21 @@ class Lead:
     checkpoint: Checkpoint
     planner: Planner
     promotions: Follower
+    metrics: TrainerMetrics
     _changed: bool = True
     _spoke: float = 0.0
     _waits_for: str = ""
 
     @classmethod
     def recover(
-        cls, settings: Settings, config: TrainerConfig, codec: Codec, engine: Engine, world: World, model_folder: Path
+        cls,
+        settings: Settings,
+        config: TrainerConfig,
+        codec: Codec,
+        engine: Engine,
+        world: World,
+        model_folder: Path,
+        metrics: TrainerMetrics,
     ) -> "Lead":
         """Takes the policy over, loads the newest checkpoint that the log vouches for into the engine, or makes the
         first one, and writes what is missing for it. Raises CannotResume, BadCheckpoint, ValueError (another adapter
@@ -130,8 +139,10 @@ class Lead:
             checkpoint,
             Planner(config.batch_rollouts, config.max_staleness, consumed, low_water),
             Follower(settings, topics.POLICIES),
+            metrics,
         )
         lead._announce({})
+        metrics.recovered(config.policy, lead.step, manifest.first_version + lead.step)
         return lead
 
     @property
@@ -147,9 +158,12 @@ class Lead:
     def take(self, reports: list[Any]) -> None:
         """Offers from the ranks."""
         for report in reports:
-            for segment in report:
+            for segment in report["segments"]:
                 self.planner.take(Segment.from_json(segment))
                 self._changed = True
+            self.metrics.read(report["rank"], report["lag"], report["dead"])
+        if reports:
+            self.metrics.pending(self.planner.pending)
 
     def next_plan(self) -> BatchPlan | None:
         """The plan of the next step, on the log when it is returned; None while there is none to be had."""
@@ -163,6 +177,7 @@ class Lead:
                 ((row.rollout_id, row.digest) for row in plan.rows), {p.partition: p.offset for p in plan.low_water}
             )
             self._changed = True
+            self.metrics.planned(plan, self.planner.pending)
         return plan
 
     def _found_plan(self, plan: BatchPlan) -> BatchPlan:
@@ -225,6 +240,8 @@ class Lead:
         self.checkpoint = save(root, state, adapter, config_file, self.engine.optimizer_state())
         self._announce({"checkpoint": time.perf_counter() - began})
         prune(root, self.config.keep_checkpoints, self.checkpoint)
+        seconds = state.seconds | {"publish": time.perf_counter() - began}
+        self.metrics.stepped(plan.policy, plan.step, self.manifest.first_version + plan.step, outcome.metrics, seconds)
 
     def _announce(self, seconds: Mapping[str, float]) -> None:
         """Writes of StepResult, adapter and PolicyUpdate what is not there."""
@@ -269,9 +286,11 @@ class Lead:
             record = decoded(stored, self.codec)
             if isinstance(record, Promotion) and record.policy == self.config.policy:
                 self.run.promoted = record.version
+                self.metrics.promoted(record.policy, record.version)
 
     def _heartbeat(self, reason: str, text: str) -> None:
         """Says why nothing happens: at once, and then now and again."""
+        self.metrics.waits(reason)
         if reason != self._waits_for or time.monotonic() - self._spoke > HEARTBEAT_SECONDS:
             self._waits_for, self._spoke = reason, time.monotonic()
             log.info("%s", text)

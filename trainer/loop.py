@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.records import BatchPlan
 from tentalis.config import Settings
+from tentalis.health import Health, served
 from tentalis.inference.models import resolve_model
 from tentalis.kafka import Publisher, make_codec
 from trainer import world as worlds
@@ -20,36 +21,39 @@ from trainer.engine import Engine
 from trainer.fetch import Cache, fetch
 from trainer.intake import Intake
 from trainer.lead import Lead
+from trainer.metrics import TrainerMetrics
 from trainer.runtime import device_of, prepare, threads_of
 from trainer.step import train_step
 from trainer.stop import Stop, stop_on_signals
-from trainer.world import Channel
+from trainer.world import Channel, World
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 
 
-def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None) -> int:
+def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None, metrics_port: int | None = None) -> int:
     """Trains until the configured steps are done and returns the exit code 0; asked to stop, the process ends with
     STOPPED. `stop`: given by a caller that listens to signals itself.
 
-    Every rank runs it; alone it is the whole trainer. Raises CannotResume, Fenced, Diverged, BadRollouts, and Kafka's
-    errors that do not pass by themselves.
+    Every rank runs it; alone it is the whole trainer. Rank 0 answers for all on `metrics_port`. Raises CannotResume,
+    Fenced, Diverged, BadRollouts, PortTaken, and Kafka's errors that do not pass by themselves.
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as asked:
-        _run(config, settings, asked)
+        world, metrics = worlds.join(), TrainerMetrics()
+        with served(Health(metrics.exporter, metrics.not_ready), metrics_port if world.rank == 0 else None):
+            _run(config, settings, asked, world, metrics)
     return 0
 
 
-def _run(config: TrainerConfig, settings: Settings, stop: Stop) -> None:
-    world, device = worlds.join(), device_of(config)
+def _run(config: TrainerConfig, settings: Settings, stop: Stop, world: World, metrics: TrainerMetrics) -> None:
+    device = device_of(config)
     prepare(threads_of(config, world.size), device)
     model_folder = resolve_model(config.base_model, settings.cache)
     engine = Engine(config, model_folder, world, device)
     stop.check()
     codec, cache, channel = make_codec(settings), Cache(), Channel(world)
-    lead = Lead.recover(settings, config, codec, engine, world, model_folder) if world.rank == 0 else None
+    lead = Lead.recover(settings, config, codec, engine, world, model_folder, metrics) if world.rank == 0 else None
     if lead is not None:
         begin = {"checkpoint": str(lead.checkpoint.folder), "first_version": lead.manifest.first_version}
         channel.command(begin | {"low_water": lead.planner.low_water})
@@ -70,9 +74,11 @@ def _run(config: TrainerConfig, settings: Settings, stop: Stop) -> None:
     )
     while True:
         stop.check()
+        metrics.turned()
         segments = intake.poll(POLL_SECONDS)
         if segments:
-            channel.report([segment.to_json() for segment in segments])
+            offered = [segment.to_json() for segment in segments]
+            channel.report({"rank": world.rank, "segments": offered, "lag": intake.lag(), "dead": intake.dead})
         match channel.next_command():
             case None:
                 if lead is not None:
