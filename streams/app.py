@@ -25,6 +25,7 @@ from streams.processor import Processor, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import Sparing, TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
+from tentalis import tracing
 from tentalis.config import Security, Settings
 from tentalis.health import Health
 from tentalis.kafka import client_config
@@ -82,6 +83,7 @@ def run(processor: Processor, settings: StreamSettings) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(Sparing(("aiokafka", "librdkafka")))
+    tracing.configure(processor.app_id)
     try:
         check_topics(processor, client_config(settings.known))
     except KafkaException as error:
@@ -217,6 +219,7 @@ class _Worker:
             code = self._exit_code()
             log.warning("Faust was left behind without an orderly stop: %s", trouble)
             logging.shutdown()
+            tracing.shutdown()
             os._exit(code)
 
     def _exit_code(self) -> int:

@@ -50,9 +50,9 @@ def dead(record: LogRecord, error: Exception) -> Dead:
     return Dead.of(record, error.stage if isinstance(error, DecodeError) else "validate", error)
 
 
-def output(codec: Codec, topic: str, record: Record, source: str) -> Output:
-    """A record to produce, with its CloudEvents headers."""
-    return Output(topic, record.key, codec.encode(topic, record), tuple(headers_of(record, source)))
+def output(codec: Codec, topic: str, record: Record, source: str, traceparent: str | None = None) -> Output:
+    """A record to produce, with its CloudEvents headers and its trace."""
+    return Output(topic, record.key, codec.encode(topic, record), tuple(headers_of(record, source, traceparent)))
 
 
 async def together(calls: Sequence[Awaitable[T]]) -> list[T]:

@@ -20,6 +20,7 @@ from tentalis.acls import FOLLOWERS, READERS, Operation
 from tentalis.config import Settings
 from tentalis.refusal import DENIED, LASTING, refused
 from tentalis.security import librdkafka
+from tentalis.tracing import TRACEPARENT
 
 log = logging.getLogger(__name__)
 
@@ -140,11 +141,11 @@ def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
         return ()
 
 
-def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
-    """CloudEvents headers (binary mode). Id and time are in the body too: headers get lost."""
+def headers_of(record: Record, source: str, traceparent: str | None = None) -> list[tuple[str, bytes]]:
+    """CloudEvents headers (binary mode), and the trace. Id and time are in the body too: headers get lost."""
     event_time = getattr(record, "event_time", 0)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time / 1000)) + f".{event_time % 1000:03d}Z"
-    return [
+    headers = [
         ("ce_specversion", b"1.0"),
         ("ce_id", record.event_id.encode()),
         ("ce_type", f"tentalis.{type(record).__name__}".encode()),
@@ -152,6 +153,9 @@ def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
         ("ce_time", stamp.encode()),
         ("content-type", b"application/avro"),
     ]
+    if traceparent is not None:
+        headers.append((TRACEPARENT, traceparent.encode()))
+    return headers
 
 
 def checked_size(topic: str, key: str, value: bytes) -> bytes:
@@ -176,10 +180,11 @@ class Publisher:
         self._failed: tuple[KafkaError, str] | None = None
         self._shut_out: KafkaError | None = None
 
-    def send(self, topic: str, record: Record, *, partition: int | None = None) -> None:
+    def send(self, topic: str, record: Record, *, partition: int | None = None, traceparent: str | None = None) -> None:
         """Queues a record. Raises RecordTooLarge; delivery is known after `flush`."""
         value = checked_size(topic, record.key, self._codec.encode(topic, record))
-        self.send_bytes(topic, record.key.encode(), value, headers_of(record, self._source), partition=partition)
+        headers = headers_of(record, self._source, traceparent)
+        self.send_bytes(topic, record.key.encode(), value, headers, partition=partition)
 
     def send_bytes(
         self,

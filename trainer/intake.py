@@ -10,6 +10,7 @@ from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
 from schemas.records import Rollout
+from tentalis import tracing
 from tentalis.acls import Operation
 from tentalis.config import Settings
 from tentalis.dlq import context_headers
@@ -125,7 +126,7 @@ class Intake:
             raise DecodeError(problem, schema="Rollout", stage="validate", **place)  # type: ignore[arg-type]
         if record.head.policy != self._policy:
             return None
-        self._cache.put(partition, offset, record)
+        self._cache.put(partition, offset, record, tracing.traceparent_of(message.headers() or ()))
         return offer_of(record, partition, offset, int(message.timestamp()[1]), self._max_tokens)
 
     def _problem(self, rollout: Rollout, key: bytes | None) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 from schemas import topics
 from schemas.codec import Codec
 from schemas.records import BatchPlan, Promotion, RunManifest, StepResult
+from tentalis import tracing
 from tentalis.config import Settings
 from tentalis.kafka import Follower, end_offsets, now_ms
 from trainer.checkpoint import Checkpoint, CheckpointState, checkpoints, prune, save
@@ -246,6 +247,7 @@ class Lead:
     def _announce(self, seconds: Mapping[str, float]) -> None:
         """Writes of StepResult, adapter and PolicyUpdate what is not there."""
         checkpoint, state, policy = self.checkpoint, self.checkpoint.state, self.config.policy
+        traceparent = tracing.derived(step_name(state.run_id, state.step, state.attempt)) if state.step else None
         version = self.manifest.first_version + state.step
         if (state.step, state.attempt) not in self.run.results:
             result = StepResult(
@@ -261,13 +263,13 @@ class Lead:
                 seconds={**state.seconds, **seconds},
                 owner=state.owner,
             )
-            self.ledger.write(topics.BATCHES, result)
+            self.ledger.write(topics.BATCHES, result, traceparent)
             self.run.results[state.step, state.attempt] = result
         folder = publish_adapter(self.settings.home, policy, version, checkpoint)
         if version not in self.run.updates:
             name = self.config.base_model_name
             update = policy_update(self.manifest, checkpoint, folder, self.engine.policy, name)
-            self.ledger.write(topics.POLICIES, update)
+            self.ledger.write(topics.POLICIES, update, traceparent)
             self.run.updates[version] = update
 
     def _head(self) -> PlanHead:
@@ -315,6 +317,11 @@ def _first_state(manifest: RunManifest, owner: str, start: Mapping[int, int], sh
         metrics={},
         seconds={},
     )
+
+
+def step_name(run_id: str, step: int, attempt: int) -> str:
+    """Of a step, in traces."""
+    return f"{run_id}/{step}/{attempt}"
 
 
 def checkpoint_root(settings: Settings, run_id: str) -> Path:

@@ -9,18 +9,21 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+from schemas.ids import policy_name
 from schemas.records import BatchPlan
+from tentalis import tracing
 from tentalis.config import Settings
 from tentalis.health import Health, served
 from tentalis.inference.models import resolve_model
 from tentalis.kafka import Publisher, make_codec
+from tentalis.tracing import Span
 from trainer import world as worlds
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.fetch import Cache, fetch
 from trainer.intake import Intake
-from trainer.lead import Lead
+from trainer.lead import Lead, step_name
 from trainer.metrics import TrainerMetrics
 from trainer.runtime import device_of, prepare, threads_of
 from trainer.step import train_step
@@ -41,6 +44,7 @@ def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None, met
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as asked:
         world, metrics = worlds.join(), TrainerMetrics()
+        tracing.configure("trainer")
         with served(Health(metrics.exporter, metrics.not_ready), metrics_port if world.rank == 0 else None):
             _run(config, settings, asked, world, metrics)
     return 0
@@ -86,21 +90,32 @@ def _run(config: TrainerConfig, settings: Settings, stop: Stop, world: World, me
                     _decide(lead, channel)
             case {"plan": text}:
                 plan = BatchPlan.model_validate_json(text)
-                began = time.perf_counter()
-                rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
-                fetching = time.perf_counter() - began
-                # A rank that still waits for Kafka must not keep the others waiting in a collective.
-                channel.gather(f"ready/{plan.step}/{plan.attempt}", stop.check)
                 version = begin["first_version"] + plan.step - 1
-                outcome = train_step(engine, plan, version, rollouts, config.loss, world, stop)
-                if lead is not None:
-                    lead.complete(plan, outcome, fetching)
-                    channel.command({"done": lead.planner.low_water})
+                with _step_span(plan, world, version) as span:
+                    began = time.perf_counter()
+                    rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
+                    fetching = time.perf_counter() - began
+                    span.link([cache.traces.pop(key, None) for key in rollouts])
+                    # A rank that still waits for Kafka must not keep the others waiting in a collective.
+                    channel.gather(f"ready/{plan.step}/{plan.attempt}", stop.check)
+                    outcome = train_step(engine, plan, version, rollouts, config.loss, world, stop)
+                    if lead is not None:
+                        lead.complete(plan, outcome, fetching)
+                        channel.command({"done": lead.planner.low_water})
             case {"done": low_water}:
                 intake.done(_by_partition(low_water))
             case {"finish": _}:
                 break
     intake.close()
+
+
+def _step_span(plan: BatchPlan, world: World, version: int) -> Span:
+    """Rank 0's is the root of the step's trace, the others' are below it."""
+    name = step_name(plan.run_id, plan.step, plan.attempt)
+    policy = policy_name(plan.policy, version + 1)
+    if world.rank == 0:
+        return tracing.span("step", root=name, run_id=plan.run_id, step=plan.step, policy=policy)
+    return tracing.span("rank", parent=tracing.derived(name), rank=world.rank, step=plan.step)
 
 
 def _decide(lead: Lead, channel: Channel) -> None:

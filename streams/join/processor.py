@@ -11,8 +11,9 @@ from streams.delivery import FRAMING_BYTES, size_of
 from streams.dlq import Produce, key_bytes
 from streams.join.core import BEGINNING, Limits, Partition, Refused, Tally
 from streams.join.emit import Emission, Place
+from streams.join.traces import Traces
 from streams.processor import Dead, Effects, LogRecord, Output
-from tentalis import metrics
+from tentalis import metrics, tracing
 from tentalis.kafka import headers_of, now_ms
 from tentalis.metrics import Exporter
 
@@ -42,6 +43,7 @@ class JoinProcessor:
         self._tally = Tally()
         self._outcomes = dict.fromkeys(OutcomeKind, 0)
         self._rollouts = 0
+        self._traces = Traces()
 
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics: totals of what came out, and sizes of what is held."""
@@ -92,6 +94,8 @@ class JoinProcessor:
             except Refused as error:
                 effects.dead.append(Dead.of(record, "validate", error))
                 continue
+            if tracing.enabled():
+                self._traces.heard(event, record.headers)
             try:
                 self._emit(effects, fold.apply(event, record.value))
             except Refused as error:
@@ -124,19 +128,27 @@ class JoinProcessor:
     def _emit(self, effects: Effects, emissions: Sequence[Emission]) -> None:
         for emission in emissions:
             outcome, rollout = emission.outcome, emission.rollout
+            with self._traces.span(outcome) as span:
+                traceparent = span.traceparent
             if rollout is not None:
-                output = self._output(topics.ROLLOUTS, rollout)
+                output = self._output(topics.ROLLOUTS, rollout, traceparent=traceparent)
                 size = size_of(Produce(output.topic, key_bytes(output.key), output.value, output.headers))
                 if size <= self._record_limit:
                     effects.outputs.append(output)
                     self._rollouts += 1
                 else:
                     outcome = _too_large(outcome, size, self._record_limit)
-            effects.outputs.append(self._output(topics.OUTCOMES, outcome))
+            effects.outputs.append(self._output(topics.OUTCOMES, outcome, traceparent=traceparent))
             self._outcomes[outcome.kind] += 1
 
-    def _output(self, topic: str, record: Outcome | Rollout | Tick, partition: int | None = None) -> Output:
-        headers = tuple(headers_of(record, APP_ID))
+    def _output(
+        self,
+        topic: str,
+        record: Outcome | Rollout | Tick,
+        partition: int | None = None,
+        traceparent: str | None = None,
+    ) -> Output:
+        headers = tuple(headers_of(record, APP_ID, traceparent))
         return Output(topic, record.key, self._codec.encode(topic, record), headers, partition)
 
 

@@ -225,8 +225,9 @@ def down() -> None:
 
 
 def status(output: Format = Output.TABLE) -> None:
-    """The processes of the local stack; each port answers /healthz, /readyz and /metrics. Exits with 1 if none runs, one
-    does not work, or the disk is full."""
+    """The processes of the local stack; each port answers /healthz, /readyz and /metrics.
+
+    Exits with 1 if none runs, one does not work, or the disk is full."""
     from tentalis.local.disk import FULL, space
     from tentalis.local.state import StateDir
 

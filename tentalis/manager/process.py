@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from schemas import topics
 from schemas.ids import policy_name
-from schemas.records import Task
-from tentalis import metrics
+from schemas.records import Feedback, Record, Result, Task
+from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.health import Health, served
 from tentalis.heartbeat import Heart
-from tentalis.kafka import Publisher, make_codec, now_ms
+from tentalis.kafka import Publisher, Stored, make_codec, now_ms
 from tentalis.manager.core import ROUND, RunState, feedback_id_of, task_id_of
 from tentalis.metrics import Exporter
 from tentalis.reading import Reader
@@ -81,13 +81,16 @@ class Manager:
         self._moved = time.monotonic()
         self._turned = time.monotonic()
         self.metrics = ManagerMetrics()
+        self._traces: dict[str, str | None] = {}
 
     def step(self) -> bool:
         """Reads what is new, then writes what is due. True when the run is done."""
         self._turned = time.monotonic()
-        for _, record in self._reader.poll(POLL_S):
+        for stored, record in self._reader.poll(POLL_S):
             if self.state.apply(record):
                 self._moved = time.monotonic()
+                if tracing.enabled():
+                    self._follow(stored, record)
         # Before the whole log is known, what looks owed may long have been given.
         if not self._reader.caught_up:
             return False
@@ -110,13 +113,21 @@ class Manager:
         still = time.monotonic() - self._turned
         return None if still < STUCK_S else f"its loop has stood still for {still:.0f} s"
 
+    def _follow(self, stored: Stored, record: Record) -> None:
+        """Feedback goes on with the trace of the result that it answers."""
+        if isinstance(record, Result):
+            self._traces[record.result_id] = tracing.traceparent_of(stored.headers)
+        elif isinstance(record, Feedback) and record.result is not None:
+            self._traces.pop(record.result.result_id, None)
+
     def _answer(self) -> None:
         owed = self.state.owed()
         written = [
             self._scenario.feedback(result, feedback_id_of(result.result_id), event_time=now_ms()) for result in owed
         ]
-        for feedback in written:
-            self._publisher.send(topics.FEEDBACK, feedback)
+        for result, feedback in zip(owed, written, strict=True):
+            with tracing.span("feedback", parent=self._traces.pop(result.result_id, None)) as span:
+                self._publisher.send(topics.FEEDBACK, feedback, traceparent=span.traceparent)
         if written:
             self._publisher.flush()
             for feedback in written:
@@ -127,7 +138,8 @@ class Manager:
     def _issue(self, count: int) -> None:
         for _ in range(count):
             task = self._next_task()
-            self._publisher.send(topics.TASKS, task)
+            with tracing.span("task", root=task.task_id, producer=True, task_id=task.task_id) as span:
+                self._publisher.send(topics.TASKS, task, traceparent=span.traceparent)
             self.state.apply(task)
         self._publisher.flush()
         self.metrics.tasks.inc(count)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from schemas import topics
 from schemas.records import PolicyAck, PolicyUpdate, Promotion
-from tentalis import metrics
+from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.health import Health, served
 from tentalis.heartbeat import Heart
@@ -69,7 +69,8 @@ class Policies:
         self._log = PolicyLog(server_id)
         self._reader = Reader(settings, [topics.POLICIES, topics.POLICY_ACKS], codec)
         self._publisher = Publisher(settings, f"tentalis/policies/{server_id}", codec)
-        self._sync = Sync(server, self._log, server_id, self._acknowledge)
+        self._traces: dict[str, str | None] = {}
+        self._sync = Sync(server, self._log, server_id, self._acknowledge, self._traces)
         self._promoting: dict[str, int] = {}
         self._check_at = 0.0
         self._away = ""
@@ -105,6 +106,8 @@ class Policies:
         found = await asyncio.to_thread(self._reader.poll, POLL_S)
         for stored, record in found:
             self._log.apply(record, stored.offset)
+            if isinstance(record, PolicyUpdate):
+                self._traces[record.name] = tracing.traceparent_of(stored.headers)
         if not self._reader.caught_up:
             return
         if self._promotion == ALWAYS:
@@ -118,7 +121,7 @@ class Policies:
         due = [u for u in self._log.due_promotions() if self._promoting.get(u.policy, -1) < u.version]
         for update in due:
             log.info("promoting %s", update.name)
-            self._publisher.send(topics.POLICIES, self._promotion_of(update))
+            self._publisher.send(topics.POLICIES, self._promotion_of(update), traceparent=self._traces.get(update.name))
             self._promoting[update.policy] = update.version
         if due:
             self._publisher.flush()
@@ -149,7 +152,7 @@ class Policies:
         self.metrics.synced(self._log)
 
     def _acknowledge(self, ack: PolicyAck) -> None:
-        self._publisher.send(topics.POLICY_ACKS, ack)
+        self._publisher.send(topics.POLICY_ACKS, ack, traceparent=self._traces.get(ack.name))
         self._publisher.flush()
         self._log.apply(ack, -1)
         self.metrics.acknowledged(ack)

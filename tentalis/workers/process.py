@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition
 from schemas import topics
 from schemas.codec import DecodeError
 from schemas.records import Result, Status, Task
-from tentalis import metrics
+from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.health import Health, served
 from tentalis.heartbeat import Heart
@@ -143,7 +143,7 @@ class Worker:
             server_id=options.server_id,
             patience_s=options.patience_s,
         )
-        self._running: dict[asyncio.Task[list[Result]], tuple[Lane, Stored]] = {}
+        self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[Lane, Stored]] = {}
         self._served_changed = False
         self._turned = time.monotonic()
         self.metrics = WorkerMetrics(lambda: len(self._running), lambda: sum(len(lane.queue) for lane in self._lanes))
@@ -194,8 +194,13 @@ class Worker:
                     lane.progress.finish(stored)
                     continue
                 log.info("task %s (%d samples)", task.task_id, task.n_samples)
-                answering = asyncio.create_task(self._answerer.answer(task, stored.timestamp))
+                answering = asyncio.create_task(self._answer(task, stored))
                 self._running[answering] = (lane, stored)
+
+    async def _answer(self, task: Task, stored: Stored) -> tuple[list[Result], str | None]:
+        """The results, and the trace that they go on with."""
+        with tracing.span("generate", parent=tracing.traceparent_of(stored.headers), task_id=task.task_id) as span:
+            return await self._answerer.answer(task, stored.timestamp), span.traceparent
 
     def _mine(self, stored: Stored, lane: Lane) -> Task | None:
         try:
@@ -212,23 +217,24 @@ class Worker:
     async def _publish_finished(self) -> None:
         finished = [task for task in self._running if task.done()]
         for task in finished:
-            for result in task.result():
-                self._send(result)
+            results, traceparent = task.result()
+            for result in results:
+                self._send(result, traceparent)
         if finished:
             await asyncio.to_thread(self._publisher.flush)
         for task in finished:
-            self.metrics.answered(task.result())
+            self.metrics.answered(task.result()[0])
             lane, stored = self._running.pop(task)
             lane.progress.finish(stored)
         for lane in self._lanes:
             await asyncio.to_thread(lane.commit)
 
-    def _send(self, result: Result) -> None:
+    def _send(self, result: Result, traceparent: str | None) -> None:
         try:
-            self._publisher.send(topics.RESULTS, result)
+            self._publisher.send(topics.RESULTS, result, traceparent=traceparent)
         except RecordTooLarge as error:
             log.error("%s", error)
-            self._publisher.send(topics.RESULTS, failed_instead(result, str(error)))
+            self._publisher.send(topics.RESULTS, failed_instead(result, str(error)), traceparent=traceparent)
 
 
 def run(
