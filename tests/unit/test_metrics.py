@@ -1,5 +1,6 @@
 """The catalogue of metrics, who exports what, and what a process answers on its port."""
 
+import asyncio
 import re
 import urllib.error
 import urllib.request
@@ -9,13 +10,15 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from schemas import topics
 from schemas.codec import Codec
+from schemas.records import Record
 from streams import health as stream_health
 from streams.aggregation import Aggregation
 from streams.delivery import Counts
 from streams.hinting import Hinting
 from streams.join.processor import JoinProcessor
-from streams.processor import Processor
+from streams.processor import LogRecord, Processor
 from streams.scoring import Scoring
 from tentalis import metrics
 from tentalis.health import Health, PortTaken, served
@@ -25,6 +28,7 @@ from tentalis.manager.process import ManagerMetrics
 from tentalis.metrics import CATALOGUE, PROCESSES, Exporter, Kind, exported_by, markdown
 from tentalis.policies.process import PolicyMetrics
 from tentalis.workers.process import WorkerMetrics
+from tests.unit.join_support import CODEC, LIMITS, PARTITION, START, head, hint, open_, sample, score, tick
 from trainer.metrics import TrainerMetrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -73,8 +77,8 @@ def test_each_process_exports_what_the_catalogue_says_of_it(process: str) -> Non
     assert set(found) == set(by_name)
     for name, family in found.items():
         assert (family.type, family.documentation) == (by_name[name].kind.value, by_name[name].help)
-        for sample in family.samples:
-            assert sample.labels.keys() - {"le"} == set(by_name[name].labels)
+        for series in family.samples:
+            assert series.labels.keys() - {"le"} == set(by_name[name].labels)
 
 
 def test_each_metric_is_exported_by_some_process_and_named_as_prometheus_wants() -> None:
@@ -167,3 +171,46 @@ def test_the_trainer_says_what_it_waits_for_and_what_a_step_was() -> None:
     assert read("tentalis_trainer_rollouts_total", {"use": "idle"}) == 2
     assert read("tentalis_trainer_lag_records", {"partition": "0"}) == 0
     assert read("tentalis_trainer_phase_seconds_total", {"phase": "forward_backward"}) == 2
+
+
+def test_the_join_counts_what_became_of_samples_and_what_it_gave_up() -> None:
+    join = JoinProcessor(CODEC, LIMITS)
+    join.restore(PARTITION, {})
+    registry = _stream(join).registry
+    joined, alone, expired = (head(name) for name in ("joined", "alone", "expired"))
+    events: list[tuple[int, Record]] = [
+        (START, open_(joined)),
+        (START, open_(expired)),
+        (START + 1, score(sample(joined))),
+        (START + 2, score(sample(joined))),  # the same half once more
+        (START + 3, hint(sample(joined))),
+        (START + 4, score(sample(alone))),
+        (START + 5, hint(sample(joined), id="another")),
+    ]
+    log = [
+        LogRecord(topics.HALVES, PARTITION, offset, at, event.key, CODEC.encode(topics.HALVES, event))
+        for offset, (at, event) in enumerate(events)
+    ]
+    asyncio.run(join.process(PARTITION, log))
+
+    def read(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"tentalis_{name}", labels)
+
+    assert read("join_open_tasks") == 2
+    assert read("join_oldest_open_seconds") == 0.005
+    assert read("join_stream_timestamp_seconds", partition=str(PARTITION)) == (START + 5) / 1000
+    assert read("join_duplicates_total") == 1
+    assert read("join_outcomes_total", kind="both") == 1
+    assert read("join_outcomes_total", kind="late") == 1
+    end = LogRecord(
+        topics.HALVES, PARTITION, len(log), START + 1_001, str(PARTITION), CODEC.encode(topics.HALVES, tick())
+    )
+    asyncio.run(join.process(PARTITION, [end]))
+    assert read("join_open_tasks") == read("join_oldest_open_seconds") == 0
+    assert read("join_remembered_tasks") == 3
+    assert read("join_timeouts_total", wait="hint") == 1
+    assert read("join_timeouts_total", wait="deadline") == 1
+    assert read("join_outcomes_total", kind="rl") == read("join_outcomes_total", kind="expired") == 1
+    assert read("join_rollouts_total") == 2
+    decoded = read("stream_decode_seconds_total", app="tentalis-join")
+    assert decoded is not None and decoded > 0
