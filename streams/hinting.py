@@ -201,7 +201,7 @@ class Hinting:
         return pairs
 
     async def _traced(self, paired: Paired) -> tuple[Hint | Dead | None, str | None]:
-        parent = tracing.traceparent_of(paired.record.headers)
+        parent = tracing.continued(paired.record.headers, paired.record.key)
         with tracing.span("hint", parent=parent) as span:
             return await self._hint(paired), span.traceparent
 

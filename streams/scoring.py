@@ -186,7 +186,7 @@ class Scoring:
         # All that speaks of a task has its id for a key, and the samples of a task came in one trace.
         headers = {record.key: record.headers for record in records} if tracing.enabled() else {}
         for half in halves:
-            parent = tracing.traceparent_of(headers.get(half.key, ()))
+            parent = tracing.continued(headers.get(half.key, ()), half.key)
             with tracing.span("score", parent=parent) as span:
                 effects.outputs.append(output(self._codec, topics.HALVES, half, APP_ID, span.traceparent))
         self._settle(partition, effects)

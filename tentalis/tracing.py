@@ -27,6 +27,7 @@ MAX_LINKS = 65_536
 
 FLUSH_S = 1.0
 
+_sampler: Any = None
 _tracer: Any = None
 _last_words: "_LastWords | None" = None
 _root: ContextVar[tuple[int, int] | None] = ContextVar("root", default=None)
@@ -105,8 +106,9 @@ def provider_of(resource: Any = None) -> Any:
 
 def install(provider: Any) -> None:
     """Records spans with this provider from now on; None: no more."""
-    global _tracer
+    global _sampler, _tracer
     _tracer = None if provider is None else provider.get_tracer("tentalis")
+    _sampler = None if provider is None else provider.sampler
 
 
 class _LastWords:
@@ -150,8 +152,21 @@ def derived(root: str) -> str | None:
     """The context of the root span of this name, from the name alone; None while tracing is off."""
     if _tracer is None:
         return None
+    from opentelemetry.context import Context
+
     trace_id, span_id = _derived_ids(root)
-    return f"00-{trace_id:032x}-{span_id:016x}-01"
+    sampled = _sampler.should_sample(Context(), trace_id, root).decision.is_sampled()
+    return f"00-{trace_id:032x}-{span_id:016x}-{sampled:02x}"
+
+
+def continued(headers: Iterable[tuple[str, bytes | None]], task_id: str | None) -> str | None:
+    """The context that work on a record goes on with: what it came with, else that of its task, derived."""
+    if _tracer is None:
+        return None
+    came_with = traceparent_of(headers)
+    if _parse(came_with) is not None or task_id is None:
+        return came_with
+    return derived(task_id)
 
 
 def span(

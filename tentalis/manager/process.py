@@ -116,7 +116,7 @@ class Manager:
     def _follow(self, stored: Stored, record: Record) -> None:
         """Feedback goes on with the trace of the result that it answers."""
         if isinstance(record, Result):
-            self._traces[record.result_id] = tracing.traceparent_of(stored.headers)
+            self._traces[record.result_id] = tracing.continued(stored.headers, record.task.task_id)
         elif isinstance(record, Feedback) and record.result is not None:
             self._traces.pop(record.result.result_id, None)
 

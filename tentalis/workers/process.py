@@ -199,7 +199,8 @@ class Worker:
 
     async def _answer(self, task: Task, stored: Stored) -> tuple[list[Result], str | None]:
         """The results, and the trace that they go on with."""
-        with tracing.span("generate", parent=tracing.traceparent_of(stored.headers), task_id=task.task_id) as span:
+        parent = tracing.continued(stored.headers, task.task_id)
+        with tracing.span("generate", parent=parent, task_id=task.task_id) as span:
             return await self._answerer.answer(task, stored.timestamp), span.traceparent
 
     def _mine(self, stored: Stored, lane: Lane) -> Task | None:

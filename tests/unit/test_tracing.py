@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from schemas import topics
 from schemas.records import Outcome, Rollout
@@ -161,6 +162,29 @@ def test_a_join_that_was_restarted_finds_the_trace_of_a_task_by_its_id(spans: In
         pass
     effects = streamed(task.traceparent, heard=False)
     assert {header(output)[3:35] for output in effects.outputs} == {str(task.traceparent)[3:35]}
+
+
+@pytest.mark.parametrize("came_with", [None, "nonsense"])
+def test_a_task_that_came_without_a_trace_has_one_all_the_same(
+    spans: InMemorySpanExporter, came_with: str | None
+) -> None:
+    effects = streamed(came_with)
+    assert {header(output)[3:35] for output in effects.outputs} == {str(derived("t1"))[3:35]}
+
+
+def test_what_is_derived_follows_the_sampler() -> None:
+    provider = provider_of()
+    provider.sampler = ParentBased(TraceIdRatioBased(0.5))
+    tracing.install(provider)
+    try:
+        flags = []
+        for name in map(str, range(50)):
+            with span("task", root=name) as task:
+                assert task.traceparent == derived(name)
+            flags.append(str(task.traceparent)[-2:])
+        assert set(flags) == {"00", "01"}
+    finally:
+        tracing.install(None)
 
 
 def test_a_foreign_trace_is_continued_and_nonsense_is_not(spans: InMemorySpanExporter) -> None:
