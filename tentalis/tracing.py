@@ -128,8 +128,9 @@ class _LastWords:
         self._done.set()
 
     def say(self) -> None:
-        self._asked.set()
-        self._done.wait(FLUSH_S)
+        if not self._asked.is_set():
+            self._asked.set()
+            self._done.wait(FLUSH_S)
 
 
 def shutdown() -> None:

@@ -6,7 +6,9 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,34 @@ def test_spans_of_a_process_are_in_its_file_when_it_ends(tmp_path: Path) -> None
     attributes = {a["key"]: a["value"] for a in resource["resource"]["attributes"]}
     assert attributes["service.name"] == {"stringValue": "tentalis-worker"}
     assert [s["name"] for scope in resource["scopeSpans"] for s in scope["spans"]] == ["generate"]
+
+
+def test_spans_go_to_a_collector() -> None:
+    received: list[tuple[str, Any]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+        serving.start()
+        program = (
+            "from tentalis import tracing; tracing.configure('worker')\nwith tracing.span('generate', root='t1'): pass"
+        )
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+        subprocess.run([sys.executable, "-c", program], check=True, env=env)
+        server.shutdown()
+        serving.join()
+    ((path, body),) = received
+    assert path == "/v1/traces"
+    assert body["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] == "generate"
 
 
 def test_an_exporter_that_is_not_installed_is_named() -> None:
