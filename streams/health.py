@@ -84,6 +84,7 @@ async def serve(health: Health, host: str, port: int) -> web.AppRunner:
     runner = web.AppRunner(site, access_log=None, handle_signals=False)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
+    log.info("health and metrics on http://%s:%d", *runner.addresses[0][:2])
     return runner
 
 
