@@ -114,8 +114,8 @@ def forgotten_of(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> s
     start = {p: min(row.offset for row in mine) for p, mine in places.items()}
     return {
         rollout.rollout_id
-        for partition, _, rollout in _rollouts(settings, codec, start, ends)
-        if rollout.forgotten and (partition, rollout.rollout_id) in planned
+        for stored, rollout in _rollouts(settings, codec, start, ends)
+        if rollout.forgotten and (stored.partition, rollout.rollout_id) in planned
     }
 
 

@@ -126,7 +126,8 @@ class Intake:
             raise DecodeError(problem, schema="Rollout", stage="validate", **place)  # type: ignore[arg-type]
         if record.head.policy != self._policy:
             return None
-        self._cache.put(partition, offset, record, tracing.traceparent_of(message.headers() or ()))
+        traceparent = tracing.traceparent_of(headers_in(message)) if tracing.enabled() else None
+        self._cache.put(partition, offset, record, traceparent)
         return offer_of(record, partition, offset, int(message.timestamp()[1]), self._max_tokens)
 
     def _problem(self, rollout: Rollout, key: bytes | None) -> str | None:
