@@ -42,6 +42,8 @@ def get(port: int, path: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+    except urllib.error.URLError as error:  # it begins to listen when it has loaded its libraries
+        return 0, str(error)
 
 
 def test_a_detached_stack_is_ready_is_found_and_ends(tmp_path: Path) -> None:
@@ -57,8 +59,8 @@ def test_a_detached_stack_is_ready_is_found_and_ends(tmp_path: Path) -> None:
         measured = {name: process["port"] for name, process in shown["processes"].items() if process["port"]}
         assert set(measured) == set(PROCESSES) - {"manager"}
         for name, port in measured.items():
-            assert get(port, "/healthz")[0] == 200
             eventually(lambda port=port: get(port, "/readyz")[0] == 200, 120, message=f"{name} is not ready")
+            assert get(port, "/healthz")[0] == 200
             families = {f.name for f in text_string_to_metric_families(get(port, "/metrics")[1])}
             assert families == {m.name.removesuffix("_total") for m in exported_by(name)}, name
         assert str(measured["trainer"]) in run(home, "status").stdout
