@@ -26,8 +26,9 @@ from streams.aggregation_core import Bucket, Event, Lane, Window, changes, commi
 from streams.intake import KeyMismatch, Skipped, dead, decoded, output
 from streams.processor import Effects, LogRecord, Output
 from streams.scoring import grade
-from tentalis import rewards
+from tentalis import metrics, rewards
 from tentalis.config import Settings
+from tentalis.metrics import Exporter
 from tentalis.rewards import RewardError
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,13 @@ class Aggregation:
         self.skipped = Skipped()
         self.late = 0
         self.duplicates = 0
+
+    def measure(self, exporter: Exporter) -> None:
+        """Its own metrics."""
+        exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+        exporter.read(metrics.SKIPPED, lambda: self.skipped.count)
+        exporter.read(metrics.AGGREGATION_LATE, lambda: self.late)
+        exporter.read(metrics.AGGREGATION_DUPLICATES, lambda: self.duplicates)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the state of a partition over. Raises ValueError for an entry of somebody else's."""

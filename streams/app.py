@@ -25,8 +25,10 @@ from streams.processor import Processor, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import Sparing, TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
+from tentalis import tracing
 from tentalis.config import Security, Settings
 from tentalis.dlq import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead, app_version
+from tentalis.health import Health
 from tentalis.kafka import client_config
 from tentalis.security import aiokafka
 
@@ -80,6 +82,7 @@ def run(processor: Processor, settings: StreamSettings) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(Sparing(("aiokafka", "librdkafka")))
+    tracing.configure(processor.app_id)
     try:
         check_topics(processor, client_config(settings.known))
     except KafkaException as error:
@@ -147,18 +150,18 @@ class _Worker:
             settings=_faust_settings(self._processor.app_id, settings),
         )
         self._metrics = health.Metrics(
-            self._processor.app_id,
+            self._processor,
             self._counts,
             lag=self._lag,
             commit_age=self._commit_age,
-            ready=lambda: self._ready,
+            waiting=lambda: len(self._runner.waiting),
         )
         watchdog = health.Watchdog(self._processor.app_id, self._counts, settings.stall_limit)
         site = None
         if settings.metrics_port is not None:
             try:
                 site = await health.serve(
-                    self._metrics, lambda: self._ready, settings.metrics_host, settings.metrics_port
+                    Health(self._metrics.exporter, self._not_ready), settings.metrics_host, settings.metrics_port
                 )
             except OSError as error:
                 log.critical(
@@ -215,6 +218,7 @@ class _Worker:
             code = self._exit_code()
             log.warning("Faust was left behind without an orderly stop: %s", trouble)
             logging.shutdown()
+            tracing.shutdown()
             os._exit(code)
 
     def _exit_code(self) -> int:
@@ -268,6 +272,9 @@ class _Worker:
             at_end = {topic for (topic, number), behind in lags.items() if number == partition and not behind}
             if self._lanes.idle(partition) and self._processor.due(partition, at_end):
                 self._lanes.submit(partition, Job(()))
+
+    def _not_ready(self) -> str | None:
+        return None if self._ready else "its partitions are not assigned and recovered"
 
     def _lag(self) -> Mapping[tuple[str, int], int]:
         if not self._ready:

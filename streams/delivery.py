@@ -50,6 +50,9 @@ class Counts:
     dead: int = 0
     batches: int = 0
     retries: int = 0
+    change_bytes: int = 0
+    step_seconds: float = 0.0
+    flush_seconds: float = 0.0
     batch_seconds: Callable[[float], None] = field(default=lambda seconds: None)
     progressed_at: float = field(default_factory=time.monotonic)
     """Monotonic seconds at which a batch was last finished, or nothing was to be done."""
@@ -165,6 +168,7 @@ class BatchRunner:
     async def _process(self, partition: int, records: Sequence[LogRecord]) -> tuple[Effects, list[list[Entry]]]:
         delay = self._backoff.first
         while True:
+            began = time.monotonic()
             try:
                 effects = await self.processor.process(partition, records)
             except (Retryable, SchemasUnavailable) as reason:
@@ -178,6 +182,7 @@ class BatchRunner:
                     self.waiting.discard(partition)
                 delay = min(delay * 2, self._backoff.cap)
             else:
+                self.counts.step_seconds += time.monotonic() - began
                 return effects, self._validated(partition, records[0].offset, effects)
 
     def _validated(self, partition: int, first_offset: int, effects: Effects) -> list[list[Entry]]:
@@ -202,6 +207,7 @@ class BatchRunner:
         *,
         attempts: int,
     ) -> None:
+        began = time.monotonic()
         check(self._limits, records, effects.dead)
         sending = [_produce(output) for output in effects.outputs]
         for dead in effects.dead:
@@ -225,6 +231,8 @@ class BatchRunner:
         self.counts.outputs += len(effects.outputs)
         self.counts.dead += len(effects.dead)
         self.counts.changes += sum(len(wave) for wave in waves)
+        self.counts.change_bytes += sum(len(entry.key) + len(entry.value or b"") for wave in waves for entry in wave)
+        self.counts.flush_seconds += time.monotonic() - began
 
     def _change(self, partition: int, entry: Entry) -> Produce:
         return changelog_record(str(self._changelog), partition, entry)

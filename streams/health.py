@@ -6,108 +6,85 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from streams.delivery import Counts
+from streams.processor import Processor
+from tentalis import metrics
+from tentalis.health import Health
+from tentalis.metrics import Exporter
 
 log = logging.getLogger(__name__)
 
 EXIT_STALLED = 4
 
 
+@runtime_checkable
+class Measured(Protocol):
+    """A processor with metrics of its own."""
+
+    def measure(self, exporter: Exporter) -> None:
+        """Says how they are read. Called once; they are read on the event loop, between two batches."""
+
+
 class Metrics:
-    """The metrics of one application: totals from `Counts`, gauges read when asked.
+    """The metrics of one application: totals from `Counts`, gauges, and the processor's own, all read when asked.
 
     Args:
         lag: records behind per (topic, partition).
         commit_age: seconds for which something acknowledged has waited for its commit, 0 if nothing does.
-        ready: whether partitions are assigned and recovered.
+        waiting: partitions that wait for something outside.
     """
 
     def __init__(
         self,
-        app_id: str,
+        processor: Processor,
         counts: Counts,
         *,
         lag: Callable[[], Mapping[tuple[str, int], int]],
         commit_age: Callable[[], float],
-        ready: Callable[[], bool],
+        waiting: Callable[[], int],
     ) -> None:
-        self.registry = CollectorRegistry()
         self.recovery_seconds = 0.0
-        self._app = app_id
-        self._counts = counts
-        self._lag = lag
-        self._commit_age = commit_age
-        self._ready = ready
-        seconds = Histogram(
-            "tentalis_stream_batch_seconds",
-            "From a batch taken up to its effects confirmed.",
-            ["app"],
-            registry=self.registry,
-            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
-        )
-        counts.batch_seconds = seconds.labels(app_id).observe
-        self.registry.register(self)
-
-    def collect(self) -> Iterator[Any]:
-        """Called by the registry."""
-        totals = {
-            "records": ("Records whose effects are confirmed.", self._counts.records),
-            "outputs": ("Records produced and confirmed.", self._counts.outputs),
-            "changes": ("State changes confirmed on the changelog.", self._counts.changes),
-            "dead_letters": ("Records sent to a dead-letter topic.", self._counts.dead),
-            "batches": ("Batches completed.", self._counts.batches),
-            "retries": ("Batches tried again because something outside was away.", self._counts.retries),
-        }
-        for name, (text, value) in totals.items():
-            counter = CounterMetricFamily(f"tentalis_stream_{name}", text, labels=["app"])
-            counter.add_metric([self._app], value)
-            yield counter
-        gauges = {
-            "ready": ("1 if partitions are assigned and recovered.", float(self._ready())),
-            "commit_age_seconds": ("How long something acknowledged has waited for its commit.", self._commit_age()),
-            "recovery_seconds": ("Duration of the last recovery.", self.recovery_seconds),
-        }
-        for name, (text, number) in gauges.items():
-            gauge = GaugeMetricFamily(f"tentalis_stream_{name}", text, labels=["app"])
-            gauge.add_metric([self._app], number)
-            yield gauge
-        lags = GaugeMetricFamily(
-            "tentalis_stream_lag_records", "Records not yet acknowledged.", labels=["app", "topic", "partition"]
-        )
-        for (topic, partition), behind in self._lag().items():
-            lags.add_metric([self._app, topic, str(partition)], behind)
-        yield lags
+        self.exporter = exporter = Exporter(processor.app_id.removeprefix("tentalis-"), app=processor.app_id)
+        counts.batch_seconds = exporter.histogram(metrics.STREAM_BATCH_SECONDS).observe
+        exporter.read(metrics.STREAM_RECORDS, lambda: counts.records)
+        exporter.read(metrics.STREAM_OUTPUTS, lambda: counts.outputs)
+        exporter.read(metrics.STREAM_CHANGES, lambda: counts.changes)
+        exporter.read(metrics.STREAM_CHANGE_BYTES, lambda: counts.change_bytes)
+        exporter.read(metrics.STREAM_DEAD, lambda: counts.dead)
+        exporter.read(metrics.STREAM_BATCHES, lambda: counts.batches)
+        exporter.read(metrics.STREAM_RETRIES, lambda: counts.retries)
+        exporter.read(metrics.STREAM_STEP_SECONDS, lambda: counts.step_seconds)
+        exporter.read(metrics.STREAM_FLUSH_SECONDS, lambda: counts.flush_seconds)
+        exporter.read(metrics.STREAM_COMMIT_AGE, commit_age)
+        exporter.read(metrics.STREAM_RECOVERY, lambda: self.recovery_seconds)
+        exporter.read(metrics.STREAM_WAITING, waiting)
+        exporter.read(metrics.STREAM_LAG, lambda: {(topic, str(p)): behind for (topic, p), behind in lag().items()})
+        if isinstance(processor, Measured):
+            processor.measure(exporter)
 
 
-async def serve(metrics: Metrics, ready: Callable[[], bool], host: str, port: int) -> web.AppRunner:
+async def serve(health: Health, host: str, port: int) -> web.AppRunner:
     """Serves /healthz (the event loop answers), /readyz (assigned and recovered) and /metrics until `cleanup()`.
 
     Raises:
         OSError: the port is taken.
     """
 
-    async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if ready() else web.Response(text="not ready\n", status=503)
-
-    async def exposition(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def answer(request: web.Request) -> web.Response:
+        answer = health.answer(request.path)
+        return web.Response(status=answer.status, body=answer.body, headers={"Content-Type": answer.content_type})
 
     site = web.Application()
-    site.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)])
+    site.add_routes([web.get("/{path:.*}", answer)])
     runner = web.AppRunner(site, access_log=None, handle_signals=False)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
+    log.info("health and metrics on http://%s:%d", *runner.addresses[0][:2])
     return runner
 
 

@@ -31,9 +31,10 @@ from streams.intake import KeyMismatch, dead, decoded, output, together
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
-from tentalis import rewards
+from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
 from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUnavailable
+from tentalis.metrics import Exporter
 from tentalis.opd import RULE_HINTER, Teacher, TeacherRefused, rule_hint
 from tentalis.rewards import RewardError
 
@@ -121,6 +122,10 @@ class Hinting:
             self.topics = (topics.FEEDBACK,)
         self.table: str | None = None if pairing is None else TABLE
 
+    def measure(self, exporter: Exporter) -> None:
+        """Its own metrics."""
+        exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the recent results and waiting feedback of a partition over."""
         if self._pairing is not None:
@@ -158,11 +163,11 @@ class Hinting:
         else:
             for record in records:
                 pairs += await self._feedback(partition, record, records, effects)
-        for each in await together([self._hint(paired) for paired in pairs]):
+        for each, traceparent in await together([self._traced(paired) for paired in pairs]):
             if isinstance(each, Dead):
                 effects.dead.append(each)
             elif each is not None:
-                effects.outputs.append(output(self._codec, topics.HALVES, each, APP_ID))
+                effects.outputs.append(output(self._codec, topics.HALVES, each, APP_ID, traceparent))
         await self._settle(partition, effects)
         return effects
 
@@ -194,6 +199,11 @@ class Hinting:
         if too_late:
             effects.dead.append(_no_result(record, feedback))
         return pairs
+
+    async def _traced(self, paired: Paired) -> tuple[Hint | Dead | None, str | None]:
+        parent = tracing.continued(paired.record.headers, paired.record.key)
+        with tracing.span("hint", parent=parent) as span:
+            return await self._hint(paired), span.traceparent
 
     async def _hint(self, paired: Paired) -> Hint | Dead | None:
         feedback, result = paired.feedback, paired.feedback.result

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ def decoded(codec: Codec, record: LogRecord, kind: type[R]) -> R:
         DecodeError: bytes that are no such record, a tombstone among them.
         KeyMismatch: the Kafka key is not the record's.
     """
+    began = time.perf_counter()
     value = codec.decode(
         None if record.tombstone else record.value,
         topic=record.topic,
@@ -35,6 +37,7 @@ def decoded(codec: Codec, record: LogRecord, kind: type[R]) -> R:
         offset=record.offset,
         expected=topics.table().records_of(record.topic),
     )
+    codec.decode_seconds += time.perf_counter() - began
     if not isinstance(value, kind):
         raise TypeError(f"{record.topic} holds {type(value).__name__} records, not {kind.__name__}")
     if value.key != record.key:
@@ -47,9 +50,9 @@ def dead(record: LogRecord, error: Exception) -> Dead:
     return Dead.of(record, error.stage if isinstance(error, DecodeError) else "validate", error)
 
 
-def output(codec: Codec, topic: str, record: Record, source: str) -> Output:
-    """A record to produce, with its CloudEvents headers."""
-    return Output(topic, record.key, codec.encode(topic, record), tuple(headers_of(record, source)))
+def output(codec: Codec, topic: str, record: Record, source: str, traceparent: str | None = None) -> Output:
+    """A record to produce, with its CloudEvents headers and its trace."""
+    return Output(topic, record.key, codec.encode(topic, record), tuple(headers_of(record, source, traceparent)))
 
 
 async def together(calls: Sequence[Awaitable[T]]) -> list[T]:

@@ -22,8 +22,9 @@ from streams.intake import KeyMismatch, Skipped, dead, decoded, output, together
 from streams.judging import Judging
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Effects, LogRecord, Output
-from tentalis import rewards
+from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
+from tentalis.metrics import Exporter
 from tentalis.rewards import RewardError, Verdict
 
 APP_ID = "tentalis-scoring"
@@ -137,6 +138,11 @@ class Scoring:
         """Slow calls answered so far."""
         return self._judging.calls
 
+    def measure(self, exporter: Exporter) -> None:
+        """Its own metrics."""
+        exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+        exporter.read(metrics.SKIPPED, lambda: self.skipped.count)
+
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the recent results and waiting feedback of a partition over."""
         if self._pairing is not None:
@@ -177,7 +183,12 @@ class Scoring:
             halves = []
             for record in records:
                 halves += await self._opened_or_spoken(partition, record, records, effects)
-        effects.outputs += [output(self._codec, topics.HALVES, half, APP_ID) for half in halves]
+        # All that speaks of a task has its id for a key, and the samples of a task came in one trace.
+        headers = {record.key: record.headers for record in records} if tracing.enabled() else {}
+        for half in halves:
+            parent = tracing.continued(headers.get(half.key, ()), half.key)
+            with tracing.span("score", parent=parent) as span:
+                effects.outputs.append(output(self._codec, topics.HALVES, half, APP_ID, span.traceparent))
         self._settle(partition, effects)
         return effects
 

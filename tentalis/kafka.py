@@ -20,6 +20,7 @@ from tentalis.acls import FOLLOWERS, READERS, Operation
 from tentalis.config import Settings
 from tentalis.refusal import DENIED, LASTING, refused
 from tentalis.security import librdkafka
+from tentalis.tracing import TRACEPARENT
 
 log = logging.getLogger(__name__)
 
@@ -167,9 +168,9 @@ def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
         return ()
 
 
-def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
-    """CloudEvents headers (binary mode). Id and time are in the body too: headers get lost. `ce_time` is left out for
-    what RFC 3339 has no words for."""
+def headers_of(record: Record, source: str, traceparent: str | None = None) -> list[tuple[str, bytes]]:
+    """CloudEvents headers (binary mode), and the trace. Id and time are in the body too: headers get lost. `ce_time` is
+    left out for what RFC 3339 has no words for."""
     event_time = getattr(record, "event_time", 0)
     headers = [
         ("ce_specversion", b"1.0"),
@@ -181,6 +182,8 @@ def headers_of(record: Record, source: str) -> list[tuple[str, bytes]]:
     if 0 <= event_time <= LAST_RFC3339_MS:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time // 1000)) + f".{event_time % 1000:03d}Z"
         headers.append(("ce_time", stamp.encode()))
+    if traceparent is not None:
+        headers.append((TRACEPARENT, traceparent.encode()))
     return headers
 
 
@@ -206,10 +209,11 @@ class Publisher:
         self._failed: tuple[KafkaError, str] | None = None
         self._shut_out: KafkaError | None = None
 
-    def send(self, topic: str, record: Record, *, partition: int | None = None) -> None:
+    def send(self, topic: str, record: Record, *, partition: int | None = None, traceparent: str | None = None) -> None:
         """Queues a record. Raises RecordTooLarge; delivery is known after `flush`."""
         value = checked_size(topic, record.key, self._codec.encode(topic, record))
-        self.send_bytes(topic, record.key.encode(), value, headers_of(record, self._source), partition=partition)
+        headers = headers_of(record, self._source, traceparent)
+        self.send_bytes(topic, record.key.encode(), value, headers, partition=partition)
 
     def send_bytes(
         self,

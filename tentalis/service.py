@@ -6,6 +6,8 @@ import signal
 import threading
 from collections.abc import Callable
 
+from tentalis import tracing
+
 log = logging.getLogger(__name__)
 
 # The supervisor allows 5 s in all.
@@ -41,6 +43,7 @@ def run_service(name: str, body: Callable[[threading.Event], None], *, stopped: 
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    tracing.configure(name)
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
@@ -50,6 +53,7 @@ def run_service(name: str, body: Callable[[threading.Event], None], *, stopped: 
         if thread.is_alive():
             log.warning("%s did not end within %g s of being told to: left as it is", name, GRACE_S)
             logging.shutdown()
+            tracing.shutdown()
             os._exit(stopped)
     finally:
         for number, handler in before.items():

@@ -25,6 +25,7 @@ def main() -> int:
     train = commands.add_parser("train", help="train live")
     train.add_argument("--config", type=Path, required=True)
     train.add_argument("--ranks", type=int, default=1)
+    train.add_argument("--metrics-port", type=int, help="where rank 0 answers /healthz, /readyz and /metrics")
     again = commands.add_parser("replay-rank", help="one rank of a replay")
     again.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
@@ -44,11 +45,11 @@ def main() -> int:
             from trainer.loop import run
 
             try:
-                return run(load_config(options.config), Settings.from_env(), stop)
+                return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port)
             except Unmendable as error:
                 print(f"error: {error}", file=sys.stderr)
                 return UNMENDABLE
-    return launch(options.config, options.ranks)
+    return launch(options.config, options.ranks, options.metrics_port)
 
 
 def _die_with_the_launcher() -> None:

@@ -9,8 +9,9 @@ from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
 from schemas.records import PlanRow, Rollout
+from tentalis import tracing
 from tentalis.config import Settings
-from tentalis.kafka import end_offsets, read_to_end
+from tentalis.kafka import Stored, end_offsets, read_to_end
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +42,26 @@ class BadRollouts(RuntimeError):
 class Cache:
     """The rollouts that were read last, by place, up to CACHE_BYTES."""
 
+    traces: dict[str, str] = field(default_factory=dict)
+    """The traces that rollouts came with, by key, while tracing is on."""
     _held: OrderedDict[tuple[int, int], Rollout] = field(default_factory=OrderedDict)
     _bytes: int = 0
 
-    def put(self, partition: int, offset: int, rollout: Rollout) -> None:
+    def put(self, partition: int, offset: int, rollout: Rollout, traceparent: str | None = None) -> None:
         """Keeps a rollout, and forgets the oldest ones for it."""
+        self.trace(rollout.rollout_id, traceparent)
         if (partition, offset) not in self._held:
             self._held[partition, offset] = rollout
             self._bytes += _size(rollout)
         while self._bytes > CACHE_BYTES:
-            self._bytes -= _size(self._held.popitem(last=False)[1])
+            forgotten = self._held.popitem(last=False)[1]
+            self._bytes -= _size(forgotten)
+            self.traces.pop(forgotten.rollout_id, None)
+
+    def trace(self, rollout_id: str, traceparent: str | None) -> None:
+        """Keeps the trace that a rollout came with."""
+        if traceparent is not None:
+            self.traces[rollout_id] = traceparent
 
     def take(self, row: PlanRow) -> Rollout | None:
         """The rollout of a row, no longer kept."""
@@ -80,11 +91,12 @@ def fetch(settings: Settings, codec: Codec, rows: Iterable[PlanRow], cache: Cach
     for start, end in _searches(missing):
         if not missing:
             break
-        for partition, _, rollout in _rollouts(settings, codec, start, end):
+        for stored, rollout in _rollouts(settings, codec, start, end):
             wanted = missing.get(rollout.rollout_id)
-            same = wanted is not None and wanted.partition == partition and rollout.digest == wanted.digest
+            same = wanted is not None and wanted.partition == stored.partition and rollout.digest == wanted.digest
             if same and not rollout.forgotten and digest_holds(rollout):
                 found[rollout.rollout_id] = rollout
+                cache.trace(rollout.rollout_id, tracing.traceparent_of(stored.headers))
                 del missing[rollout.rollout_id]
     if missing:
         raise BadRollouts(examine(settings, codec, missing.values()))
@@ -102,8 +114,8 @@ def forgotten_of(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> s
     start = {p: min(row.offset for row in mine) for p, mine in places.items()}
     return {
         rollout.rollout_id
-        for partition, _, rollout in _rollouts(settings, codec, start, ends)
-        if rollout.forgotten and (partition, rollout.rollout_id) in planned
+        for stored, rollout in _rollouts(settings, codec, start, ends)
+        if rollout.forgotten and (stored.partition, rollout.rollout_id) in planned
     }
 
 
@@ -130,11 +142,11 @@ def examine(
     genuine: set[str] = set()
     forgotten: set[str] = set()
     problems: list[Problem] = []
-    for partition, offset, rollout in _rollouts(settings, codec, {}, None, unreadable):
+    for stored, rollout in _rollouts(settings, codec, {}, None, unreadable):
         row = planned.get(rollout.rollout_id)
         if row is None:
             continue
-        place = f"{topics.ROLLOUTS}[{partition}]@{offset}"
+        place = f"{topics.ROLLOUTS}[{stored.partition}]@{stored.offset}"
         if rollout.digest != row.digest:
             problems.append(
                 Problem("forged", row.rollout_id, f"{place} has digest {rollout.digest}, the plan names {row.digest}")
@@ -168,8 +180,8 @@ def _rollouts(
     start: Mapping[int, int],
     end: Mapping[int, int] | None,
     unreadable: list[str] | None = None,
-) -> Iterator[tuple[int, int, Rollout]]:
-    """(partition, offset, rollout) of the readable records. `start` and `end` as in `read_to_end`."""
+) -> Iterator[tuple[Stored, Rollout]]:
+    """The readable records. `start` and `end` as in `read_to_end`."""
     for stored in read_to_end(settings, topics.ROLLOUTS, start=start, end=end):
         if stored.value is None:
             continue
@@ -181,4 +193,4 @@ def _rollouts(
                 unreadable.append(str(error))
             continue
         if isinstance(record, Rollout):
-            yield stored.partition, stored.offset, record
+            yield stored, record

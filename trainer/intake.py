@@ -9,6 +9,7 @@ from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
 from schemas.records import Rollout
+from tentalis import tracing
 from tentalis.acls import Operation
 from tentalis.config import Settings
 from tentalis.dead_letters import DeadLetters
@@ -46,6 +47,8 @@ class Intake:
         self._letters = DeadLetters(publisher, group)
         self._low_water = dict(low_water)
         self._next: dict[int, int] = {}
+        self.dead = 0
+        """Dead letters written."""
         self._consumer = Consumer(
             consumer_config(settings, group, instance=instance)
             | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
@@ -82,6 +85,7 @@ class Intake:
                 offer = self._offer(stored)
             except DecodeError as cause:
                 read.append((stored, cause))
+                self.dead += 1
                 continue
             read.append((stored, None))
             if offer is not None:
@@ -98,6 +102,14 @@ class Intake:
                 segments.append(Segment(partition, start, end, tuple(offers.get(partition, ()))))
         return segments
 
+    def lag(self) -> dict[int, int]:
+        """Records per own partition that the last fetches knew of and that were not read."""
+        behind = {}
+        for partition, position in self._next.items():
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(topics.ROLLOUTS, partition), cached=True)
+            behind[partition] = max(0, end - position)  # the end is negative before the first fetch
+        return behind
+
     def _offer(self, stored: Stored) -> Offer | None:
         """Raises DecodeError for what is no valid rollout."""
         partition, offset = stored.partition, stored.offset
@@ -111,7 +123,8 @@ class Intake:
             raise DecodeError(problem, schema="Rollout", stage="validate", **place)  # type: ignore[arg-type]
         if record.head.policy != self._policy:
             return None
-        self._cache.put(partition, offset, record)
+        traceparent = tracing.traceparent_of(stored.headers) if tracing.enabled() else None
+        self._cache.put(partition, offset, record, traceparent)
         return offer_of(record, partition, offset, stored.timestamp, self._max_tokens)
 
     def _problem(self, rollout: Rollout) -> str | None:

@@ -16,8 +16,9 @@ from trainer.stop import GRACE_SECONDS, stop_on_signals
 POLL_SECONDS = 0.05
 
 
-def main(settings: Settings, config_path: Path, ranks: int) -> int:
-    """Runs the trainer of a configuration file until it ends; returns the exit code. Raises ConfigError, NoBroker."""
+def main(settings: Settings, config_path: Path, ranks: int, metrics_port: int | None = None) -> int:
+    """Runs the trainer of a configuration file until it ends; returns the exit code. Raises ConfigError, NoBroker,
+    PortTaken."""
     config = load_config(config_path)
     settings.require_bootstrap()
     if ranks == 1:
@@ -25,13 +26,16 @@ def main(settings: Settings, config_path: Path, ranks: int) -> int:
         with stop_on_signals() as stop:
             from trainer.loop import run
 
-            return run(config, settings, stop)
-    return spawn(["train", "--config", str(config_path)], ranks, settings)
+            return run(config, settings, stop, metrics_port)
+    arguments = ["train", "--config", str(config_path)]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
+    return spawn(arguments, ranks, settings)
 
 
-def launch(config_path: Path, ranks: int) -> int:
+def launch(config_path: Path, ranks: int, metrics_port: int | None = None) -> int:
     """`main` with the settings of the environment."""
-    return main(Settings.from_env(), config_path, ranks)
+    return main(Settings.from_env(), config_path, ranks, metrics_port)
 
 
 def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: int = STOPPED) -> int:

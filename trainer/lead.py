@@ -17,6 +17,7 @@ from typing import Any
 from schemas import topics
 from schemas.codec import Codec
 from schemas.records import BatchPlan, Promotion, RunManifest, StepResult
+from tentalis import tracing
 from tentalis.config import Settings
 from tentalis.kafka import Follower, end_offsets, now_ms
 from trainer.checkpoint import Checkpoint, CheckpointState, checkpoints, prune, save
@@ -24,6 +25,7 @@ from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.fetch import forgotten_of
 from trainer.manifest import manifest_of, start_positions
+from trainer.metrics import TrainerMetrics
 from trainer.model import adapter_sha256
 from trainer.offers import Segment
 from trainer.plan import PlanHead, Planner, next_attempt, plan_of
@@ -80,13 +82,21 @@ class Lead:
     checkpoint: Checkpoint
     planner: Planner
     promotions: Follower
+    metrics: TrainerMetrics
     _changed: bool = True
     _spoke: float = 0.0
     _waits_for: str = ""
 
     @classmethod
     def recover(
-        cls, settings: Settings, config: TrainerConfig, codec: Codec, engine: Engine, world: World, model_folder: Path
+        cls,
+        settings: Settings,
+        config: TrainerConfig,
+        codec: Codec,
+        engine: Engine,
+        world: World,
+        model_folder: Path,
+        metrics: TrainerMetrics,
     ) -> "Lead":
         """Takes the policy over, loads the newest checkpoint that the log vouches for into the engine, or makes the
         first one, and writes what is missing for it. Raises CannotResume, BadCheckpoint, ValueError (another adapter
@@ -130,8 +140,10 @@ class Lead:
             checkpoint,
             Planner(config.batch_rollouts, config.max_staleness, consumed, low_water),
             Follower(settings, topics.POLICIES),
+            metrics,
         )
         lead._announce({})
+        metrics.recovered(config.policy, lead.step, manifest.first_version + lead.step)
         return lead
 
     @property
@@ -147,9 +159,12 @@ class Lead:
     def take(self, reports: list[Any]) -> None:
         """Offers from the ranks."""
         for report in reports:
-            for segment in report:
+            for segment in report["segments"]:
                 self.planner.take(Segment.from_json(segment))
                 self._changed = True
+            self.metrics.read(report["rank"], report["lag"], report["dead"])
+        if reports:
+            self.metrics.pending(self.planner.pending)
 
     def next_plan(self) -> BatchPlan | None:
         """The plan of the next step, on the log when it is returned; None while there is none to be had."""
@@ -163,6 +178,7 @@ class Lead:
                 ((row.rollout_id, row.digest) for row in plan.rows), {p.partition: p.offset for p in plan.low_water}
             )
             self._changed = True
+            self.metrics.planned(plan, self.planner.pending)
         return plan
 
     def _found_plan(self, plan: BatchPlan) -> BatchPlan:
@@ -225,10 +241,13 @@ class Lead:
         self.checkpoint = save(root, state, adapter, config_file, self.engine.optimizer_state())
         self._announce({"checkpoint": time.perf_counter() - began})
         prune(root, self.config.keep_checkpoints, self.checkpoint)
+        seconds = state.seconds | {"publish": time.perf_counter() - began}
+        self.metrics.stepped(plan.policy, plan.step, self.manifest.first_version + plan.step, outcome.metrics, seconds)
 
     def _announce(self, seconds: Mapping[str, float]) -> None:
         """Writes of StepResult, adapter and PolicyUpdate what is not there."""
         checkpoint, state, policy = self.checkpoint, self.checkpoint.state, self.config.policy
+        traceparent = tracing.derived(step_name(state.run_id, state.step, state.attempt)) if state.step else None
         version = self.manifest.first_version + state.step
         if (state.step, state.attempt) not in self.run.results:
             result = StepResult(
@@ -244,13 +263,13 @@ class Lead:
                 seconds={**state.seconds, **seconds},
                 owner=state.owner,
             )
-            self.ledger.write(topics.BATCHES, result)
+            self.ledger.write(topics.BATCHES, result, traceparent)
             self.run.results[state.step, state.attempt] = result
         folder = publish_adapter(self.settings.home, policy, version, checkpoint)
         if version not in self.run.updates:
             name = self.config.base_model_name
             update = policy_update(self.manifest, checkpoint, folder, self.engine.policy, name)
-            self.ledger.write(topics.POLICIES, update)
+            self.ledger.write(topics.POLICIES, update, traceparent)
             self.run.updates[version] = update
 
     def _head(self) -> PlanHead:
@@ -269,9 +288,11 @@ class Lead:
             record = decoded(stored, self.codec)
             if isinstance(record, Promotion) and record.policy == self.config.policy:
                 self.run.promoted = record.version
+                self.metrics.promoted(record.policy, record.version)
 
     def _heartbeat(self, reason: str, text: str) -> None:
         """Says why nothing happens: at once, and then now and again."""
+        self.metrics.waits(reason)
         if reason != self._waits_for or time.monotonic() - self._spoke > HEARTBEAT_SECONDS:
             self._waits_for, self._spoke = reason, time.monotonic()
             log.info("%s", text)
@@ -296,6 +317,11 @@ def _first_state(manifest: RunManifest, owner: str, start: Mapping[int, int], sh
         metrics={},
         seconds={},
     )
+
+
+def step_name(run_id: str, step: int, attempt: int) -> str:
+    """Of a step, in traces."""
+    return f"{run_id}/{step}/{attempt}"
 
 
 def checkpoint_root(settings: Settings, run_id: str) -> Path:

@@ -9,53 +9,61 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+from schemas.ids import policy_name
 from schemas.records import BatchPlan
+from tentalis import tracing
 from tentalis.config import Settings
 from tentalis.dlq import EXIT_TOO_MANY_DEAD, TooManyDead
+from tentalis.health import Health, served
 from tentalis.inference.models import resolve_model
 from tentalis.kafka import Publisher, make_codec
+from tentalis.tracing import Span
 from trainer import world as worlds
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.fetch import Cache, fetch
 from trainer.intake import Intake
-from trainer.lead import Lead
+from trainer.lead import Lead, step_name
+from trainer.metrics import TrainerMetrics
 from trainer.runtime import device_of, prepare, threads_of
 from trainer.step import train_step
 from trainer.stop import Stop, stop_on_signals
-from trainer.world import Channel
+from trainer.world import Channel, World
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 
 
-def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None) -> int:
+def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None, metrics_port: int | None = None) -> int:
     """Trains until the configured steps are done and returns the exit code: 0, or EXIT_TOO_MANY_DEAD where so many
     records are no rollouts that starting again will not help. Asked to stop, the process ends with STOPPED. `stop`:
     given by a caller that listens to signals itself.
 
-    Every rank runs it; alone it is the whole trainer. Raises CannotResume, Fenced, Diverged, BadRollouts, and Kafka's
-    errors that do not pass by themselves.
+    Every rank runs it; alone it is the whole trainer. Rank 0 answers for all on `metrics_port`. Raises CannotResume,
+    Fenced, Diverged, BadRollouts, PortTaken, and Kafka's errors that do not pass by themselves.
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as asked:
+        world, metrics = worlds.join(), TrainerMetrics()
+        tracing.configure("trainer")
         try:
-            _run(config, settings, asked)
+            with served(Health(metrics.exporter, metrics.not_ready), metrics_port if world.rank == 0 else None):
+                _run(config, settings, asked, world, metrics)
         except TooManyDead as error:
             log.critical("the trainer stops: %s", error)
             return EXIT_TOO_MANY_DEAD
     return 0
 
 
-def _run(config: TrainerConfig, settings: Settings, stop: Stop) -> None:
-    world, device = worlds.join(), device_of(config)
+def _run(config: TrainerConfig, settings: Settings, stop: Stop, world: World, metrics: TrainerMetrics) -> None:
+    device = device_of(config)
     prepare(threads_of(config, world.size), device)
     model_folder = resolve_model(config.base_model, settings.cache)
     engine = Engine(config, model_folder, world, device)
     stop.check()
     codec, cache, channel = make_codec(settings), Cache(), Channel(world)
-    lead = Lead.recover(settings, config, codec, engine, world, model_folder) if world.rank == 0 else None
+    lead = Lead.recover(settings, config, codec, engine, world, model_folder, metrics) if world.rank == 0 else None
     if lead is not None:
         begin = {"checkpoint": str(lead.checkpoint.folder), "first_version": lead.manifest.first_version}
         channel.command(begin | {"low_water": lead.planner.low_water})
@@ -76,9 +84,11 @@ def _run(config: TrainerConfig, settings: Settings, stop: Stop) -> None:
     )
     while True:
         stop.check()
+        metrics.turned()
         segments = intake.poll(POLL_SECONDS)
         if segments:
-            channel.report([segment.to_json() for segment in segments])
+            offered = [segment.to_json() for segment in segments]
+            channel.report({"rank": world.rank, "segments": offered, "lag": intake.lag(), "dead": intake.dead})
         match channel.next_command():
             case None:
                 if lead is not None:
@@ -86,21 +96,32 @@ def _run(config: TrainerConfig, settings: Settings, stop: Stop) -> None:
                     _decide(lead, channel)
             case {"plan": text}:
                 plan = BatchPlan.model_validate_json(text)
-                began = time.perf_counter()
-                rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
-                fetching = time.perf_counter() - began
-                # A rank that still waits for Kafka must not keep the others waiting in a collective.
-                channel.gather(f"ready/{plan.step}/{plan.attempt}", stop.check)
                 version = begin["first_version"] + plan.step - 1
-                outcome = train_step(engine, plan, version, rollouts, config.loss, world, stop)
-                if lead is not None:
-                    lead.complete(plan, outcome, fetching)
-                    channel.command({"done": lead.planner.low_water})
+                with _step_span(plan, world, version) as span:
+                    began = time.perf_counter()
+                    rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
+                    fetching = time.perf_counter() - began
+                    span.link([cache.traces.pop(key, None) for key in rollouts])
+                    # A rank that still waits for Kafka must not keep the others waiting in a collective.
+                    channel.gather(f"ready/{plan.step}/{plan.attempt}", stop.check)
+                    outcome = train_step(engine, plan, version, rollouts, config.loss, world, stop)
+                    if lead is not None:
+                        lead.complete(plan, outcome, fetching)
+                        channel.command({"done": lead.planner.low_water})
             case {"done": low_water}:
                 intake.done(_by_partition(low_water))
             case {"finish": _}:
                 break
     intake.close()
+
+
+def _step_span(plan: BatchPlan, world: World, version: int) -> Span:
+    """Rank 0's is the root of the step's trace, the others' are below it."""
+    name = step_name(plan.run_id, plan.step, plan.attempt)
+    policy = policy_name(plan.policy, version + 1)
+    if world.rank == 0:
+        return tracing.span("step", root=name, run_id=plan.run_id, step=plan.step, policy=policy)
+    return tracing.span("rank", parent=tracing.derived(name), rank=world.rank, step=plan.step)
 
 
 def _decide(lead: Lead, channel: Channel) -> None:

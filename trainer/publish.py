@@ -43,12 +43,13 @@ class Ledger:
         except KafkaException as error:
             raise refused(settings, error.args[0], Operation.WRITE, "", group_of(policy)) from error
 
-    def write(self, topic: str, record: Record) -> None:
+    def write(self, topic: str, record: Record, traceparent: str | None = None) -> None:
         """Returns when the record is committed. Raises RecordTooLarge, Fenced, Forbidden, KafkaException."""
         value = checked_size(topic, record.key, self._codec.encode(topic, record))
         try:
             self._producer.begin_transaction()
-            self._producer.produce(topic, value, record.key.encode(), headers=headers_of(record, "tentalis-trainer"))
+            headers = headers_of(record, "tentalis-trainer", traceparent)
+            self._producer.produce(topic, value, record.key.encode(), headers=headers)
             # Flushes first; a record that was not delivered fails the commit.
             self._producer.commit_transaction(60.0)
         except KafkaException as error:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tentalis import tracing
 from tentalis.heartbeat import Heart
 from tentalis.service import STOPPED
 
@@ -98,6 +99,7 @@ def stop_on_signals(exit_code: int = STOPPED, grace: float = GRACE_SECONDS) -> I
 
 
 def _leave(exit_code: int) -> None:
+    tracing.shutdown()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -52,14 +52,26 @@ class Limits:
     forget_ttl_ms: int = 31 * DAY_MS
 
 
+@dataclass(slots=True)
+class Tally:
+    """What the fold passes over without an emission, counted over all partitions of a process."""
+
+    duplicates: int = 0
+    hints_given_up: int = 0
+    deadlines_passed: int = 0
+
+
 class Partition:
     """The state of one partition and the fold over its log.
 
     `applied` is the offset of the last record folded, `time` the stream time: the running maximum of append times, ms.
     """
 
-    def __init__(self, place: Place, decode: Callable[[int, bytes], Record], limits: Limits) -> None:
+    def __init__(
+        self, place: Place, decode: Callable[[int, bytes], Record], limits: Limits, tally: Tally | None = None
+    ) -> None:
         """`decode` makes a record of the bytes of a half at an offset; needed for halves that recovery brought back."""
+        self.tally = tally or Tally()
         self._place, self._decode, self._limits = place, decode, limits
         self.applied, self.time = -1, BEGINNING
         self._flushed = -1
@@ -82,6 +94,11 @@ class Partition:
     def markers(self) -> int:
         """Tasks that are remembered, but not open."""
         return len(self._markers)
+
+    @property
+    def oldest_open(self) -> int | None:
+        """When the oldest open task was opened, ms of stream time."""
+        return min((task.since for task in self._open.values()), default=None)
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 
@@ -219,9 +236,11 @@ class Partition:
         """What is due at `task.due`: the whole group at the deadline, else the slots whose wait for a hint ends."""
         self._fired.add(task_id)
         if task.due >= task.deadline:
+            self.tally.deadlines_passed += 1
             return self._close(task_id, task)
         for slot in task.slots.values():
             if slot.score is not None and not slot.closed and slot.score_at + task.window <= task.due:
+                self.tally.hints_given_up += 1
                 slot.closed = True
                 task.n_closed += 1
                 self._touch(task_id, task)
@@ -256,6 +275,7 @@ class Partition:
         task = self._find(task_id)
         event = short(half.event_id)
         if task is not None and (self._redelivered(task_id, task) or event in task.seen):
+            self.tally.duplicates += 1
             return []  # known, or the same half twice on the log
         self._check(sample.head, task)
         slot = task.slots.get(index) if task is not None else None

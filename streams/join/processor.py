@@ -1,17 +1,21 @@
 """The join as a stream application: decodes halves, folds them, encodes what comes out."""
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
-from schemas.records import Outcome, Record, Rollout, Tick
+from schemas.records import Outcome, OutcomeKind, Record, Rollout, Tick
 from streams.delivery import FRAMING_BYTES, size_of
 from streams.dlq import Produce, key_bytes
-from streams.join.core import Limits, Partition, Refused
+from streams.join.core import BEGINNING, Limits, Partition, Refused, Tally
 from streams.join.emit import Emission, Place
+from streams.join.traces import Traces
 from streams.processor import Dead, Effects, LogRecord, Output
+from tentalis import metrics, tracing
 from tentalis.kafka import headers_of, now_ms
+from tentalis.metrics import Exporter
 
 APP_ID = "tentalis-join"
 KEPT_BYTES = FRAMING_BYTES + 64
@@ -36,10 +40,37 @@ class JoinProcessor:
         self._limits = limits or Limits()
         self._record_limit = record_limit or topics.table().record_limit_bytes
         self._expected = topics.table().records_of(topics.HALVES)
+        self._tally = Tally()
+        self._outcomes = dict.fromkeys(OutcomeKind, 0)
+        self._rollouts = 0
+        self._traces = Traces()
+
+    def measure(self, exporter: Exporter) -> None:
+        """Its own metrics: totals of what came out, and sizes of what is held."""
+        folds, tally = self.partitions, self._tally
+        exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+        exporter.read(metrics.JOIN_OPEN, lambda: sum(fold.open_tasks for fold in folds.values()))
+        exporter.read(metrics.JOIN_REMEMBERED, lambda: sum(fold.markers for fold in folds.values()))
+        exporter.read(metrics.JOIN_OLDEST, self._oldest_seconds)
+        exporter.read(
+            metrics.JOIN_TIME,
+            lambda: {(str(p),): fold.time / 1000 for p, fold in folds.items() if fold.time > BEGINNING},
+        )
+        exporter.read(metrics.JOIN_OUTCOMES, lambda: {(k.value,): n for k, n in self._outcomes.items()})
+        exporter.read(metrics.JOIN_ROLLOUTS, lambda: self._rollouts)
+        exporter.read(
+            metrics.JOIN_GIVEN_UP,
+            lambda: {("hint",): tally.hints_given_up, ("deadline",): tally.deadlines_passed},
+        )
+        exporter.read(metrics.JOIN_DUPLICATES, lambda: tally.duplicates)
+
+    def _oldest_seconds(self) -> float:
+        ages = [fold.time - since for fold in self.partitions.values() if (since := fold.oldest_open) is not None]
+        return max(ages, default=0) / 1000
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Raises StateError if the entries cannot come from the join."""
-        fold = Partition(Place(topics.HALVES, partition), partial(self._read, partition), self._limits)
+        fold = Partition(Place(topics.HALVES, partition), partial(self._read, partition), self._limits, self._tally)
         fold.restore(entries)
         self.partitions[partition] = fold
 
@@ -63,6 +94,8 @@ class JoinProcessor:
             except Refused as error:
                 effects.dead.append(Dead.of(record, "validate", error))
                 continue
+            if tracing.enabled():
+                self._traces.heard(event, record.headers)
             try:
                 self._emit(effects, fold.apply(event, record.value))
             except Refused as error:
@@ -79,7 +112,9 @@ class JoinProcessor:
         return self._codec.decode(raw, topic=topics.HALVES, partition=partition, offset=offset, expected=self._expected)
 
     def _decode(self, record: LogRecord) -> Record:
+        began = time.perf_counter()
         event = self._read(record.partition, record.offset, None if record.tombstone else record.value)
+        self._codec.decode_seconds += time.perf_counter() - began
         if event.key != record.key:
             raise Refused(f"the key is {record.key!r}, but this {type(event).__name__} belongs under {event.key!r}")
         if len(record.value) > self._record_limit - KEPT_BYTES:
@@ -93,17 +128,27 @@ class JoinProcessor:
     def _emit(self, effects: Effects, emissions: Sequence[Emission]) -> None:
         for emission in emissions:
             outcome, rollout = emission.outcome, emission.rollout
+            with self._traces.span(outcome) as span:
+                traceparent = span.traceparent
             if rollout is not None:
-                output = self._output(topics.ROLLOUTS, rollout)
+                output = self._output(topics.ROLLOUTS, rollout, traceparent=traceparent)
                 size = size_of(Produce(output.topic, key_bytes(output.key), output.value, output.headers))
                 if size <= self._record_limit:
                     effects.outputs.append(output)
+                    self._rollouts += 1
                 else:
                     outcome = _too_large(outcome, size, self._record_limit)
-            effects.outputs.append(self._output(topics.OUTCOMES, outcome))
+            effects.outputs.append(self._output(topics.OUTCOMES, outcome, traceparent=traceparent))
+            self._outcomes[outcome.kind] += 1
 
-    def _output(self, topic: str, record: Outcome | Rollout | Tick, partition: int | None = None) -> Output:
-        headers = tuple(headers_of(record, APP_ID))
+    def _output(
+        self,
+        topic: str,
+        record: Outcome | Rollout | Tick,
+        partition: int | None = None,
+        traceparent: str | None = None,
+    ) -> Output:
+        headers = tuple(headers_of(record, APP_ID, traceparent))
         return Output(topic, record.key, self._codec.encode(topic, record), headers, partition)
 
 

@@ -22,7 +22,14 @@ app = typer.Typer(help="Runs one process of the stack until SIGTERM.", no_args_i
 
 Server = Annotated[str, typer.Option("--server", envvar="TENTALIS_SERVER", help="URL of the model server.")]
 MetricsPort = Annotated[
-    int | None, typer.Option("--metrics-port", min=1, help="For /healthz, /readyz and /metrics on 127.0.0.1.")
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        envvar="TENTALIS_METRICS_PORT",
+        help="For /healthz, /readyz and /metrics, 0 for a free one; on 127.0.0.1, or where TENTALIS_METRICS_HOST says.",
+        show_default=False,
+    ),
 ]
 Instance = Annotated[
     str | None,
@@ -78,13 +85,20 @@ def policies(
     server: Server,
     server_id: Annotated[str, typer.Option("--server-id", help="Name under which it acknowledges.")] = "local",
     promotion: Annotated[Promote, typer.Option(help="Whether this process promotes new versions.")] = Promote.ALWAYS,
+    port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
     """Follows promotions, loads the adapters into the server and acknowledges them."""
     configure_logging("INFO")
     from tentalis.policies import serve
 
-    serve(settings_of_role("policies", bootstrap), server=server, server_id=server_id, promotion=promotion.value)
+    serve(
+        settings_of_role("policies", bootstrap),
+        server=server,
+        server_id=server_id,
+        promotion=promotion.value,
+        metrics_port=port,
+    )
 
 
 def _dead_limits(env: Mapping[str, str]) -> dict[str, Any]:
@@ -109,6 +123,7 @@ def _stream(
 ) -> NoReturn:
     configure_logging("INFO")
     from streams.app import StreamSettings, run
+    from tentalis.health import host
 
     settings = settings_of_role(name, bootstrap)
     member = instance or (f"{socket.gethostname()}-{port}" if port else None)
@@ -116,6 +131,7 @@ def _stream(
         bootstrap=settings.require_bootstrap(),
         state_dir=settings.home / "streams" / name,
         metrics_port=port,
+        metrics_host=host(),
         security=settings.security,
         instance=member,
         **_dead_limits(os.environ),
@@ -179,6 +195,7 @@ def worker(
         str, typer.Option("--server-id", help="Whose acknowledgements tell what is served.")
     ] = "local",
     concurrency: Annotated[int, typer.Option(min=1, help="Tasks at once.")] = 8,
+    port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
     """Answers tasks with the newest acknowledged policy."""
@@ -192,6 +209,7 @@ def worker(
         worker_id=worker_id,
         server_id=server_id,
         concurrency=concurrency,
+        metrics_port=port,
     )
 
 
@@ -199,6 +217,7 @@ def manager(
     run_id: Annotated[str, typer.Option("--run", help="Id of the run that its tasks carry.")],
     scenario: Annotated[Scenario, typer.Option(help="What it asks for.")] = Scenario.ASSISTANT,
     samples: Annotated[int | None, typer.Option(min=1, help="Per task. Default: the scenario's.")] = None,
+    port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
     """Gives tasks and, as the simulated user, feedback."""
@@ -206,16 +225,17 @@ def manager(
     from tentalis.manager import run
 
     settings = settings_of_role("manager", bootstrap)
-    raise typer.Exit(run(settings, scenario=scenario.value, run_id=run_id, n_samples=samples))
+    raise typer.Exit(run(settings, scenario=scenario.value, run_id=run_id, n_samples=samples, metrics_port=port))
 
 
 def trainer(
     config: Annotated[Path, typer.Option("--config", exists=True, dir_okay=False, help="YAML file.")],
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")] = 1,
+    port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
     """Trains on rollouts and publishes adapters."""
     configure_logging("INFO")
     from trainer.launch import main
 
-    raise typer.Exit(main(settings_of_role("trainer", bootstrap), config, ranks))
+    raise typer.Exit(main(settings_of_role("trainer", bootstrap), config, ranks, port))

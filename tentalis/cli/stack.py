@@ -225,7 +225,9 @@ def down() -> None:
 
 
 def status(output: Format = Output.TABLE) -> None:
-    """The processes of the local stack. Exits with 1 if none runs, one does not work, or the disk is full."""
+    """The processes of the local stack; each port answers /healthz, /readyz and /metrics.
+
+    Exits with 1 if none runs, one does not work, or the disk is full."""
     from tentalis.local.disk import FULL, space
     from tentalis.local.state import StateDir
 
@@ -239,9 +241,18 @@ def status(output: Format = Output.TABLE) -> None:
         print(f"no stack runs in {home}")
     else:
         print_table(
-            ("process", "state", "pid", "uptime", "restarts", "last exit", "message"),
+            ("process", "state", "pid", "port", "uptime", "restarts", "last exit", "message"),
             [
-                (name, p["state"], p["pid"], _seconds(p["uptime"]), p["restarts"], p["last_exit"], _line(p["message"]))
+                (
+                    name,
+                    p["state"],
+                    p["pid"],
+                    p.get("port"),
+                    _seconds(p["uptime"]),
+                    p["restarts"],
+                    p["last_exit"],
+                    _line(p["message"]),
+                )
                 for name, p in found["processes"].items()
             ],
         )

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,14 +13,14 @@ import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from tentalis import metrics
+from tentalis.health import Health
 from tentalis.inference.api import Api
-from tentalis.inference.engine import Engine
+from tentalis.inference.engine import Engine, EngineStats
 from tentalis.inference.runtime import Runtime
 from tentalis.inference.shelf import Adapters
+from tentalis.metrics import Exporter
 
 log = logging.getLogger(__name__)
 
@@ -29,28 +29,22 @@ _GRACE_SECONDS = 3
 _DEFAULT_CONTEXT = 2048
 
 
-class _EngineMetrics(Collector):
-    """The engine's counters, read when the page is asked for."""
+class ServerMetrics:
+    """What the server exports; the engine's counters are read when the page is asked for."""
 
-    def __init__(self, engine: Engine, adapters: Adapters) -> None:
-        self._engine = engine
-        self._adapters = adapters
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics as Prometheus wants them."""
-        stats, prefix = self._engine.stats, "tentalis_inference"
-        yield GaugeMetricFamily(f"{prefix}_running", "Samples being decoded now.", stats.running)
-        yield GaugeMetricFamily(f"{prefix}_waiting", "Requests that wait for a place in the batch.", stats.waiting)
-        yield GaugeMetricFamily(f"{prefix}_adapters", "Adapters loaded.", len(self._adapters.all()))
-        for name, text, value in (
-            ("prompt_tokens", "Prompt tokens prefilled (a prompt counts once, whatever n is).", stats.prompt_tokens),
-            ("generated_tokens", "Tokens sampled.", stats.generated_tokens),
-            ("scored_tokens", "Tokens of sequences scored.", stats.scored_tokens),
-            ("decode_steps", "Decoding steps.", stats.steps),
-            ("decode_rows", "Rows of all decoding steps: divided by the steps, the mean batch size.", stats.step_rows),
-            ("busy_seconds", "Seconds the engine worked.", stats.busy_seconds),
-        ):
-            yield CounterMetricFamily(f"{prefix}_{name}", text, value)
+    def __init__(self, stats: EngineStats, adapters: Callable[[], int]) -> None:
+        self.exporter = exporter = Exporter("model")
+        self.requests = exporter.counter(metrics.MODEL_REQUESTS)
+        self.seconds = exporter.histogram(metrics.MODEL_REQUEST_SECONDS)
+        exporter.read(metrics.MODEL_RUNNING, lambda: stats.running)
+        exporter.read(metrics.MODEL_WAITING, lambda: stats.waiting)
+        exporter.read(metrics.MODEL_ADAPTERS, adapters)
+        exporter.read(metrics.MODEL_PROMPT_TOKENS, lambda: stats.prompt_tokens)
+        exporter.read(metrics.MODEL_GENERATED_TOKENS, lambda: stats.generated_tokens)
+        exporter.read(metrics.MODEL_SCORED_TOKENS, lambda: stats.scored_tokens)
+        exporter.read(metrics.MODEL_STEPS, lambda: stats.steps)
+        exporter.read(metrics.MODEL_ROWS, lambda: stats.step_rows)
+        exporter.read(metrics.MODEL_BUSY, lambda: stats.busy_seconds)
 
 
 def build_app(engine: Engine, adapters: Adapters, served_name: str, root: str, max_model_len: int) -> FastAPI:
@@ -62,18 +56,12 @@ def build_app(engine: Engine, adapters: Adapters, served_name: str, root: str, m
         await asyncio.to_thread(engine.stop)
 
     app = FastAPI(title="tentalis inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    registry = CollectorRegistry()
-    registry.register(_EngineMetrics(engine, adapters))
-    requests = Counter(
-        "tentalis_inference_requests", "Requests by path and status.", ["path", "status"], registry=registry
-    )
-    seconds = Histogram(
-        "tentalis_inference_request_seconds",
-        "Seconds to the first byte of the answer.",
-        ["path"],
-        buckets=(0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120),
-        registry=registry,
-    )
+    measured = ServerMetrics(engine.stats, lambda: len(adapters.all()))
+
+    def stopped() -> str | None:
+        return None if engine.alive else "the engine has stopped"
+
+    health = Health(measured.exporter, stopped, stopped)
 
     @app.middleware("http")
     async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -81,13 +69,16 @@ def build_app(engine: Engine, adapters: Adapters, served_name: str, root: str, m
         response = await call_next(request)
         route = request.scope.get("route")
         path = getattr(route, "path", "other")  # never the raw path: anyone can invent those
-        requests.labels(path, str(response.status_code)).inc()
-        seconds.labels(path).observe(time.perf_counter() - started)
+        measured.requests.labels(path, str(response.status_code)).inc()
+        measured.seconds.labels(path).observe(time.perf_counter() - started)
         return response
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    @app.get("/healthz")
+    @app.get("/readyz")
+    async def answer(request: Request) -> Response:
+        answer = health.answer(request.url.path)
+        return Response(answer.body, answer.status, {"Content-Type": answer.content_type})
 
     Api(engine, adapters, served_name, root, max_model_len).install(app)
     return app

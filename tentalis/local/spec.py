@@ -32,6 +32,7 @@ class ProcessSpec:
         expect_exit: it ends by itself, exit code 0 means done; what comes after it waits for that.
         ready_timeout: seconds from start in which it must become ready, or it is killed and started again.
         policy: when to start it again, and when to give up.
+        port: where it answers /healthz, /readyz and /metrics, for whoever looks at the status.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ProcessSpec:
     expect_exit: bool = False
     ready_timeout: float = 300.0
     policy: RestartPolicy = field(default_factory=RestartPolicy)
+    port: int | None = None
 
 
 def in_order(specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:

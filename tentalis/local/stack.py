@@ -90,6 +90,7 @@ def build_stack(options: StackOptions) -> Stack:
         after: tuple[str, ...],
         ready: Callable[[], bool] | None = None,
         alive: Callable[[], bool] | None = None,
+        port: int | None = None,
     ) -> None:
         command = [sys.executable, "-m", "tentalis.cli", *argv]
         specs.append(
@@ -103,8 +104,17 @@ def build_stack(options: StackOptions) -> Stack:
                 hang_after=HANG_AFTER.get(name, ProcessSpec.hang_after),
                 after=after,
                 expect_exit=name in ("topics", "manager", "trainer"),
+                port=port,
             )
         )
+
+    def add_measured(name: str, *argv: str, after: tuple[str, ...]) -> None:
+        """A process whose port is for health and metrics alone. One with a heart tells the supervisor by that."""
+        port = state.port(name)
+        # Ready takes a broker; alive takes nobody else. A worker that stands still ends by itself.
+        ready, alive = (functools.partial(_answers, f"http://{LOOPBACK}:{port}/{at}") for at in ("readyz", "healthz"))
+        checks = {} if name in HANG_AFTER else {"ready": ready, "alive": alive}
+        add(name, *argv, "--metrics-port", str(port), after=after, port=port, **checks)
 
     if own_broker:
         command = [sys.executable, "-m", "tentalis.local.broker", "--data-dir", str(state.folder("kafka"))]
@@ -117,19 +127,18 @@ def build_stack(options: StackOptions) -> Stack:
         *("serve", "model", "--policy-model", str(options.model), "--port", str(server_port)),
         *("--threads", str(options.threads)),
         after=(),
-        ready=functools.partial(_answers, f"{server}/health"),
+        ready=functools.partial(_answers, f"{server}/readyz"),
+        port=server_port,
     )
-    add("policies", "serve", "policies", "--server-id", SERVER_ID, "--promotion", "always", after=("topics", "model"))
+    served = ("--server-id", SERVER_ID, "--promotion", "always")
+    add_measured("policies", "serve", "policies", *served, after=("topics", "model"))
     for name in APPLICATIONS:
-        port = state.port(name)
-        # Ready takes a broker; alive takes nobody else. A worker that stands still ends by itself.
-        ready, alive = (functools.partial(_answers, f"http://{LOOPBACK}:{port}/{at}") for at in ("readyz", "healthz"))
-        add(name, "serve", name, "--metrics-port", str(port), after=("topics",), ready=ready, alive=alive)
-    add("worker", "worker", "--environment", options.environment, after=("topics", "model"))
+        add_measured(name, "serve", name, after=("topics",))
+    add_measured("worker", "worker", "--environment", options.environment, after=("topics", "model"))
     trainer = ("trainer", "--config", str(options.trainer_config), "--ranks", str(options.ranks))
-    add("trainer", *trainer, after=("topics",))
+    add_measured("trainer", *trainer, after=("topics",))
     if options.manager:
-        add("manager", "manager", *options.manager, after=("topics",))
+        add_measured("manager", "manager", *options.manager, after=("topics",))
     return Stack(specs, settings, server)
 
 

@@ -105,6 +105,7 @@ class _Process:
             "last_exit": self.last_exit,
             "message": self.message,
             "log": str(self.log_file),
+            "port": self.spec.port,
         }
 
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from schemas import topics
 from schemas.ids import policy_name
-from schemas.records import Task
+from schemas.records import Feedback, Record, Result, Task
+from tentalis import metrics, tracing
 from tentalis.config import Settings
+from tentalis.health import Health, served
 from tentalis.heartbeat import Heart
-from tentalis.kafka import Publisher, make_codec, now_ms
+from tentalis.kafka import Publisher, Stored, make_codec, now_ms
 from tentalis.manager.core import ROUND, RunState, feedback_id_of, task_id_of
+from tentalis.metrics import Exporter
 from tentalis.reading import Reader
 from tentalis.scenarios import Scenario, make_scenario
 from tentalis.service import STOPPED, run_service
@@ -20,6 +23,7 @@ from tentalis.workers.answer import SERVED_AT_ISSUE
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+STUCK_S = 300.0
 TOPICS = (
     topics.RUNS,
     topics.POLICY_ACKS,
@@ -45,6 +49,24 @@ class ManagerOptions:
         return f"manager-{self.scenario}"
 
 
+class ManagerMetrics:
+    """What a manager exports."""
+
+    def __init__(self) -> None:
+        self.exporter = exporter = Exporter("manager")
+        self.tasks = exporter.counter(metrics.MANAGER_TASKS)
+        self.feedback = exporter.counter(metrics.MANAGER_FEEDBACK)
+        self._open = exporter.gauge(metrics.MANAGER_OPEN)
+        self._usable = exporter.gauge(metrics.MANAGER_USABLE)
+        self._step = exporter.gauge(metrics.MANAGER_STEP)
+
+    def turned(self, state: RunState) -> None:
+        """The loop came round."""
+        self._open.set(state.running)
+        self._usable.set(state.usable)
+        self._step.set(-1 if state.served_step is None else state.served_step)
+
+
 class Manager:
     """One run's manager. `step()` does what is due; the state is only what was read."""
 
@@ -57,12 +79,18 @@ class Manager:
         self._reader = Reader(settings, TOPICS, codec)
         self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
         self._moved = time.monotonic()
+        self._turned = time.monotonic()
+        self.metrics = ManagerMetrics()
+        self._traces: dict[str, str | None] = {}
 
     def step(self) -> bool:
         """Reads what is new, then writes what is due. True when the run is done."""
-        for _, record in self._reader.poll(POLL_S):
+        self._turned = time.monotonic()
+        for stored, record in self._reader.poll(POLL_S):
             if self.state.apply(record):
                 self._moved = time.monotonic()
+                if tracing.enabled():
+                    self._follow(stored, record)
         # Before the whole log is known, what looks owed may long have been given.
         if not self._reader.caught_up:
             return False
@@ -73,27 +101,48 @@ class Manager:
             due = 1
         if due:
             self._issue(due)
+        self.metrics.turned(self.state)
         return self.state.finished
+
+    def not_ready(self) -> str | None:
+        """Why it would not give a task or an answer now."""
+        return None if self._reader.caught_up else "the log is not read to its end yet"
+
+    def stuck(self) -> str | None:
+        """Why it should be ended: its loop does not come round."""
+        still = time.monotonic() - self._turned
+        return None if still < STUCK_S else f"its loop has stood still for {still:.0f} s"
+
+    def _follow(self, stored: Stored, record: Record) -> None:
+        """Feedback goes on with the trace of the result that it answers."""
+        if isinstance(record, Result):
+            self._traces[record.result_id] = tracing.continued(stored.headers, record.task.task_id)
+        elif isinstance(record, Feedback) and record.result is not None:
+            self._traces.pop(record.result.result_id, None)
 
     def _answer(self) -> None:
         owed = self.state.owed()
         written = [
             self._scenario.feedback(result, feedback_id_of(result.result_id), event_time=now_ms()) for result in owed
         ]
-        for feedback in written:
-            self._publisher.send(topics.FEEDBACK, feedback)
+        for result, feedback in zip(owed, written, strict=True):
+            with tracing.span("feedback", parent=self._traces.pop(result.result_id, None)) as span:
+                self._publisher.send(topics.FEEDBACK, feedback, traceparent=span.traceparent)
         if written:
             self._publisher.flush()
             for feedback in written:
                 self.state.apply(feedback)
+                self.metrics.feedback.labels("complaint" if feedback.text else "silent").inc()
             log.info("feedback on %d results, %d complaints", len(written), sum(bool(f.text) for f in written))
 
     def _issue(self, count: int) -> None:
         for _ in range(count):
             task = self._next_task()
-            self._publisher.send(topics.TASKS, task)
+            with tracing.span("task", root=task.task_id, producer=True, task_id=task.task_id) as span:
+                self._publisher.send(topics.TASKS, task, traceparent=span.traceparent)
             self.state.apply(task)
         self._publisher.flush()
+        self.metrics.tasks.inc(count)
         self._moved = time.monotonic()
         log.info(
             "issued %d tasks at step %s; %d rollouts wait for the trainer",
@@ -130,22 +179,25 @@ class Manager:
         self._reader.close()
 
 
-def run(settings: Settings, *, scenario: str, run_id: str, n_samples: int | None = None) -> int:
+def run(
+    settings: Settings, *, scenario: str, run_id: str, n_samples: int | None = None, metrics_port: int | None = None
+) -> int:
     """The process: until the run is done (exit code 0), or SIGTERM (STOPPED: whoever supervises it must not take the
-    run for finished). Samples per task are the scenario's, unless given.
+    run for finished). Samples per task are the scenario's, unless given. Raises PortTaken.
     """
     options = ManagerOptions(run_id, scenario, n_samples)
-    return run_service("manager", lambda stop: _manage(options, settings, stop), stopped=STOPPED)
+    return run_service("manager", lambda stop: _manage(options, settings, metrics_port, stop), stopped=STOPPED)
 
 
-def _manage(options: ManagerOptions, settings: Settings, stop: threading.Event) -> None:
+def _manage(options: ManagerOptions, settings: Settings, port: int | None, stop: threading.Event) -> None:
     manager, heart = Manager(options, settings, make_scenario(options.scenario, settings.data)), Heart()
     try:
-        log.info("run %s: waiting for its manifest and its first served version", options.run_id)
-        while not stop.is_set():
-            heart.beat()
-            if manager.step():
-                log.info("run %s is done", options.run_id)
-                return
+        with served(Health(manager.metrics.exporter, manager.not_ready, manager.stuck), port):
+            log.info("run %s: waiting for its manifest and its first served version", options.run_id)
+            while not stop.is_set():
+                heart.beat()
+                if manager.step():
+                    log.info("run %s is done", options.run_id)
+                    return
     finally:
         manager.close()

@@ -73,6 +73,10 @@ class PolicyLog:
             names.append(good)
         return names
 
+    def served_version(self, policy: str) -> int | None:
+        """The version that the server acknowledged last, None if it never did."""
+        return self._good.get(policy)
+
     def acknowledged(self, name: str) -> bool:
         """Whether the server's last word on this policy is that it serves `name`."""
         ack = self._acked.get(parse_policy_name(name)[0])

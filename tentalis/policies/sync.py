@@ -3,9 +3,10 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
@@ -14,6 +15,7 @@ import numpy as np
 from schemas.ids import parse_policy_name
 from schemas.records import PolicyAck, PolicyUpdate
 from schemas.tensors import float32_view, int32_view
+from tentalis import tracing
 from tentalis.inference.protocol import Float32, RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.kafka import now_ms
 from tentalis.policies.core import PolicyLog, surplus
@@ -90,12 +92,18 @@ def canary_difference(expected: Float32, found: Float32) -> float:
 class Sync:
     """Brings one server in line with a PolicyLog; to be called again and again.
 
-    `acknowledge` writes the record and must also apply it to the log.
+    `acknowledge` writes the record and must also apply it to the log. `traces`: with which a version was published.
     """
 
     def __init__(
-        self, server: AdapterServer, log_state: PolicyLog, server_id: str, acknowledge: Callable[[PolicyAck], None]
+        self,
+        server: AdapterServer,
+        log_state: PolicyLog,
+        server_id: str,
+        acknowledge: Callable[[PolicyAck], None],
+        traces: Mapping[str, str | None] = MappingProxyType({}),
     ) -> None:
+        self._traces = traces
         self._server = server
         self._log = log_state
         self._server_id = server_id
@@ -133,6 +141,10 @@ class Sync:
             return False
         if name in loaded and self._log.acknowledged(name):
             return True
+        with tracing.span("swap", parent=self._traces.get(name), policy=name):
+            return await self._swapped(name, loaded)
+
+    async def _swapped(self, name: str, loaded: set[str]) -> bool:
         started = time.monotonic()
         try:
             update = self._published(name)

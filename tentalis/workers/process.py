@@ -8,18 +8,23 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import TopicPartition
 
 from schemas import topics
 from schemas.codec import DecodeError
-from schemas.records import Result, Task
+from schemas.records import Result, Status, Task
+from tentalis import metrics, tracing
 from tentalis.config import Settings
+from tentalis.health import Health, served
 from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import Inference
 from tentalis.kafka import GroupConsumer, Publisher, RecordTooLarge, Stored, make_codec
+from tentalis.metrics import Exporter
 from tentalis.reading import Reader
 from tentalis.served import Served
 from tentalis.service import run_service
@@ -31,6 +36,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 # Beyond this a lane fetches no more; the group may wait an hour for its next poll (max.poll.interval.ms).
 QUEUE_LIMIT = 1000
+# Confirmations and commits may take a minute each while the broker is away.
+STUCK_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +65,13 @@ class Lane:
         self.targeted = targeted
         self.progress = Progress()
         self.queue: deque[Stored] = deque()
+        self.member = False
         self._consumer = GroupConsumer(
             settings, group, [topics.TASKS], on_assign=self._assigned, on_revoke=self._revoked
         )
 
     def _assigned(self, partitions: list[TopicPartition]) -> None:
+        self.member = True
         self.progress.assign((p.topic, p.partition) for p in partitions)
         log.info("partitions assigned: %s", sorted(p.partition for p in partitions))
 
@@ -91,6 +100,27 @@ class Lane:
         self._consumer.close()
 
 
+class WorkerMetrics:
+    """What a worker exports. Both callables count tasks."""
+
+    def __init__(self, running: Callable[[], int], queued: Callable[[], int]) -> None:
+        self.exporter = exporter = Exporter("worker")
+        self._tasks = exporter.counter(metrics.WORKER_TASKS)
+        self._samples = exporter.counter(metrics.WORKER_SAMPLES)
+        self._tokens = exporter.counter(metrics.WORKER_TOKENS)
+        self._seconds = exporter.histogram(metrics.WORKER_SECONDS)
+        exporter.read(metrics.WORKER_RUNNING, running)
+        exporter.read(metrics.WORKER_QUEUED, queued)
+
+    def answered(self, results: Sequence[Result]) -> None:
+        """The results of one task are on the log."""
+        for result in results:
+            self._samples.labels(result.status.value).inc()
+            self._tokens.inc(len(result.response_token_ids) // 4)
+        self._tasks.labels("ok" if all(result.status is Status.OK for result in results) else "failed").inc()
+        self._seconds.observe(max((result.elapsed_s for result in results), default=0.0))
+
+
 class Worker:
     """Takes tasks from its lanes, answers up to `concurrency` at once, publishes, commits."""
 
@@ -113,8 +143,10 @@ class Worker:
             server_id=options.server_id,
             patience_s=options.patience_s,
         )
-        self._running: dict[asyncio.Task[list[Result]], tuple[Lane, Stored]] = {}
+        self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[Lane, Stored]] = {}
         self._served_changed = False
+        self._turned = time.monotonic()
+        self.metrics = WorkerMetrics(lambda: len(self._running), lambda: sum(len(lane.queue) for lane in self._lanes))
 
     async def run(self, stop: threading.Event) -> None:
         """Until `stop`; then what is under way is given up, uncommitted."""
@@ -122,6 +154,7 @@ class Worker:
         try:
             while not stop.is_set():
                 heart.beat()
+                self._turned = time.monotonic()
                 await asyncio.to_thread(self._poll)
                 await self._publish_finished()
                 self._start_queued()
@@ -131,6 +164,17 @@ class Worker:
             await asyncio.gather(*self._running, return_exceptions=True)
             for closeable in (*self._lanes, self._acks):
                 closeable.close()
+
+    def not_ready(self) -> str | None:
+        """Why no task would be answered now. That no version is served yet is no reason: tasks wait for it."""
+        if not all(lane.member for lane in self._lanes):
+            return "it is not a member of its consumer groups yet"
+        return None if self._acks.caught_up else "the acknowledgements are not read to their end yet"
+
+    def stuck(self) -> str | None:
+        """Why it should be ended: its loop does not come round."""
+        still = time.monotonic() - self._turned
+        return None if still < STUCK_S else f"its loop has stood still for {still:.0f} s"
 
     def _poll(self) -> None:
         for lane in self._lanes:
@@ -150,8 +194,14 @@ class Worker:
                     lane.progress.finish(stored)
                     continue
                 log.info("task %s (%d samples)", task.task_id, task.n_samples)
-                answering = asyncio.create_task(self._answerer.answer(task, stored.timestamp))
+                answering = asyncio.create_task(self._answer(task, stored))
                 self._running[answering] = (lane, stored)
+
+    async def _answer(self, task: Task, stored: Stored) -> tuple[list[Result], str | None]:
+        """The results, and the trace that they go on with."""
+        parent = tracing.continued(stored.headers, task.task_id)
+        with tracing.span("generate", parent=parent, task_id=task.task_id) as span:
+            return await self._answerer.answer(task, stored.timestamp), span.traceparent
 
     def _mine(self, stored: Stored, lane: Lane) -> Task | None:
         try:
@@ -168,26 +218,28 @@ class Worker:
     async def _publish_finished(self) -> None:
         finished = [task for task in self._running if task.done()]
         for task in finished:
-            for result in task.result():
-                self._send(result)
+            results, traceparent = task.result()
+            for result in results:
+                self._send(result, traceparent)
         if finished:
             await asyncio.to_thread(self._publisher.flush)
         for task in finished:
+            self.metrics.answered(task.result()[0])
             lane, stored = self._running.pop(task)
             lane.progress.finish(stored)
         for lane in self._lanes:
             await asyncio.to_thread(lane.commit)
 
-    def _send(self, result: Result) -> None:
+    def _send(self, result: Result, traceparent: str | None) -> None:
         try:
-            self._publisher.send(topics.RESULTS, result)
+            self._publisher.send(topics.RESULTS, result, traceparent=traceparent)
         except RecordTooLarge as error:
             log.error("%s", error)
             failed = failed_instead(result, result.error or str(error))
             try:
-                self._publisher.send(topics.RESULTS, failed)
+                self._publisher.send(topics.RESULTS, failed, traceparent=traceparent)
             except RecordTooLarge:
-                self._publisher.send(topics.RESULTS, without_texts(failed))
+                self._publisher.send(topics.RESULTS, without_texts(failed), traceparent=traceparent)
 
 
 def run(
@@ -198,10 +250,12 @@ def run(
     worker_id: str | None = None,
     server_id: str = "local",
     concurrency: int = 8,
+    metrics_port: int | None = None,
 ) -> None:
     """The process: answers tasks of `environment` through the inference server at the URL `server`, until SIGTERM.
 
     `worker_id` (default: host name and environment) must be the worker's own and stay the same over restarts.
+    Raises PortTaken.
     """
     from tentalis.inference.client import OpenAIClient
 
@@ -211,6 +265,8 @@ def run(
 
     async def main(stop: threading.Event) -> None:
         async with OpenAIClient(options.server_url, options.api_key) as inference:
-            await Worker(options, settings, inference).run(stop)
+            worker = Worker(options, settings, inference)
+            with served(Health(worker.metrics.exporter, worker.not_ready, worker.stuck), metrics_port):
+                await worker.run(stop)
 
     run_service("worker", lambda stop: asyncio.run(main(stop)))

@@ -5,6 +5,7 @@ import json
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ GARBAGE = ("not avro at all", "\x00\x00\x00\x00\x07x")
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Home, dict[str, object]]:
     """A home with a finished demo run in it."""
     home = Home(tmp_path_factory.mktemp("e2e") / "home", tiny_model)
+    home.env["TENTALIS_TRACES"] = str(home.path.parent / "traces")
     return home, home.finish(home.start_demo("--steps", str(STEPS)), timeout=400)
 
 
@@ -53,6 +55,40 @@ def test_the_replay_is_equal_twice_and_the_verifier_is_content(finished: tuple[H
     assert verified.returncode == 0, report
     assert (report["lost"], report["wrong"], report["duplicates"]) == (0, 0, 0)
     assert report["rollouts"] >= STEPS * 32
+
+
+def test_traces_lead_from_tasks_to_the_versions_that_learned_from_them(
+    finished: tuple[Home, dict[str, object]],
+) -> None:
+    home, _ = finished
+    spans = exported(home.path.parent / "traces")
+    of_tasks = {span["traceId"] for span in spans if span["name"] == "task"}
+    assert of_tasks
+    names = {trace: {span["name"] for span in spans if span["traceId"] == trace} for trace in of_tasks}
+    assert {"task", "generate", "score", "feedback", "hint", "join"} in names.values()
+    swapped = {span["traceId"] for span in spans if span["name"] == "swap"}
+    steps = {value(span, "tentalis.policy"): span for span in spans if span["name"] == "step"}
+    assert {name.partition("@")[2] for name in steps} == {f"v{version}" for version in range(1, STEPS + 1)}
+    for span in steps.values():
+        linked = {link["traceId"] for link in span["links"]}
+        assert len(span["links"]) == 32 and linked <= of_tasks
+        assert span["traceId"] in swapped
+
+
+def exported(folder: Path) -> list[dict[str, Any]]:
+    """Every span that any process wrote."""
+    return [
+        span
+        for file in folder.glob("*.jsonl")
+        for line in file.read_text().splitlines()
+        for resource in json.loads(line)["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+
+
+def value(span: dict[str, Any], key: str) -> str:
+    return str(next(item["value"]["stringValue"] for item in span["attributes"] if item["key"] == key))
 
 
 def test_garbage_on_every_input_topic_is_dead_lettered_with_its_bytes_and_the_rest_goes_on(

@@ -4,12 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.avro import all_current
+from tentalis.metrics import PROCESSES, exported_by
 from tests.integration.inference_lab import make_model
+from tests.kafka_fixture import eventually
 
 pytestmark = pytest.mark.broker
 CLI = [sys.executable, "-m", "tentalis.cli"]
@@ -31,6 +36,16 @@ def run(home: Path, *arguments: str, timeout: float = 400) -> "subprocess.Comple
     )
 
 
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except urllib.error.URLError as error:  # it begins to listen when it has loaded its libraries
+        return 0, str(error)
+
+
 def test_a_detached_stack_is_ready_is_found_and_ends(tmp_path: Path) -> None:
     # Kafka takes a comma for the end of a path, Log4j a blank, and a JVM in the locale C what is not ASCII.
     home, model = tmp_path / "a home, ünï" / "☃", make_model(tmp_path / "tiny")
@@ -41,6 +56,14 @@ def test_a_detached_stack_is_ready_is_found_and_ends(tmp_path: Path) -> None:
         states = {name: process["state"] for name, process in shown["processes"].items()}
         assert states["topics"] == "done"
         assert {name for name, state in states.items() if state == "ready"} >= {"broker", "model", "join", "worker"}
+        measured = {name: process["port"] for name, process in shown["processes"].items() if process["port"]}
+        assert set(measured) == set(PROCESSES) - {"manager"}
+        for name, port in measured.items():
+            eventually(lambda port=port: get(port, "/readyz")[0] == 200, 120, message=f"{name} is not ready")
+            assert get(port, "/healthz")[0] == 200
+            families = {f.name for f in text_string_to_metric_families(get(port, "/metrics")[1])}
+            assert families == {m.name.removesuffix("_total") for m in exported_by(name)}, name
+        assert str(measured["trainer"]) in run(home, "status").stdout
         # Without a bootstrap server named, the running stack of the state directory is the one that is meant.
         assert run(home, "topics", "diff").returncode == 0
         again = run(home, "up", "--detach", "--policy-model", str(model))

@@ -1,0 +1,110 @@
+"""What the trainer exports: written by rank 0 as it plans and steps."""
+
+import time
+from collections.abc import Mapping
+
+from schemas.records import BatchPlan
+from tentalis import metrics
+from tentalis.metrics import Exporter
+
+WAITS = ("rollouts", "served")
+PARTS = ("rl", "opd")
+
+
+class TrainerMetrics:
+    """The metrics, and whether the trainer is ready. Written on the thread that trains, read on the one that serves."""
+
+    def __init__(self) -> None:
+        self.exporter = exporter = Exporter("trainer")
+        self._ready = False
+        self._dead: dict[int, int] = {}
+        self._steps = exporter.counter(metrics.TRAINER_STEPS)
+        self._step = exporter.gauge(metrics.TRAINER_STEP)
+        self._version = exporter.gauge(metrics.TRAINER_VERSION)
+        self._promoted = exporter.gauge(metrics.TRAINER_PROMOTED)
+        self._step_seconds = exporter.histogram(metrics.TRAINER_STEP_SECONDS)
+        self._phase_seconds = exporter.counter(metrics.TRAINER_PHASE_SECONDS)
+        self._tokens = exporter.counter(metrics.TRAINER_TOKENS)
+        self._speed = exporter.gauge(metrics.TRAINER_SPEED)
+        self._rollouts = exporter.counter(metrics.TRAINER_ROLLOUTS)
+        self._by_part = {
+            "loss": exporter.gauge(metrics.TRAINER_LOSS),
+            "clip_fraction": exporter.gauge(metrics.TRAINER_CLIPPED),
+            "advantage_abs": exporter.gauge(metrics.TRAINER_ADVANTAGE),
+        }
+        self._of_step = {
+            "reward_mean": exporter.gauge(metrics.TRAINER_REWARD),
+            "staleness_mean": exporter.gauge(metrics.TRAINER_STALENESS),
+            "mismatch_kl": exporter.gauge(metrics.TRAINER_KL),
+            "entropy": exporter.gauge(metrics.TRAINER_ENTROPY),
+            "grad_norm": exporter.gauge(metrics.TRAINER_GRADIENT),
+        }
+        self._pending = exporter.gauge(metrics.TRAINER_PENDING)
+        self._drops = exporter.counter(metrics.TRAINER_DROPS)
+        self._lag = exporter.gauge(metrics.TRAINER_LAG)
+        self._dead_letters = exporter.counter(metrics.TRAINER_DEAD)
+        self._waiting = exporter.gauge(metrics.TRAINER_WAITING)
+        self._turn = exporter.gauge(metrics.TRAINER_TURN)
+        self.waits("")
+
+    def not_ready(self) -> str | None:
+        """Why it would not train now, None once the run is recovered."""
+        return None if self._ready else "the model is loaded and the run recovered from the log first"
+
+    def recovered(self, policy: str, step: int, version: int) -> None:
+        """The run is where its log and checkpoints say, and goes on."""
+        self._step.set(step)
+        self._version.labels(policy).set(version)
+        self._ready = True
+
+    def turned(self) -> None:
+        """The loop came round."""
+        self._turn.set(time.time())
+
+    def read(self, rank: int, lag: Mapping[str, int], dead: int) -> None:
+        """What a rank says of its partitions: records not read, and its dead letters since it began."""
+        for partition, behind in lag.items():
+            self._lag.labels(partition).set(behind)
+        self._dead_letters.inc(dead - self._dead.get(rank, 0))
+        self._dead[rank] = dead
+
+    def pending(self, count: int) -> None:
+        """Offers that no plan has considered."""
+        self._pending.set(count)
+
+    def planned(self, plan: BatchPlan, pending: int) -> None:
+        """A plan is on the log and is executed now."""
+        for drop in plan.drops:
+            self._drops.labels(drop.reason).inc(drop.count)
+        self.pending(pending)
+        self.waits("")
+
+    def stepped(
+        self, policy: str, step: int, version: int, outcome: Mapping[str, float], seconds: Mapping[str, float]
+    ) -> None:
+        """A step is complete: its metrics and its phases, as its StepResult has them."""
+        self._steps.inc()
+        self._step.set(step)
+        self._version.labels(policy).set(version)
+        total = sum(seconds.values())
+        self._step_seconds.observe(total)
+        for phase, spent in seconds.items():
+            self._phase_seconds.labels(phase).inc(spent)
+        self._tokens.inc(outcome["tokens"])
+        self._speed.set(outcome["tokens"] / total)
+        self._rollouts.labels("trained").inc(outcome["trained_rollouts"])
+        self._rollouts.labels("idle").inc(outcome["rollouts"] - outcome["trained_rollouts"])
+        for name, gauge in self._by_part.items():
+            for part in PARTS:
+                gauge.labels(part).set(outcome[f"{part}_{name}"])
+        for name, gauge in self._of_step.items():
+            gauge.set(outcome[name])
+
+    def promoted(self, policy: str, version: int) -> None:
+        """A version was promoted."""
+        self._promoted.labels(policy).set(version)
+
+    def waits(self, reason: str) -> None:
+        """For want of `rollouts`, or until a newer version is `served`; "": it trains."""
+        for each in WAITS:
+            self._waiting.labels(each).set(float(each == reason))
