@@ -37,6 +37,9 @@ class MadeUp:
     def failure(self) -> str | None:
         return self.broken
 
+    def halted(self) -> dict[str, str]:
+        return {}
+
 
 class Played:
     """A run of two versions on the log, and a show of it."""
