@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from schemas import avro
 from schemas.avro import AvroSchema
+from schemas.compiled import MOST_ITEMS, Unsure, compiled
 from schemas.partial import check_items, read_partial
 from schemas.records import RECORDS, Record
 
@@ -26,8 +27,6 @@ SINGLE_OBJECT = b"\xc3\x01"
 CONFLUENT = b"\x00"
 SMALL_BYTES = 2**16
 """A body up to here cannot hold so many items that they would be worth counting before it is decoded."""
-MOST_ITEMS = 100_000
-"""Items of all arrays and maps of one record; decoded they take about a kilobyte each."""
 MOST_PROBLEMS = 5
 REASON_CHARS = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
@@ -92,11 +91,10 @@ class Codec:
     def encode(self, topic: str, record: Record) -> bytes:
         """The wire bytes of a record for a topic. Raises SchemasUnavailable."""
         schema = avro.current(type(record).__name__)
-        datum = record.model_dump()
         registry = self._registry
         if registry is not None:
-            return self._asked(lambda: registry.serialize(topic, schema, datum))
-        return SINGLE_OBJECT + schema.fingerprint + avro.write(schema, datum)
+            return self._asked(lambda: registry.serialize(topic, schema, record.model_dump()))
+        return compiled(schema.name).encode(record, SINGLE_OBJECT + schema.fingerprint)
 
     def decode(
         self, value: bytes | None, *, topic: str, partition: int, offset: int, expected: Collection[str] | None = None
@@ -136,10 +134,16 @@ class Codec:
         if writer.name not in RECORDS or (expected is not None and writer.name not in expected):
             wanted = ", ".join(sorted(expected)) if expected is not None else "a known record"
             raise error(f"holds a {writer.name} where {wanted} is expected", writer.name)
+        reader = avro.current(writer.name)
+        if writer.fingerprint == reader.fingerprint:
+            try:
+                return compiled(writer.name).decode(body)
+            except Unsure:
+                pass  # what is wrong with it, if anything, is said below
         try:
             if len(body) > SMALL_BYTES:
                 check_items(writer, body, MOST_ITEMS)
-            datum = avro.read(writer, avro.current(writer.name), body)
+            datum = avro.read(writer, reader, body)
         except Exception as cause:
             raise error(f"not readable as Avro: {type(cause).__name__}: {cause}", writer.name) from cause
         try:

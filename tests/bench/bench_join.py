@@ -102,7 +102,9 @@ def until_written(settings: Settings, start: dict[int, int], count: int, child: 
         if now != seen:
             seen, heard = now, time.monotonic()
         if child.poll() is not None or time.monotonic() - heard > 60:
-            raise RuntimeError(f"{child.args!r} stands still with {seen} of {count} outcomes (exit code {child.poll()})")
+            raise RuntimeError(
+                f"{child.args!r} stands still with {seen} of {count} outcomes (exit code {child.poll()})"
+            )
 
 
 def cpu_seconds(pid: int) -> float:

@@ -130,7 +130,9 @@ class Join:
         self.time: dict[int, int] = {}
         self.timers: dict[int, list[tuple[int, str]]] = {}
 
-    def __call__(self, value: bytes, key: Any, timestamp: int, headers: Any, state: Any) -> list[tuple[str, str, bytes]]:
+    def __call__(
+        self, value: bytes, key: Any, timestamp: int, headers: Any, state: Any
+    ) -> list[tuple[str, str, bytes]]:
         context = message_context()
         partition, offset = context.partition, context.offset
         now = self.time[partition] = max(self.time.get(partition, 0), timestamp)
@@ -198,7 +200,10 @@ class Join:
     ) -> None:
         samples: dict[int, dict[str, Any]] = {}
         for at in range(0, len(seen), 28):
-            index, offset = int.from_bytes(seen[at + 8 : at + 12], "big"), int.from_bytes(seen[at + 20 : at + 28], "big")
+            index, offset = (
+                int.from_bytes(seen[at + 8 : at + 12], "big"),
+                int.from_bytes(seen[at + 20 : at + 28], "big"),
+            )
             known = halves.get(offset)
             if known is None:
                 known = decode(state.get_bytes(b"half/%d" % offset))
