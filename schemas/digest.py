@@ -9,6 +9,8 @@ are their own little-endian bytes, lists are the concatenation of their length-p
 
 import hashlib
 import struct
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from schemas.records import Part, Rollout
@@ -43,41 +45,62 @@ DIGEST_FIELDS = (
 )
 
 
+def _listed(items: Iterable[Any]) -> bytes:
+    parts = []
+    for item in items:
+        data = _canonical(item)
+        parts += (_LONG(len(data)), data)
+    return b"".join(parts)
+
+
+_LONG = struct.Struct(">q").pack
+_FORMS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda value: b"n",
+    bool: lambda value: b"t" if value else b"f",
+    int: _LONG,
+    float: struct.Struct(">d").pack,
+    bytes: lambda value: value,
+    str: str.encode,
+    dict: lambda value: _listed(item for name in sorted(value) for item in (name, value[name])),
+    list: _listed,
+    tuple: _listed,
+}
+
+
+def _form(kind: type) -> Callable[[Any], bytes]:
+    """How values of a type are written that is not among the plain ones; remembered there."""
+    if issubclass(kind, Part):
+        fields = tuple(kind.model_fields)
+        form: Callable[[Any], bytes] = lambda value: _listed(getattr(value, name) for name in fields)  # noqa: E731
+    elif issubclass(kind, str):
+        form = str.encode
+    else:
+        raise TypeError(f"no canonical form for a {kind.__name__} in a rollout digest")
+    _FORMS[kind] = form
+    return form
+
+
 def _canonical(value: Any) -> bytes:
-    match value:
-        case None:
-            return b"n"
-        case bool():
-            return b"t" if value else b"f"
-        case int():
-            return struct.pack(">q", value)
-        case float():
-            return struct.pack(">d", value)
-        case bytes():
-            return value
-        case str():
-            return value.encode()
-        case Part():
-            return _canonical([getattr(value, name) for name in type(value).model_fields])
-        case dict():
-            return _canonical([item for name in sorted(value) for item in (name, value[name])])
-        case list() | tuple():
-            items = [_canonical(item) for item in value]
-            return b"".join(struct.pack(">q", len(item)) + item for item in items)
-        case _:
-            raise TypeError(f"no canonical form for a {type(value).__name__} in a rollout digest")
+    form = _FORMS.get(type(value)) or _form(type(value))
+    return form(value)
+
+
+def _places() -> list[tuple[bytes, Callable[[Rollout], Any]]]:
+    nested = dict.fromkeys(("policy", "environment", "session_id", "turn_index"), "head.")
+    nested |= dict.fromkeys(("temperature", "top_p", "top_k", "constrained"), "sampling.")
+    return [(name.encode() + b"\0", attrgetter(nested.get(name, "") + name)) for name in DIGEST_FIELDS]
+
+
+_PLACES = _places()
 
 
 def rollout_digest(rollout: Rollout) -> str:
     """sha256 (hex) over DIGEST_FIELDS of a rollout; the rollout's own `digest` field is not read."""
-    nested = {"policy", "environment", "session_id", "turn_index"}
-    sampling = {"temperature", "top_p", "top_k", "constrained"}
-    sha = hashlib.sha256()
-    for name in DIGEST_FIELDS:
-        owner = rollout.head if name in nested else rollout.sampling if name in sampling else rollout
-        data = _canonical(getattr(owner, name))
-        sha.update(name.encode() + b"\0" + struct.pack(">q", len(data)) + data)
-    return sha.hexdigest()
+    parts = []
+    for name, value_of in _PLACES:
+        data = _canonical(value_of(rollout))
+        parts += (name, _LONG(len(data)), data)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def with_digest(rollout: Rollout) -> Rollout:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -168,6 +169,12 @@ def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
         return ()
 
 
+@lru_cache(1024)
+def _rfc3339(ms: int) -> bytes:
+    # Many records of a batch share their event time.
+    return (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ms // 1000)) + f".{ms % 1000:03d}Z").encode()
+
+
 def headers_of(record: Record, source: str, traceparent: str | None = None) -> list[tuple[str, bytes]]:
     """CloudEvents headers (binary mode), and the trace. Id and time are in the body too: headers get lost. `ce_time` is
     left out for what RFC 3339 has no words for."""
@@ -180,8 +187,7 @@ def headers_of(record: Record, source: str, traceparent: str | None = None) -> l
         ("content-type", b"application/avro"),
     ]
     if 0 <= event_time <= LAST_RFC3339_MS:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(event_time // 1000)) + f".{event_time % 1000:03d}Z"
-        headers.append(("ce_time", stamp.encode()))
+        headers.append(("ce_time", _rfc3339(event_time)))
     if traceparent is not None:
         headers.append((TRACEPARENT, traceparent.encode()))
     return headers
