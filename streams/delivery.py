@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from schemas.codec import SchemasUnavailable
 from streams.dlq import Produce, check, key_bytes, letter
@@ -68,8 +68,19 @@ class Backoff:
 
 def size_of(record: Produce) -> int:
     """Bytes that a record takes of the limit."""
-    headers = sum(len(name) + len(value or b"") + 8 for name, value in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers + FRAMING_BYTES
+    size = len(record.key or b"") + len(record.value or b"") + FRAMING_BYTES
+    for name, value in record.headers:
+        size += len(name) + len(value or b"") + 8
+    return size
+
+
+class Prepared(NamedTuple):
+    """What a batch sends, all of it within the record limit: its outputs, and its state changes wave by wave, as
+    entries of the table and as records of the changelog."""
+
+    outputs: Sequence[Produce] = ()
+    waves: Sequence[Sequence[Entry]] = ()
+    changes: Sequence[Sequence[Produce]] = ()
 
 
 class BatchRunner:
@@ -120,13 +131,13 @@ class BatchRunner:
             return
         started = time.monotonic()
         try:
-            effects, waves = await self._process(partition, records)
+            effects, prepared = await self._process(partition, records)
         except Exception as error:
             log.exception("%s: a batch of %d failed; one by one now", records[0], len(records))
             self._reset(partition)
             await self._one_by_one(partition, records, error)
         else:
-            await self._flush(partition, records, effects, waves, attempts=1)
+            await self._flush(partition, records, effects, prepared, attempts=1)
         self.counts.batches += 1
         self.counts.records += len(records)
         self.counts.batch_seconds(time.monotonic() - started)
@@ -141,8 +152,7 @@ class BatchRunner:
             log.warning("partition %d: %s; trying again", partition, reason)
             self._reset(partition)
             return
-        waves = self._validated(partition, NO_OFFSET, effects)
-        await self._flush(partition, (), effects, waves, attempts=1)
+        await self._flush(partition, (), effects, self._prepared(partition, NO_OFFSET, effects), attempts=1)
 
     async def send_ticks(self, outputs: Sequence[Output]) -> None:
         """Records beside any input. Raises what kept them from being confirmed."""
@@ -153,19 +163,19 @@ class BatchRunner:
         for record in records:
             if len(records) > 1:
                 try:
-                    effects, waves = await self._process(partition, [record])
+                    effects, prepared = await self._process(partition, [record])
                 except Exception as alone:
                     log.exception("%s goes to the dead-letter topic", record)
                     self._reset(partition)
                     error = alone
                 else:
-                    await self._flush(partition, [record], effects, waves, attempts=2)
+                    await self._flush(partition, [record], effects, prepared, attempts=2)
                     continue
             stage = "produce" if isinstance(error, OutputTooLarge) else "process"
             effects = Effects(dead=[Dead.of(record, stage, error)])
-            await self._flush(partition, [record], effects, [], attempts=min(len(records), 2))
+            await self._flush(partition, [record], effects, Prepared(), attempts=min(len(records), 2))
 
-    async def _process(self, partition: int, records: Sequence[LogRecord]) -> tuple[Effects, list[list[Entry]]]:
+    async def _process(self, partition: int, records: Sequence[LogRecord]) -> tuple[Effects, Prepared]:
         delay = self._backoff.first
         while True:
             began = time.monotonic()
@@ -183,33 +193,30 @@ class BatchRunner:
                 delay = min(delay * 2, self._backoff.cap)
             else:
                 self.counts.step_seconds += time.monotonic() - began
-                return effects, self._validated(partition, records[0].offset, effects)
+                return effects, self._prepared(partition, records[0].offset, effects)
 
-    def _validated(self, partition: int, first_offset: int, effects: Effects) -> list[list[Entry]]:
-        for output in effects.outputs:
-            self._checked(_produce(output))
+    def _prepared(self, partition: int, first_offset: int, effects: Effects) -> Prepared:
+        outputs = [self._checked(_produce(output)) for output in effects.outputs]
         if self._changelog is None:
             if effects.changes:
                 raise TypeError(f"{self.processor.app_id} has no table but returned state changes: set Processor.table")
-            return []
+            return Prepared(outputs)
         waves = as_entries(effects.changes, self.store.entries(partition), first_offset)
-        for wave in waves:
-            for entry in wave:
-                self._checked(self._change(partition, entry))
-        return waves
+        changes = [[self._checked(self._change(partition, entry)) for entry in wave] for wave in waves]
+        return Prepared(outputs, waves, changes)
 
     async def _flush(
         self,
         partition: int,
         records: Sequence[LogRecord],
         effects: Effects,
-        waves: Sequence[Sequence[Entry]],
+        prepared: Prepared,
         *,
         attempts: int,
     ) -> None:
         began = time.monotonic()
         check(self._limits, records, effects.dead)
-        sending = [_produce(output) for output in effects.outputs]
+        sending = list(prepared.outputs)
         for dead in effects.dead:
             log.error("dead letter: %s at stage %s: %s: %s", dead.record, dead.stage, dead.error_class, dead.error)
             sending.append(
@@ -223,15 +230,16 @@ class BatchRunner:
             )
         if sending:
             await self._sink.send(sending)
-        for wave in waves:
-            if wave:
-                await self._sink.send([self._change(partition, entry) for entry in wave])
-        for wave in waves:
+        for change in prepared.changes:
+            if change:
+                await self._sink.send(change)
+        for wave in prepared.waves:
             self.store.apply(partition, wave)
         self.counts.outputs += len(effects.outputs)
         self.counts.dead += len(effects.dead)
-        self.counts.changes += sum(len(wave) for wave in waves)
-        self.counts.change_bytes += sum(len(entry.key) + len(entry.value or b"") for wave in waves for entry in wave)
+        for wave in prepared.waves:
+            self.counts.changes += len(wave)
+            self.counts.change_bytes += sum(len(entry.key) + len(entry.value or b"") for entry in wave)
         self.counts.flush_seconds += time.monotonic() - began
 
     def _change(self, partition: int, entry: Entry) -> Produce:

@@ -1,15 +1,14 @@
 """Dead letters of a stream application: how a record that cannot be processed is kept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas.topics import dlq
 from streams.processor import Dead, LogRecord
 from tentalis.dlq import DeadLimits, context_headers
 
 
-@dataclass(frozen=True, slots=True)
-class Produce:
+class Produce(NamedTuple):
     """Bytes to send. `partition` None: murmur2 of the key."""
 
     topic: str

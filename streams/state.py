@@ -8,9 +8,8 @@ successor's."""
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.topics import CHANGELOG_MAX_LAG_MS, CHANGELOG_MIN_LAG_MS, OVERHEAD_BYTES, changelog
 from streams.processor import Change, applied_offset
@@ -23,8 +22,7 @@ class ChangelogError(Exception):
     """A changelog that cannot be read back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One changelog record: `value` None is a deletion at `offset`."""
 
     key: str

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas.digest import with_digest
 from schemas.ids import derived_id
@@ -29,8 +30,7 @@ class Place:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Halves:
+class Halves(NamedTuple):
     """What came for one sample, each with its offset on the halves log."""
 
     score: Score | None = None
@@ -39,16 +39,14 @@ class Halves:
     hint_offset: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
     """One outcome, and the rollout that it speaks of."""
 
     outcome: Outcome
     rollout: Rollout | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """What all rollouts of a group share. `mean` and `std` are over the known rewards, None if there is none."""
 
     n_closed: int = 0

@@ -1,13 +1,14 @@
 """The join beside the same join written with Quix Streams 3.28, and beside the raw limit, on one broker in one run.
 
-All fold the same pre-filled halves topic (see join_load.py), each in one process on one core, the broker and this driver
-on another, in turns. `join_quix.py` says what was done for Quix and what it leaves out, `join_raw.py` what the limit is.
+All fold the same pre-filled halves topic (see join_load.py), each in one process on one core, the broker and this
+driver on another, in turns. `join_quix.py` says what was done for Quix and what it leaves out, `join_raw.py` what the
+limit is.
 
 Figures: tasks per second of log time, between the moments at which 10 % and 90 % of the outcomes were appended; CPU
-microseconds of the process per task from its first tenth on; latency as the append time of an outcome less that of the half
-that completed it, at a quarter of Quix's rate; bytes of keys and values on the changelog per task; seconds from starting
-the process on an empty disk, behind a kill -9, to its first outcome; peak resident memory. `same` says whether the
-rollouts of ours and Quix have the same digests, key by key.
+microseconds of the process per task from its first tenth on (the figure to believe on a busy machine); latency as the
+append time of an outcome less that of the half that completed it, at a quarter of Quix's rate; bytes of keys and values
+on the changelog per task; seconds from starting the process on an empty disk, behind a kill -9, to its first outcome;
+peak resident memory. `same` says whether the rollouts of ours and Quix have the same digests, key by key.
 
 BENCH_TASKS (20,000; a tenth of them stays open, with payload), BENCH_SPREAD (tasks between the halves of one, 2,500),
 BENCH_RUNS (2 of each), BENCH_LATENCY_S (8), BENCH_ENGINES (ours,quix,raw). A default run takes some three minutes. The
@@ -83,7 +84,7 @@ class Engine:
             command,
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-            preexec_fn=lambda: os.sched_setaffinity(0, {WORKER_CORE}),  # noqa: PLW1509
+            preexec_fn=lambda: os.sched_setaffinity(0, {WORKER_CORE}),
         )
 
 
@@ -94,7 +95,7 @@ def outcomes_since(settings: Settings, start: dict[int, int]) -> list[tuple[int,
 
 
 def until_written(settings: Settings, start: dict[int, int], count: int, child: "subprocess.Popen[bytes]") -> int:
-    """Waits for so many outcomes; how many there are. Raises RuntimeError if the process ends or nothing comes for a while."""
+    """Waits for so many outcomes; how many there are. Raises RuntimeError if the process ends or stands still."""
     seen, heard = 0, time.monotonic()
     while seen < count:
         time.sleep(0.2)

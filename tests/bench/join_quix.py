@@ -1,18 +1,20 @@
 """The join written with Quix Streams 3.28: `python -m tests.bench.join_quix BOOTSTRAP GROUP STATE_DIR`.
 
-Runs in an environment of its own, with nothing of ours but the schemas and the derived ids. What was done for its speed:
+Runs in an environment of its own, with nothing of ours but the schemas and the derived ids. What was done for its
+speed:
 
-- Raw bytes in and out (`bytes` (de)serializers), decoded by fastavro into plain dicts, no pydantic, no validation.
-- State through its documented API, `apply(stateful=True)`, and only as bytes (`set_bytes`, `get_bytes`), so that nothing
-  goes through JSON. A task has one value, its payload one value per half, as with us; no TTL (it stamps every value).
+- Raw bytes in and out ((de)serializers that do nothing), decoded by fastavro into plain dicts, no pydantic, no
+  validation.
+- State through its documented API, `apply(stateful=True)`, and only as bytes (`set_bytes`, `get_bytes`), so that
+  nothing goes through JSON. A task has one value, its payload one value per half, as with us; no TTL (it stamps every value).
 - Timeouts need the state of a task at the record of another, and Quix has no timers: the key deserializer gives all
   records of a partition one key, and with it one state. The heap of due times is in memory and costs nothing durable.
 - Its default checkpoint: output is sent at once, state and offsets are flushed every COMMIT_S seconds; RocksDB and
   changelog as they come. Idempotent producer, acks=all, the compression that ours has.
 - One application, no web, logging off, one process.
 
-The same as ours in what it guarantees (at least once, state per task in its store and its changelog) and in what it does
-for the records of the benchmark: slots bound to a result, duplicates known by event id, timeouts by stream time,
+The same as ours in what it guarantees (at least once, state per task in its store and its changelog) and in what it
+does for the records of the benchmark: slots bound to a result, duplicates known by event id, timeouts by stream time,
 outcomes and rollouts with the same ids and the same digest. It refuses nothing, knows no superseded or late halves,
 no Forget, and does not recognise a record that comes again after its task's state has moved on.
 """
@@ -148,7 +150,7 @@ class Join:
         return out
 
     def recovered(self, state: Any) -> list[tuple[int, str]]:
-        """The timers of the tasks in the store. There is no public way to go through a state; this is the private one."""
+        """The timers of the tasks in the store. There is no public way to go through a state, so this is private."""
         timers = []
         for key, value in state._transaction._partition.iter_items(b"all|task/", b"all|task0"):
             _, due, *_ = HEAD.unpack_from(value)
@@ -189,10 +191,10 @@ class Join:
         value = state.get_bytes(b"task/" + task_id.encode())
         if value is None:
             return
-        phase, deadline, came, samples, n = HEAD.unpack_from(value)
+        phase, deadline, came, samples, _ = HEAD.unpack_from(value)
         if phase == 2:
             state.delete(b"task/" + task_id.encode())
-        elif deadline < now or samples == 1 and came:
+        elif deadline < now or (samples == 1 and came):
             self.close(task_id, value[HEAD.size :], partition, state, now, out, {})
 
     def close(
