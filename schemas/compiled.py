@@ -19,14 +19,14 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import annotated_types
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from schemas import avro, records
-from schemas.records import RECORDS, Record
+from schemas.records import RECORDS, Part, Record
 
 
 MOST_ITEMS = 100_000
@@ -37,6 +37,7 @@ class Unsure(Exception):
     """These bytes are not a record as it is ordinarily written, or not a valid one."""
 
 
+R = TypeVar("R", bound=Part)
 Decoder = Callable[[bytes], Record]
 """Avro body -> record. Raises Unsure."""
 Encoder = Callable[[Record, bytes], bytes]
@@ -86,6 +87,16 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+def trusted(model: type[R], **fields: Any) -> R:
+    """A record of values that were validated in the records which they come from; every field must be given."""
+    record = object.__new__(model)
+    object.__setattr__(record, "__dict__", fields)
+    object.__setattr__(record, "__pydantic_fields_set__", set(fields))
+    object.__setattr__(record, "__pydantic_extra__", None)
+    object.__setattr__(record, "__pydantic_private__", None)
+    return record
+
+
 COMMON = {
     "more": more,
     "size": size,
@@ -104,7 +115,7 @@ def compiled(name: str) -> Compiled:
     schema, model = json.loads(avro.current(name).text), RECORDS[name]
     code = _Code(schema)
     source = code.decoder(schema, model) + "\n\n" + code.encoder(schema, model)
-    scope = COMMON | code.names
+    scope: dict[str, Any] = COMMON | code.names
     exec(compile(source, f"<generated for {name}>", "exec"), scope)
     return Compiled(scope["decode"], scope["encode"], source)
 

@@ -46,7 +46,7 @@ DIGEST_FIELDS = (
 
 
 def _listed(items: Iterable[Any]) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     for item in items:
         data = _canonical(item)
         parts += (_LONG(len(data)), data)
@@ -96,7 +96,7 @@ _PLACES = _places()
 
 def rollout_digest(rollout: Rollout) -> str:
     """sha256 (hex) over DIGEST_FIELDS of a rollout; the rollout's own `digest` field is not read."""
-    parts = []
+    parts: list[bytes] = []
     for name, value_of in _PLACES:
         data = _canonical(value_of(rollout))
         parts += (name, _LONG(len(data)), data)

@@ -1,91 +1,141 @@
-"""Sends records through aiokafka's producer: all at once, in batches built per partition, awaited together."""
+"""Sends records through librdkafka: queued at once, compressed and sent by its own threads, awaited together."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from confluent_kafka import KafkaError, KafkaException, Producer
+
 from streams.dlq import Produce
+
+POLL_S = 0.1
+FULL_S = 0.01
+METADATA_S = 15.0
 
 
 class NoSuchPartition(ValueError):
     """A record for a partition that its topic does not have."""
 
 
-@lru_cache(maxsize=65536)
-def murmur2_partition(key: bytes, partitions: int) -> int:
-    """The partition of a key, as the JVM's and librdkafka's `murmur2` partitioners choose it."""
-    from aiokafka.partitioner import murmur2
+class _Confirmations:
+    """Counts the reports of one call, which come in the poll thread, and wakes the caller at the last."""
 
-    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._error: KafkaError | None = None
+        self.all_in: asyncio.Future[None] = self._loop.create_future()
+
+    def delivered(self, error: KafkaError | None, _: Any) -> None:
+        """One record is confirmed, or will never be."""
+        if error is not None:
+            self._error = error
+        self.fewer(1)
+
+    def fewer(self, count: int) -> None:
+        """So many are not awaited any more."""
+        with self._lock:
+            self._left -= count
+            left = self._left
+        if not left:
+            self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        if self.all_in.done():
+            return  # nobody waits any more
+        if self._error is None:
+            self.all_in.set_result(None)
+        else:
+            self.all_in.set_exception(KafkaException(self._error))
 
 
 class KafkaSink:
-    """Produces through aiokafka: one builder per partition instead of one future per record, a third of the cost.
+    """Produces through librdkafka, all lanes through one producer.
+
+    aiokafka's compresses in the event loop, which is where everything else is waiting.
 
     Args:
-        producer: returns the started AIOKafkaProducer.
+        config: of the producer (`tentalis.kafka.producer_config`): idempotent, acks=all.
     """
 
-    def __init__(self, producer: Callable[[], Any]) -> None:
-        self._producer = producer
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = dict(config)
+        self._producer: Producer | None = None
+        self._closing = threading.Event()
+        self._poller: threading.Thread | None = None
         self._partitions: dict[str, int] = {}
-        self._doors: dict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def send(self, records: Sequence[Produce]) -> None:
         """Sends all records, those of one partition in order, and returns when every one is confirmed (acks=all).
 
         Raises:
             NoSuchPartition: before anything is sent.
-            KafkaError: the broker refused, or did not confirm in time.
+            KafkaException: the broker refused one, or did not confirm it in time.
         """
-        producer = self._producer()
-        groups: dict[tuple[str, int], list[Produce]] = defaultdict(list)
-        for record in records:
-            groups[record.topic, await self._partition(producer, record)].append(record)
-        confirmations: list[asyncio.Future[Any]] = []
+        if not records:
+            return
+        producer = self._started()
+        for topic, partition in {(record.topic, record.partition) for record in records}:
+            if partition is not None:
+                await self._check(producer, topic, partition)
+        confirmations = _Confirmations(len(records))
+        sent = 0
         try:
-            for (topic, partition), group in groups.items():
-                for batch in _batches(producer, group):
-                    # One at a time waits for the partition before it is taken: aiokafka's `add_batch` takes the time
-                    # since its first wait off its time-out after *every* wait, and wakes all who wait for a partition,
-                    # so a dozen lanes with records for one hot key time out long before their time.
-                    async with self._doors[topic, partition]:
-                        confirmations.append(await producer.send_batch(batch, topic, partition=partition))
+            for record in records:
+                # librdkafka does not say when its queue has room again.
+                while not self._queued(producer, record, confirmations):  # noqa: ASYNC110
+                    await asyncio.sleep(FULL_S)
+                sent += 1
         finally:
-            # Also when a send failed: nothing may be in flight unwatched.
-            outcomes = await asyncio.gather(*confirmations, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+            # Also when one was refused: nothing may be in flight unwatched.
+            if sent < len(records):
+                confirmations.fewer(len(records) - sent)
+            await confirmations.all_in
 
-    async def _partition(self, producer: Any, record: Produce) -> int:
-        count = self._partitions.get(record.topic)
+    def close(self) -> None:
+        """Ends the poll thread. What was not confirmed by now is not waited for."""
+        self._closing.set()
+        if self._poller is not None:
+            self._poller.join()
+
+    def _started(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer(self._config)
+            self._poller = threading.Thread(target=self._poll, args=(self._producer,), name="producer", daemon=True)
+            self._poller.start()
+        return self._producer
+
+    def _poll(self, producer: Producer) -> None:
+        while not self._closing.is_set():
+            producer.poll(POLL_S)
+
+    @staticmethod
+    def _queued(producer: Producer, record: Produce, confirmations: _Confirmations) -> bool:
+        """False if the producer's queue is full."""
+        try:
+            producer.produce(
+                record.topic,
+                record.value,
+                record.key,
+                -1 if record.partition is None else record.partition,
+                confirmations.delivered,
+                headers=list(record.headers),
+            )
+        except BufferError:
+            return False
+        return True
+
+    async def _check(self, producer: Producer, topic: str, partition: int) -> None:
+        count = self._partitions.get(topic)
         if count is None:
-            count = self._partitions[record.topic] = len(await producer.partitions_for(record.topic))
-        if record.partition is not None:
-            if not 0 <= record.partition < count:
-                raise NoSuchPartition(
-                    f"{record.topic} has {count} partitions, there is no {record.partition}: topics that share a key "
-                    "must have the same partition count (`tentalis topics apply`)"
-                )
-            return record.partition
-        return murmur2_partition(record.key or b"", count)
-
-
-def _batches(producer: Any, records: Sequence[Produce]) -> list[Any]:
-    batches = [producer.create_batch()]
-    for record in records:
-        if not _append(batches[-1], record):
-            batches.append(producer.create_batch())
-            # The first record of a batch is taken whatever its size; the limit on it was checked before.
-            if not _append(batches[-1], record):
-                raise ValueError(f"a record for {record.topic} fits into no batch")
-    for batch in batches:
-        batch.close()
-    return batches
-
-
-def _append(batch: Any, record: Produce) -> bool:
-    return batch.append(timestamp=None, key=record.key, value=record.value, headers=list(record.headers)) is not None
+            found = (await asyncio.to_thread(producer.list_topics, topic, METADATA_S)).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            count = self._partitions[topic] = len(found.partitions)
+        if not 0 <= partition < count:
+            raise NoSuchPartition(
+                f"{topic} has {count} partitions, there is no {partition}: topics that share a key must have the same "
+                "partition count (`tentalis topics apply`)"
+            )

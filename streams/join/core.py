@@ -408,7 +408,6 @@ class Partition:
         """
         since = min(opened_at, self.time)
         task = Task(self.applied, Phase.OPEN, since, head.n_samples, head=head)
-        task.head_json = head.model_dump_json().encode()
         if known is not None:
             task.slots, task.seen = known.slots, known.seen
             self._markers.pop(head.task_id, None)

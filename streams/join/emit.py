@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from schemas.compiled import trusted
 from schemas.digest import with_digest
 from schemas.ids import derived_id
 from schemas.records import (
@@ -176,7 +177,9 @@ def _rollout(place: Place, key: str, head: TaskHead, sample: Sample, halves: Hal
         # A rollout does not say its status: without tokens nobody can train on an answer that failed.
         sample = sample.without_tokens()
     provenance = [
-        Provenance(half=name, half_id=half.event_id, topic=place.topic, partition=place.partition, offset=offset)
+        trusted(
+            Provenance, half=name, half_id=half.event_id, topic=place.topic, partition=place.partition, offset=offset
+        )
         for name, half, offset in (
             ("score", halves.score, halves.score_offset),
             ("hint", halves.hint, halves.hint_offset),
@@ -184,7 +187,8 @@ def _rollout(place: Place, key: str, head: TaskHead, sample: Sample, halves: Hal
         if half is not None
     ]
     return with_digest(
-        Rollout(
+        trusted(
+            Rollout,
             rollout_id=key,
             rollout_event_id=derived_id("rollout", key),
             event_time=at,
@@ -213,6 +217,7 @@ def _rollout(place: Place, key: str, head: TaskHead, sample: Sample, halves: Hal
             teacher_logprobs=hint.teacher_logprobs if hint is not None else None,
             provenance=tuple(provenance),
             digest="pending",
+            forgotten=False,
         )
     )
 
@@ -230,7 +235,8 @@ def _outcome(
     half_id: str | None = None,
     n_closed: int = 0,
 ) -> Outcome:
-    return Outcome(
+    return trusted(
+        Outcome,
         outcome_id=derived_id("outcome", key),
         outcome_key=key,
         event_time=at,

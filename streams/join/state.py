@@ -72,7 +72,8 @@ class Slot:
 
 @dataclass(slots=True)
 class Task:
-    """What the join knows of a task. `head` is parsed on demand from `head_json`; both are empty unless OPEN.
+    """What the join knows of a task. `head` and `head_json` are made of each other on demand, both empty unless
+    OPEN.
 
     `since` is in ms: of an open task its opening, of a closed one the stream time of its closing, of an unopened one
     that of its first half. `due` is the next stream time after which something must be given up. `seen` holds the
@@ -141,6 +142,8 @@ def encode_task(task: Task) -> bytes:
     flags = _FORGOTTEN if task.forgotten else 0
     parts = [_FIXED.pack(VERSION, task.phase, flags, task.n_samples, task.since)]
     if task.phase is Phase.OPEN:
+        if task.head is not None and not task.head_json:
+            task.head_json = task.head.model_dump_json().encode()
         parts += [_OPEN.pack(task.deadline, task.window, len(task.head_json)), task.head_json]
     parts.append(_COUNT.pack(len(task.slots)))
     for index, slot in task.slots.items():

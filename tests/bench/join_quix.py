@@ -6,7 +6,7 @@ speed:
 - Raw bytes in and out ((de)serializers that do nothing), decoded by fastavro into plain dicts, no pydantic, no
   validation.
 - State through its documented API, `apply(stateful=True)`, and only as bytes (`set_bytes`, `get_bytes`), so that
-  nothing goes through JSON. A task has one value, its payload one value per half, as with us; no TTL (it stamps every value).
+  nothing goes through JSON. A task has one value, its payload one per half, as with us; no TTL (it stamps every value).
 - Timeouts need the state of a task at the record of another, and Quix has no timers: the key deserializer gives all
   records of a partition one key, and with it one state. The heap of due times is in memory and costs nothing durable.
 - Its default checkpoint: output is sent at once, state and offsets are flushed every COMMIT_S seconds; RocksDB and

@@ -21,7 +21,6 @@ from streams.faust_delivery import (
 )
 from streams.faust_guards import FAUST_VERSION, WrongFaust, check_faust, patched_digests
 from streams.processor import LogRecord
-from streams.sink import murmur2_partition
 from streams.startup import Sparing
 
 DIGESTS: dict[str, str] = {
@@ -160,11 +159,6 @@ def test_a_record_keeps_bytes_that_are_no_text_and_null_values() -> None:
         topic="t", partition=1, offset=2, timestamp=3, key=b"\xff", value=None, headers=(("a", b"\x00"),)
     )
     assert log_record(raw) == LogRecord("t", 1, 2, 3, "\udcff", b"", (("a", b"\x00"),), True)
-
-
-def test_the_partitioner_is_that_of_the_jvm() -> None:
-    # Partitions of a topic of 8, as chosen by librdkafka's murmur2 and by the Java client.
-    assert [murmur2_partition(key, 8) for key in (b"", b"a", b"task-1", b"0123456789")] == [1, 4, 3, 0]
 
 
 def test_a_chatty_logger_is_thinned_out_and_says_so() -> None:
