@@ -57,8 +57,8 @@ class StreamSettings:
     metrics_host: str = "127.0.0.1"
     security: Security = field(default_factory=Security)
     instance: str | None = None
-    max_batch_records: int = 500
-    max_batch_bytes: int = 4 * 2**20
+    max_batch_records: int = 1000
+    max_batch_bytes: int = 8 * 2**20
     dead_run: int = 100
     dead_ratio: float = 0.5
     dead_window: int = 1000

@@ -13,7 +13,7 @@ def main(bootstrap: str, app_id: str, state_dir: str) -> int:
     processor = JoinProcessor(make_codec(Settings(bootstrap=bootstrap)))
     processor.app_id = app_id
     ensure_changelog(bootstrap, app_id, "state", 8)
-    return run(processor, StreamSettings(bootstrap=bootstrap, state_dir=Path(state_dir)))
+    return run(processor, StreamSettings(bootstrap=bootstrap, state_dir=Path(state_dir), instance="bench"))
 
 
 if __name__ == "__main__":

@@ -312,6 +312,8 @@ def main(bootstrap: str, group: str, state_dir: str) -> None:
         commit_interval=COMMIT_S,
         state_dir=state_dir,
         auto_create_topics=True,
+        # A static member, as ours: a successor under the same name need not wait for the session of the one killed.
+        consumer_extra_config={"group.instance.id": "bench", "session.timeout.ms": 10_000},
         producer_extra_config={
             "enable.idempotence": True,
             "compression.type": "zstd",
