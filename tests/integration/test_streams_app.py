@@ -151,7 +151,7 @@ def test_a_refused_output_ends_the_worker_before_the_commit(kafka: Kafka, unique
         lab.put(lab.topic, b"n:" + random.Random(1).randbytes(50_000), b"k", partition=0)
         worker = lab.start()
         assert worker.wait(30) == 1
-        assert "MessageSizeTooLarge" in lab.log_of(worker)
+        assert "MSG_SIZE_TOO_LARGE" in lab.log_of(worker)
         assert lab.uncommitted() == 1
         assert lab.counted() == {}
     finally:
