@@ -144,6 +144,8 @@ def test_killed_at_any_moment_it_writes_what_the_log_says(
         return samples <= {key for topic, key in written(settings)[1] if topic == topics.OUTCOMES}
 
     eventually(complete, 60, interval=0.5, message=lambda: workers[-1].log.read_text()[-2000:])
+    # Those before it may have written everything while it was still starting.
+    eventually(lambda: "owns partitions" in workers[-1].log.read_text(), 60)
     assert workers[-1].end() == 0
     stored, values = written(settings)
     assert values == folded(settings)
