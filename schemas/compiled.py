@@ -28,7 +28,6 @@ from pydantic.fields import FieldInfo
 from schemas import avro, records
 from schemas.records import RECORDS, Part, Record
 
-
 MOST_ITEMS = 100_000
 """Items of all arrays and maps of one record; decoded they take about a kilobyte each."""
 

@@ -364,7 +364,7 @@ class _Worker:
 
 
 def _producer(settings: StreamSettings) -> dict[str, Any]:
-    return producer_config(Settings(bootstrap=settings.bootstrap, security=settings.security)) | {
+    return producer_config(settings.known) | {
         # A flush waits for four confirmations in a row.
         "linger.ms": 1,
         # Token ids and log-probs hardly get smaller; level 3 takes half as long again for the same size.

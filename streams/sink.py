@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from streams.dlq import Produce
 
@@ -18,6 +18,10 @@ class NoSuchPartition(ValueError):
     """A record for a partition that its topic does not have."""
 
 
+class NotDelivered(KafkaException):
+    """A record that the broker did not confirm: (KafkaError, topic)."""
+
+
 class _Confirmations:
     """Counts the reports of one call, which come in the poll thread, and wakes the caller at the last."""
 
@@ -25,13 +29,13 @@ class _Confirmations:
         self._left = count
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self._error: KafkaError | None = None
+        self._failed: tuple[KafkaError, str] | None = None
         self.all_in: asyncio.Future[None] = self._loop.create_future()
 
-    def delivered(self, error: KafkaError | None, _: Any) -> None:
+    def delivered(self, error: KafkaError | None, message: Message) -> None:
         """One record is confirmed, or will never be."""
-        if error is not None:
-            self._error = error
+        if error is not None and self._failed is None:
+            self._failed = (error, str(message.topic()))
         self.fewer(1)
 
     def fewer(self, count: int) -> None:
@@ -45,10 +49,10 @@ class _Confirmations:
     def _finish(self) -> None:
         if self.all_in.done():
             return  # nobody waits any more
-        if self._error is None:
+        if self._failed is None:
             self.all_in.set_result(None)
         else:
-            self.all_in.set_exception(KafkaException(self._error))
+            self.all_in.set_exception(NotDelivered(*self._failed))
 
 
 class KafkaSink:
@@ -61,7 +65,8 @@ class KafkaSink:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = dict(config)
+        self._config = dict(config) | {"error_cb": self._heard}
+        self._fatal: KafkaError | None = None
         self._producer: Producer | None = None
         self._closing = threading.Event()
         self._poller: threading.Thread | None = None
@@ -72,7 +77,7 @@ class KafkaSink:
 
         Raises:
             NoSuchPartition: before anything is sent.
-            KafkaException: the broker refused one, or did not confirm it in time.
+            NotDelivered: the broker refused one, or did not confirm it in time.
         """
         if not records:
             return
@@ -80,6 +85,12 @@ class KafkaSink:
         for topic, partition in {(record.topic, record.partition) for record in records}:
             if partition is not None:
                 await self._check(producer, topic, partition)
+        try:
+            await self._send(producer, records)
+        except NotDelivered as error:
+            raise NotDelivered(self._fatal, error.args[1]) if self._fatal is not None else error
+
+    async def _send(self, producer: Producer, records: Sequence[Produce]) -> None:
         confirmations = _Confirmations(len(records))
         sent = 0
         try:
@@ -107,6 +118,11 @@ class KafkaSink:
             self._poller.start()
         return self._producer
 
+    def _heard(self, error: KafkaError) -> None:
+        # What comes after a fatal error says no more than that there was one.
+        if error.fatal() and self._fatal is None:
+            self._fatal = error
+
     def _poll(self, producer: Producer) -> None:
         while not self._closing.is_set():
             producer.poll(POLL_S)
@@ -125,6 +141,8 @@ class KafkaSink:
             )
         except BufferError:
             return False
+        except KafkaException as error:
+            raise NotDelivered(error.args[0], record.topic) from error
         return True
 
     async def _check(self, producer: Producer, topic: str, partition: int) -> None:
@@ -132,7 +150,7 @@ class KafkaSink:
         if count is None:
             found = (await asyncio.to_thread(producer.list_topics, topic, METADATA_S)).topics[topic]
             if found.error is not None:
-                raise KafkaException(found.error)
+                raise NotDelivered(found.error, topic)
             count = self._partitions[topic] = len(found.partitions)
         if not 0 <= partition < count:
             raise NoSuchPartition(

@@ -6,9 +6,10 @@ from typing import Any
 
 from schemas import topics
 from streams.processor import Processor
+from streams.sink import NotDelivered
 from tentalis.acls import Operation, Resource
 from tentalis.config import Settings
-from tentalis.refusal import Forbidden, forbidden
+from tentalis.refusal import Forbidden, forbidden, refused
 
 TOPICS_TIMEOUT_S = 20.0
 
@@ -50,11 +51,15 @@ def check_topics(processor: Processor, connection: Mapping[str, Any]) -> None:
 
 
 def forbidden_of(failure: BaseException, settings: Settings) -> Forbidden | None:
-    """What an error of aiokafka's means, if it is the broker's ACLs: Faust may have wrapped it."""
+    """What an error of a client means, if it is the broker's ACLs: Faust may have wrapped it."""
     from aiokafka import errors
 
     seen: BaseException | None = failure
     while seen is not None:
+        if isinstance(seen, NotDelivered):
+            error, topic = seen.args
+            meaning = refused(settings, error, Operation.WRITE, topic)
+            return meaning if isinstance(meaning, Forbidden) else None
         name = str(seen.args[0]) if seen.args else "(not named)"
         if isinstance(seen, errors.TopicAuthorizationFailedError):
             # Which operation, aiokafka does not say.
