@@ -18,7 +18,7 @@ class NoSuchPartition(ValueError):
     """A record for a partition that its topic does not have."""
 
 
-class NotDelivered(KafkaException):
+class NotDelivered(KafkaException):  # type: ignore[misc]
     """A record that the broker did not confirm: (KafkaError, topic)."""
 
 
@@ -88,7 +88,7 @@ class KafkaSink:
         try:
             await self._send(producer, records)
         except NotDelivered as error:
-            raise NotDelivered(self._fatal, error.args[1]) if self._fatal is not None else error
+            raise NotDelivered(self._fatal or error.args[0], error.args[1]) from error
 
     async def _send(self, producer: Producer, records: Sequence[Produce]) -> None:
         confirmations = _Confirmations(len(records))

@@ -263,7 +263,7 @@ def test_the_join_works_with_the_least_acls_until_one_is_taken_away_and_keeps_th
     lab.revoke("User:tentalis-join", topics.OUTCOMES)
     put("after-the-revocation")
     assert join.process.wait(60) == 6, join.said()
-    assert f"do not allow User:tentalis-join what it tries on topic {topics.OUTCOMES}" in join.said()
+    assert f"do not allow User:tentalis-join the operation Write on topic {topics.OUTCOMES}" in join.said()
     assert PASSWORD.encode() not in argv
     assert PASSWORD not in join.said()
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secret"]

@@ -13,8 +13,8 @@ from streams.processor import LogRecord
 from tests.unit.join_support import PARTITION, START, drive, forget, head, hint, open_, record_at, sample, score, worker
 
 RECORDS = 3000
-OUTPUTS = "f288551e8b6dc614d1e5c94ffd103cf222531b197865c95f5696b95d11875428"
-CHANGES = "dc9e9135fe272958f2ae0721308241b9677ffc66eeacb16a55cc37eedbda42e4"
+OUTPUTS = "5367540b52a2b472c1b619850e036ba2e2997378fb1af04a51401b57ce5e8c4f"
+CHANGES = "cc64f171776e154dd23fdd85bdec268394961489e7810f314112df785d9a6850"
 DEAD = "5140a8a361396db3008eb1a9f9938ab7c47165418a209efa6da9c411eae29be6"
 
 

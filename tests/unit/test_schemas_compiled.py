@@ -16,7 +16,7 @@ from schemas.records import RECORDS, Record
 from tests.unit.test_schemas_wire import records_of
 
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-STRANGE = {
+STRANGE: dict[type, list[Any]] = {
     str: ["", "x", "\N{SNOWMAN}"],
     bytes: [b"", b"abc", b"\0" * 4, b"\0" * 12],
     int: [-1, 0, 1, 255, 256, 257, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**62],

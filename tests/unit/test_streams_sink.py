@@ -1,57 +1,60 @@
-"""What the sink asks of aiokafka's producer."""
+"""The sink, against the broker that librdkafka has in itself for tests."""
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import KafkaError
 
 from streams.dlq import Produce
-from streams.sink import KafkaSink
+from streams.sink import KafkaSink, NoSuchPartition, NotDelivered
+
+MOCK = {"test.mock.num.brokers": 1, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
+PARTITIONS = 4  # of every topic of that broker
 
 
-class Builder:
-    def append(self, **_: Any) -> object:
-        return object()
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class Producer:
-    """Takes its time, and remembers how many waited for one partition at once."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[tuple[str, int], int] = {}
-        self.most: dict[tuple[str, int], int] = {}
-
-    async def partitions_for(self, topic: str) -> set[int]:
-        return {0, 1}
-
-    def create_batch(self) -> Builder:
-        return Builder()
-
-    async def send_batch(self, batch: Builder, topic: str, *, partition: int) -> "asyncio.Future[None]":
-        place = topic, partition
-        self.waiting[place] = self.waiting.get(place, 0) + 1
-        self.most[place] = max(self.most.get(place, 0), self.waiting[place])
-        await asyncio.sleep(0)
-        self.waiting[place] -= 1
-        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        confirmed.set_result(None)
-        return confirmed
+@pytest.fixture
+def sink() -> Iterator[KafkaSink]:
+    sink = KafkaSink(MOCK)
+    yield sink
+    sink.close()
 
 
-def test_one_at_a_time_waits_for_a_partition_and_partitions_do_not_wait_for_each_other() -> None:
-    producer = Producer()
-    overlapped: list[int] = []
+def records(count: int, partition: int | None = None) -> list[Produce]:
+    return [Produce("t", b"k%d" % i, b"v", (("name", b"value"),), partition) for i in range(count)]
 
-    async def sending() -> None:
-        sink = KafkaSink(lambda: producer)
-        records = [[Produce("t", b"k", b"v", partition=i % 2)] for i in range(20)]
-        sends = [asyncio.create_task(sink.send(each)) for each in records]
-        while not all(send.done() for send in sends):
-            overlapped.append(sum(producer.waiting.values()))
-            await asyncio.sleep(0)
-        await asyncio.gather(*sends)
 
-    asyncio.run(sending())
-    assert producer.most == {("t", 0): 1, ("t", 1): 1}
-    assert max(overlapped) == 2
+def test_every_lane_hears_of_its_own_records(sink: KafkaSink) -> None:
+    async def lanes() -> None:
+        await asyncio.gather(*(sink.send(records(50, lane)) for lane in range(PARTITIONS)), sink.send(records(50)))
+        await sink.send([])
+
+    asyncio.run(lanes())
+
+
+def test_a_partition_that_is_not_there_is_refused_before_anything_is_sent(sink: KafkaSink) -> None:
+    with pytest.raises(NoSuchPartition, match="t has 4 partitions, there is no 9"):
+        asyncio.run(sink.send(records(1, 9)))
+
+
+def test_a_record_that_nobody_confirms_is_an_error_that_names_the_topic() -> None:
+    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:9", "delivery.timeout.ms": 200, "linger.ms": 1, "log_level": 0})
+    with pytest.raises(NotDelivered) as failed:
+        asyncio.run(sink.send(records(3)))
+    sink.close()
+    error, topic = failed.value.args
+    assert (error.code(), topic) == (KafkaError._MSG_TIMED_OUT, "t")
+
+
+def test_a_full_queue_is_waited_for() -> None:
+    sink = KafkaSink(MOCK | {"queue.buffering.max.messages": 10})
+    asyncio.run(sink.send(records(200, 1)))
+    sink.close()
+
+
+def test_a_record_that_is_too_large_leaves_nothing_unwatched() -> None:
+    sink = KafkaSink(MOCK | {"message.max.bytes": 2000})
+    with pytest.raises(NotDelivered) as failed:
+        asyncio.run(sink.send([*records(5, 0), Produce("t", b"k", b"v" * 5000), *records(5, 0)]))
+    sink.close()
+    assert failed.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
