@@ -60,6 +60,8 @@ def more(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 127) << shift
         if byte < 128:
+            if value >> 64:
+                raise Unsure
             return value, at
         shift += 7
         if shift > 63:

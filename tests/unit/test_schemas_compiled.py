@@ -123,6 +123,14 @@ def test_every_long_is_written_as_avro_does(value: int) -> None:
     assert varint(value) == avro.write(avro.AvroSchema.parse(LONG), {"v": value})
 
 
+@given(st.lists(st.integers(128, 255), max_size=11), st.integers(0, 127))
+def test_a_long_of_more_than_64_bits_is_not_taken(continued: list[int], last: int) -> None:
+    body = bytes([*continued, last, 0])
+    found = quickly("Tick", body)
+    assert found is None or like(found, slowly("Tick", body))
+    assert found is None or abs(found.event_time) <= 2**63  # type: ignore[attr-defined]
+
+
 LONG = '{"type": "record", "name": "V", "fields": [{"name": "v", "type": "long"}]}'
 
 
