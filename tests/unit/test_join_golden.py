@@ -13,7 +13,7 @@ from streams.processor import LogRecord
 from tests.unit.join_support import PARTITION, START, drive, forget, head, hint, open_, record_at, sample, score, worker
 
 RECORDS = 3000
-OUTPUTS = "5367540b52a2b472c1b619850e036ba2e2997378fb1af04a51401b57ce5e8c4f"
+OUTPUTS = "b6465c489a92b2768c05e8ca2523a91e5d373975f37aba2ff6fb2e8357566f97"
 CHANGES = "cc64f171776e154dd23fdd85bdec268394961489e7810f314112df785d9a6850"
 DEAD = "5140a8a361396db3008eb1a9f9938ab7c47165418a209efa6da9c411eae29be6"
 
