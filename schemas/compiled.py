@@ -78,7 +78,9 @@ def size(data: bytes, at: int) -> tuple[int, int]:
 
 @lru_cache(65536)
 def varint(value: int) -> bytes:
-    """An integer as Avro writes it."""
+    """An integer as Avro writes it. Raises OverflowError past 64 bits, as fastavro does."""
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError(f"{value} is out of the 64 bits of an Avro long")
     value = (value << 1) ^ (value >> 63)
     out = bytearray()
     while value > 127:

@@ -134,6 +134,12 @@ def test_a_long_of_more_than_64_bits_is_not_taken(continued: list[int], last: in
 LONG = '{"type": "record", "name": "V", "fields": [{"name": "v", "type": "long"}]}'
 
 
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
+def test_an_integer_past_64_bits_is_not_written(value: int) -> None:
+    with pytest.raises(OverflowError):
+        varint(value)
+
+
 def test_a_refusal_is_in_the_words_of_pydantic() -> None:
     """The codec says why, as if there were nothing generated."""
     codec, schema = Codec(), avro.current("Tick")
