@@ -13,21 +13,23 @@ constrained sampling), a call that the server refuses for what is in it (longer 
 cannot score at), scores that are not one finite number per token.
 
 A server that is away, does not know the teacher or wants no requests now is waited for; one that fails on a call is
-asked again a few times. Feedback that names a task and no more is paired with the results it speaks of
-(`streams.pairing`, docs/feedback.md). Owner of the dead letters of feedback: what cannot be read, what no result came
-for (`no_result`), what the server fails on every time.
+asked again a few times. A batch that is tried again asks only for what it has no answer to (`streams.answers`).
+Feedback that names a task and no more is paired with the results it speaks of (`streams.pairing`, docs/feedback.md).
+Owner of the dead letters of feedback: what cannot be read, what no result came for (`no_result`), what the server fails
+on every time.
 """
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.ids import derived_id
 from schemas.records import Feedback, Hint, HintKind, Polarity, Result, not_trainable_by_ratio, sample_of
-from streams.intake import KeyMismatch, dead, decoded, output, together
+from streams.answers import Answers, Turns
+from streams.intake import KeyMismatch, dead, decoded, output
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
@@ -114,7 +116,8 @@ class Hinting:
         self._codec = codec
         self._teacher = teacher
         self._pairing = pairing
-        self._slots = asyncio.Semaphore(at_once)
+        # By offset of the feedback and result: what is made of them, and its trace.
+        self._answers = Answers[tuple[int, str], tuple[Hint | Dead | None, str | None]](at_once)
         self._failures: Counter[tuple[int, int, str]] = Counter()
         self.steps = 0
         """Calls to the teacher answered so far."""
@@ -133,6 +136,7 @@ class Hinting:
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""
+        self._answers.revoke(partition)
         if self._pairing is not None:
             self._pairing.revoke(partition)
 
@@ -156,6 +160,10 @@ class Hinting:
 
         Raises Retryable while the teacher cannot be asked, or a record cannot be read again.
         """
+        with self._answers.batch(partition, records):
+            return await self._process(partition, records)
+
+    async def _process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
         effects = Effects()
         pairs: list[Paired] = []
         if self._pairing is not None and records[0].topic == topics.RESULTS:
@@ -163,7 +171,10 @@ class Hinting:
         else:
             for record in records:
                 pairs += await self._feedback(partition, record, records, effects)
-        for each, traceparent in await together([self._traced(paired) for paired in pairs]):
+        questions = [
+            ((paired.record.offset, paired.result.result_id), partial(self._traced, paired)) for paired in pairs
+        ]
+        for each, traceparent in await self._answers.ask(partition, questions):
             if isinstance(each, Dead):
                 effects.dead.append(each)
             elif each is not None:
@@ -200,18 +211,17 @@ class Hinting:
             effects.dead.append(_no_result(record, feedback))
         return pairs
 
-    async def _traced(self, paired: Paired) -> tuple[Hint | Dead | None, str | None]:
+    async def _traced(self, paired: Paired, turns: Turns) -> tuple[Hint | Dead | None, str | None]:
         parent = tracing.continued(paired.record.headers, paired.record.key)
         with tracing.span("hint", parent=parent) as span:
-            return await self._hint(paired), span.traceparent
+            return await self._hint(paired, turns), span.traceparent
 
-    async def _hint(self, paired: Paired) -> Hint | Dead | None:
-        feedback, result = paired.feedback, paired.feedback.result
-        assert result is not None
+    async def _hint(self, paired: Paired, turns: Turns) -> Hint | Dead | None:
+        feedback, result = paired.feedback, paired.result
         if not answers(feedback, result) and named(result.task.terms, feedback.source):
             return None
         try:
-            hint = await self._half(feedback, result, paired.record.timestamp)
+            hint = await self._half(feedback, result, paired.record.timestamp, turns)
         except ServerUnavailable as error:
             raise Retryable(f"the teacher is away: {error}") from error
         except RequestRefused as error:
@@ -231,7 +241,7 @@ class Hinting:
         del self._failures[place]
         return Dead.of(record, "process", error)
 
-    async def _half(self, feedback: Feedback, result: Result, appended: int) -> Hint:
+    async def _half(self, feedback: Feedback, result: Result, appended: int, turns: Turns) -> Hint:
         hint = hint_text(feedback)
         if hint is None:
             return hint_half(feedback, result, appended, kind=HintKind.NONE)
@@ -240,7 +250,7 @@ class Hinting:
             reason = not_trainable_by_ratio(sample)
             if reason is not None:
                 raise TeacherRefused(reason)
-            async with self._slots:
+            async with turns:
                 teacher = await self._teacher.logprobs(sample, result.task.messages, hint)
                 self.steps += 1
         except TeacherRefused as refusal:

@@ -8,18 +8,16 @@ import asyncio
 import logging
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from schemas.records import Result
+from streams.answers import Turns
 from streams.processor import Retryable
 from tentalis import rewards
 from tentalis.rewards import Judge, RewardError, ScorerAway, Verdict, Verifier
 
 log = logging.getLogger(__name__)
-
-REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +39,18 @@ class Judging:
     """The verdict on a result by its task's scorer."""
 
     def __init__(self, limits: JudgeLimits | None = None) -> None:
-        self._limits = limits or JudgeLimits()
-        self._slots = asyncio.Semaphore(self._limits.at_once)
-        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self.limits = limits or JudgeLimits()
         self.calls = 0
         """Slow calls that came to an end, however."""
 
     def at_once(self, result: Result) -> Verdict | None:
-        """The verdict, if it needs no waiting. Raises RewardError for a malformed task."""
+        """The verdict, if it needs no call that may be slow. Raises RewardError for a malformed task."""
         scorer = rewards.scorer_of(result.task)
         verdict = rewards.settled(scorer, result)
         if verdict is not None or scorer is None:
             return verdict
         if isinstance(scorer, Judge) or scorer.slow:
-            return self._verdicts.get((result.result_id, scorer.name))
+            return None
         try:
             return _checked(scorer.verify(result.task, result))
         except RewardError:
@@ -63,10 +59,8 @@ class Judging:
             log.exception("%s failed on result %s: its reward is unknown", scorer.name, result.result_id)
             return Verdict.unknown(failed_calls=1.0)
 
-    async def slowly(self, result: Result) -> Verdict:
+    async def slowly(self, result: Result, turns: Turns) -> Verdict:
         """The verdict of a judge or a slow verifier.
-
-        Verdicts are remembered for a while, so that those of a batch that has to wait are not asked for again.
 
         Raises:
             RewardError: the task is malformed.
@@ -75,16 +69,12 @@ class Judging:
         scorer = rewards.scorer_of(result.task)
         assert scorer is not None
         try:
-            verdict = await self._tried(scorer, result)
+            return await self._tried(scorer, result, turns)
         except ScorerAway as away:
             raise Retryable(f"{scorer.name} cannot be asked: {away}") from away
-        self._verdicts[result.result_id, scorer.name] = verdict
-        if len(self._verdicts) > REMEMBERED:
-            self._verdicts.popitem(last=False)
-        return verdict
 
-    async def _tried(self, scorer: Judge | Verifier, result: Result) -> Verdict:
-        limits = self._limits
+    async def _tried(self, scorer: Judge | Verifier, result: Result, turns: Turns) -> Verdict:
+        limits = self.limits
         # A verifier is pure: what fails once fails again.
         tries = limits.tries if isinstance(scorer, Judge) else 1
         late = 0
@@ -92,8 +82,8 @@ class Judging:
             if number:
                 await asyncio.sleep(min(limits.cap_s, limits.first_s * 2.0 ** (number - 1)))
             try:
-                return await self._call(scorer, result)
-            except (RewardError, ScorerAway):
+                return await self._call(scorer, result, turns)
+            except (RewardError, ScorerAway, Retryable):
                 raise
             except TimeoutError:
                 late += 1
@@ -103,14 +93,14 @@ class Judging:
             log.warning("%s, call %d of %d for result %s: %s", scorer.name, number + 1, tries, result.result_id, reason)
         return Verdict.unknown(failed_calls=float(tries), timed_out=float(late))
 
-    async def _call(self, scorer: Judge | Verifier, result: Result) -> Verdict:
+    async def _call(self, scorer: Judge | Verifier, result: Result, turns: Turns) -> Verdict:
         # The time limit is the call's own: waiting for a slot does not count.
-        async with self._slots:
+        async with turns:
             try:
                 if isinstance(scorer, Judge):
                     async with asyncio.timeout(scorer.time_limit_s):
                         return _checked(await scorer.judge(result.task, result))
-                async with asyncio.timeout(self._limits.thread_s):
+                async with asyncio.timeout(self.limits.thread_s):
                     return _checked(await _in_thread(lambda: scorer.verify(result.task, result)))
             finally:
                 self.calls += 1

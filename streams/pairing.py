@@ -44,6 +44,12 @@ class Paired:
     record: LogRecord
     feedback: Feedback
 
+    @property
+    def result(self) -> Result:
+        """The result."""
+        assert self.feedback.result is not None
+        return self.feedback.result
+
 
 @dataclass(frozen=True, slots=True)
 class _About:

@@ -13,12 +13,14 @@ Owner of the dead letters of tasks and results. Feedback that cannot be read, or
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.ids import derived_id
 from schemas.records import Feedback, Open, Opens, Polarity, Record, Result, Score, Source, Task, Terms, sample_of
-from streams.intake import KeyMismatch, Skipped, dead, decoded, output, together
+from streams.answers import Answers
+from streams.intake import KeyMismatch, Skipped, dead, decoded, output
 from streams.judging import Judging
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
 from streams.processor import Effects, LogRecord, Output
@@ -129,6 +131,8 @@ class Scoring:
     def __init__(self, codec: Codec, judging: Judging | None = None, pairing: Pairing | None = None) -> None:
         self._codec = codec
         self._judging = judging or Judging()
+        # Of slow scorers, by result and scorer.
+        self._verdicts = Answers[tuple[str, str], Verdict](self._judging.limits.at_once)
         self._pairing = pairing
         self.table: str | None = None if pairing is None else TABLE
         self.skipped = Skipped()
@@ -150,6 +154,7 @@ class Scoring:
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""
+        self._verdicts.revoke(partition)
         if self._pairing is not None:
             self._pairing.revoke(partition)
 
@@ -173,9 +178,13 @@ class Scoring:
 
         Raises Retryable while a judge cannot be asked, or a record cannot be read again.
         """
+        with self._verdicts.batch(partition, records):
+            return await self._process(partition, records)
+
+    async def _process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
         effects = Effects()
         if records[0].topic == topics.RESULTS:
-            halves: list[Record] = list(await self._scores(records, effects))
+            halves: list[Record] = list(await self._scores(partition, records, effects))
             if self._pairing is not None:
                 for paired in await self._pairing.with_results(partition, records):
                     halves += _spoken(paired)
@@ -197,7 +206,7 @@ class Scoring:
             self._pairing.dispose(partition)
             effects.changes = self._pairing.changes(partition)
 
-    async def _scores(self, records: Sequence[LogRecord], effects: Effects) -> list[Score]:
+    async def _scores(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[Score]:
         scored: list[tuple[Result, int, Verdict | None]] = []
         for record in records:
             try:
@@ -207,9 +216,12 @@ class Scoring:
                     scored.append((result, record.timestamp, self._judging.at_once(result)))
             except _INVALID as error:
                 effects.dead.append(dead(record, error))
-        slow = [result for result, _, verdict in scored if verdict is None]
-        # In the order in which they were asked for.
-        later = iter(await together([self._judging.slowly(result) for result in slow]) if slow else ())
+        slow = [
+            ((result.result_id, rewards.scorer_name(result.task)), partial(self._judging.slowly, result))
+            for result, _, verdict in scored
+            if verdict is None
+        ]
+        later = iter(await self._verdicts.ask(partition, slow))
         return [
             score_of_result(result, verdict or next(later), rewards.scorer_name(result.task), appended)
             for result, appended, verdict in scored

@@ -10,8 +10,13 @@ import pytest
 from schemas import topics
 from schemas.records import HintKind, LogprobsMode, Message, Opens, Polarity, Sampling, Source, Status, Terms
 from schemas.tensors import float32_view
+from streams.answers import IN_A_ROW
+from streams.delivery import Backoff, BatchRunner
+from streams.dlq import Produce
 from streams.hinting import TRIES, Hinting
 from streams.processor import Effects, LogRecord, Retryable
+from streams.state import StateStore
+from tentalis.dlq import DeadLimits
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.opd import Teacher
 from tests.unit.fake_inference import FakeInference
@@ -208,6 +213,90 @@ def test_a_failure_leaves_no_call_behind() -> None:
 
     assert asyncio.run(story()) == 1
     assert inference.busy == 0
+
+
+class Sent:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.records: list[Produce] = []
+
+    async def send(self, records: Sequence[Produce]) -> None:
+        self.records += records
+
+
+def delivered(app: Hinting, records: list[LogRecord]) -> list[Produce]:
+    """What comes of a batch with all that the runner does around it: give up, revoke, restore, try again."""
+    sink = Sent()
+    runner = BatchRunner(
+        app,
+        sink,
+        store=StateStore(),
+        changelog=None,
+        limits=DeadLimits(run=5),
+        record_limit=100_000,
+        version="1",
+        backoff=Backoff(0.001, 0.001),
+    )
+    asyncio.run(runner.run(records[0].partition, records))
+    return sink.records
+
+
+@pytest.mark.parametrize("error", [ServerUnavailable("connection reset"), RequestRefused(500, "out of memory")])
+def test_a_server_that_fails_now_and_then_is_not_asked_again_for_what_it_answered(error: Exception) -> None:
+    n = 60
+    calls = 0
+
+    def every_third(model: str) -> Exception | None:
+        nonlocal calls
+        calls += 1
+        assert calls <= 10 * n, "it gets nowhere"
+        return error if calls % 3 == 0 else None
+
+    inference = FakeInference(every_third, yields=2)
+    app = hinting(inference, at_once=8)
+    assert delivered(app, batch(n)) == delivered(hinting(FakeInference()), batch(n))
+    assert calls <= 2 * n and len(inference.scored) == n
+    assert delivered(app, batch(n)), "and holds nothing of a batch that is done"
+    assert len(inference.scored) == 2 * n
+
+
+def test_what_was_answered_is_forgotten_with_the_partition_and_with_another_batch() -> None:
+    inference = FakeInference()
+    app = hinting(inference, at_once=1)
+
+    def fail_from(good: int, records: list[LogRecord]) -> int:
+        """How many are answered until the rest fails."""
+        before = len(inference.scored)
+        inference.fails = lambda model: ServerUnavailable("away") if len(inference.scored) >= good else None
+        with pytest.raises(Retryable):
+            run(*records, app=app)
+        return len(inference.scored) - before
+
+    records = batch(6)
+    assert fail_from(4, records) == 4
+    app.revoke(records[0].partition)  # to try again
+    app.restore(records[0].partition, {})
+    assert fail_from(5, records) == 1
+    app.revoke(records[0].partition)
+    app.revoke(records[0].partition)  # while it waits
+    app.restore(records[0].partition, {})
+    assert fail_from(8, records) == 3
+    assert fail_from(9, batch(7)) == 1
+    assert fail_from(11, records) == 2
+
+
+def test_a_server_that_is_away_is_not_asked_for_a_whole_batch() -> None:
+    calls = 0
+
+    def away(model: str) -> Exception:
+        nonlocal calls
+        calls += 1
+        return ServerUnavailable("connection refused")
+
+    with pytest.raises(Retryable, match="the teacher is away: connection refused"):
+        run(*batch(100), app=hinting(FakeInference(away, yields=2), at_once=4))
+    assert calls < IN_A_ROW + 4
 
 
 def test_a_server_that_fails_on_one_record_every_time_makes_it_a_dead_letter() -> None:
