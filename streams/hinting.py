@@ -30,7 +30,7 @@ from schemas.ids import derived_id
 from schemas.records import Feedback, Hint, HintKind, Polarity, Result, not_trainable_by_ratio, sample_of
 from streams.answers import Answers, Turns
 from streams.intake import KeyMismatch, dead, decoded, output
-from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
 from tentalis import metrics, rewards, tracing
@@ -165,12 +165,10 @@ class Hinting:
 
     async def _process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
         effects = Effects()
-        pairs: list[Paired] = []
         if self._pairing is not None and records[0].topic == topics.RESULTS:
             pairs = await self._pairing.with_results(partition, records)
         else:
-            for record in records:
-                pairs += await self._feedback(partition, record, records, effects)
+            pairs = await self._feedback(partition, records, effects)
         questions = [
             ((paired.record.offset, paired.result.result_id), partial(self._traced, paired)) for paired in pairs
         ]
@@ -190,25 +188,24 @@ class Hinting:
             effects.dead.append(_no_result(record, feedback))
         effects.changes = self._pairing.changes(partition)
 
-    async def _feedback(
-        self, partition: int, record: LogRecord, batch: Sequence[LogRecord], effects: Effects
-    ) -> list[Paired]:
-        """A record of feedback with each result that it speaks of."""
-        if self._pairing is not None:
-            self._pairing.passed_feedback(partition, record)
-        try:
-            feedback = decoded(self._codec, record, Feedback)
-            if feedback.result is not None:
-                rewards.check_environment(feedback.result.task.environment)
-                return [Paired(record, feedback)]
-        except _INVALID as error:
-            effects.dead.append(dead(record, error))
-            return []
-        pairs, too_late = list[Paired](), True
-        if self._pairing is not None:
-            pairs, too_late = await self._pairing.with_feedback(partition, record, feedback, batch)
-        if too_late:
-            effects.dead.append(_no_result(record, feedback))
+    async def _feedback(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[Paired]:
+        """A batch of feedback, each with the results that it speaks of."""
+        said: list[Said] = []
+        for record in records:
+            if self._pairing is not None:
+                self._pairing.passed_feedback(partition, record)
+            try:
+                feedback = decoded(self._codec, record, Feedback)
+                if feedback.result is not None:
+                    rewards.check_environment(feedback.result.task.environment)
+                said.append((record, feedback))
+            except _INVALID as error:
+                effects.dead.append(dead(record, error))
+        if self._pairing is None:
+            pairs, too_late = carried(said), [each for each in said if each[1].result is None]
+        else:
+            pairs, too_late = await self._pairing.with_feedback(partition, said, records)
+        effects.dead += [_no_result(record, feedback) for record, feedback in too_late]
         return pairs
 
     async def _traced(self, paired: Paired, turns: Turns) -> tuple[Hint | Dead | None, str | None]:

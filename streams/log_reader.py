@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from streams.processor import LogRecord, Retryable
@@ -13,13 +13,16 @@ NEAR = 100
 """A record that lies at most this many offsets further on is read on to; to any other the reader jumps."""
 NOWHERE = -NEAR - 1
 PATIENCE_S = 30.0
+MOST_BYTES = 8 * 2**20
+"""Of one answer; the record that goes over it is its last."""
 
 
 class LogReader(Protocol):
     """Where records are read again."""
 
-    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> dict[int, LogRecord]:
-        """The records at these offsets; one that is gone (retention) is left out.
+    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> Mapping[int, LogRecord | None]:
+        """The records at the first of these offsets, in their order: at least one, and as many as a bound in bytes
+        allows. None for one that is gone (retention); what the bound left out is not in the answer.
 
         Raises:
             Retryable: the log cannot be read now.
@@ -35,23 +38,30 @@ class KafkaLogReader:
         # A cancelled call leaves its thread behind: the next one must not use the consumer beside it.
         self._turn = threading.Lock()
 
-    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> dict[int, LogRecord]:
+    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> Mapping[int, LogRecord | None]:
         """See LogReader."""
         if not offsets:
             return {}
         return await asyncio.to_thread(self._read, topic, partition, sorted(offsets))
 
-    def _read(self, topic: str, partition: int, offsets: list[int]) -> dict[int, LogRecord]:
+    def _read(self, topic: str, partition: int, offsets: list[int]) -> dict[int, LogRecord | None]:
         from confluent_kafka import KafkaException
 
         with self._turn:
-            found: dict[int, LogRecord] = {}
+            found: dict[int, LogRecord | None] = {}
             try:
-                position = NOWHERE
+                position, size = NOWHERE, 0
                 for offset in offsets:
+                    found[offset] = None
                     if offset < position:
                         continue  # passed: there is nothing at this offset
-                    position = self._read_on(topic, partition, offset, found, jump=offset - position > NEAR)
+                    record = self._read_on(topic, partition, offset, jump=offset - position > NEAR)
+                    position = offset + 1 if record is None else record.offset + 1
+                    if record is not None and record.offset == offset:
+                        found[offset] = record
+                        size += len(record.value)
+                        if size > MOST_BYTES:
+                            break
             except KafkaException as error:
                 raise Retryable(f"{topic}[{partition}] cannot be read again: {error.args[0].str()}") from error
             finally:
@@ -59,8 +69,8 @@ class KafkaLogReader:
                     self._consumer.unassign()  # else it goes on fetching
             return found
 
-    def _read_on(self, topic: str, partition: int, offset: int, found: dict[int, LogRecord], *, jump: bool) -> int:
-        """Reads up to an offset; returns the one after the last that was read."""
+    def _read_on(self, topic: str, partition: int, offset: int, *, jump: bool) -> LogRecord | None:
+        """Reads up to an offset; returns the first record there or further on, None if there is none."""
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         from tentalis.kafka import TRANSIENT
@@ -77,7 +87,7 @@ class KafkaLogReader:
             error = message.error()
             if error is not None:
                 if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-                    return offset + 1  # it is not there
+                    return None
                 if error.retriable() or error.code() in TRANSIENT:
                     continue
                 raise KafkaException(error)
@@ -85,9 +95,7 @@ class KafkaLogReader:
                 continue  # of the assignment before
             record = _log_record(message)
             if record.offset >= offset:
-                if record.offset == offset:
-                    found[offset] = record
-                return record.offset + 1
+                return record
         raise Retryable(f"{topic}[{partition}] cannot be read again: nothing at offset {offset} for {PATIENCE_S:g} s")
 
     def _connected(self) -> Any:

@@ -9,7 +9,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas import topics
@@ -59,6 +59,10 @@ class _About:
     sample_index: int
 
 
+Said = tuple[LogRecord, Feedback]
+"""Feedback and the record it came in."""
+
+
 class Pairing:
     """The recent results and the waiting feedback of the partitions of one application.
 
@@ -87,6 +91,8 @@ class Pairing:
 
     def changes(self, partition: int) -> list[list[Change]]:
         """What is to be written after a batch."""
+        while len(self._about) > REMEMBERED:
+            self._about.popitem(last=False)
         return self._partitions[partition].take_changes()
 
     # --- input --------------------------------------------------------------------------------------------------------
@@ -94,45 +100,60 @@ class Pairing:
     async def with_results(self, partition: int, records: Sequence[LogRecord]) -> list[Paired]:
         """Takes a batch of results in: the waiting feedback that they belong to."""
         recent, paired, size = self._partitions[partition], list[Paired](), 0
+        facts = {
+            record.offset: Fact(record.offset, record.timestamp, task_hash(record.key))
+            for record in records
+            if record.key is not None and not record.tombstone
+        }
+        waiting = {offset: recent.feedback_for(fact) for offset, fact in facts.items()}
+        heard = await self._heard(partition, [other for others in waiting.values() for other in others], records)
         for record in records:
             self._time = max(self._time, record.timestamp)
             recent.read_results(record.timestamp)
-            if record.key is None or record.tombstone:
+            fact = facts.get(record.offset)
+            if fact is None:
                 continue
-            fact = Fact(record.offset, record.timestamp, task_hash(record.key))
             recent.add_result(fact)
-            waiting = recent.feedback_for(fact)
-            result = self._result(record) if waiting else None
+            result = self._result(record) if waiting[record.offset] else None
             if result is None:
                 continue
-            for other in waiting:
-                if await self._is_first(recent, partition, other, fact, result):
-                    paired += await self._with_feedback(partition, other, result)
-                    size = _bounded(size + len(record.value), records)
+            for other in waiting[record.offset]:
+                if other.offset in heard and await self._is_first(recent, partition, other, fact, result):
+                    said, feedback = heard[other.offset]
+                    if _speaks_of(feedback, result.task.task_id, result.sample_index):
+                        paired.append(_paired(said, feedback, result))
+                        size = _bounded(size + len(record.value), records)
         return paired
 
     async def with_feedback(
-        self, partition: int, record: LogRecord, feedback: Feedback, batch: Sequence[LogRecord]
-    ) -> tuple[list[Paired], bool]:
-        """Takes feedback without its result in: its pairs so far, and whether it is too late for any.
+        self, partition: int, said: Sequence[Said], batch: Sequence[LogRecord]
+    ) -> tuple[list[Paired], list[Said]]:
+        """Takes a batch of feedback in, with its results or without: the pairs so far, and what is too late for any.
 
         Args:
-            batch: the batch that the record is of.
+            batch: all of its records, also those in which there is no feedback.
         """
         recent = self._partitions[partition]
-        fact = Fact(record.offset, record.timestamp, task_hash(feedback.task_id))
-        offsets = [each.offset for each in recent.results_for(fact)]
-        found: dict[int, Result] = {}
-        size = 0
-        for again in (await self._reader.read(topics.RESULTS, partition, offsets)).values():
-            result = self._result(again)
-            if result is not None and _speaks_of(feedback, result.task.task_id, result.sample_index):
-                found.setdefault(result.sample_index, result)
-                size = _bounded(size + len(again.value), batch)
-        everything = next(iter(found.values())).task.n_samples if found else 1
-        answered = len(found) == (everything if feedback.sample_index is None else 1)
-        overdue = recent.add_feedback(fact, answered=answered)
-        return [_paired(record, feedback, result) for result in found.values()], overdue and not found
+        facts = {
+            record.offset: Fact(record.offset, record.timestamp, task_hash(feedback.task_id))
+            for record, feedback in said
+            if feedback.result is None
+        }
+        found = await self._found(partition, [(facts[r.offset], f) for r, f in said if r.offset in facts], batch)
+        pairs, too_late = list[Paired](), list[Said]()
+        for record, feedback in said:
+            fact = facts.get(record.offset)
+            if fact is None:
+                pairs.append(Paired(record, feedback))
+                continue
+            results = found[record.offset]
+            everything = next(iter(results.values())).task.n_samples if results else 1
+            answered = len(results) == (everything if feedback.sample_index is None else 1)
+            overdue = recent.add_feedback(fact, answered=answered)
+            pairs += [_paired(record, feedback, result) for result in results.values()]
+            if overdue and not results:
+                too_late.append((record, feedback))
+        return pairs, too_late
 
     def passed_feedback(self, partition: int, record: LogRecord) -> None:
         """A record of the feedback topic was read, whatever it is."""
@@ -161,14 +182,17 @@ class Pairing:
         """The feedback that waits no more; to be called before `changes`."""
         return self._partitions[partition].dispose()
 
-    async def unanswered(self, partition: int, gone: Sequence[Fact]) -> list[tuple[LogRecord, Feedback]]:
+    async def unanswered(self, partition: int, gone: Sequence[Fact]) -> list[Said]:
         """Those of the feedback disposed of for which no result came; to be called before `changes`."""
-        recent, found = self._partitions[partition], []
+        recent, found = self._partitions[partition], list[Said]()
+        heard = await self._heard(partition, gone)
         for fact in gone:
-            for record, feedback in await self._feedback(partition, fact):
-                known = await self._known(partition, recent.results_for(fact))
-                if not any(about and _speaks_of(feedback, about.task_id, about.sample_index) for about in known):
-                    found.append((record, feedback))
+            known = await self._known(partition, recent.results_for(fact))
+            said = heard.get(fact.offset)
+            if said is not None and not any(
+                about and _speaks_of(said[1], about.task_id, about.sample_index) for about in known
+            ):
+                found.append(said)
         return found
 
     # --- reading again ------------------------------------------------------------------------------------------------
@@ -181,14 +205,9 @@ class Pairing:
     async def _known(self, partition: int, facts: Sequence[Fact]) -> list[_About | None]:
         places = [(partition, fact.offset) for fact in facts]
         missing = [offset for _, offset in places if (partition, offset) not in self._about]
-        read = await self._reader.read(topics.RESULTS, partition, missing)
-        for offset in missing:
-            if offset in read:
-                self._result(read[offset])
-        known = [self._about.get(place) for place in places]
-        while len(self._about) > REMEMBERED:
-            self._about.popitem(last=False)
-        return known
+        async for record in self._sweep(topics.RESULTS, partition, missing):
+            self._result(record)
+        return [self._about.get(place) for place in places]
 
     def _result(self, record: LogRecord) -> Result | None:
         """The result in a record, None if there is none: its dead letter is scoring's."""
@@ -203,25 +222,62 @@ class Pairing:
         self._about[record.partition, record.offset] = about
         return result
 
-    async def _with_feedback(self, partition: int, fact: Fact, result: Result) -> list[Paired]:
-        return [
-            _paired(record, feedback, result)
-            for record, feedback in await self._feedback(partition, fact)
-            if _speaks_of(feedback, result.task.task_id, result.sample_index)
-        ]
+    async def _found(
+        self, partition: int, bare: Sequence[tuple[Fact, Feedback]], batch: Sequence[LogRecord]
+    ) -> dict[int, dict[int, Result]]:
+        """By offset of the feedback and sample, the first results that feedback speaks of."""
+        recent, size = self._partitions[partition], 0
+        found: dict[int, dict[int, Result]] = {fact.offset: {} for fact, _ in bare}
+        asking: dict[int, list[tuple[Fact, Feedback]]] = {}
+        for fact, feedback in bare:
+            for each in recent.results_for(fact):
+                asking.setdefault(each.offset, []).append((fact, feedback))
+        async for record in self._sweep(topics.RESULTS, partition, asking):
+            result = self._result(record)
+            if result is None:
+                continue
+            for fact, feedback in asking[record.offset]:
+                results = found[fact.offset]
+                if result.sample_index not in results and _speaks_of(
+                    feedback, result.task.task_id, result.sample_index
+                ):
+                    results[result.sample_index] = result
+                    size = _bounded(size + len(record.value), batch)
+        return found
 
-    async def _feedback(self, partition: int, fact: Fact) -> list[tuple[LogRecord, Feedback]]:
-        """The feedback at a fact; nothing if the log has lost it."""
-        record = (await self._reader.read(topics.FEEDBACK, partition, [fact.offset])).get(fact.offset)
-        if record is None:
+    async def _heard(self, partition: int, facts: Collection[Fact], batch: Sequence[LogRecord] = ()) -> dict[int, Said]:
+        """By offset, the feedback at these facts, without what the log has lost. What is to be known of its results is
+        read along with it."""
+        heard: dict[int, Said] = {}
+        size = 0
+        async for record in self._sweep(topics.FEEDBACK, partition, [fact.offset for fact in facts]):
+            heard[record.offset] = record, decoded(self._codec, record, Feedback)
+            size = _bounded(size + len(record.value), batch)
+        for offset in {fact.offset for fact in facts} - heard.keys():
             log.error(
                 "%s[%d]@%d is gone from the log before its horizon was over: keep the topic for longer",
                 topics.FEEDBACK,
                 partition,
-                fact.offset,
+                offset,
             )
-            return []
-        return [(record, decoded(self._codec, record, Feedback))]
+        recent = self._partitions[partition]
+        await self._known(partition, [each for fact in set(facts) for each in recent.results_for(fact)])
+        return heard
+
+    async def _sweep(self, topic: str, partition: int, offsets: Iterable[int]) -> AsyncIterator[LogRecord]:
+        """The records at these offsets in their order; one that is gone is left out."""
+        left = sorted(set(offsets))
+        while left:
+            read = await self._reader.read(topic, partition, left)
+            for record in read.values():
+                if record is not None:
+                    yield record
+            left = [offset for offset in left if offset not in read]
+
+
+def carried(said: Iterable[Said]) -> list[Paired]:
+    """The feedback that has its result with it."""
+    return [Paired(record, feedback) for record, feedback in said if feedback.result is not None]
 
 
 def _speaks_of(feedback: Feedback, task_id: str, sample_index: int) -> bool:

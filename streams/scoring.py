@@ -22,7 +22,7 @@ from schemas.records import Feedback, Open, Opens, Polarity, Record, Result, Sco
 from streams.answers import Answers
 from streams.intake import KeyMismatch, Skipped, dead, decoded, output
 from streams.judging import Judging
-from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, make_pairing
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing
 from streams.processor import Effects, LogRecord, Output
 from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
@@ -183,15 +183,17 @@ class Scoring:
 
     async def _process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
         effects = Effects()
-        if records[0].topic == topics.RESULTS:
-            halves: list[Record] = list(await self._scores(partition, records, effects))
-            if self._pairing is not None:
-                for paired in await self._pairing.with_results(partition, records):
-                    halves += _spoken(paired)
+        halves: list[Record] = []
+        pairs: list[Paired] = []
+        if records[0].topic == topics.TASKS:
+            halves += self._opened(records, effects)
+        elif records[0].topic == topics.FEEDBACK:
+            pairs = await self._feedback(partition, records)
         else:
-            halves = []
-            for record in records:
-                halves += await self._opened_or_spoken(partition, record, records, effects)
+            halves += await self._scores(partition, records, effects)
+            if self._pairing is not None:
+                pairs = await self._pairing.with_results(partition, records)
+        halves += [half for paired in pairs for half in _spoken(paired)]
         # All that speaks of a task has its id for a key, and the samples of a task came in one trace.
         headers = {record.key: record.headers for record in records} if tracing.enabled() else {}
         for half in halves:
@@ -227,32 +229,36 @@ class Scoring:
             for result, appended, verdict in scored
         ]
 
-    async def _opened_or_spoken(
-        self, partition: int, record: LogRecord, batch: Sequence[LogRecord], effects: Effects
-    ) -> list[Record]:
-        if record.topic == topics.TASKS:
+    def _opened(self, records: Sequence[LogRecord], effects: Effects) -> list[Open]:
+        found: list[Open] = []
+        for record in records:
             try:
                 task = decoded(self._codec, record, Task)
                 rewards.check(task)
             except _INVALID as error:
                 effects.dead.append(dead(record, error))
-                return []
+                continue
             opened = opened_by_task(task, record.timestamp)
-            return [] if opened is None else [opened]
-        if self._pairing is not None:
-            self._pairing.passed_feedback(partition, record)
-        try:
-            feedback = decoded(self._codec, record, Feedback)
-            if feedback.result is not None:
-                rewards.check_environment(feedback.result.task.environment)
-                return _spoken(Paired(record, feedback))
-        except _INVALID as error:
-            self.skipped.add(record, error)
-            return []
+            if opened is not None:
+                found.append(opened)
+        return found
+
+    async def _feedback(self, partition: int, records: Sequence[LogRecord]) -> list[Paired]:
+        said: list[Said] = []
+        for record in records:
+            if self._pairing is not None:
+                self._pairing.passed_feedback(partition, record)
+            try:
+                feedback = decoded(self._codec, record, Feedback)
+                if feedback.result is not None:
+                    rewards.check_environment(feedback.result.task.environment)
+                said.append((record, feedback))
+            except _INVALID as error:
+                self.skipped.add(record, error)
         if self._pairing is None:
-            return []
-        pairs, _ = await self._pairing.with_feedback(partition, record, feedback, batch)
-        return [half for paired in pairs for half in _spoken(paired)]
+            return carried(said)
+        pairs, _ = await self._pairing.with_feedback(partition, said, records)
+        return pairs
 
 
 def _spoken(paired: Paired) -> list[Record]:

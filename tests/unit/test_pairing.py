@@ -1,6 +1,7 @@
 """Feedback that names its task and no more: the rules of docs/feedback.md, one by one."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from streams import pairing as pairing_module
 from streams.pairing import BatchTooLarge
 from streams.processor import LogRecord
 from streams.recent import Fact, Recent, task_hash
-from tests.unit.pairing_support import HORIZON, PARTITION, Broker, Worker, bare, result
+from tests.unit.pairing_support import HORIZON, PARTITION, Broker, Logs, Worker, bare, result
 from tests.unit.stream_records import make_feedback, make_result, make_task, read
 
 
@@ -215,3 +216,107 @@ def test_feedback_read_again_after_its_result_was_forgotten_is_no_dead_letter() 
 
     asyncio.run(live())
     assert not broker.dead and len(set(spoken_of(broker))) == 2
+
+
+class Sweeps(Logs):
+    """Logs that count how often they are read, whatever for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> dict[int, LogRecord]:
+        self.calls += 1
+        return await super().read(topic, partition, offsets)
+
+
+MANY = 100
+
+
+@pytest.mark.parametrize("kind", ["scoring", "hinting"])
+def test_a_batch_of_feedback_without_its_results_makes_one_read(kind: str) -> None:
+    logs = Sweeps()
+    broker = Broker(kind, logs)
+    for i in range(MANY):
+        logs.put(topics.RESULTS, result(f"task {i}", 0), 100)
+        logs.put(topics.FEEDBACK, bare(f"task {i}", 0, f"f{i}"), 101)
+    worker = Worker(broker)
+
+    async def live() -> None:
+        await worker.batch(topics.RESULTS, MANY)
+        worker.flush()
+        await worker.batch(topics.FEEDBACK, MANY)
+        worker.flush()
+
+    asyncio.run(live())
+    assert len(halves(broker)) == MANY
+    assert logs.calls == 1
+
+
+@pytest.mark.parametrize("kind", ["scoring", "hinting"])
+def test_a_batch_of_results_for_which_feedback_waits_makes_few_reads(kind: str) -> None:
+    logs = Sweeps()
+    broker = Broker(kind, logs)
+    for i in range(MANY):
+        logs.put(topics.RESULTS, result(f"task {i}", 1), 100)
+        logs.put(topics.FEEDBACK, bare(f"task {i}", 0, f"f{i}"), 101)
+    for i in range(MANY):
+        logs.put(topics.RESULTS, result(f"task {i}", 0), 102)
+    worker = Worker(broker)
+
+    async def live() -> None:
+        await worker.batch(topics.RESULTS, MANY)
+        worker.flush()
+        await worker.batch(topics.FEEDBACK, MANY)
+        worker.flush()
+        before = logs.calls
+        await worker.batch(topics.RESULTS, MANY)
+        worker.flush()
+        assert logs.calls <= before + 2
+
+    asyncio.run(live())
+    assert len(halves(broker)) == MANY
+
+
+def test_feedback_that_is_given_up_together_is_read_in_one_go() -> None:
+    logs = Sweeps()
+    broker = Broker("hinting", logs)
+    for i in range(MANY):
+        logs.put(topics.FEEDBACK, bare(f"task {i}", 0, f"f{i}"), 100)
+    logs.put(topics.RESULTS, result("elsewhere", 0), 101 + HORIZON)
+    worker = Worker(broker)
+
+    async def live() -> None:
+        await worker.batch(topics.FEEDBACK, MANY)
+        worker.flush()
+        await worker.batch(topics.RESULTS, 1)
+        worker.flush()
+
+    asyncio.run(live())
+    assert len(broker.dead) == MANY
+    assert logs.calls == 1
+
+
+def test_what_a_read_did_not_get_to_is_read_on() -> None:
+    class Short(Sweeps):
+        """Loses the first result, and is full after two records."""
+
+        async def read(self, topic: str, partition: int, offsets: Collection[int]) -> Any:
+            found = await super().read(topic, partition, sorted(offsets)[:2])
+            return {offset: None if offset == 0 else record for offset, record in found.items()}
+
+    logs = Short()
+    broker = Broker("scoring", logs)
+    for i in range(5):
+        logs.put(topics.RESULTS, result(f"task {i}", 0), 100)
+        logs.put(topics.FEEDBACK, bare(f"task {i}", 0, f"f{i}"), 101)
+    worker = Worker(broker)
+
+    async def live() -> None:
+        for topic in (topics.RESULTS, topics.FEEDBACK):
+            await worker.batch(topic, 5)
+            worker.flush()
+
+    asyncio.run(live())
+    assert spoken_of(broker) == [result(f"task {i}", 0).result_id for i in range(1, 5)]
+    assert logs.calls == 3
