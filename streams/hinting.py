@@ -30,7 +30,7 @@ from schemas.ids import derived_id
 from schemas.records import Feedback, Hint, HintKind, Polarity, Result, not_trainable_by_ratio, sample_of
 from streams.answers import Answers, Turns
 from streams.intake import KeyMismatch, dead, decoded, output
-from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing, measure_pairing
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
 from tentalis import metrics, rewards, tracing
@@ -118,6 +118,7 @@ class Hinting:
         self._pairing = pairing
         # By offset of the feedback and result: what is made of them, and its trace.
         self._answers = Answers[tuple[int, str], tuple[Hint | Dead | None, str | None]](at_once)
+        self._hints = dict.fromkeys((HintKind.ACCEPTED, HintKind.REJECTED, HintKind.NONE), 0)
         self._failures: Counter[tuple[int, int, str]] = Counter()
         self.steps = 0
         """Calls to the teacher answered so far."""
@@ -128,6 +129,8 @@ class Hinting:
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics."""
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+        exporter.read(metrics.HINTS, lambda: {(kind.value,): count for kind, count in self._hints.items()})
+        measure_pairing(self._pairing, exporter)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the recent results and waiting feedback of a partition over."""
@@ -172,12 +175,16 @@ class Hinting:
         questions = [
             ((paired.record.offset, paired.result.result_id), partial(self._traced, paired)) for paired in pairs
         ]
-        for each, traceparent in await self._answers.ask(partition, questions):
+        made = await self._answers.ask(partition, questions)
+        for each, traceparent in made:
             if isinstance(each, Dead):
                 effects.dead.append(each)
             elif each is not None:
                 effects.outputs.append(output(self._codec, topics.HALVES, each, APP_ID, traceparent))
         await self._settle(partition, effects)
+        for each, _ in made:
+            if isinstance(each, Hint):
+                self._hints[each.kind] += 1
         return effects
 
     async def _settle(self, partition: int, effects: Effects) -> None:

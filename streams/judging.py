@@ -40,8 +40,10 @@ class Judging:
 
     def __init__(self, limits: JudgeLimits | None = None) -> None:
         self.limits = limits or JudgeLimits()
-        self.calls = 0
-        """Slow calls that came to an end, however."""
+        self.ended = dict.fromkeys(("answered", "failed", "timeout", "away"), 0)
+        """Slow calls by how they ended."""
+        self.unknown = 0
+        """Slow verdicts without a reward."""
 
     def at_once(self, result: Result) -> Verdict | None:
         """The verdict, if it needs no call that may be slow. Raises RewardError for a malformed task."""
@@ -69,9 +71,11 @@ class Judging:
         scorer = rewards.scorer_of(result.task)
         assert scorer is not None
         try:
-            return await self._tried(scorer, result, turns)
+            verdict = await self._tried(scorer, result, turns)
         except ScorerAway as away:
             raise Retryable(f"{scorer.name} cannot be asked: {away}") from away
+        self.unknown += verdict.reward is None
+        return verdict
 
     async def _tried(self, scorer: Judge | Verifier, result: Result, turns: Turns) -> Verdict:
         limits = self.limits
@@ -82,28 +86,33 @@ class Judging:
             if number:
                 await asyncio.sleep(min(limits.cap_s, limits.first_s * 2.0 ** (number - 1)))
             try:
-                return await self._call(scorer, result, turns)
-            except (RewardError, ScorerAway, Retryable):
+                verdict = await self._call(scorer, result, turns)
+            except Retryable:
+                raise
+            except (RewardError, ScorerAway) as error:
+                self.ended["away" if isinstance(error, ScorerAway) else "failed"] += 1
                 raise
             except TimeoutError:
+                self.ended["timeout"] += 1
                 late += 1
                 reason = "it took too long"
             except Exception as error:  # noqa: BLE001 - a scorer may fail in any way; it is logged and counted below
+                self.ended["failed"] += 1
                 reason = repr(error)
+            else:
+                self.ended["answered"] += 1
+                return verdict
             log.warning("%s, call %d of %d for result %s: %s", scorer.name, number + 1, tries, result.result_id, reason)
         return Verdict.unknown(failed_calls=float(tries), timed_out=float(late))
 
     async def _call(self, scorer: Judge | Verifier, result: Result, turns: Turns) -> Verdict:
         # The time limit is the call's own: waiting for a slot does not count.
         async with turns:
-            try:
-                if isinstance(scorer, Judge):
-                    async with asyncio.timeout(scorer.time_limit_s):
-                        return _checked(await scorer.judge(result.task, result))
-                async with asyncio.timeout(self.limits.thread_s):
-                    return _checked(await _in_thread(lambda: scorer.verify(result.task, result)))
-            finally:
-                self.calls += 1
+            if isinstance(scorer, Judge):
+                async with asyncio.timeout(scorer.time_limit_s):
+                    return _checked(await scorer.judge(result.task, result))
+            async with asyncio.timeout(self.limits.thread_s):
+                return _checked(await _in_thread(lambda: scorer.verify(result.task, result)))
 
 
 def _checked(verdict: Verdict) -> Verdict:

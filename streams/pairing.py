@@ -19,8 +19,9 @@ from streams.intake import KeyMismatch, decoded
 from streams.log_reader import KafkaLogReader, LogReader
 from streams.processor import Change, LogRecord
 from streams.recent import Fact, Recent, task_hash
-from tentalis import rewards
+from tentalis import metrics, rewards
 from tentalis.config import Settings
+from tentalis.metrics import Exporter
 from tentalis.rewards import RewardError
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,16 @@ class Pairing:
         while len(self._about) > REMEMBERED:
             self._about.popitem(last=False)
         return self._partitions[partition].take_changes()
+
+    @property
+    def waiting(self) -> int:
+        """Feedback that waits for a result."""
+        return sum(recent.waiting for recent in self._partitions.values())
+
+    @property
+    def remembered(self) -> int:
+        """Results that feedback can still be paired with."""
+        return sum(recent.results for recent in self._partitions.values())
 
     # --- input --------------------------------------------------------------------------------------------------------
 
@@ -273,6 +284,12 @@ class Pairing:
                 if record is not None:
                     yield record
             left = [offset for offset in left if offset not in read]
+
+
+def measure_pairing(pairing: Pairing | None, exporter: Exporter) -> None:
+    """The metrics of pairing, also where it is switched off."""
+    exporter.read(metrics.PAIRING_WAITING, lambda: 0 if pairing is None else pairing.waiting)
+    exporter.read(metrics.PAIRING_REMEMBERED, lambda: 0 if pairing is None else pairing.remembered)
 
 
 def carried(said: Iterable[Said]) -> list[Paired]:

@@ -22,7 +22,7 @@ from schemas.records import Feedback, Open, Opens, Polarity, Record, Result, Sco
 from streams.answers import Answers
 from streams.intake import KeyMismatch, Skipped, dead, decoded, output
 from streams.judging import Judging
-from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing, measure_pairing
 from streams.processor import Effects, LogRecord, Output
 from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
@@ -140,12 +140,15 @@ class Scoring:
     @property
     def steps(self) -> int:
         """Slow calls answered so far."""
-        return self._judging.calls
+        return sum(self._judging.ended.values())
 
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics."""
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
         exporter.read(metrics.SKIPPED, lambda: self.skipped.count)
+        exporter.read(metrics.JUDGE_CALLS, lambda: {(end,): count for end, count in self._judging.ended.items()})
+        exporter.read(metrics.JUDGE_UNKNOWN, lambda: self._judging.unknown)
+        measure_pairing(self._pairing, exporter)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the recent results and waiting feedback of a partition over."""

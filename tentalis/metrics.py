@@ -163,6 +163,45 @@ SKIPPED = Metric(
     ("app",),
     "records",
 )
+PAIRING_WAITING = Metric(
+    "tentalis_pairing_waiting_feedback",
+    Kind.GAUGE,
+    "Feedback without its result that waits for one.",
+    ("scoring", "hinting"),
+    ("app",),
+    "records",
+)
+PAIRING_REMEMBERED = Metric(
+    "tentalis_pairing_remembered_results",
+    Kind.GAUGE,
+    "Results that feedback yet to come can be paired with.",
+    ("scoring", "hinting"),
+    ("app",),
+    "records",
+)
+JUDGE_CALLS = Metric(
+    "tentalis_scoring_judge_calls_total",
+    Kind.COUNTER,
+    "Calls of judges and slow verifiers by how they ended: answered, failed, timeout, away.",
+    ("scoring",),
+    ("result",),
+    "calls",
+)
+JUDGE_UNKNOWN = Metric(
+    "tentalis_scoring_judge_unknown_total",
+    Kind.COUNTER,
+    "Results that judges and slow verifiers left without a reward.",
+    ("scoring",),
+    unit="results",
+)
+HINTS = Metric(
+    "tentalis_hinting_hints_total",
+    Kind.COUNTER,
+    "Hints made of feedback, by kind: accepted, rejected, none.",
+    ("hinting",),
+    ("kind",),
+    "records",
+)
 AGGREGATION_LATE = Metric(
     "tentalis_aggregation_late_total",
     Kind.COUNTER,

@@ -12,6 +12,7 @@ from streams.judging import JudgeLimits, Judging
 from streams.processor import Effects, LogRecord, Retryable
 from streams.scoring import Scoring
 from tentalis import rewards
+from tentalis.metrics import Exporter
 from tentalis.rewards import ScorerAway, UnknownVerifier, Verdict
 from tentalis.rewards.registry import ENVIRONMENTS, BadPlugin, load_plugins
 from tests.unit.stream_records import CODEC, make_result, make_task, on_log, read
@@ -180,6 +181,37 @@ def test_a_judge_that_is_away_is_waited_for_and_not_asked_again_for_what_it_said
     assert rewards_of(run(batch(4), app)) == [1.0] * 4
     first_three = {record.result_id for record in (result_of(sample=i) for i in range(3))}
     assert all(judge.asked.count(name) == 1 for name in first_three)
+
+
+def test_calls_are_counted_by_how_they_ended(judge: SlowJudge) -> None:
+    async def answer(result: Result) -> Verdict:
+        match result.sample_index:
+            case 0:
+                return Verdict(1.0)
+            case 1:
+                raise RuntimeError("500")
+            case 2:
+                await asyncio.sleep(3600)
+        raise ScorerAway("connection refused")
+
+    judge.answer, judge.time_limit_s = answer, 0.01
+    app = Scoring(CODEC, Judging(QUICK))
+    exporter = Exporter("scoring", app=app.app_id)
+    app.measure(exporter)
+    run(batch(3), app)
+    with pytest.raises(Retryable):
+        run([on_log(topics.RESULTS, result_of(sample=3))], app)
+
+    def calls(how: str) -> float | None:
+        return exporter.registry.get_sample_value("tentalis_scoring_judge_calls_total", {"result": how})
+
+    assert {how: calls(how) for how in ("answered", "failed", "timeout", "away")} == {
+        "answered": 1,
+        "failed": 3,
+        "timeout": 3,
+        "away": 1,
+    }
+    assert exporter.registry.get_sample_value("tentalis_scoring_judge_unknown_total") == 2
 
 
 def test_a_retry_of_a_batch_gives_the_same_bytes(judge: SlowJudge) -> None:

@@ -12,6 +12,7 @@ from streams import pairing as pairing_module
 from streams.pairing import BatchTooLarge
 from streams.processor import LogRecord
 from streams.recent import Fact, Recent, task_hash
+from tentalis.metrics import Exporter
 from tests.unit.pairing_support import HORIZON, PARTITION, Broker, Logs, Worker, bare, result
 from tests.unit.stream_records import make_feedback, make_result, make_task, read
 
@@ -295,6 +296,34 @@ def test_feedback_that_is_given_up_together_is_read_in_one_go() -> None:
     asyncio.run(live())
     assert len(broker.dead) == MANY
     assert logs.calls == 1
+
+
+@pytest.mark.parametrize("kind", ["scoring", "hinting"])
+def test_what_waits_and_what_is_remembered_is_measured(kind: str) -> None:
+    broker = Broker(kind)
+    worker = Worker(broker)
+    exporter = Exporter(kind, app=worker.app.app_id)
+    worker.app.measure(exporter)
+
+    def measured(name: str) -> float | None:
+        return exporter.registry.get_sample_value(f"tentalis_pairing_{name}", {"app": worker.app.app_id})
+
+    async def live() -> None:
+        for name in "abc":
+            broker.logs.put(topics.FEEDBACK, bare(name, 0, name), 100)
+        await worker.batch(topics.FEEDBACK, 3)
+        worker.flush()
+        assert (measured("waiting_feedback"), measured("remembered_results")) == (3, 0)
+        for name in "ad":
+            broker.logs.put(topics.RESULTS, result(name, 0), 102 + 2 * HORIZON if name == "d" else 100)
+        await worker.batch(topics.RESULTS, 2)
+        worker.flush()
+        assert (measured("waiting_feedback"), measured("remembered_results")) == (0, 2)
+
+    asyncio.run(live())
+    if kind == "hinting":
+        assert exporter.registry.get_sample_value("tentalis_hinting_hints_total", {"kind": "none"}) == 1
+        assert exporter.registry.get_sample_value("tentalis_hinting_hints_total", {"kind": "accepted"}) == 0
 
 
 def test_what_a_read_did_not_get_to_is_read_on() -> None:
