@@ -112,6 +112,8 @@ class KafkaLogReader:
             "fetch.max.bytes": 2**20 + 2**24,
             "queued.min.messages": NEAR,
             "queued.max.messages.kbytes": 2**11,
+            # A sweep empties the queue at once: the default is to leave a full one alone for a second.
+            "fetch.queue.backoff.ms": 5,
         }
         return Consumer(consumer_config(self._settings, "tentalis-reader") | config)
 
