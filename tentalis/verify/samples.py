@@ -121,6 +121,7 @@ def _has_side_outcome(index: Index, slot: Slot, kind: OutcomeKind, identity: str
 def results_are_accounted_for(index: Index) -> Iterator[Problem]:
     """Every result is the bound one of its sample, or superseded, or its halves came late."""
     tasks = index.live_tasks()
+    scored = {s.record.sample.result_id for s in index.log.scores if s.record.source is Source.RESULT}
     for result_id, copies in index.results.items():
         result = copies[0].record
         slot = (result.task.task_id, result.sample_index)
@@ -135,11 +136,9 @@ def results_are_accounted_for(index: Index) -> Iterator[Problem]:
             for half in index.halves_of.get(slot, ())
             if half.record.sample.result_id == result_id and half.place not in index.log.dead
         ]
-        if task.terms.rl is Source.RESULT:
-            scores = [s for s in index.log.scores if s.record.sample.result_id == result_id]
-            if not any(score.record.source is Source.RESULT for score in scores):
-                yield Problem(Kind.LOST, "unscored-result", result_id, f"{copies[0]} has no score")
-                continue
+        if task.terms.rl is Source.RESULT and result_id not in scored:
+            yield Problem(Kind.LOST, "unscored-result", result_id, f"{copies[0]} has no score")
+            continue
         main = index.main_outcome(slot)
         if main is None or not halves or index.forgotten(task):
             continue  # the sample itself is reported; a result on which no source has spoken owes nothing
