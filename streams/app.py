@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +23,9 @@ from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
 from streams.processor import Processor, Stepwise, Timed
 from streams.sink import KafkaSink
-from streams.startup import Sparing, TopicsWrong, check_topics, forbidden_of
+from streams.startup import TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
-from tentalis import tracing
+from tentalis import logs, tracing
 from tentalis.config import Security, Settings
 from tentalis.dlq import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead, app_version
 from tentalis.health import Health
@@ -78,11 +77,9 @@ class StreamSettings:
 
 def run(processor: Processor, settings: StreamSettings) -> int:
     """Runs until SIGTERM or SIGINT, or until something fails; returns the exit code. Logs to stderr."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure()
     for chatty in ("aiokafka", "faust", "mode", "streams.faust_guards", "streams.faust_delivery"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(Sparing(("aiokafka", "librdkafka")))
     tracing.configure(processor.app_id)
     try:
         check_topics(processor, client_config(settings.known))

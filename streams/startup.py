@@ -1,4 +1,4 @@
-"""Before an application starts: are its topics there; and what keeps its log readable."""
+"""Before an application starts: are its topics there; and what the broker's refusals mean."""
 
 import logging
 from collections.abc import Mapping
@@ -79,29 +79,3 @@ _WHAT_NEXT = "`tentalis topics acls` prints what each role needs"
 
 def _no(settings: Settings) -> str:
     return f"the broker's ACLs do not allow {settings.security.principal}"
-
-
-class Sparing(logging.Filter):
-    """Lets a message of the loggers named through once in ten seconds, and says how many were left out since.
-
-    While a broker is away, aiokafka says so dozens of times a second.
-    """
-
-    def __init__(self, prefixes: tuple[str, ...], interval: float = 10.0) -> None:
-        super().__init__()
-        self._prefixes = prefixes
-        self._interval = interval
-        self._seen: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith(self._prefixes):
-            return True
-        message = str(record.msg)
-        said, left_out = self._seen.get(message, (-self._interval, 0))
-        if record.created - said < self._interval:
-            self._seen[message] = (said, left_out + 1)
-            return False
-        self._seen[message] = (record.created, 0)
-        if left_out:
-            record.msg = f"{message} (and {left_out} times before)"
-        return True

@@ -2,12 +2,12 @@
 
 import argparse
 import ctypes
-import logging
 import os
 import signal
 import sys
 from pathlib import Path
 
+from tentalis import logs
 from tentalis.config import Settings
 from tentalis.service import UNMENDABLE, Unmendable
 from trainer.launch import launch
@@ -29,11 +29,7 @@ def main() -> int:
     again = commands.add_parser("replay-rank", help="one rank of a replay")
     again.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=os.environ.get("TENTALIS_LOG", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure()
     if options.command == "replay-rank":
         from trainer.replay import replay_rank
 

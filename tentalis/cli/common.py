@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -98,12 +97,12 @@ def explain(error: Exception) -> tuple[str, int]:
 
 def configure_logging(default: str = "WARNING") -> None:
     """Logs to stderr, one line each; TENTALIS_LOG is the level. Processes of the stack default to INFO."""
-    level = os.environ.get("TENTALIS_LOG", default).upper()
-    if level not in logging.getLevelNamesMapping():
-        raise CommandError(f"TENTALIS_LOG={level} is no level; use DEBUG, INFO, WARNING or ERROR", USAGE)
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    from tentalis import logs
+
+    try:
+        logs.configure(default)
+    except logs.BadLevel as error:
+        raise CommandError(str(error), USAGE) from error
 
 
 def local_bootstrap(home: Path) -> str | None:

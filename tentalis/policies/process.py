@@ -181,8 +181,6 @@ def serve(
     """
     from tentalis.inference.client import OpenAIClient
 
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request says nothing here
-
     async def main(stop: threading.Event) -> None:
         async with OpenAIClient(server) as client:
             policies = Policies(settings, client, server_id=server_id, promotion=promotion)

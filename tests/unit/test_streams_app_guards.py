@@ -1,7 +1,6 @@
 """The guards against Faust's defects: for which source they were written, and what they do without a broker."""
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ from streams.faust_delivery import (
 )
 from streams.faust_guards import FAUST_VERSION, WrongFaust, check_faust, patched_digests
 from streams.processor import LogRecord
-from streams.startup import Sparing
 
 DIGESTS: dict[str, str] = {
     "Consumer._drain_messages": "44a2500309e83c630493f6828af50166",
@@ -159,17 +157,3 @@ def test_a_record_keeps_bytes_that_are_no_text_and_null_values() -> None:
         topic="t", partition=1, offset=2, timestamp=3, key=b"\xff", value=None, headers=(("a", b"\x00"),)
     )
     assert log_record(raw) == LogRecord("t", 1, 2, 3, "\udcff", b"", (("a", b"\x00"),), True)
-
-
-def test_a_chatty_logger_is_thinned_out_and_says_so() -> None:
-    sparing = Sparing(("aiokafka",), interval=10.0)
-
-    def passes(at: float, name: str = "aiokafka.client") -> tuple[bool, str]:
-        record = logging.LogRecord(name, logging.ERROR, "f", 1, "no node %s", (1,), None)
-        record.created = at
-        return sparing.filter(record), record.getMessage()
-
-    assert passes(100.0) == (True, "no node 1")
-    assert [passes(100.0 + step)[0] for step in (1, 5, 9)] == [False] * 3
-    assert passes(111.0) == (True, "no node 1 (and 3 times before)")
-    assert passes(111.0, "streams.app")[0] and passes(111.0, "streams.app")[0]
