@@ -70,6 +70,15 @@ def model(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    served_name: Annotated[
+        str | None, typer.Option("--served-name", help="Name of the base model. Default: the folder's.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option("--max-model-len", min=1, help="Context in tokens. Default: the model's, at most 2048."),
+    ] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Samples decoded together.")] = 64,
+    max_adapters: Annotated[int, typer.Option("--max-adapters", min=1, help="Adapters loaded at once.")] = 64,
 ) -> None:
     """The model server: OpenAI-compatible, with log-probs, token ids and hot-swapped adapters."""
     configure_logging("INFO")
@@ -77,7 +86,18 @@ def model(
     from tentalis.inference.server import serve
 
     path = resolve_model(policy_model, resolve_settings().cache)
-    serve(path, host=host, port=port, threads=threads, device=device, dtype=dtype)
+    serve(
+        path,
+        host=host,
+        port=port,
+        served_name=served_name,
+        threads=threads,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_batch=max_batch,
+        max_adapters=max_adapters,
+    )
 
 
 @app.command()

@@ -1,6 +1,5 @@
 """`tentalis serve model`: a small inference server with vLLM's wire format, on transformers."""
 
-import argparse
 import asyncio
 import logging
 import time
@@ -153,27 +152,3 @@ def serve(
         _Server(config, engine).run()
     finally:
         engine.stop()
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """`python -m tentalis.inference.server`."""
-    parser = argparse.ArgumentParser(prog="tentalis.inference.server", description=__doc__)
-    parser.add_argument(
-        "--model", type=Path, required=True, help="folder with config.json, *.safetensors and tokenizer"
-    )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--served-name", help="name of the base model (default: the folder's name)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    parser.add_argument("--threads", type=int, help="CPU threads of the model (default: all cores)")
-    parser.add_argument("--max-model-len", type=int, help="context in tokens (default: the model's, at most 2048)")
-    parser.add_argument("--max-batch", type=int, default=64, help="samples decoded together")
-    parser.add_argument("--max-adapters", type=int, default=64, help="adapters loaded at once")
-    options = vars(parser.parse_args(arguments))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    serve(options.pop("model"), **options)
-
-
-if __name__ == "__main__":
-    main()

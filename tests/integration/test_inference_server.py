@@ -420,12 +420,12 @@ def test_a_server_without_token_ids_is_refused_by_the_client() -> None:
     asyncio.run(use())
 
 
-def test_the_module_serves_and_sigterm_stops_it_with_requests_in_flight(model: Path) -> None:
+def test_the_command_serves_and_sigterm_stops_it_with_requests_in_flight(model: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tentalis.inference.server", "--model", str(model), "--port", str(port)]
-    process = subprocess.Popen([*command, "--served-name", "tiny", "--threads", "1"])
+    command = [sys.executable, "-m", "tentalis.cli", "serve", "model", "--policy-model", str(model)]
+    process = subprocess.Popen([*command, "--port", str(port), "--served-name", "tiny", "--threads", "1"])
     try:
 
         async def use() -> None:
