@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from tentalis.dlq import class_of
+
 OFFSET_BYTES = 8
 """Every state value begins with its applied offset: big-endian, signed, of the last input record applied to it."""
 
@@ -69,10 +71,8 @@ class Dead:
     @classmethod
     def of(cls, record: LogRecord, stage: str, error: BaseException) -> "Dead":
         """The dead letter that an exception makes of a record."""
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         text = str(error) or repr(error)
-        return cls(record, stage, text if len(text) <= ERROR_CHARS else f"{text[:ERROR_CHARS]}...", name)
+        return cls(record, stage, text if len(text) <= ERROR_CHARS else f"{text[:ERROR_CHARS]}...", class_of(error))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from schemas import topics
 from schemas.codec import Codec, DecodeError
 from tentalis.acls import CONTROL
 from tentalis.config import Settings
-from tentalis.dlq import DeadLimits, app_version, context_headers
+from tentalis.dlq import DeadLimits, app_version, class_of, context_headers
 from tentalis.kafka import GroupConsumer, Publisher, Stored
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class DeadLetters:
                 offset=stored.offset,
                 timestamp=stored.timestamp,
                 group=self._group,
-                error_class=type(error).__name__,
+                error_class=class_of(error),
                 error=str(error),
                 stage=error.stage,
                 attempts=1,

@@ -72,6 +72,12 @@ def app_version() -> str:
         return "unknown"
 
 
+def class_of(error: BaseException) -> str:
+    """What dead letters call an error's class: with its module, without `builtins`."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def context_headers(
     *,
     topic: str,

@@ -53,6 +53,7 @@ def test_key_value_and_headers_are_kept_and_confirmed() -> None:
     headers = dict(sent.letters[0][3])
     assert headers["mine"] == b"\xff"
     assert (headers["tentalis.dlq.original-offset"], headers["tentalis.dlq.consumer-group"]) == (b"2", b"group")
+    assert headers["tentalis.dlq.error-class"] == b"schemas.codec.DecodeError", "as the stream applications say it"
     assert sent.letters[0][4] == 2
 
 
