@@ -19,7 +19,7 @@ from tentalis.metrics import Exporter
 
 log = logging.getLogger(__name__)
 
-EXIT_STALLED = 4
+EXIT_STALLED = 1
 
 
 @runtime_checkable
