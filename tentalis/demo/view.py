@@ -115,12 +115,15 @@ def _small_view(now: Snapshot) -> "RenderableType":
         restarts = f" ({status['restarts']})" if status["restarts"] else ""
         processes.append(f"{name} {state}{restarts}  ", style=_STATES.get(state, ""))
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())) or "none yet"
+    behind = ", ".join(f"{name} {lag}" for name, lag in _behind(now).items() if lag) or "nobody"
+    adapters = ", ".join(f"{name} {version}" for name, version in _versions(stats).items())
     return Group(
         Text(f"{stats.run_id}  step {served_step(stats)} of {now.steps} served  {clock(now.elapsed)}", style="bold"),
         Text(f"reward: {latest}"),
         Text(
             f"tasks {stats.tasks}, results {stats.results}, {stats.tokens_per_second():.0f} tokens/s; outcomes: {kinds}"
         ),
+        Text(f"adapter: {adapters}; behind: {behind}"),
         processes,
         Text(_HINT, style="dim"),
     )
@@ -150,13 +153,19 @@ def _outcomes(stats: Stats) -> "Table":
 
 def _adapters(stats: Stats) -> "Table":
     table = _grid("adapter", "version")
-    for name, version in (
-        ("published", stats.published),
-        ("promoted", stats.promoted),
-        ("acknowledged", stats.acknowledged),
-    ):
-        table.add_row(name, "-" if version is None else f"v{version}")
+    for name, version in _versions(stats).items():
+        table.add_row(name, version)
     return table
+
+
+def _versions(stats: Stats) -> dict[str, str]:
+    seen = {"published": stats.published, "promoted": stats.promoted, "acknowledged": stats.acknowledged}
+    return {name: "-" if version is None else f"v{version}" for name, version in seen.items()}
+
+
+def _behind(now: Snapshot) -> dict[str, int]:
+    """Process to records behind."""
+    return {name.removeprefix("tentalis-").split("-")[0]: lag for name, lag in now.lags.items()}
 
 
 def _phases(stats: Stats) -> "Table":
@@ -170,7 +179,7 @@ def _processes(now: Snapshot) -> "Table":
     from rich.text import Text
 
     table = _grid("process", "state", "restarts", "behind")
-    behind = {name.removeprefix("tentalis-").split("-")[0]: lag for name, lag in now.lags.items()}
+    behind = _behind(now)
     for name, status in now.processes.items():
         state = str(status["state"])
         lag = behind.get(name)

@@ -169,6 +169,7 @@ def test_a_small_terminal_is_shown_what_fits_into_it() -> None:
         text = console.export_text()
         assert len(text.splitlines()) <= 12 and all(len(line) <= 80 for line in text.splitlines())
         assert "worker backoff (2)" in text and "Ctrl-C" in text
+        assert "behind: worker 7" in text and "published" in text
 
 
 def test_what_a_model_says_cannot_move_the_cursor() -> None:
