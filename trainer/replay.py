@@ -137,7 +137,8 @@ def replay(
 def recorded(run: RunLog, to_step: int | None) -> tuple[list[StepResult], list[BatchPlan]]:
     """The results of steps 0 .. to_step and the winning plans of 1 .. to_step. Raises CannotReplay."""
     if not run.manifests:
-        raise CannotReplay(f"the log knows no run {run.run_id!r}")
+        known = ", ".join(sorted(run.other_runs)) or "none"
+        raise CannotReplay(f"the log knows no run {run.run_id!r}; runs there: {known}")
     last = run.last_step if to_step is None else to_step
     if last > run.last_step:
         raise CannotReplay(f"run {run.run_id} has results up to step {run.last_step}, not {last}")

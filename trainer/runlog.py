@@ -18,7 +18,7 @@ class RunLog:
     """One run, and what matters of its policy's other runs.
 
     `plans` and `results` are by step and attempt, in log order; `manifests` by digest, the oldest first. `unreadable`:
-    what lies on the control topics and is no record, with its place and the reason.
+    what lies on the control topics and is no record, with its place and the reason. `other_runs`: ids.
     """
 
     run_id: str
@@ -28,6 +28,7 @@ class RunLog:
     results: dict[tuple[int, int], StepResult] = field(default_factory=dict)
     updates: dict[int, PolicyUpdate] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
+    other_runs: frozenset[str] = frozenset()
     promoted: int | None = None
     highest_version: int = -1
 
@@ -63,6 +64,7 @@ def read_run(settings: Settings, codec: Codec, run_id: str, policy: str | None =
     if policy is None:
         policy = manifests[0].policy if manifests else ""
     run = RunLog(run_id, policy, {manifest.digest: manifest for manifest in manifests}, unreadable=unreadable)
+    run.other_runs = frozenset(manifest.run_id for manifest in others)
     for manifest in (*manifests, *others):
         if manifest.policy == policy:
             run.highest_version = max(run.highest_version, manifest.first_version)

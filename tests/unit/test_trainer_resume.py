@@ -141,7 +141,7 @@ def test_replay_follows_the_attempt_that_won() -> None:
     for missing, words in [
         (log_of([plan(1)], [result(0, 0), result(1, 1), result(2, 1)]), "plan of step 2"),
         (log_of([plan(1)], [result(1, 1)]), "result of step 0"),
-        (RunLog("run", "", {}), "knows no run"),
+        (RunLog("run", "", {}, other_runs=frozenset({"b", "a"})), "knows no run 'run'; runs there: a, b"),
     ]:
         with pytest.raises(CannotReplay, match=words):
             recorded(missing, None)
