@@ -90,6 +90,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), UNMENDABLE
     if isinstance(error, ModuleNotFoundError):
         return f"{error}. The installation is not complete: `tentalis doctor` tells what is missing", ERROR
+    if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
+        return f"{error.filename}: {error.strerror}", ERROR
     ours = type(error).__module__.partition(".")[0] in ("tentalis", "schemas", "streams", "trainer")
     text = str(error) or type(error).__name__
     return text if ours or isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}", ERROR
@@ -213,11 +215,20 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+    return str(value)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Columns aligned with blanks, heads in capitals, as kubectl and rpk do: easy to read and to cut."""
     cells = [
         [name.upper() for name in columns],
-        *(["-" if value is None else str(value) for value in row] for row in rows),
+        *([_cell(value) for value in row] for row in rows),
     ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     for row in cells:

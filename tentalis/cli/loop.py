@@ -123,6 +123,7 @@ def verify(
         if report.problems:
             print()
             print_table(("rule", "where", "problem"), [(p.rule, p.where, p.message) for p in report.problems])
-        print(f"\n{len(report.problems)} problems" if report.problems else "\nno problems")
+        number = len(report.problems)
+        print(f"\n{number or 'no'} problem{'' if number == 1 else 's'}")
     if report.problems:
         raise typer.Exit(ERROR)

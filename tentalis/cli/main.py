@@ -67,7 +67,7 @@ app.command(short_help="Check a run: nothing lost, twice or mixed.")(loop.verify
 app.command(short_help="Let somebody leave: husks for rollouts, no live state.")(forget.forget)
 app.add_typer(topics.app, name="topics", short_help="Topics on the broker, held against our table.")
 app.add_typer(schemas.app, name="schemas", short_help="The Avro schemas: check, list, show, register, fingerprint.")
-app.command(short_help="Show records of a topic as JSON.")(records.consume)
+app.command(short_help="Show records of a topic.")(records.consume)
 app.command(short_help="Write records to a topic from JSON.")(records.produce)
 app.add_typer(dlq.app, name="dlq", short_help="Dead letters: look, replay, drop.")
 app.add_typer(processes.app, name="serve", short_help="Run one process of the stack.")

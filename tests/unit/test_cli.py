@@ -20,7 +20,7 @@ from schemas.records import Record, Result
 from schemas.tensors import float32_bytes
 from tentalis.admin import Impossible
 from tentalis.cli import common
-from tentalis.cli.common import CommandError, explain, resolve_settings
+from tentalis.cli.common import CommandError, explain, print_table, resolve_settings
 from tentalis.cli.main import app
 from tentalis.cli.processes import _dead_limits
 from tentalis.cli.records import parsed, written
@@ -205,6 +205,18 @@ def test_kafka_being_away_is_unreachable_and_other_kafka_errors_are_errors() -> 
 
     assert explain(KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)))[1] == 4
     assert explain(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))[1] == 1
+
+
+def test_a_file_that_is_not_there_is_named_without_numbers(tmp_path: Path) -> None:
+    missing = tmp_path / "lines.jsonl"
+    with pytest.raises(OSError) as caught:
+        missing.open()
+    assert explain(caught.value) == (f"{missing}: No such file or directory", 1)
+
+
+def test_a_table_speaks_to_people(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("topic", "managed"), [("a", True), ("b", False), ("c", None), ("d", 0)])
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["MANAGED", "yes", "no", "-", "0"]
 
 
 # --- where Kafka is ---------------------------------------------------------------------------------------------------
