@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tentalis.dlq import app_version
+
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
 
@@ -516,7 +518,7 @@ class Exporter:
         self._readers: list[tuple[Metric, Callable[[], Values]]] = []
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
-        self.read(BUILD_INFO, lambda: {(_version(),): 1.0})
+        self.read(BUILD_INFO, lambda: {(app_version(),): 1.0})
 
     def counter(self, metric: Metric) -> Counter:
         """A counter to increment."""
@@ -579,15 +581,6 @@ class Exporter:
 def exported_by(process: str) -> set[Metric]:
     """What the catalogue says that a process exports."""
     return {metric for metric in CATALOGUE if process in metric.by}
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("tentalis")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 _HEAD = """# Metrics
