@@ -154,7 +154,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@app.command("list")
+@app.command("list", short_help="Shows letters, oldest failure first.")
 def list_letters(
     topic: Topics = None,
     error: Error = "",
@@ -180,7 +180,7 @@ def list_letters(
     show(output, ("letter", "state", "failed", "failures", "group", "stage", "key", "bytes", "error"), rows)
 
 
-@app.command("show")
+@app.command("show", short_help="Shows all about a letter.")
 def show_letters(
     letters: Annotated[list[str], typer.Argument(help="TOPIC.dlq[PARTITION]@OFFSET, or that of the record it was.")],
     bootstrap: Bootstrap = None,
@@ -324,7 +324,7 @@ def _report(output: Output, done: list[Done], verb: str) -> None:
         raise typer.Exit(DRIFT if all(each.drift for each in left) else ERROR)
 
 
-@app.command()
+@app.command(short_help="Sends the records of letters once more.")
 def replay(
     letters: Letters = None,
     topic: Topics = None,
@@ -373,7 +373,7 @@ def replay(
     _report(output, done, "replayed")
 
 
-@app.command()
+@app.command(short_help="Marks letters as dropped, with the reason.")
 def drop(
     reason: Annotated[str, typer.Option("--reason", help="Why nobody needs them; kept beside them.")],
     letters: Letters = None,

@@ -60,7 +60,7 @@ class Promote(StrEnum):
     NONE = "none"
 
 
-@app.command()
+@app.command(short_help="The model server.")
 def model(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
@@ -100,7 +100,7 @@ def model(
     )
 
 
-@app.command()
+@app.command(short_help="Loads promoted adapters into the server.")
 def policies(
     server: Server,
     server_id: Annotated[str, typer.Option("--server-id", help="Name under which it acknowledges.")] = "local",
@@ -199,7 +199,7 @@ def join(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstr
     _stream("join", lambda settings: JoinProcessor(make_codec(settings, patience=0.0)), bootstrap, port, instance)
 
 
-@app.command()
+@app.command(short_help="Windowed means per manager and worker.")
 def aggregation(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstrap = None) -> None:
     """Outcomes and feedback to windowed means per manager and worker."""
     from streams.aggregation import build

@@ -66,7 +66,7 @@ def _number(schema: AvroSchema, versions: dict[int, AvroSchema]) -> int | None:
     return next((n for n, version in versions.items() if version.fingerprint == schema.fingerprint), None)
 
 
-@app.command("list")
+@app.command("list", short_help="Every record and its fingerprint.")
 def list_schemas(folder: Folder = None, url: Registry = None, output: Format = Output.TABLE) -> None:
     """Every record: fingerprint, kept version (none: changed since), topics, and version in the registry if one is
     named."""
@@ -114,7 +114,7 @@ def _one(name: str, version: int | None, folder: Path) -> AvroSchema:
     return versions[version]
 
 
-@app.command()
+@app.command(short_help="The CRC-64-AVRO fingerprint in hex.")
 def fingerprint(
     of: Annotated[str, typer.Argument(help="Name of a record, or a file with a schema; - is standard input.")],
     folder: Folder = None,
@@ -130,7 +130,7 @@ def fingerprint(
     sys.stdout.write(schema.fingerprint.hex() + "\n")
 
 
-@app.command()
+@app.command(short_help="Whether every kept version is still readable.")
 def check(folder: Folder = None, url: Registry = None, output: Format = Output.TABLE) -> None:
     """Whether every schema reads what every kept version of it wrote (BACKWARD_TRANSITIVE), and what every version in
     the registry wrote if one is named. Exits with 3 if not."""

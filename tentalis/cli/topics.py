@@ -43,7 +43,7 @@ Replication = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", short_help="Every topic of the broker.")
 def list_topics(bootstrap: Bootstrap = None, output: Format = Output.TABLE) -> None:
     """Every topic of the broker: partitions, replicas, records (an upper bound on compacted topics)."""
     from tentalis.admin import KafkaAdmin
@@ -66,7 +66,7 @@ def list_topics(bootstrap: Bootstrap = None, output: Format = Output.TABLE) -> N
     show(output, ("topic", "partitions", "replication", "records", "cleanup", "managed", "holds"), rows)
 
 
-@app.command()
+@app.command(short_help="One topic: partitions, offsets, settings.")
 def describe(name: str, bootstrap: Bootstrap = None, output: Format = Output.TABLE) -> None:
     """One topic: its partitions with leader, replicas and offsets, and the settings made for it."""
     from tentalis.admin import KafkaAdmin
@@ -184,7 +184,7 @@ def diff(bootstrap: Bootstrap = None, output: Format = Output.TABLE) -> None:
         raise typer.Exit(DRIFT)
 
 
-@app.command()
+@app.command(short_help="Creates what is missing, sets what differs.")
 def apply(
     bootstrap: Bootstrap = None,
     output: Format = Output.TABLE,

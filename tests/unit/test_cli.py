@@ -461,3 +461,9 @@ def test_forget_wants_to_know_whom(arguments: tuple[str, ...], told: str) -> Non
     done = runner.invoke(app, ["forget", *arguments])
     assert done.exit_code == 2
     assert told in done.stderr
+
+
+def test_no_line_of_a_list_of_commands_is_cut_off() -> None:
+    for group in ([], ["topics"], ["dlq"], ["serve"], ["schemas"]):
+        shown = runner.invoke(app, [*group, "--help"], terminal_width=80).stdout
+        assert "Commands:" in shown and "..." not in shown.split("Commands:")[1], group
