@@ -6,6 +6,7 @@ and the offsets of the dead letters.
 """
 
 import functools
+import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -258,7 +259,7 @@ class Oracle:
         if rewards:
             middle = functools.reduce(operator.add, rewards, 0.0) / len(rewards)
             squares = functools.reduce(operator.add, [(r - middle) * (r - middle) for r in rewards], 0.0)
-            mean, std = middle, (squares / len(rewards)) ** 0.5
+            mean, std = middle, math.sqrt(squares / len(rewards))
         for i in range(n):
             if i not in closed:
                 self.outcome(f"{name}/{i}", "expired", n_closed=len(closed))
