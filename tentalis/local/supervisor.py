@@ -196,7 +196,7 @@ class Supervisor:
                     raise SupervisorError(f"not ready in {timeout:g} s: {states}; see {self.state.path / 'logs'}")
                 self._changed.wait(0.2)
 
-    def stop(self, timeout: float = 10.0) -> None:
+    def stop(self, timeout: float = 9.0) -> None:
         """Stop everything: SIGTERM to whoever nobody running depends on, and so on downwards; SIGKILL to the slow.
 
         All gone, with every descendant, after `timeout` seconds at most. May be called again, and before `start()`.
