@@ -45,6 +45,7 @@ FLEET |= {"hinting-0": "hinting"}
 NOBODY = "http://127.0.0.1:9"
 """The teacher's address: the driver makes the hints that would need one."""
 TAKEOVER_S = 60.0
+KINDS = frozenset({"kill", "stop", "freeze", "doze", "kill broker", "restart broker"})
 
 
 def say(text: str) -> None:
@@ -188,11 +189,12 @@ class Rota:
         ]
 
     def play(self, driver: Driver, seconds: float) -> None:
-        """Turn after turn until everything is sent; the broker goes down at a third and at two thirds."""
+        """Turn after turn until everything is sent and everything was done once; the broker goes down at a third and at
+        two thirds."""
         began = time.monotonic()
         brokers = [("kill broker", self.kill_broker, 1 / 3), ("restart broker", self.restart_broker, 2 / 3)]
         turns = self.turns()
-        while not driver.done:
+        while not driver.done or not self.done.keys() >= KINDS:
             if brokers and time.monotonic() - began > brokers[0][2] * seconds:
                 name, act, _ = brokers.pop(0)
                 turn = (name, act, "")
