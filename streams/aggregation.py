@@ -20,16 +20,15 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
+from schemas.codec import Codec
 from schemas.records import Feedback, MetaSignal, Outcome, OutcomeKind
 from streams.aggregation_core import Bucket, Event, Lane, Window, changes, commit, fold, lanes
-from streams.intake import KeyMismatch, Skipped, dead, decoded, output
+from streams.intake import INVALID, Skipped, dead, decoded, output
 from streams.processor import Effects, LogRecord, Output
 from streams.scoring import grade
 from tentalis import metrics, rewards
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
-from tentalis.rewards import RewardError
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ RETENTION_MS = 3_600_000
 """How long after its end, by the log's clock, a window still takes records. Event ids are kept as long: about 100 bytes
 of memory for each record in that time."""
 
-_INVALID = (DecodeError, KeyMismatch, RewardError)
 _TAGS = {topics.OUTCOMES: "outcomes", topics.FEEDBACK: "feedback"}
 # Of one sample there is one ordinary outcome; these come beside it.
 _BESIDE = frozenset({OutcomeKind.LATE, OutcomeKind.SUPERSEDED})
@@ -140,7 +138,7 @@ class Aggregation:
         for record in records:
             try:
                 event = self._event(record)
-            except _INVALID as error:
+            except INVALID as error:
                 if record.topic == topics.OUTCOMES:
                     effects.dead.append(dead(record, error))
                 else:

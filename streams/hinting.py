@@ -25,20 +25,19 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
+from schemas.codec import Codec
 from schemas.ids import derived_id
 from schemas.records import Feedback, Hint, HintKind, Polarity, Result, not_trainable_by_ratio, sample_of
 from streams.answers import Answers, Turns
-from streams.intake import KeyMismatch, dead, decoded, output
-from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing, measure_pairing
+from streams.intake import dead, output
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, make_pairing, measure_pairing, said_in
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
-from tentalis import metrics, rewards, tracing
+from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUnavailable
 from tentalis.metrics import Exporter
 from tentalis.opd import RULE_HINTER, Teacher, TeacherRefused, rule_hint
-from tentalis.rewards import RewardError
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ AT_ONCE = 32
 TRIES = 5
 """Times that a server may fail on one record (5xx) before it is a dead letter."""
 
-_INVALID = (DecodeError, KeyMismatch, RewardError)
 # Refusals that are about the server's state or configuration, not about a record: wait, and be seen to wait.
 _LATER = frozenset({401, 403, 404, 408, 409, 425, 429, 502, 504})
 
@@ -197,17 +195,11 @@ class Hinting:
 
     async def _feedback(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[Paired]:
         """A batch of feedback, each with the results that it speaks of."""
-        said: list[Said] = []
-        for record in records:
-            if self._pairing is not None:
-                self._pairing.passed_feedback(partition, record)
-            try:
-                feedback = decoded(self._codec, record, Feedback)
-                if feedback.result is not None:
-                    rewards.check_environment(feedback.result.task.environment)
-                said.append((record, feedback))
-            except _INVALID as error:
-                effects.dead.append(dead(record, error))
+
+        def refuse(record: LogRecord, error: Exception) -> None:
+            effects.dead.append(dead(record, error))
+
+        said = said_in(self._codec, self._pairing, partition, records, refuse)
         if self._pairing is None:
             pairs, too_late = carried(said), [each for each in said if each[1].result is None]
         else:

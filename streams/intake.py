@@ -11,6 +11,7 @@ from schemas.codec import Codec, DecodeError
 from schemas.records import Record
 from streams.processor import Dead, LogRecord, Output
 from tentalis.kafka import headers_of
+from tentalis.rewards import RewardError
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,10 @@ T = TypeVar("T")
 
 class KeyMismatch(ValueError):
     """A record under another key than its own: it may lie on a partition where nobody looks for it."""
+
+
+INVALID = (DecodeError, KeyMismatch, RewardError)
+"""What says of a record that it is not valid, and not of the application that it fails."""
 
 
 def decoded(codec: Codec, record: LogRecord, kind: type[R]) -> R:

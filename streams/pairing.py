@@ -9,20 +9,19 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
+from schemas.codec import Codec
 from schemas.records import Feedback, Result
-from streams.intake import KeyMismatch, decoded
+from streams.intake import INVALID, decoded
 from streams.log_reader import KafkaLogReader, LogReader
 from streams.processor import Change, LogRecord
 from streams.recent import Fact, Recent, task_hash
 from tentalis import metrics, rewards
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
-from tentalis.rewards import RewardError
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +226,7 @@ class Pairing:
             result = decoded(self._codec, record, Result)
             rewards.check_environment(result.task.environment)
             about = _About(result.task.task_id, result.sample_index)
-        except (DecodeError, KeyMismatch, RewardError) as error:
+        except INVALID as error:
             log.debug("%s is no result for feedback to speak of: %s", record, error)
             result = None
         self._about[record.partition, record.offset] = about
@@ -290,6 +289,28 @@ def measure_pairing(pairing: Pairing | None, exporter: Exporter) -> None:
     """The metrics of pairing, also where it is switched off."""
     exporter.read(metrics.PAIRING_WAITING, lambda: 0 if pairing is None else pairing.waiting)
     exporter.read(metrics.PAIRING_REMEMBERED, lambda: 0 if pairing is None else pairing.remembered)
+
+
+def said_in(
+    codec: Codec,
+    pairing: "Pairing | None",
+    partition: int,
+    records: Sequence[LogRecord],
+    refuse: Callable[[LogRecord, Exception], None],
+) -> list[Said]:
+    """The feedback of a batch; `refuse` is told of what is none."""
+    said: list[Said] = []
+    for record in records:
+        if pairing is not None:
+            pairing.passed_feedback(partition, record)
+        try:
+            feedback = decoded(codec, record, Feedback)
+            if feedback.result is not None:
+                rewards.check_environment(feedback.result.task.environment)
+            said.append((record, feedback))
+        except INVALID as error:
+            refuse(record, error)
+    return said
 
 
 def carried(said: Iterable[Said]) -> list[Paired]:

@@ -16,23 +16,21 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
+from schemas.codec import Codec
 from schemas.ids import derived_id
 from schemas.records import Feedback, Open, Opens, Polarity, Record, Result, Score, Source, Task, Terms, sample_of
 from streams.answers import Answers
-from streams.intake import KeyMismatch, Skipped, dead, decoded, output
+from streams.intake import INVALID, Skipped, dead, decoded, output
 from streams.judging import Judging
-from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, Said, carried, make_pairing, measure_pairing
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, make_pairing, measure_pairing, said_in
 from streams.processor import Effects, LogRecord, Output
 from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
-from tentalis.rewards import RewardError, Verdict
+from tentalis.rewards import Verdict
 
 APP_ID = "tentalis-scoring"
 FEEDBACK_SCORER = "feedback/1"
-
-_INVALID = (DecodeError, KeyMismatch, RewardError)
 
 
 # --- pure -------------------------------------------------------------------------------------------------------------
@@ -219,7 +217,7 @@ class Scoring:
                 rewards.check(result.task)
                 if result.task.terms.rl is Source.RESULT:
                     scored.append((result, record.timestamp, self._judging.at_once(result)))
-            except _INVALID as error:
+            except INVALID as error:
                 effects.dead.append(dead(record, error))
         slow = [
             ((result.result_id, rewards.scorer_name(result.task)), partial(self._judging.slowly, result))
@@ -238,7 +236,7 @@ class Scoring:
             try:
                 task = decoded(self._codec, record, Task)
                 rewards.check(task)
-            except _INVALID as error:
+            except INVALID as error:
                 effects.dead.append(dead(record, error))
                 continue
             opened = opened_by_task(task, record.timestamp)
@@ -247,17 +245,7 @@ class Scoring:
         return found
 
     async def _feedback(self, partition: int, records: Sequence[LogRecord]) -> list[Paired]:
-        said: list[Said] = []
-        for record in records:
-            if self._pairing is not None:
-                self._pairing.passed_feedback(partition, record)
-            try:
-                feedback = decoded(self._codec, record, Feedback)
-                if feedback.result is not None:
-                    rewards.check_environment(feedback.result.task.environment)
-                said.append((record, feedback))
-            except _INVALID as error:
-                self.skipped.add(record, error)
+        said = said_in(self._codec, self._pairing, partition, records, self.skipped.add)
         if self._pairing is None:
             return carried(said)
         pairs, _ = await self._pairing.with_feedback(partition, said, records)

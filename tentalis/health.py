@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,27 @@ class Answer:
     status: int
     content_type: str
     body: bytes
+
+
+class Turns:
+    """When the loop of a process last came round.
+
+    Args:
+        limit: seconds after which it counts as standing still.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self.turned()
+
+    def turned(self) -> None:
+        """It came round."""
+        self._at = time.monotonic()
+
+    def stuck(self) -> str | None:
+        """Why the process should be ended: its loop does not come round. None if it does."""
+        still = time.monotonic() - self._at
+        return None if still < self._limit else f"its loop has stood still for {still:.0f} s"
 
 
 class Health:

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
+from tentalis.admin import ensure
+from tentalis.config import Settings
 from tentalis.local.broker import EmbeddedBroker, metadata_ready
 from tentalis.local.ports import free_port
 
@@ -93,6 +96,21 @@ def eventually(
             text = message() if callable(message) else message or "the condition did not come true"
             raise AssertionError(f"{text} (waited {timeout:g} s; {seen})") from cause
         time.sleep(interval)
+
+
+def ensure_topics(settings: Settings) -> None:
+    """Creates what is missing on a broker, which may have started a moment ago. Raises what does not pass by itself."""
+
+    def ensured() -> bool:
+        try:
+            ensure(settings)
+        except KafkaException as error:  # partitions just created may not have a leader yet
+            if not error.args[0].retriable() and error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+            return False
+        return True
+
+    eventually(ensured, 30, message="no topics")
 
 
 def _docker_answers() -> bool:

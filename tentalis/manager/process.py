@@ -10,7 +10,7 @@ from schemas.ids import policy_name
 from schemas.records import Feedback, Record, Result, Task
 from tentalis import metrics, tracing
 from tentalis.config import Settings
-from tentalis.health import Health, served
+from tentalis.health import Health, Turns, served
 from tentalis.heartbeat import Heart
 from tentalis.kafka import Publisher, Stored, make_codec, now_ms
 from tentalis.manager.core import ROUND, RunState, feedback_id_of, task_id_of
@@ -79,13 +79,13 @@ class Manager:
         self._reader = Reader(settings, TOPICS, codec)
         self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
         self._moved = time.monotonic()
-        self._turned = time.monotonic()
+        self.turns = Turns(STUCK_S)
         self.metrics = ManagerMetrics()
         self._traces: dict[str, str | None] = {}
 
     def step(self) -> bool:
         """Reads what is new, then writes what is due. True when the run is done."""
-        self._turned = time.monotonic()
+        self.turns.turned()
         for stored, record in self._reader.poll(POLL_S):
             if self.state.apply(record):
                 self._moved = time.monotonic()
@@ -107,11 +107,6 @@ class Manager:
     def not_ready(self) -> str | None:
         """Why it would not give a task or an answer now."""
         return None if self._reader.caught_up else "the log is not read to its end yet"
-
-    def stuck(self) -> str | None:
-        """Why it should be ended: its loop does not come round."""
-        still = time.monotonic() - self._turned
-        return None if still < STUCK_S else f"its loop has stood still for {still:.0f} s"
 
     def _follow(self, stored: Stored, record: Record) -> None:
         """Feedback goes on with the trace of the result that it answers."""
@@ -192,7 +187,7 @@ def run(
 def _manage(options: ManagerOptions, settings: Settings, port: int | None, stop: threading.Event) -> None:
     manager, heart = Manager(options, settings, make_scenario(options.scenario, settings.data)), Heart()
     try:
-        with served(Health(manager.metrics.exporter, manager.not_ready, manager.stuck), port):
+        with served(Health(manager.metrics.exporter, manager.not_ready, manager.turns.stuck), port):
             log.info("run %s: waiting for its manifest and its first served version", options.run_id)
             while not stop.is_set():
                 heart.beat()

@@ -13,7 +13,7 @@ from schemas.records import PolicyAck, PolicyUpdate, Promotion
 from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.dead_letters import ControlOwner
-from tentalis.health import Health, served
+from tentalis.health import Health, Turns, served
 from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import ServerUnavailable
 from tentalis.kafka import Publisher, make_codec, now_ms
@@ -80,7 +80,7 @@ class Policies:
         self._away = ""
         self._heart = Heart()
         self._asked = False
-        self._turned = time.monotonic()
+        self.turns = Turns(STUCK_S)
         self.metrics = PolicyMetrics(lambda: self._asked and not self._away)
 
     def not_ready(self) -> str | None:
@@ -90,11 +90,6 @@ class Policies:
         if not self._asked:
             return "the inference server was not asked yet"
         return self._away or self._sync.trouble or None
-
-    def stuck(self) -> str | None:
-        """Why it should be ended: its loop does not come round."""
-        still = time.monotonic() - self._turned
-        return None if still < STUCK_S else f"its loop has stood still for {still:.0f} s"
 
     async def run(self, stop: threading.Event) -> None:
         """Until `stop`."""
@@ -110,7 +105,7 @@ class Policies:
 
         Raises TooManyDead and what else `ControlOwner.step` raises.
         """
-        self._turned = time.monotonic()
+        self.turns.turned()
         await asyncio.to_thread(self._owner.step)
         found = await asyncio.to_thread(self._reader.poll, POLL_S)
         for stored, record in found:
@@ -184,7 +179,7 @@ def serve(
     async def main(stop: threading.Event) -> None:
         async with OpenAIClient(server) as client:
             policies = Policies(settings, client, server_id=server_id, promotion=promotion)
-            with served(Health(policies.metrics.exporter, policies.not_ready, policies.stuck), metrics_port):
+            with served(Health(policies.metrics.exporter, policies.not_ready, policies.turns.stuck), metrics_port):
                 await policies.run(stop)
 
     run_service("policies", lambda stop: asyncio.run(main(stop)))

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from schemas.codec import DecodeError
 from schemas.records import Result, Status, Task
 from tentalis import metrics, tracing
 from tentalis.config import Settings
-from tentalis.health import Health, served
+from tentalis.health import Health, Turns, served
 from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import Inference
 from tentalis.kafka import GroupConsumer, Publisher, RecordTooLarge, Stored, make_codec
@@ -145,7 +144,7 @@ class Worker:
         )
         self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[Lane, Stored]] = {}
         self._served_changed = False
-        self._turned = time.monotonic()
+        self.turns = Turns(STUCK_S)
         self.metrics = WorkerMetrics(lambda: len(self._running), lambda: sum(len(lane.queue) for lane in self._lanes))
 
     async def run(self, stop: threading.Event) -> None:
@@ -154,7 +153,7 @@ class Worker:
         try:
             while not stop.is_set():
                 heart.beat()
-                self._turned = time.monotonic()
+                self.turns.turned()
                 await asyncio.to_thread(self._poll)
                 await self._publish_finished()
                 self._start_queued()
@@ -170,11 +169,6 @@ class Worker:
         if not all(lane.member for lane in self._lanes):
             return "it is not a member of its consumer groups yet"
         return None if self._acks.caught_up else "the acknowledgements are not read to their end yet"
-
-    def stuck(self) -> str | None:
-        """Why it should be ended: its loop does not come round."""
-        still = time.monotonic() - self._turned
-        return None if still < STUCK_S else f"its loop has stood still for {still:.0f} s"
 
     def _poll(self) -> None:
         for lane in self._lanes:
@@ -266,7 +260,7 @@ def run(
     async def main(stop: threading.Event) -> None:
         async with OpenAIClient(options.server_url, options.api_key) as inference:
             worker = Worker(options, settings, inference)
-            with served(Health(worker.metrics.exporter, worker.not_ready, worker.stuck), metrics_port):
+            with served(Health(worker.metrics.exporter, worker.not_ready, worker.turns.stuck), metrics_port):
                 await worker.run(stop)
 
     run_service("worker", lambda stop: asyncio.run(main(stop)))

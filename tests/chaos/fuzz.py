@@ -31,16 +31,16 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from schemas import topics
 from schemas.codec import DecodeError
 from schemas.topics import dlq
-from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import committed_offsets, messages_to_end, producer_config
 from tentalis.letterbox import raw_of
 from tentalis.letters import Place, Raw, letter_of
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
-from tests.chaos.rota import eventually, say
+from tests.chaos.rota import say
 from tests.fuzzing import CODEC, INPUTS, Fuzzed, fuzzed
 from tests.integration.test_scoring_hinting_aggregation import FakeModel
+from tests.kafka_fixture import ensure_topics, eventually
 
 READERS = {
     "scoring": (topics.TASKS, topics.RESULTS, topics.FEEDBACK),
@@ -212,16 +212,7 @@ def run(count: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
         broker.wait_ready()
         settings = Settings(bootstrap=broker.bootstrap)
 
-        def ensured() -> bool:
-            try:
-                ensure(settings)
-            except KafkaException as error:
-                if not error.args[0].retriable():
-                    raise
-                return False
-            return True
-
-        eventually(ensured, 30, "topics")
+        ensure_topics(settings)
         server = Teacher(("127.0.0.1", 0), FakeModel)
         stack.callback(server.server_close)
         stack.callback(server.shutdown)
@@ -232,11 +223,11 @@ def run(count: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
         began = time.monotonic()
         first = int(count * WARM_UP)
         fuzz.send(seed, first)
-        eventually(fuzz.processed, seconds, "the warm-up processed")
+        eventually(fuzz.processed, seconds, message="the warm-up processed")
         before = fuzz.memory()
         say(f"{first} records in {time.monotonic() - began:.0f} s; resident: {_rounded(before)}")
         fuzz.send(seed + 1, count - first)
-        eventually(fuzz.processed, seconds, "all records processed")
+        eventually(fuzz.processed, seconds, message="all records processed")
         after = fuzz.memory()
         report = fuzz.account()
         grown = {name: after[name] - before[name] for name in after}

@@ -30,7 +30,6 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import NoSuchTopic
 from tentalis.local.broker import EmbeddedBroker
@@ -39,6 +38,7 @@ from tentalis.verify.model import Kind, Report
 from tentalis.verify.reader import verify
 from tests.chaos import brute_force
 from tests.chaos.driver import Driver
+from tests.kafka_fixture import ensure_topics, eventually
 
 FLEET = {"join-0": "join", "join-1": "join", "join-2": "join", "scoring-0": "scoring", "scoring-1": "scoring"}
 FLEET |= {"hinting-0": "hinting"}
@@ -50,15 +50,6 @@ KINDS = frozenset({"kill", "stop", "freeze", "doze", "kill broker", "restart bro
 
 def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
-
-def eventually(check: Callable[[], bool], seconds: float, what: str) -> None:
-    """Raises TimeoutError if it does not come true."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.2)
 
 
 class Worker:
@@ -125,7 +116,9 @@ class Rota:
     def _at_work(self, instance: str) -> Worker:
         """The worker, once it is in its group: before, there is nobody to stop in order or to take over from."""
         worker = self.workers[instance]
-        eventually(lambda: worker.owns_partitions or worker.process.poll() is not None, TAKEOVER_S, f"{instance} works")
+        eventually(
+            lambda: worker.owns_partitions or worker.process.poll() is not None, TAKEOVER_S, 0.2, f"{instance} works"
+        )
         return worker
 
     def kill(self, instance: str) -> None:
@@ -146,14 +139,16 @@ class Rota:
         frozen.process.send_signal(signal.SIGSTOP)
         successor = Worker(self.broker.bootstrap, self.folder, instance, FLEET[instance])
         try:
-            eventually(lambda: successor.owns_partitions, TAKEOVER_S, f"the successor of {instance} owns partitions")
+            eventually(
+                lambda: successor.owns_partitions, TAKEOVER_S, 0.2, f"the successor of {instance} owns partitions"
+            )
             time.sleep(1.0)
         finally:
             successor.end(signal.SIGKILL)
             frozen.process.send_signal(signal.SIGCONT)
         self.restarts += 1
         # Fenced out, it must end by itself; `tend` starts it again.
-        eventually(lambda: frozen.process.poll() is not None, TAKEOVER_S, f"{instance} woke up and is fenced")
+        eventually(lambda: frozen.process.poll() is not None, TAKEOVER_S, 0.2, f"{instance} woke up and is fenced")
 
     def doze(self, instance: str) -> None:
         """Frozen for longer than the group waits: its peers take over, and it wakes up among them."""
@@ -230,7 +225,7 @@ def run(folder: Path, *, seconds: float, tasks: int, seed: int) -> dict[str, Any
     try:
         broker.wait_ready()
         settings = Settings(bootstrap=broker.bootstrap)
-        eventually(lambda: _topics(settings), 30, "the topics exist")
+        ensure_topics(settings)
         for instance in FLEET:
             rota.start(instance)
         name = f"chaos-{seed}"
@@ -260,16 +255,6 @@ def run(folder: Path, *, seconds: float, tasks: int, seed: int) -> dict[str, Any
         "numbers": report.numbers,
         "writes": writes,
     }
-
-
-def _topics(settings: Settings) -> bool:
-    try:
-        ensure(settings)
-    except KafkaException as error:
-        if not error.args[0].retriable():
-            raise
-        return False
-    return True
 
 
 def _settled(rota: Rota, settings: Settings, name: str) -> Report:

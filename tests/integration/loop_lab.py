@@ -6,14 +6,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-
 from schemas import topics
 from schemas.records import Record
-from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, read_to_end
-from tests.kafka_fixture import eventually
+from tests.kafka_fixture import ensure_topics
 
 
 class Lab:
@@ -22,17 +19,9 @@ class Lab:
     def __init__(self, bootstrap: str, unique: str) -> None:
         self.settings = Settings(bootstrap=bootstrap)
         self.name = unique
-        eventually(self._ensured, 30)
+        ensure_topics(self.settings)
         self.codec = make_codec(self.settings)
         self.publisher = Publisher(self.settings, "test", self.codec)
-
-    def _ensured(self) -> bool:
-        try:
-            ensure(self.settings)
-        except KafkaException as error:  # partitions just created may not have a leader yet
-            assert error.args[0].retriable() or error.args[0].code() == KafkaError.NOT_LEADER_FOR_PARTITION, error
-            return False
-        return True
 
     def put(self, topic: str, *records: Record) -> None:
         for record in records:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
 from typer.testing import CliRunner
 
 from schemas import avro, topics
@@ -20,7 +19,6 @@ from schemas.avro import AvroSchema
 from schemas.codec import SINGLE_OBJECT, Codec
 from schemas.records import Open, Task
 from schemas.topics import dlq
-from tentalis.admin import ensure
 from tentalis.cli.main import app
 from tentalis.config import Settings
 from tentalis.dlq import context_headers
@@ -28,7 +26,7 @@ from tentalis.kafka import Publisher, SchemaLookup, Stored, make_codec, messages
 from tentalis.letterbox import Letterbox, Result
 from tentalis.letters import Place
 from tentalis.local.broker import EmbeddedBroker
-from tests.kafka_fixture import eventually
+from tests.kafka_fixture import ensure_topics, eventually
 from tests.unit.stream_records import make_task
 
 pytestmark = pytest.mark.broker
@@ -108,15 +106,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 def tool(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dlq]:
     settings = Settings(bootstrap=broker.bootstrap)
 
-    def ensured() -> bool:
-        try:
-            ensure(settings)
-        except KafkaException as error:
-            assert error.args[0].retriable(), error
-            return False
-        return True
-
-    eventually(ensured, 30)
+    ensure_topics(settings)
     tool = Dlq(settings, tmp_path_factory.mktemp("home"))
     yield tool
     if tool.scoring is not None and tool.scoring.poll() is None:

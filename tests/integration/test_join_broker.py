@@ -9,17 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException
 
 from schemas import topics
 from schemas.records import HintKind, Record, Source
 from streams.join.processor import JoinProcessor
 from streams.processor import LogRecord
-from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, Stored, make_codec, now_ms, read_to_end
 from tentalis.local.broker import EmbeddedBroker
-from tests.kafka_fixture import eventually
+from tests.kafka_fixture import ensure_topics, eventually
 from tests.unit.join_support import drive, head, hint, open_, sample, score
 
 pytestmark = pytest.mark.broker
@@ -51,15 +49,7 @@ class Worker:
 def settings(own_broker: EmbeddedBroker) -> Settings:
     settings = Settings(bootstrap=own_broker.bootstrap)
 
-    def ensured() -> bool:
-        try:
-            ensure(settings)
-        except KafkaException as error:
-            assert error.args[0].retriable(), error
-            return False
-        return True
-
-    eventually(ensured, 30)
+    ensure_topics(settings)
     return settings
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
 
 from schemas import topics
 from schemas.records import (
@@ -32,13 +31,12 @@ from schemas.records import (
 )
 from schemas.tensors import float32_view
 from streams.processor import LogRecord
-from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, now_ms, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tentalis.rewards.moments import combine
-from tests.kafka_fixture import eventually
+from tests.kafka_fixture import ensure_topics, eventually
 from tests.unit.stream_records import make_feedback, make_result, make_task, malformed, unchecked
 
 pytestmark = pytest.mark.broker
@@ -133,15 +131,7 @@ class Apps:
 def apps(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Apps]:
     settings = Settings(bootstrap=own_broker.bootstrap)
 
-    def ensured() -> bool:
-        try:
-            ensure(settings)
-        except KafkaException as error:
-            assert error.args[0].retriable(), error
-            return False
-        return True
-
-    eventually(ensured, 30)
+    ensure_topics(settings)
     apps = Apps(settings, tmp_path)
     yield apps
     for process in apps.processes.values():
