@@ -27,7 +27,8 @@ from streams.startup import TopicsWrong, check_topics, forbidden_of
 from streams.state import StateStore, ensure_changelog, read_changelog
 from tentalis import logs, tracing
 from tentalis.config import Security, Settings
-from tentalis.dlq import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead, app_version
+from tentalis.dlq.context import app_version
+from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead
 from tentalis.health import Health
 from tentalis.kafka import client_config, producer_config
 from tentalis.security import aiokafka

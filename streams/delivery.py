@@ -19,7 +19,7 @@ from schemas.codec import SchemasUnavailable
 from streams.dlq import Produce, check, key_bytes, letter
 from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable, Timed
 from streams.state import OFFSET_HEADER, Entry, StateStore, as_entries
-from tentalis.dlq import DeadLimits
+from tentalis.dlq.limits import DeadLimits
 
 log = logging.getLogger(__name__)
 

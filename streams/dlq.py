@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from schemas.topics import dlq
 from streams.processor import Dead, LogRecord
-from tentalis.dlq import DeadLimits, context_headers
+from tentalis.dlq.context import context_headers
+from tentalis.dlq.limits import DeadLimits
 
 
 class Produce(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from tentalis.dlq import class_of
+from tentalis.dlq.context import class_of
 
 OFFSET_BYTES = 8
 """Every state value begins with its applied offset: big-endian, signed, of the last input record applied to it."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tentalis.dlq import app_version
+from tentalis.dlq.context import app_version
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram

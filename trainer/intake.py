@@ -12,7 +12,7 @@ from schemas.records import Rollout
 from tentalis import tracing
 from tentalis.acls import Operation
 from tentalis.config import Settings
-from tentalis.dead_letters import DeadLetters
+from tentalis.dlq.owner import DeadLetters
 from tentalis.kafka import Publisher, Stored, consumer_config, passes
 from tentalis.refusal import refused
 from trainer.fetch import Cache

@@ -13,7 +13,7 @@ from schemas.ids import policy_name
 from schemas.records import BatchPlan
 from tentalis import tracing
 from tentalis.config import Settings
-from tentalis.dlq import EXIT_TOO_MANY_DEAD, TooManyDead
+from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD, TooManyDead
 from tentalis.health import Health, served
 from tentalis.inference.models import resolve_model
 from tentalis.kafka import Publisher, make_codec

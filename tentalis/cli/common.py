@@ -74,7 +74,7 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), DRIFT
     from tentalis.admin import Impossible
     from tentalis.config import BadSecurity, NoBroker
-    from tentalis.dlq import TooManyDead
+    from tentalis.dlq.limits import TooManyDead
 
     if isinstance(error, TooManyDead):
         return str(error), TOO_MANY_DEAD

@@ -14,8 +14,8 @@ from tentalis.cli.common import DRIFT, ERROR, USAGE, Bootstrap, CommandError, Fo
 
 if TYPE_CHECKING:
     from schemas.codec import Codec
-    from tentalis.letterbox import Done, Letterbox
-    from tentalis.letters import Case, Filter, Raw
+    from tentalis.dlq.letterbox import Done, Letterbox
+    from tentalis.dlq.letters import Case, Filter, Raw
 
 app = typer.Typer(
     help="Dead letters: records that an application could not process, kept byte for byte on TOPIC.dlq.",
@@ -53,8 +53,8 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def _opened(bootstrap: str | None, names: list[str]) -> Iterator[tuple[Any, Letterbox]]:
     from schemas.topics import table
     from tentalis.admin import KafkaAdmin
-    from tentalis.letterbox import Letterbox
-    from tentalis.letters import SUFFIX
+    from tentalis.dlq.letterbox import Letterbox
+    from tentalis.dlq.letters import SUFFIX
 
     with reached(bootstrap) as settings:
         if names:
@@ -67,7 +67,7 @@ def _opened(bootstrap: str | None, names: list[str]) -> Iterator[tuple[Any, Lett
 
 
 def _filter(letters: list[str] | None, states: tuple[str, ...], filters: dict[str, str]) -> Filter:
-    from tentalis.letters import Filter, Place, State, parse_moment
+    from tentalis.dlq.letters import Filter, Place, State, parse_moment
 
     now = int(time.time() * 1000)
     try:
@@ -203,7 +203,7 @@ def show_letters(
 
 
 def _whole(case: Case, raw: Raw, codec: Codec) -> dict[str, Any]:
-    from tentalis.letters import context_of, own_headers
+    from tentalis.dlq.letters import context_of, own_headers
 
     def text(value: bytes | None) -> str | None:
         return None if value is None else value.decode("utf-8", "backslashreplace")
@@ -243,7 +243,7 @@ def _decoded(raw: Raw, codec: Codec) -> dict[str, Any]:
     from schemas.codec import DecodeError
     from schemas.topics import table
     from tentalis.cli.values import to_plain
-    from tentalis.letters import SUFFIX
+    from tentalis.dlq.letters import SUFFIX
 
     topic = raw.topic.removesuffix(SUFFIX)
     known = table().topics.get(topic)
@@ -302,7 +302,7 @@ def _chosen(letters: list[str] | None, topic: list[str] | None, filters: dict[st
 
 
 def _report(output: Output, done: list[Done], verb: str) -> None:
-    from tentalis.letterbox import Result
+    from tentalis.dlq.letterbox import Result
 
     rows = [
         {
@@ -348,7 +348,7 @@ def replay(
     record fail again, the new letter knows of the old. Exits with 1 if any letter was refused or not confirmed, with 3
     if only because the broker differs from the table of topics.
     """
-    from tentalis.letterbox import Result
+    from tentalis.dlq.letterbox import Result
 
     filters = {"error": error, "stage": stage, "group": group, "since": since, "until": until}
     _chosen(letters, topic, filters)
@@ -390,7 +390,7 @@ def drop(
     output: Format = Output.TABLE,
 ) -> None:
     """Marks letters as dropped, with the reason. Their bytes stay where they are until their retention."""
-    from tentalis.letterbox import Done, Result
+    from tentalis.dlq.letterbox import Done, Result
 
     filters = {"error": error, "stage": stage, "group": group, "since": since, "until": until}
     _chosen(letters, topic, filters)

@@ -12,7 +12,7 @@ from schemas import topics
 from schemas.records import PolicyAck, PolicyUpdate, Promotion
 from tentalis import metrics, tracing
 from tentalis.config import Settings
-from tentalis.dead_letters import ControlOwner
+from tentalis.dlq.owner import ControlOwner
 from tentalis.health import Health, Turns, served
 from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import ServerUnavailable

@@ -32,9 +32,9 @@ from schemas import topics
 from schemas.codec import DecodeError
 from schemas.topics import dlq
 from tentalis.config import Settings
+from tentalis.dlq.letterbox import raw_of
+from tentalis.dlq.letters import Place, Raw, letter_of
 from tentalis.kafka import committed_offsets, messages_to_end, producer_config
-from tentalis.letterbox import raw_of
-from tentalis.letters import Place, Raw, letter_of
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tests.chaos.rota import say

@@ -21,10 +21,10 @@ from schemas.records import Open, Task
 from schemas.topics import dlq
 from tentalis.cli.main import app
 from tentalis.config import Settings
-from tentalis.dlq import context_headers
+from tentalis.dlq.context import context_headers
+from tentalis.dlq.letterbox import Letterbox, Result
+from tentalis.dlq.letters import Place
 from tentalis.kafka import Publisher, SchemaLookup, Stored, make_codec, messages_to_end, read_to_end
-from tentalis.letterbox import Letterbox, Result
-from tentalis.letters import Place
 from tentalis.local.broker import EmbeddedBroker
 from tests.kafka_fixture import ensure_topics, eventually
 from tests.unit.stream_records import make_task
@@ -257,7 +257,7 @@ def test_a_replay_that_died_is_in_doubt_until_told(tool: Dlq, monkeypatch: pytes
     def died(_: Any) -> None:
         raise Died
 
-    monkeypatch.setattr("tentalis.letterbox.own_headers", died)
+    monkeypatch.setattr("tentalis.dlq.letterbox.own_headers", died)
     with pytest.raises(Died):
         list(box.replay(plan))
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from schemas.ids import sha256_hex
 from schemas.records import BatchPlan, Promotion, Rollout
 from tentalis.admin import ensure
 from tentalis.config import Settings
-from tentalis.dlq import EXIT_TOO_MANY_DEAD
+from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD
 from tentalis.forget.core import husk
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
 from tentalis.service import STOPPED

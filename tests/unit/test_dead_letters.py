@@ -6,8 +6,8 @@ import pytest
 
 from schemas.codec import Codec, DecodeError
 from schemas.records import Promotion
-from tentalis.dead_letters import DeadLetters
-from tentalis.dlq import DeadLimits, TooManyDead
+from tentalis.dlq.limits import DeadLimits, TooManyDead
+from tentalis.dlq.owner import DeadLetters
 from tentalis.kafka import Stored
 
 TOPIC = "tentalis.policies.v1"

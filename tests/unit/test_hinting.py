@@ -16,7 +16,7 @@ from streams.dlq import Produce
 from streams.hinting import TRIES, Hinting
 from streams.processor import Effects, LogRecord, Retryable
 from streams.state import StateStore
-from tentalis.dlq import DeadLimits
+from tentalis.dlq.limits import DeadLimits
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.opd import Teacher
 from tests.unit.fake_inference import FakeInference

@@ -8,8 +8,8 @@ import pytest
 from schemas import topics
 from schemas.topics import dlq
 from tentalis.cli.dlq import _page, _row, _short, _whole
-from tentalis.dlq import PREFIX, context_headers
-from tentalis.letters import (
+from tentalis.dlq.context import PREFIX, context_headers
+from tentalis.dlq.letters import (
     UNMARKED,
     Case,
     Filter,

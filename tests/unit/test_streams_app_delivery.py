@@ -10,7 +10,7 @@ from streams.delivery import Backoff, BatchRunner, Job, Lanes
 from streams.dlq import Produce, check
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
 from streams.state import StateStore
-from tentalis.dlq import DeadLimits, TooManyDead
+from tentalis.dlq.limits import DeadLimits, TooManyDead
 
 
 def record(offset: int, value: bytes = b"v", key: str | None = "k", topic: str = "in") -> LogRecord:

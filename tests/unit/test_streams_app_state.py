@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from streams.dlq import check, letter
 from streams.processor import Change, Dead, LogRecord, applied_offset, payload_of, stamped
 from streams.state import ChangelogError, Entry, Fold, StateStore, as_entries, entry_of
-from tentalis.dlq import DeadLimits, TooManyDead
+from tentalis.dlq.limits import DeadLimits, TooManyDead
 
 
 def fold(*entries: Entry) -> Fold:

@@ -1,15 +1,10 @@
-"""Dead letters, whoever writes them: the context in their headers (key and value bytes stay as they were), and the
-limits past which a process stops instead, because the fault is elsewhere.
-"""
+"""The limits past which a process stops instead of dead-lettering, because the fault is elsewhere."""
 
 from collections import deque
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 from tentalis.service import NEEDS_PERSON
 
-PREFIX = "tentalis.dlq."
-MESSAGE_BYTES = 1024
 EXIT_TOO_MANY_DEAD = NEEDS_PERSON
 
 
@@ -60,54 +55,3 @@ class DeadLimits:
         self._recent.append(dead)
         self._dead += dead
         self._run = self._run + 1 if dead else 0
-
-
-def app_version() -> str:
-    """The version of this installation, for dead letters."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("tentalis")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def class_of(error: BaseException) -> str:
-    """What dead letters call an error's class: with its module, without `builtins`."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def context_headers(
-    *,
-    topic: str,
-    partition: int,
-    offset: int,
-    timestamp: int,
-    group: str,
-    error_class: str,
-    error: str,
-    stage: str,
-    attempts: int,
-    version: str,
-    failed_at: float,
-) -> tuple[tuple[str, bytes], ...]:
-    """Where the record lay (timestamp in ms), who failed on it (`version` of the application), why, and when
-    (`failed_at`, seconds since the epoch). ASCII, at most MESSAGE_BYTES each.
-    """
-    context = {
-        "original-topic": topic,
-        "original-partition": str(partition),
-        "original-offset": str(offset),
-        "original-timestamp": str(timestamp),
-        "consumer-group": group,
-        "error-class": error_class,
-        "error-message": error,
-        "error-stage": stage,
-        "attempts": str(attempts),
-        "app-version": version,
-        "failed-at": datetime.fromtimestamp(failed_at, UTC).isoformat(timespec="milliseconds"),
-    }
-    return tuple(
-        (PREFIX + name, text.encode("ascii", "backslashreplace")[:MESSAGE_BYTES]) for name, text in context.items()
-    )

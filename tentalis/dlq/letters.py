@@ -1,8 +1,8 @@
 """What lies on a dead-letter topic: letters, what was done about them, and which may be replayed. No Kafka here.
 
-A letter is a record that an application could not process, its bytes unchanged (`tentalis.dlq`). What is done about one
-is appended to the same partition as a mark: a record without a value, under the letter's id, that says `replaying`,
-`replayed` or `dropped`. Nothing is ever taken away before its retention, and a mark outlives its letter.
+A letter is a record that an application could not process, its bytes unchanged (`tentalis.dlq.context`). What is done
+about one is appended to the same partition as a mark: a record without a value, under the letter's id, that says
+`replaying`, `replayed` or `dropped`. Nothing is ever taken away before its retention, and a mark outlives its letter.
 
 Two people may act at once, so a mark counts only if it was written in sight of the one before it (`after`): the order
 of the log decides, and everyone who has read past a mark agrees on whether it counts. A letter is claimed (`replaying`)
@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from schemas.topics import TopicTable
 from schemas.topics import dlq as dlq_of
-from tentalis.dlq import PREFIX
+from tentalis.dlq.context import PREFIX
 
 SUFFIX = dlq_of("")
 UNMARKED = -1

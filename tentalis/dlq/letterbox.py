@@ -1,6 +1,6 @@
 """Reads the dead-letter topics and acts on letters: replays them to where their records lay, or marks them as dropped.
 
-`tentalis.letters` says what a letter and a mark are, and what may be replayed.
+`tentalis.dlq.letters` says what a letter and a mark are, and what may be replayed.
 """
 
 from collections import defaultdict
@@ -15,8 +15,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from schemas import topics
 from tentalis.admin import KafkaAdmin
 from tentalis.config import Settings
-from tentalis.kafka import DeliveryFailed, headers_in, messages_to_end, producer_config
-from tentalis.letters import (
+from tentalis.dlq.letters import (
     Case,
     Ledger,
     Mark,
@@ -29,6 +28,7 @@ from tentalis.letters import (
     own_headers,
     refusal,
 )
+from tentalis.kafka import DeliveryFailed, headers_in, messages_to_end, producer_config
 
 CHUNK = 500
 """Letters claimed at a time: so many at most are in doubt after a crash."""

@@ -10,7 +10,8 @@ from schemas import topics
 from schemas.codec import Codec, DecodeError
 from tentalis.acls import CONTROL
 from tentalis.config import Settings
-from tentalis.dlq import DeadLimits, app_version, class_of, context_headers
+from tentalis.dlq.context import app_version, class_of, context_headers
+from tentalis.dlq.limits import DeadLimits
 from tentalis.kafka import GroupConsumer, Publisher, Stored
 
 log = logging.getLogger(__name__)
