@@ -1,2 +1,2 @@
-"""Dead letters: their `context`, the `limits` past which nobody writes more, the `owner` who keeps those of a topic, what
-a topic of `letters` says, and the `letterbox` that acts on them."""
+"""Dead letters: their `context`, the `limits` past which nobody writes more, the `owner` who keeps those of a topic,
+what a topic of `letters` says, and the `letterbox` that acts on them."""
