@@ -24,7 +24,7 @@ from tentalis.refusal import Forbidden, Unreachable
 from tentalis.security import aiokafka
 from tests.kafka_fixture import eventually
 from tests.security_lab import KEY_PASSWORD, PASSWORD, Authority, SafeBroker, environment
-from tests.unit.join_support import head, open_, sample, score
+from tests.unit.stream_records import make_feedback, make_result, make_task
 from trainer.publish import Ledger
 
 pytestmark = pytest.mark.broker
@@ -214,15 +214,18 @@ def test_the_admin_role_can_apply_and_a_super_user_can_grant(lab: SafeBroker, tm
     assert made == len(ROLES["join"].grants)
 
 
-class Join:
-    """`tentalis serve join` as a user."""
+class Application:
+    """`tentalis serve NAME` as a user."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.log = folder / "join.log"
-        (folder / "secret").mkdir()
-        env = os.environ | environment(settings, folder / "secret" / "password") | {"TENTALIS_HOME": str(folder)}
+    def __init__(self, name: str, settings: Settings, folder: Path) -> None:
+        self.log = folder / f"{name}.log"
+        secret = folder / "secret"
+        secret.mkdir(exist_ok=True)
+        env = os.environ | environment(settings, secret / f"{name}-password") | {"TENTALIS_HOME": str(folder)}
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", "join"]
+            command = [sys.executable, "-m", "tentalis.cli", "serve", name]
+            # No feedback of these tests makes a hint, so that no teacher is asked.
+            command += ["--server", "http://127.0.0.1:9"] if name == "hinting" else []
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def said(self) -> str:
@@ -230,53 +233,57 @@ class Join:
 
 
 @pytest.fixture
-def joins() -> Iterator[list[Join]]:
-    started: list[Join] = []
+def started() -> Iterator[list[Application]]:
+    started: list[Application] = []
     yield started
-    for join in started:
-        join.process.kill()
-        join.process.wait()
+    for application in started:
+        application.process.kill()
+        application.process.wait()
 
 
-def test_the_join_works_with_the_least_acls_until_one_is_taken_away_and_keeps_the_secret(
-    lab: SafeBroker, tmp_path: Path, joins: list[Join]
+def test_the_applications_work_with_the_least_acls_until_one_is_taken_away_and_keep_the_secret(
+    lab: SafeBroker, tmp_path: Path, started: list[Application]
 ) -> None:
-    scoring, auditor = lab.role("scoring"), lab.role("auditor")
-    publisher = Publisher(scoring, "test", make_codec(scoring))
+    started += [Application(name, lab.role(name), tmp_path) for name in ("join", "scoring", "hinting", "aggregation")]
+    join = started[0]
+    auditor = lab.role("auditor")
+    manager, worker = (Publisher(who, "test", make_codec(who)) for who in (lab.role("manager"), lab.role("worker")))
 
-    def put(name: str) -> None:
-        task = head(name, 1, opd=None)
-        for record in (open_(task, now_ms()), score(sample(task, 0), 1.0, at=now_ms())):
-            publisher.send(topics.HALVES, record)
-        publisher.flush(20.0)
+    def play(task_id: str) -> None:
+        task = make_task(task_id, n_samples=1)
+        result = make_result(task, opened_at=now_ms())
+        manager.send(topics.TASKS, task)
+        worker.send(topics.RESULTS, result)
+        manager.send(topics.FEEDBACK, make_feedback(result))
+        manager.flush(20.0)
+        worker.flush(20.0)
 
-    put("safe-task")
-    join = Join(lab.role("join"), tmp_path)
-    joins.append(join)
+    def there(topic: str, key: str) -> bool:
+        for application in started:
+            assert application.process.poll() is None, application.said()
+        return any((stored.key or "").startswith(key) for stored in read_to_end(auditor, topic))
 
-    def joined() -> bool:
-        assert join.process.poll() is None, join.said()
-        return any((stored.key or "").startswith("safe-task") for stored in read_to_end(auditor, topics.ROLLOUTS))
-
-    eventually(joined, 60, 0.5, message=join.said)
+    play("safe-task")
+    for topic, key in ((topics.ROLLOUTS, "safe-task"), (topics.META, "m1/")):
+        eventually(lambda topic=topic, key=key: there(topic, key), 90, 0.5)
     argv = Path(f"/proc/{join.process.pid}/cmdline").read_bytes()
     lab.revoke("User:tentalis-join", topics.OUTCOMES)
-    put("after-the-revocation")
+    play("after-the-revocation")
     assert join.process.wait(60) == 6, join.said()
     assert f"do not allow User:tentalis-join the operation Write on topic {topics.OUTCOMES}" in join.said()
     assert PASSWORD.encode() not in argv
-    assert PASSWORD not in join.said()
+    assert all(PASSWORD not in application.said() for application in started)
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secret"]
     assert [path for path in left if PASSWORD.encode() in path.read_bytes()] == []
 
 
 def test_a_stream_application_without_its_group_ends_and_says_so(
-    lab: SafeBroker, tmp_path: Path, joins: list[Join]
+    lab: SafeBroker, tmp_path: Path, started: list[Application]
 ) -> None:
     lab.add_users(["groupless"])
     without = [each for each in bindings([ROLES["join"]], "User:groupless") if each[2].resource is not Resource.GROUP]
     grant(lab.super_user(), without)
-    join = Join(lab.login("groupless"), tmp_path)
-    joins.append(join)
+    join = Application("join", lab.login("groupless"), tmp_path)
+    started.append(join)
     assert join.process.wait(60) == 6, join.said()
     assert "User:groupless" in join.said() and "Read on group tentalis-join" in join.said()
