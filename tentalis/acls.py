@@ -168,7 +168,7 @@ ROLES: dict[str, Role] = {
         ),
         _role(
             "trainer",
-            "`tentalis trainer`",
+            "`tentalis train`",
             _reads(topics.ROLLOUTS, topics.RUNS, topics.BATCHES, topics.POLICIES),
             _follows(),
             _writes(topics.RUNS, topics.BATCHES, topics.POLICIES, topics.dlq(topics.ROLLOUTS)),

@@ -37,7 +37,7 @@ def main() -> int:
     if "RANK" in os.environ:
         # The imports take seconds: a signal must be heard before.
         with stop_on_signals() as stop:
-            from trainer.config import load_config
+            from trainer.config_file import load_config
             from trainer.loop import run
 
             try:

@@ -1,11 +1,9 @@
-"""The configuration of a training run: one YAML file, every default here, an unknown key is an error."""
+"""The configuration of a training run: every setting with its default and what it means. Files: config_file.py."""
 
-import difflib
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
@@ -83,13 +81,13 @@ def _start(start: Any) -> Any:
 class TrainerConfig(_Part):
     """One run of one policy."""
 
-    run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", examples=["run-1"])]
     """Names the run on every topic and in the state directory. The same id resumes it."""
-    policy: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    policy: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", examples=["assistant"])]
     """The policy that is trained; its adapters are called policy@vN."""
-    base_model: str
+    base_model: Annotated[str, Field(examples=["smollm2"])]
     """What the adapter sits on: a folder, a hub id, or `smollm2` (the small model that comes as a package)."""
-    base_model_name: Annotated[str, Field(min_length=1)]
+    base_model_name: Annotated[str, Field(min_length=1, examples=["smollm2"])]
     """The name under which servers know the base model."""
     steps: Annotated[int, Field(ge=0)] | None = None
     """The trainer ends with exit code 0 after this many steps of the run; null: it goes on."""
@@ -119,45 +117,17 @@ class TrainerConfig(_Part):
     loss: Loss = Loss()
 
 
-def parse_config(text: str, where: str) -> TrainerConfig:
-    """The configuration in a YAML text. Raises ConfigError with `where`, and the known name nearest to an unknown
-    one."""
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: a mapping of settings is expected, not {type(data).__name__}")
-    try:
-        return TrainerConfig.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_problem(item) for item in error.errors())) from error
-
-
-def load_config(path: Path) -> TrainerConfig:
-    """The configuration in a YAML file. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    return parse_config(text, str(path))
-
-
 def config_text(config: TrainerConfig) -> str:
     """The resolved configuration, every default written out: what the run's manifest carries."""
-    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=True, allow_unicode=True)
+    return as_yaml(config.model_dump(mode="json"))
+
+
+def given_text(config: TrainerConfig) -> str:
+    """Only what was given: what defaults and the ancestors' variables say stays open."""
+    return as_yaml(config.model_dump(mode="json", exclude_unset=True))
+
+
+def as_yaml(data: object) -> str:
+    """Settings as YAML, in one order."""
+    text: str = yaml.safe_dump(data, sort_keys=True, allow_unicode=True)
     return text
-
-
-def _problem(error: Any) -> str:
-    location = [str(part) for part in error["loc"]]
-    name = ".".join(location)
-    if error["type"] != "extra_forbidden":
-        return f"{name}: {error['msg']}"
-    model: type[BaseModel] = TrainerConfig
-    for part in location[:-1]:
-        field = model.model_fields[part].annotation
-        if isinstance(field, type) and issubclass(field, BaseModel):
-            model = field
-    near = difflib.get_close_matches(location[-1], list(model.model_fields), n=1, cutoff=0.5)
-    return f"{name}: no such setting" + (f", did you mean {near[0]}?" if near else "")

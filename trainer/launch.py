@@ -10,16 +10,15 @@ from pathlib import Path
 
 from tentalis.config import Settings
 from tentalis.service import STOPPED
-from trainer.config import load_config
+from trainer.config import TrainerConfig, config_text
+from trainer.config_file import load_config
 from trainer.stop import GRACE_SECONDS, stop_on_signals
 
 POLL_SECONDS = 0.05
 
 
-def main(settings: Settings, config_path: Path, ranks: int, metrics_port: int | None = None) -> int:
-    """Runs the trainer of a configuration file until it ends; returns the exit code. Raises ConfigError, NoBroker,
-    PortTaken."""
-    config = load_config(config_path)
+def main(settings: Settings, config: TrainerConfig, ranks: int, metrics_port: int | None = None) -> int:
+    """Runs the trainer until it ends; returns the exit code. Raises NoBroker, PortTaken."""
     settings.require_bootstrap()
     if ranks == 1:
         # The imports take seconds: a signal must be heard before.
@@ -27,15 +26,19 @@ def main(settings: Settings, config_path: Path, ranks: int, metrics_port: int | 
             from trainer.loop import run
 
             return run(config, settings, stop, metrics_port)
-    arguments = ["train", "--config", str(config_path)]
+    # What the ranks read is settled: no rank looks at variables or at a file that somebody edits meanwhile.
+    resolved = settings.home / "resolved" / f"{config.run_id}.yaml"
+    resolved.parent.mkdir(parents=True, exist_ok=True)
+    resolved.write_text(config_text(config), encoding="utf-8")
+    arguments = ["train", "--config", str(resolved)]
     if metrics_port is not None:
         arguments += ["--metrics-port", str(metrics_port)]
     return spawn(arguments, ranks, settings)
 
 
 def launch(config_path: Path, ranks: int, metrics_port: int | None = None) -> int:
-    """`main` with the settings of the environment."""
-    return main(Settings.from_env(), config_path, ranks, metrics_port)
+    """`main` with a configuration file, and settings and variables of the environment. Raises ConfigError."""
+    return main(Settings.from_env(), load_config(config_path, os.environ), ranks, metrics_port)
 
 
 def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: int = STOPPED) -> int:

@@ -22,7 +22,8 @@ from tentalis.inference.models import model_digest, resolve_model
 from tentalis.kafka import make_codec
 from trainer import runtime
 from trainer.checkpoint import Checkpoint, CheckpointState, save
-from trainer.config import TrainerConfig, parse_config
+from trainer.config import TrainerConfig
+from trainer.config_file import parse_config
 from trainer.fetch import BadRollouts, Cache, examine, fetch
 from trainer.runlog import RunLog, read_run
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tentalis.cli import dlq, forget, loop, processes, records, schemas, stack, system, topics
+from tentalis.cli import dlq, forget, loop, processes, records, schemas, stack, system, topics, train
 from tentalis.cli.common import configure_logging, explain
 from tentalis.cli.system import print_version
 
@@ -73,6 +73,6 @@ app.add_typer(dlq.app, name="dlq", short_help="Dead letters: look, replay, drop.
 app.add_typer(processes.app, name="serve", short_help="Run one process of the stack.")
 app.command(short_help="Answer tasks with the newest policy.")(processes.worker)
 app.command(short_help="Give tasks and the users' feedback.")(processes.manager)
-app.command(short_help="Train on rollouts and publish adapters.")(processes.trainer)
+app.command(short_help="Train on rollouts and publish adapters.")(train.train)
 app.command(short_help="What is missing here, and what to do about it.")(system.doctor)
 app.command(short_help="Versions of everything that counts.")(system.version)

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -246,16 +245,3 @@ def manager(
 
     settings = settings_of_role("manager", bootstrap)
     raise typer.Exit(run(settings, scenario=scenario.value, run_id=run_id, n_samples=samples, metrics_port=port))
-
-
-def trainer(
-    config: Annotated[Path, typer.Option("--config", exists=True, dir_okay=False, help="YAML file.")],
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")] = 1,
-    port: MetricsPort = None,
-    bootstrap: Bootstrap = None,
-) -> None:
-    """Trains on rollouts and publishes adapters."""
-    configure_logging("INFO")
-    from trainer.launch import main
-
-    raise typer.Exit(main(settings_of_role("trainer", bootstrap), config, ranks, port))

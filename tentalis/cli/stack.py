@@ -147,7 +147,8 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
     from tentalis.demo.runs import newest
     from tentalis.inference.models import resolve_model
     from tentalis.scenarios import make_scenario
-    from trainer.config import TrainerConfig, config_text, load_config
+    from trainer.config import TrainerConfig, given_text
+    from trainer.config_file import load_config
 
     found = newest(runs)
     last = load_config(found.config) if found is not None else None
@@ -161,7 +162,7 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
         config = TrainerConfig(run_id=run_id, policy="assistant", base_model=str(model), base_model_name=model.name)
         path = runs / run_id / "config.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(config_text(config), encoding="utf-8")
+    path.write_text(given_text(config), encoding="utf-8")
     return model, path, environment
 
 

@@ -135,7 +135,7 @@ def build_stack(options: StackOptions) -> Stack:
     for name in APPLICATIONS:
         add_measured(name, "serve", name, after=("topics",))
     add_measured("worker", "worker", "--environment", options.environment, after=("topics", "model"))
-    trainer = ("trainer", "--config", str(options.trainer_config), "--ranks", str(options.ranks))
+    trainer = ("train", "--config", str(options.trainer_config), "--ranks", str(options.ranks))
     add_measured("trainer", *trainer, after=("topics",))
     if options.manager:
         add_measured("manager", "manager", *options.manager, after=("topics",))

@@ -52,8 +52,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     commands = (
-        "demo up down status topics dlq schemas replay verify serve worker manager trainer consume produce doctor "
-        "version"
+        "demo up down status topics dlq schemas replay verify serve worker manager train consume produce doctor version"
     )
     for command in commands.split():
         assert f"\n  {command} " in done.stdout
@@ -71,7 +70,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "serve hinting",
         "worker",
         "manager",
-        "trainer",
+        "train",
         "verify",
         "consume",
     ],

@@ -1,13 +1,19 @@
 """The configuration file, and offers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from schemas.records import PolicySpan, Sampling
 from schemas.tensors import uint8_bytes
 from tests.trainer_lab import rollout
-from trainer.config import ConfigError, TrainerConfig, config_text, load_config, parse_config
+from trainer import config_page
+from trainer.aliases import KEYS, VARIABLES
+from trainer.config import ConfigError, TrainerConfig, config_text
+from trainer.config_file import known_names, load_config, overridden, parse_config, section_of
+from trainer.config_print import commented
 from trainer.offers import Offer, Segment, malformed, offer_of
 
 MINIMAL = "run_id: r\npolicy: p\nbase_model: smollm2\nbase_model_name: smollm2\n"
@@ -46,14 +52,124 @@ def test_a_file_that_is_not_there_or_no_mapping(tmp_path: Path) -> None:
         parse_config("- a", "x")
 
 
+def undocumented(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from undocumented(section, f"{before}{name}.")
+        if not (field.description or (section and section.__doc__)):
+            yield before + name
+
+
 def test_every_setting_is_documented() -> None:
-    undocumented = []
-    for name, field in TrainerConfig.model_fields.items():
-        if name not in ("lora", "optimizer", "loss") and not field.description:
-            undocumented.append(name)
-        inner = getattr(field.annotation, "model_fields", {})
-        undocumented += [f"{name}.{key}" for key, part in inner.items() if not part.description]
-    assert undocumented == []
+    assert list(undocumented(TrainerConfig)) == []
+
+
+def test_the_printed_configuration_reads_back_and_explains_every_setting() -> None:
+    text = commented()
+    assert parse_config(text, "printed") == TrainerConfig(
+        run_id="run-1", policy="assistant", base_model="smollm2", base_model_name="smollm2"
+    )
+    assert "# Learning rate" in text and "One of auto, cpu, cuda." in text and "run_id: run-1" in text
+    of = parse_config(MINIMAL + "start: {0: 5}\nlora: {targets: [q_proj]}\nsteps: 3\nlr: 1e-5\n", "x.yaml")
+    assert parse_config(commented(of), "again") == of
+
+
+def test_toml_is_understood_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'run_id = "r"\npolicy = "p"\nbase_model = "m"\nbase_model_name = "m"\n[optimizer]\nlr = 1e-5\n[start]\n0 = 7\n'
+    )
+    of = load_config(path)
+    assert (of.optimizer.lr, of.start) == (1e-5, {0: 7})
+    path.write_text("run_id: r\n")
+    with pytest.raises(ConfigError, match=r"run\.toml: not TOML"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "setting", "value"),
+    [
+        ("method: binary\nbinary_weight: 0.5\n", ("loss", "rl_weight"), 0.5),
+        ("method: binary\n", ("loss", "opd_weight"), 0.0),
+        ("method: opd\n", ("loss", "rl_weight"), 0.0),
+        ("method: combine\nopd_weight: 2\n", ("loss", "opd_weight"), 2.0),
+        ("ppo_clip_ratio: 0.1\n", ("loss", "clip_low"), 0.1),
+        ("ppo_clip_ratio: 0.1\n", ("loss", "clip_high"), 0.1),
+        ("eps_clip: 0.1\neps_clip_high: 0.3\n", ("loss", "clip_high"), 0.3),
+        ("learning_rate: 1e-4\n", ("optimizer", "lr"), 1e-4),
+        ("lora_rank: 4\n", ("lora", "rank"), 4),
+    ],
+)
+def test_the_keys_of_other_systems_are_understood(line: str, setting: tuple[str, str], value: float) -> None:
+    of = parse_config(MINIMAL + line, "x.yaml")
+    assert getattr(getattr(of, setting[0]), setting[1]) == value
+
+
+def test_the_ancestors_variables_fill_in_what_the_file_leaves_open(caplog: pytest.LogCaptureFixture) -> None:
+    environment = {
+        "TRAINING_LR": "1e-4",
+        "TRAINING_LORA_RANK": "4",
+        "TRAINING_MODEL": "org/m",
+        "TRAINING_GROUP_SIZE": "4",
+    }
+    of = parse_config("run_id: r\npolicy: p\n", "x.yaml", environment)
+    assert (of.optimizer.lr, of.lora.rank, of.lora.alpha) == (1e-4, 4, 8.0)
+    assert (of.base_model, of.base_model_name) == ("org/m", "m")
+    assert "TRAINING_GROUP_SIZE is set and means nothing here: a task says how many" in caplog.text
+    same = parse_config(
+        MINIMAL + "lr: 0.0001\nlora: {alpha: 16}\n",
+        "x.yaml",
+        {"TRAINING_LR": "1e-4"} | environment | {"TRAINING_MODEL": "smollm2"},
+    )
+    assert (same.optimizer.lr, same.lora.alpha) == (1e-4, 16.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "variables", "message"),
+    [
+        ("lr: 1\noptimizer: {lr: 2}\n", {}, "lr and optimizer.lr contradict each other: optimizer.lr would be 1 and 2"),
+        ("lr: 1\nlearning_rate: 2\n", {}, "lr and learning_rate contradict each other"),
+        ("method: opd\nbinary_weight: 1\n", {}, "method and binary_weight contradict each other: loss.rl_weight"),
+        ("optimizer: {lr: 2}\n", {"TRAINING_LR": "1"}, "optimizer.lr and TRAINING_LR contradict each other"),
+        ("method: both\n", {}, "x.yaml: method: binary, opd or combine, not 'both'"),
+        ("lr: -1\n", {}, "x.yaml: lr (optimizer.lr): Input should be greater than 0"),
+        ("lerning_rate: 1\n", {}, "lerning_rate: no such setting, did you mean learning_rate?"),
+        ("clip_low: 1\n", {}, "clip_low: no such setting, did you mean loss.clip_low?"),
+        ("lora: 3\n", {}, "x.yaml: lora: Input should be"),
+    ],
+)
+def test_what_is_said_twice_or_wrongly_is_named(line: str, variables: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_config(MINIMAL + line, "x.yaml", variables)
+    assert message in str(error.value)
+
+
+def test_every_alias_means_settings_that_there_are() -> None:
+    known = set(known_names())
+    for name, alias in (KEYS | VARIABLES).items():
+        assert set(alias.settings) <= known, name
+    assert not set(KEYS) & set(TrainerConfig.model_fields)
+
+
+def test_the_page_holds_every_setting_and_every_alias() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
+    assert page == config_page.page(), "write it anew: python -m trainer.config_page docs/config.md"
+
+
+def test_settings_changed_by_name() -> None:
+    of = parse_config(MINIMAL, "x.yaml")
+    changed = overridden(
+        of, {"optimizer.lr": "1e-5", "ppo_clip_ratio": "0.1", "loss": "clipped", "start": "{0: 4}"}, "--set"
+    )
+    assert (changed.optimizer.lr, changed.loss.clip_high, changed.loss.kind, changed.start) == (
+        1e-5,
+        0.1,
+        "clipped",
+        {0: 4},
+    )
+    with pytest.raises(ConfigError, match=r"--set: optimizer\.lrr: no such setting, did you mean lr"):
+        overridden(of, {"optimizer.lrr": "1"}, "--set")
 
 
 def test_an_offer_says_what_trains() -> None:

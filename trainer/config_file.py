@@ -1,0 +1,195 @@
+"""The configuration as people write it: YAML or TOML, our names or another system's, checked to the last key."""
+
+import difflib
+import logging
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from trainer.aliases import ELSEWHERE, KEYS, VARIABLES, Alias
+from trainer.config import ConfigError, TrainerConfig
+
+log = logging.getLogger(__name__)
+
+
+def load_config(path: Path, variables: Mapping[str, str] | None = None) -> TrainerConfig:
+    """The configuration in a YAML file, or a TOML file if it is named so. `variables`: an environment, of which the
+    ancestors' variables fill in what the file leaves open. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return parse_config(text, str(path), variables, toml=path.suffix.lower() == ".toml")
+
+
+def parse_config(
+    text: str, where: str, variables: Mapping[str, str] | None = None, *, toml: bool = False
+) -> TrainerConfig:
+    """The configuration in a text. Raises ConfigError with `where`, the known name nearest to an unknown one, and both
+    names of what is said twice and differently."""
+    try:
+        data = tomllib.loads(text) if toml else yaml.safe_load(text)
+    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{where}: not {'TOML' if toml else 'YAML'}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: a mapping of settings is expected, not {type(data).__name__}")
+    said = _Said(where)
+    for key, value in data.items():
+        if key in KEYS and key not in TrainerConfig.model_fields:
+            said.alias(str(key), KEYS[key], value)
+        else:
+            said.own(str(key), value)
+    for name, value in (variables or {}).items():
+        if name in VARIABLES:
+            said.alias(name, VARIABLES[name], yaml.safe_load(value))
+        elif name in ELSEWHERE:
+            log.warning("%s is set and means nothing here: %s", name, ELSEWHERE[name])
+    return validated(said.nested(), where, said.sources)
+
+
+def overridden(config: TrainerConfig, changes: Mapping[str, str], where: str) -> TrainerConfig:
+    """A configuration with some settings changed: dotted path or alias -> value as YAML has it. Raises ConfigError."""
+    said = _Said(where)
+    for key, text in changes.items():
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{where}: {key}: not a YAML value: {error}") from error
+        if key in KEYS and key not in TrainerConfig.model_fields:
+            said.alias(key, KEYS[key], value)
+        else:
+            # `loss=cispo` for loss.kind=cispo: what a person means.
+            kind = isinstance(value, str) and f"{key}.kind" in known_names()
+            said.say(f"{key}.kind" if kind else key, value, key)
+    data = config.model_dump(mode="json")
+    for path, value in said.settled().items():
+        _put(data, path, value)
+    return validated(data, where, said.sources)
+
+
+def validated(data: Mapping[str, Any], where: str, sources: Mapping[str, str]) -> TrainerConfig:
+    """The configuration of nested settings; `sources`: under which name a dotted path was given. Raises ConfigError."""
+    try:
+        return TrainerConfig.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(dict.fromkeys(_problem(item, sources) for item in error.errors()))
+        raise ConfigError(f"{where}: {problems}") from error
+
+
+class _Said:
+    """Settings by dotted path, each with the name under which it was given."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._values: dict[str, Any] = {}
+        self._implied: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+
+    def own(self, path: str, value: Any) -> None:
+        """A setting under our own name, with those below it."""
+        if isinstance(value, dict) and path in _sections():
+            self._implied.setdefault(path, {})
+            for key, inner in value.items():
+                self.own(f"{path}.{key}", inner)
+        else:
+            self.say(path, value, path)
+
+    def alias(self, name: str, alias: Alias, value: Any) -> None:
+        """A setting under another name."""
+        try:
+            means, implied = alias.of(value), alias.implied(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self._where}: {name}: {error}") from error
+        for path, own in means.items():
+            self.say(path, own, name)
+        for path, own in implied.items():
+            self._implied[path] = own
+            self.sources.setdefault(path, name)
+
+    def say(self, path: str, value: Any, name: str) -> None:
+        """One setting. Raises ConfigError where it was given differently before."""
+        if path in self._values and not _equal(self._values[path], value):
+            before = self.sources[path]
+            raise ConfigError(
+                f"{self._where}: {before} and {name} contradict each other: {path} would be {self._values[path]} and "
+                f"{value}. Say it once"
+            )
+        self._values[path] = value
+        self.sources[path] = name
+
+    def settled(self) -> dict[str, Any]:
+        """By dotted path."""
+        return self._implied | self._values
+
+    def nested(self) -> dict[str, Any]:
+        """As the file would have it with our names only."""
+        data: dict[str, Any] = {}
+        for path, value in sorted(self.settled().items(), key=lambda item: item[0].count(".")):
+            _put(data, path, value)
+        return data
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """As settings: 1e-4 is a text to YAML and a number to us."""
+    try:
+        return one == other or float(one) == float(other)
+    except (TypeError, ValueError):
+        return False
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    for section in sections:
+        inner = data.get(section)
+        if not isinstance(inner, dict):
+            inner = data[section] = {}
+        data = inner
+    data[name] = value
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The part class that a field holds, also where it may be null."""
+    for each in (annotation, *get_args(annotation)):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None
+
+
+def _sections(model: type[BaseModel] = TrainerConfig, before: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if (part := section_of(field.annotation)) is not None:
+            yield before + name
+            yield from _sections(part, f"{before}{name}.")
+
+
+def known_names(model: type[BaseModel] = TrainerConfig, before: str = "") -> Iterator[str]:
+    """Every setting by its dotted path."""
+    for name, field in model.model_fields.items():
+        yield before + name
+        if (part := section_of(field.annotation)) is not None:
+            yield from known_names(part, f"{before}{name}.")
+
+
+def _problem(error: Any, sources: Mapping[str, str]) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] != "extra_forbidden":
+        source = sources.get(name, name)
+        return f"{name}: {error['msg']}" if source == name else f"{source} ({name}): {error['msg']}"
+    near = nearest(name)
+    return f"{name}: no such setting" + (f", did you mean {near}?" if near else "")
+
+
+def nearest(name: str) -> str | None:
+    """The known name most like an unknown one: beside it, else anywhere, else another system's name."""
+    section, _, leaf = name.rpartition(".")
+    paths = list(known_names())
+    beside = [path.rpartition(".")[2] for path in paths if path.rpartition(".")[0] == section]
+    if found := difflib.get_close_matches(leaf, beside, n=1, cutoff=0.5):
+        return found[0]
+    by_leaf = {path.rpartition(".")[2]: path for path in reversed(paths)} | {key: key for key in KEYS}
+    found = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
+    return by_leaf[found[0]] if found else None
