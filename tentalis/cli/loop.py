@@ -36,6 +36,10 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running afterwards.")] = False,
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")] = 1,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the trainer, as loss.opd_weight=0; repeatable."),
+    ] = None,
     output: Format = Output.TABLE,
 ) -> None:
     """The whole loop on a real Kafka with a real model, from nothing to a visibly better policy."""
@@ -43,6 +47,7 @@ def demo(
 
     settings = resolve_settings(join_stack=False)
     before_a_stack(settings)
+    _check_overrides(overrides or [])
     code = the_demo.run(
         settings,
         scenario=scenario.value,
@@ -50,9 +55,24 @@ def demo(
         policy_model=policy_model,
         keep=keep,
         ranks=ranks,
+        overrides=tuple(overrides or ()),
         as_json=output is Output.JSON,
     )
     raise typer.Exit(code)
+
+
+def _check_overrides(overrides: list[str]) -> None:
+    """Before anything is started. Raises typer.BadParameter."""
+    import yaml
+
+    from tentalis.overrides import BadOverride, with_overrides
+    from trainer.config import ConfigError, TrainerConfig, config_text, parse_config
+
+    base = TrainerConfig(run_id="demo", policy="demo", base_model="demo", base_model_name="demo")
+    try:
+        parse_config(yaml.safe_dump(with_overrides(yaml.safe_load(config_text(base)), overrides)), "--set")
+    except (BadOverride, ConfigError) as error:
+        raise typer.BadParameter(str(error), param_hint="--set") from error
 
 
 def replay(

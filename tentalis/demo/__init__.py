@@ -11,16 +11,18 @@ def run(
     policy_model: str | None = None,
     keep: bool = False,
     ranks: int = 1,
+    overrides: tuple[str, ...] = (),
     as_json: bool = False,
 ) -> int:
     """Plays `scenario` until `steps` policy versions are trained, and returns the exit code.
 
-    An unfinished run of the same kind in this state directory goes on. `keep` leaves the stack running after the
-    summary, until Ctrl-C. With `as_json` stdout is one JSON object and nothing else; all the rest goes to stderr.
+    `overrides` are settings of the trainer, each as `part.key=value`. An unfinished run of the same kind in this state
+    directory goes on. `keep` leaves the stack running after the summary, until Ctrl-C. With `as_json` stdout is one
+    JSON object and nothing else; all the rest goes to stderr.
     """
     from tentalis.demo.play import DemoOptions, play
 
-    return play(DemoOptions(scenario, steps, policy_model, keep, as_json, ranks), settings)
+    return play(DemoOptions(scenario, steps, policy_model, keep, as_json, ranks, overrides), settings)
 
 
 __all__ = ["run"]

@@ -3,6 +3,7 @@
 import json
 import logging
 import platform
+import shlex
 import sys
 import threading
 import time
@@ -68,6 +69,7 @@ class DemoOptions:
     keep: bool = False
     as_json: bool = False
     ranks: int = 1
+    overrides: tuple[str, ...] = ()
 
 
 class Processes(Protocol):
@@ -93,7 +95,7 @@ def play(options: DemoOptions, settings: Settings) -> int:
     scenario = make_scenario(options.scenario, settings.data)
     with signals_unwind(), StateDir(settings.home) as state:
         model = prepare_model(console, options, settings)
-        kind = RunKind(options.scenario, options.steps, str(model))
+        kind = RunKind(options.scenario, options.steps, str(model), options.overrides)
         run = open_run(state.folder("runs"), kind, scenario, time.time())
         console.print(
             f"{'going on with' if run.resumed else 'beginning'} run {run.run_id} in {state.path}", soft_wrap=True
@@ -370,6 +372,8 @@ def _flags(options: DemoOptions) -> list[str]:
         flags += ["--ranks", str(options.ranks)]
     if options.policy_model is not None:
         flags += ["--policy-model", options.policy_model]
+    for override in options.overrides:
+        flags += ["--set", shlex.quote(override)]
     return flags
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from tentalis.overrides import with_overrides
 from tentalis.scenarios import Scenario
 
 TASKS_PER_STEP = 4
@@ -19,6 +20,7 @@ class RunKind:
     scenario: str
     steps: int
     base_model: str
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ def unfinished(runs: Path, kind: RunKind) -> Run | None:
         if (folder / "finished").exists() or not (folder / "config.yaml").exists():
             continue
         try:
-            found = RunKind(**json.loads((folder / "demo.json").read_text(encoding="utf-8")))
+            found = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
+            found = RunKind(**found | {"overrides": tuple(found.get("overrides", ()))})
         except (OSError, ValueError, TypeError):  # begun, but never as far as that
             continue
         if found == kind:
@@ -73,17 +76,18 @@ def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float) -> Run:
     stamp = int(now)
     while (folder := runs / time.strftime("demo-%Y%m%d-%H%M%S", time.gmtime(stamp))).exists():
         stamp += 1
+    config = yaml.safe_dump(trainer_config(folder.name, kind, scenario), sort_keys=False)
     folder.mkdir(parents=True)
     (folder / "demo.json").write_text(json.dumps(asdict(kind), indent=1), encoding="utf-8")
-    config = yaml.safe_dump(trainer_config(folder.name, kind, scenario), sort_keys=False)
     # The configuration last: without it the run does not count as begun.
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     return Run(folder.name, folder, resumed=False)
 
 
 def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, object]:
-    """The trainer's settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4."""
-    return {
+    """The trainer's settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4, unless
+    overridden. Raises BadOverride."""
+    config = {
         "run_id": run_id,
         "policy": scenario.policy,
         "base_model": kind.base_model,
@@ -96,3 +100,4 @@ def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, 
         "optimizer": {"lr": 3e-4},
         "loss": {"rl_weight": 1.0, "opd_weight": 1.0 if scenario.terms.opd else 0.0},
     }
+    return with_overrides(config, kind.overrides)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -202,7 +203,8 @@ def test_an_unfinished_run_is_gone_on_with_and_a_finished_one_is_not(tmp_path: P
 def test_a_run_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     scenario = make_scenario("assistant")
     open_run(tmp_path, KIND, scenario, 1_700_000_000.0)
-    for other in (RunKind("assistant", 3, KIND.base_model), RunKind("math", 15, KIND.base_model)):
+    overridden = replace(KIND, overrides=("loss.opd_weight=0",))
+    for other in (RunKind("assistant", 3, KIND.base_model), RunKind("math", 15, KIND.base_model), overridden):
         assert unfinished(tmp_path, other) is None
     # Killed before its configuration was written: never begun.
     (tmp_path / "demo-20990101-000000").mkdir()
@@ -218,7 +220,16 @@ def test_the_trainers_configuration(tmp_path: Path) -> None:
     assert (config["policy"], config["base_model_name"], config["loss"]["opd_weight"]) == ("assistant", "tiny", 1.0)
 
 
+def test_a_run_with_settings_of_its_own_goes_on_with_them(tmp_path: Path) -> None:
+    kind = replace(KIND, overrides=("loss.opd_weight=0", "seed=3"))
+    first = open_run(tmp_path, kind, make_scenario("assistant"), 0.0)
+    config = yaml.safe_load(first.config.read_text(encoding="utf-8"))
+    assert (config["loss"], config["seed"]) == ({"rl_weight": 1.0, "opd_weight": 0}, 3)
+    assert open_run(tmp_path, kind, make_scenario("assistant"), 5.0).run_id == first.run_id
+
+
 def test_how_to_go_on() -> None:
     assert next_commands("r") == ("tentalis replay r", "tentalis verify r", "tentalis up")
     assert _flags(DemoOptions()) == []
     assert _flags(DemoOptions("math", 3, "m")) == ["--scenario", "math", "--steps", "3", "--policy-model", "m"]
+    assert _flags(DemoOptions(overrides=("a.b=1", "c=[1, 2]"))) == ["--set", "a.b=1", "--set", "'c=[1, 2]'"]
