@@ -8,7 +8,7 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast lint bench chaos fuzz format lock clean
+.PHONY: help demo test test-fast lint bench results chaos fuzz format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make bench B=join|streams|trainer|swap    one benchmark; its last line on stdout is one JSON object"
+	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
 
 # stdout belongs to the command that is asked for (`-o json`), so everything about installing goes to stderr.
@@ -48,6 +49,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	@test -n "$(B)" || { echo "which one? make bench B=<name>: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py$$/\1/p' | tr '\n' ' ')" 1>&2; exit 2; }
 	@$(BIN)/python -m tests.bench.bench_$(B)
+
+results: $(STAMP)
+	@$(BIN)/python -m tests.bench.results --steps $(or $(STEPS),20) --seeds $(or $(SEEDS),3)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m tests.chaos.rota --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)

@@ -66,7 +66,8 @@ def _check_overrides(overrides: list[str]) -> None:
     import yaml
 
     from tentalis.overrides import BadOverride, with_overrides
-    from trainer.config import ConfigError, TrainerConfig, config_text, parse_config
+    from trainer.config import ConfigError, TrainerConfig, config_text
+    from trainer.config_file import parse_config
 
     base = TrainerConfig(run_id="demo", policy="demo", base_model="demo", base_model_name="demo")
     try:

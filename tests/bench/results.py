@@ -1,0 +1,181 @@
+"""The learning curves of docs/results: every method and seed as a demo of its own, drawn together.
+
+`make results [STEPS=20] [SEEDS=3]` plays what is missing, one after another (each takes minutes and both cores), and
+then writes `curves.png` and `README.md` beside the summaries. What was played before is kept: delete its file to play
+it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.lab import log
+
+FOLDER = Path(__file__).parents[2] / "docs" / "results"
+COLOURS = {"rl": "#0b6e99", "opd": "#b5541c", "hybrid": "#3d7a3d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """`settings` of the trainer; `seeds` None: as many as asked for."""
+
+    name: str
+    scenario: str
+    settings: tuple[str, ...]
+    seeds: int | None = None
+
+    def command(self, steps: int, seed: int) -> list[str]:
+        """What is run after `tentalis`."""
+        chosen = [argument for setting in (*self.settings, f"seed={seed}") for argument in ("--set", setting)]
+        return ["demo", "--scenario", self.scenario, "--steps", str(steps), *chosen, "-o", "json"]
+
+
+METHODS = (
+    Method("rl", "assistant", ("loss.opd_weight=0",)),
+    Method("opd", "assistant", ("loss.rl_weight=0",)),
+    Method("hybrid", "assistant", ()),
+    Method("math-rl", "math", (), seeds=1),
+)
+
+
+def play(method: Method, steps: int, seed: int, into: Path) -> None:
+    """One demo in a state directory of its own; its summary goes to the file `into`.
+
+    Raises RuntimeError: it did not end with 0; its state stays for a look.
+    """
+    home = Path(".tentalis/results").absolute() / into.stem
+    log(f"{into.stem}: tentalis {' '.join(method.command(steps, seed))}")
+    done = subprocess.run(
+        [sys.executable, "-m", "tentalis.cli", *method.command(steps, seed)],
+        env=os.environ | {"TENTALIS_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{into.stem} ended with {done.returncode}; see {home}")
+    into.write_text(json.dumps(json.loads(done.stdout), indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(home)
+
+
+def played(method: Method) -> list[dict[str, Any]]:
+    """The summaries of a method, by seed."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob(f"{method.name}-seed*.json"))]
+
+
+def by_version(runs: list[dict[str, Any]], what: str) -> list[list[float]]:
+    """Per policy version, the value of every run that has one."""
+    longest = max(len(run["reward_by_version"]) for run in runs)
+    rows = [
+        [run["reward_by_version"][at][what] for run in runs if at < len(run["reward_by_version"])]
+        for at in range(longest)
+    ]
+    return [[value for value in row if value is not None] for row in rows]
+
+
+def draw(path: Path) -> None:
+    """Mean over the seeds as a line, every seed as a thin one, the range between the seeds shaded."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for method in METHODS:
+        if method.scenario != "assistant" or not (runs := played(method)):
+            continue
+        rows, colour = by_version(runs, "mean"), COLOURS[method.name]
+        at = range(1, len(rows) + 1)
+        axes.plot(
+            at, [statistics.fmean(row) for row in rows], color=colour, lw=2, label=f"{method.name} ({len(runs)} seeds)"
+        )
+        axes.fill_between(at, [min(row) for row in rows], [max(row) for row in rows], color=colour, alpha=0.15, lw=0)
+    axes.set_xlabel("policy version")
+    axes.set_ylabel("mean reward")
+    axes.legend(frameon=False)
+    axes.grid(axis="y", alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def table() -> str:
+    """The figures of every run, in Markdown."""
+    lines = [
+        "| run | first quarter | last quarter | p (one-sided) | mean words | on topic | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method in METHODS:
+        for path in sorted(FOLDER.glob(f"{method.name}-seed*.json")):
+            run = json.loads(path.read_text(encoding="utf-8"))
+            first, last = run["reward_by_version"][0], run["reward_by_version"][-1]
+            topic = (
+                ""
+                if first["on_topic_share"] is None
+                else f"{first['on_topic_share']:.0%} to {last['on_topic_share']:.0%}"
+            )
+            words = "" if first["mean_words"] is None else f"{first['mean_words']:.0f} to {last['mean_words']:.0f}"
+            earned = [
+                f"{run[quarter]['mean']:.3f} (n = {run[quarter]['n']})" for quarter in ("first_quarter", "last_quarter")
+            ]
+            lines.append(
+                f"| {path.stem} | {earned[0]} | {earned[1]} | {run['p_value']:.1e} | {words} | {topic} "
+                f"| {run['wall_seconds']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def write_page(steps: int) -> None:
+    """`curves.png` and `README.md`, from the summaries that there are."""
+    draw(FOLDER / "curves.png")
+    commands = "\n".join(f"tentalis {' '.join(method.command(steps, 0))}" for method in METHODS)
+    page = f"""# Learning curves
+
+Played by `make results STEPS={steps}`: each run is one of these commands with another seed, on {os.cpu_count()} cores
+without a GPU (Python {platform.python_version()}); its summary lies here as JSON. Whatever they show is shown.
+
+```
+{commands}
+```
+
+![mean reward by policy version](curves.png)
+
+The line is the mean over the seeds, the shade reaches from the lowest seed to the highest. The p-value is that of
+a permutation test over task means, first against last quarter of the versions. Words and topic: first version to last.
+
+{table()}
+"""
+    (FOLDER / "README.md").write_text(page, encoding="utf-8")
+
+
+def main() -> None:
+    """Plays what is missing, then draws."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--draw-only", action="store_true", help="Play nothing.")
+    options = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    wanted = [
+        (method, seed, FOLDER / f"{method.name}-seed{seed}.json")
+        for seed in range(options.seeds)
+        for method in METHODS
+        if seed < (method.seeds or options.seeds)
+    ]
+    for method, seed, path in wanted:
+        if not options.draw_only and not path.exists():
+            play(method, options.steps, seed, path)
+    write_page(options.steps)
+
+
+if __name__ == "__main__":
+    main()
