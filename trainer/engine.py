@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import TrainerConfig
+from trainer.logprobs import TokenScores
 from trainer.model import Policy
 from trainer.pack import Pack
 from trainer.world import World
@@ -58,9 +59,9 @@ class Engine:
         with contextlib.redirect_stdout(sys.stderr):
             self._engine = _deepspeed_engine(self.policy, self._optimizer)
 
-    def forward(self, batch: Pack) -> tuple[Tensor, Tensor]:
-        """(log-probs, entropies) of the trained tokens, float32 [m]."""
-        result: tuple[Tensor, Tensor] = self._engine(batch)
+    def forward(self, batch: Pack, entropy_gradient: bool = False) -> TokenScores:
+        """Log-probs, entropies and candidates' log-probs of the trained tokens (see Policy.forward)."""
+        result: TokenScores = self._engine(batch, entropy_gradient)
         return result
 
     def backward(self, loss: Tensor) -> None:

@@ -14,7 +14,7 @@ from tentalis.service import Unmendable
 from trainer import attention
 from trainer.config import Lora
 from trainer.frozen import Frozen
-from trainer.logprobs import token_logprobs
+from trainer.logprobs import TokenScores, token_scores
 from trainer.lora import lora_linear
 from trainer.pack import Pack, Span
 
@@ -64,18 +64,24 @@ class Policy(nn.Module):
         self._head = Frozen.of(base.get_output_embeddings().weight)
         _use_one_operation_per_layer(self.lm)
 
-    def forward(self, batch: Pack) -> tuple[Tensor, Tensor]:
-        """(log-probs of the trained tokens at their sampling temperatures, entropies), float32 [m] each."""
+    def forward(self, batch: Pack, entropy_gradient: bool = False) -> TokenScores:
+        """Log-probs and entropies of the trained tokens at their sampling temperatures, and of the pack's candidates.
+        The entropies have a gradient only with `entropy_gradient`, which costs one more product with the head."""
         hidden = self.backbone(
             input_ids=batch.input_ids.unsqueeze(0),
             position_ids=batch.position_ids.unsqueeze(0),
             use_cache=False,
             spans=batch.spans,
         ).last_hidden_state[0]
-        return self._logprobs(hidden[batch.source], batch.targets, batch.temperatures)
-
-    def _logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs(hidden, self._head, self.lm.get_output_embeddings().weight, targets, temperatures)
+        return token_scores(
+            hidden[batch.source],
+            self._head,
+            self.lm.get_output_embeddings().weight,
+            batch.targets,
+            batch.temperatures,
+            batch.candidates,
+            entropy_gradient=entropy_gradient,
+        )
 
     def adapter_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The trained parameters by the names that PEFT gives them in files, sorted by name."""
@@ -122,8 +128,9 @@ class Policy(nn.Module):
             use_cache=False,
             spans=(Span(0, n, 0, 0),),
         ).last_hidden_state[0]
-        logprobs, _ = self._logprobs(hidden[:-1], token_ids[1:], torch.ones(n - 1, device=self._device))
-        return torch.cat((torch.zeros(1), logprobs.cpu()))
+        rows, at_one = self.lm.get_output_embeddings().weight, torch.ones(n - 1, device=self._device)
+        scores = token_scores(hidden[:-1], self._head, rows, token_ids[1:], at_one)
+        return torch.cat((torch.zeros(1), scores.logprobs.cpu()))
 
 
 def canary_tokens(vocab_size: int, n: int = 24) -> Tensor:

@@ -7,7 +7,8 @@ so every log-prob is the one that the rollout alone would give.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ class Example:
     rl_advantages: Tensor
     in_opd: Tensor
     opd_advantages: Tensor
+    candidates: Tensor | None = None
+    """Ids whose log-probs the loss needs beside that of the token itself, int64 [m, k], -1 for none."""
 
     @property
     def trains(self) -> bool:
@@ -85,13 +88,15 @@ class Pack:
     """One micro-batch of T positions and m trained tokens.
 
     `input_ids`, `position_ids` int64 [T]; `spans` cover [0, T) in order. Per trained token, [m]: `source`, the position
-    whose output predicts it; `targets`, its id; and the fields of Example.
+    whose output predicts it; `sample`, the rollout it belongs to, counted from 0 in the pack's order; `targets`, its
+    id; and the fields of Example. `candidates` is int64 [m, k] with the widest k of the examples, or None.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     spans: tuple[Span, ...]
     source: Tensor
+    sample: Tensor
     targets: Tensor
     temperatures: Tensor
     sampler_logprobs: Tensor
@@ -99,11 +104,14 @@ class Pack:
     rl_advantages: Tensor
     in_opd: Tensor
     opd_advantages: Tensor
+    candidates: Tensor | None
 
     def to(self, device: str) -> "Pack":
         """The same with its tensors on a device."""
-        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return Pack(spans=self.spans, **moved)
+        moved: dict[str, Any] = {
+            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
 
 
 def pack(examples: Sequence[Example]) -> Pack:
@@ -140,6 +148,7 @@ def pack(examples: Sequence[Example]) -> Pack:
         position_ids=torch.cat(positions),
         spans=tuple(spans),
         source=torch.cat(sources),
+        sample=torch.repeat_interleave(torch.tensor([len(example.index) for example in examples])),
         targets=torch.cat([example.token_ids[example.index] for example in examples]),
         temperatures=torch.cat([torch.full((len(e.index),), e.temperature) for e in examples]),
         sampler_logprobs=torch.cat([example.sampler_logprobs for example in examples]),
@@ -147,4 +156,16 @@ def pack(examples: Sequence[Example]) -> Pack:
         rl_advantages=torch.cat([example.rl_advantages for example in examples]),
         in_opd=torch.cat([example.in_opd for example in examples]),
         opd_advantages=torch.cat([example.opd_advantages for example in examples]),
+        candidates=_candidates(examples),
     )
+
+
+def _candidates(examples: Sequence[Example]) -> Tensor | None:
+    width = max((e.candidates.shape[1] for e in examples if e.candidates is not None), default=0)
+    if width == 0:
+        return None
+    rows = [torch.full((len(example.index), width), -1) for example in examples]
+    for row, example in zip(rows, examples, strict=True):
+        if example.candidates is not None:
+            row[:, : example.candidates.shape[1]] = example.candidates
+    return torch.cat(rows)

@@ -13,6 +13,7 @@ from schemas.ids import parse_policy_name
 from schemas.records import BatchPlan, PlanRow, Rollout
 from trainer.config import Loss
 from trainer.engine import Engine
+from trainer.logprobs import TokenScores
 from trainer.loss import clipped_surrogate
 from trainer.pack import Example, Pack, example_of, pack
 from trainer.stop import Stop
@@ -62,8 +63,8 @@ def train_step(
     sums = torch.zeros(len(SUMMED), dtype=torch.float64)
     for batch in micro_batches:
         stop.check()
-        logprobs, entropies = engine.forward(batch)
-        total, part_sums = micro_batch_loss(logprobs, entropies, batch, loss, totals["rl_tokens"], totals["opd_tokens"])
+        scores = engine.forward(batch)
+        total, part_sums = micro_batch_loss(scores, batch, loss, totals["rl_tokens"], totals["opd_tokens"])
         engine.backward(total)
         sums += torch.stack([part_sums[name].cpu().double() for name in SUMMED])
     if not micro_batches:
@@ -95,9 +96,10 @@ SUMMED = (
 
 
 def micro_batch_loss(
-    logprobs: Tensor, entropies: Tensor, batch: Pack, loss: Loss, n_rl: float, n_opd: float
+    scores: TokenScores, batch: Pack, loss: Loss, n_rl: float, n_opd: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's share of the batch's loss, and the sums (SUMMED) for its metrics, detached."""
+    logprobs = scores.logprobs
     total = logprobs.sum() * 0.0
     zero = torch.zeros((), device=logprobs.device)
     sums = {name: zero for name in SUMMED}
@@ -119,7 +121,7 @@ def micro_batch_loss(
     sums |= {
         "ratio": metrics["ratio"],
         "mismatch_kl": metrics["mismatch_kl"],
-        "entropy": entropies.sum(),
+        "entropy": scores.entropies.detach().sum(),
         "forwarded": zero + len(logprobs),
         "positions": zero + len(batch.input_ids),
     }

@@ -1,6 +1,7 @@
 """Packed micro-batches: the log-probs and gradients of each rollout alone, only cheaper."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,8 @@ from torch import Tensor
 
 from schemas.records import Rollout
 from schemas.tensors import float32_bytes, float32_view, int32_view, uint8_bytes
-from tests.trainer_lab import VOCAB, rollout, rollouts, tiny_model
+from tests.trainer_lab import rollout, rollouts, tiny_model
 from trainer.config import Lora, Loss
-from trainer.frozen import Frozen
-from trainer.logprobs import token_logprobs
 from trainer.model import Policy
 from trainer.pack import Example, example_of, pack
 from trainer.step import micro_batch_loss
@@ -59,7 +58,7 @@ def alone(model: Path, policy: Policy, of: Rollout) -> Tensor:
 def test_packed_equals_alone_and_the_adapter_loads_into_peft(model: Path, policy: Policy) -> None:
     made = [*rollouts(2, 3), rollout("other", prompt=[5], response=[9, 9, 1], temperature=0.7)]
     batch = pack(examples(made))
-    logprobs, entropies = policy(batch)
+    logprobs, entropies, _ = policy(batch)
     expected = torch.cat([alone(model, policy, r) for r in made])
     torch.testing.assert_close(logprobs.detach(), expected, atol=1e-5, rtol=1e-5)
     assert bool((entropies > 0).all())
@@ -73,7 +72,7 @@ def test_a_mask_with_gaps_is_one_sequence(model: Path, policy: Policy) -> None:
     turns = rollout(prompt=[1, 2], response=[3, 4, 5, 6, 7]).model_copy(
         update={"loss_mask": uint8_bytes([0, 0, 1, 0, 0, 1, 1])}
     )
-    logprobs, _ = policy(pack(examples([turns])))
+    logprobs = policy(pack(examples([turns]))).logprobs
     torch.testing.assert_close(logprobs.detach(), alone(model, policy, turns), atol=1e-5, rtol=1e-5)
 
 
@@ -83,7 +82,7 @@ def gradients(policy: Policy, packs: Sequence[Sequence[Example]]) -> list[Tensor
     n_rl, n_opd = (float(sum(int(getattr(e, part).sum()) for e in every)) for part in ("in_rl", "in_opd"))
     for part in packs:
         batch = pack(part)
-        total, _ = micro_batch_loss(*policy(batch), batch, Loss(), n_rl, n_opd)
+        total, _ = micro_batch_loss(policy(batch), batch, Loss(), n_rl, n_opd)
         total.backward()
     return [parameter.grad.clone() for _, parameter in policy.adapter_parameters() if parameter.grad is not None]
 
@@ -136,19 +135,15 @@ def test_a_rollout_without_any_advantage_trains_nothing() -> None:
     assert not lone.trains and int(lone.in_rl.sum()) == 0
 
 
-def test_token_logprobs_has_the_value_and_the_gradient_of_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.logprobs.CHUNK_BYTES", 4 * VOCAB * 3)
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(10, 8, generator=generator, requires_grad=True)
-    head = torch.randn(VOCAB, 8, generator=generator)
-    targets = torch.randint(VOCAB, (10,), generator=generator)
-    temperatures = torch.rand(10, generator=generator) + 0.5
-    weights = torch.randn(10, generator=generator)
-    distribution = ((hidden @ head.t()) / temperatures.unsqueeze(1)).log_softmax(1)
-    expected = distribution.gather(1, targets.unsqueeze(1)).squeeze(1)
-    (slope,) = torch.autograd.grad((expected * weights).sum(), hidden)
-    logprobs, entropies = token_logprobs(hidden, Frozen.of(head), head, targets, temperatures)
-    (ours,) = torch.autograd.grad((logprobs * weights).sum(), hidden)
-    torch.testing.assert_close(logprobs, expected)
-    torch.testing.assert_close(ours, slope, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(entropies, -(distribution.exp() * distribution).sum(1))
+def test_a_pack_says_which_rollout_a_token_belongs_to_and_fills_candidates_up() -> None:
+    first, second = examples([rollout("a", response=[7, 8]), rollout("b", response=[9, 1, 2])])
+    assert pack([first, second]).candidates is None
+    wide, narrow = (
+        replace(first, candidates=torch.tensor([[3, 4, 5], [6, 7, 8]])),
+        replace(second, candidates=torch.tensor([[1], [2], [3]])),
+    )
+    batch = pack([wide, narrow, first])
+    assert batch.sample.tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert batch.candidates is not None
+    none = [-1, -1, -1]
+    assert batch.candidates.tolist() == [[3, 4, 5], [6, 7, 8], [1, -1, -1], [2, -1, -1], [3, -1, -1], none, none]

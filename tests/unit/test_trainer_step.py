@@ -52,7 +52,7 @@ def test_a_step_is_that_of_plain_adamw(of: TrainerConfig) -> None:
         outcome = run_step(engine, of, batch, step)
         every = [example_of(r, rl=True, opd=r.has_opd, estimator="group_mean", opd_clip=1.0) for r in batch]
         n_rl, n_opd = (float(sum(int(getattr(e, name).sum()) for e in every)) for name in ("in_rl", "in_opd"))
-        total, _ = micro_batch_loss(*plain(pack(every)), pack(every), of.loss, n_rl, n_opd)
+        total, _ = micro_batch_loss(plain(pack(every)), pack(every), of.loss, n_rl, n_opd)
         total.backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, of.optimizer.grad_clip)
         optimizer.step()
@@ -136,7 +136,7 @@ def test_the_first_step_on_its_own_samples_has_ratio_one_and_no_divergence(of: T
     for r in rollouts(1, 4):
         example = example_of(r, rl=True, opd=False, estimator="group_mean", opd_clip=1.0)
         with torch.no_grad():
-            logprobs, _ = engine.policy(pack([example]))
+            logprobs = engine.policy(pack([example])).logprobs
         response = example.token_ids[example.index].tolist()
         prompt = example.token_ids[: -len(response)].tolist()
         statistics = {"reward": r.reward, "n": 4, "rewards": [0.0, 1.0, r.reward or 0.0]}
