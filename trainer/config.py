@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
@@ -37,10 +37,18 @@ def _betas(betas: tuple[float, float]) -> tuple[float, float]:
 
 
 class Optimizer(_Part):
-    """AdamW."""
+    """AdamW, and the learning rate as a function of the step (see schedule.py)."""
 
     lr: Positive = 3e-4
-    """Learning rate, constant. Adapters want about ten times that of full fine-tuning."""
+    """Learning rate, at its highest. Adapters want about ten times that of full fine-tuning."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up: not at all, along a line, or along half a cosine."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """The rate rises evenly over this many first steps of the run and is the highest at the last of them."""
+    decay_steps: Annotated[int, Field(ge=1)] | None = None
+    """The step of the run from which on the rate is final_lr_fraction of the highest; needed unless constant."""
+    final_lr_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """What is left of the rate after decay_steps, as a fraction."""
     betas: Annotated[tuple[float, float], AfterValidator(_betas)] = (0.9, 0.999)
     """Decay of the first and the second moment."""
     eps: Positive = 1e-8
@@ -49,6 +57,12 @@ class Optimizer(_Part):
     """Decoupled weight decay."""
     grad_clip: Positive = 1.0
     """The gradient's global L2 norm is scaled down to this."""
+
+    @model_validator(mode="after")
+    def _decays_after_the_warm_up(self) -> "Optimizer":
+        if self.schedule != "constant" and (self.decay_steps is None or self.decay_steps <= self.warmup_steps):
+            raise ValueError(f"the schedule {self.schedule} needs decay_steps, more than warmup_steps")
+        return self
 
 
 class Loss(_Part):
@@ -110,6 +124,12 @@ class TrainerConfig(_Part):
     """Where the model runs; auto: a GPU if there is one."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen base weights. Adapter, loss and optimizer are always float32."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer for the backward pass and compute the rest again: about a quarter more time
+    for a fraction of the memory, and the same gradient."""
+    initial_adapter: str | None = None
+    """A folder with an adapter in PEFT's format, of the same rank, alpha and layers, that a new run goes on from; null:
+    a fresh one, drawn from the seed."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """How many of the newest checkpoints stay on disk."""
     lora: Lora = Lora()

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from trainer.config import TrainerConfig
 from trainer.logprobs import TokenScores
-from trainer.model import Policy
+from trainer.model import Policy, read_adapter
 from trainer.pack import Pack
+from trainer.schedule import learning_rate
 from trainer.world import World
 
 
@@ -33,7 +34,7 @@ class Engine:
     """Forward, backward and step of one rank. Every rank holds the same weights."""
 
     def __init__(self, config: TrainerConfig, model_folder: Path, world: World, device: str) -> None:
-        """Raises UnsupportedModel."""
+        """Raises UnsupportedModel, and BadAdapter if the configured initial adapter cannot be gone on from."""
         self.device = device
         self._clip = config.optimizer.grad_clip
         self._world = world
@@ -43,8 +44,12 @@ class Engine:
         # PEFT imports DeepSpeed, DeepSpeed prints, and our stdout is for data.
         with contextlib.redirect_stdout(sys.stderr):
             self.policy = Policy(model_folder, config.base_model_name, config.lora, config.seed, device, dtype)
+        if config.initial_adapter is not None:
+            self.policy.load_adapter(read_adapter(Path(config.initial_adapter), config.lora))
+        if config.gradient_checkpointing:
+            self.policy.checkpoint_layers()
         self._parameters = self.policy.adapter_parameters()
-        options = config.optimizer
+        self._options = options = config.optimizer
         self._optimizer = torch.optim.AdamW(
             [parameter for _, parameter in self._parameters],
             lr=options.lr,
@@ -73,8 +78,11 @@ class Engine:
         """A loss of zero that reaches every parameter: with it a rank without rows joins the reduction too."""
         return torch.stack([parameter.sum() for _, parameter in self._parameters]).sum() * 0.0
 
-    def step(self) -> float:
-        """Reduces, clips, updates; returns the gradient's norm before clipping. Raises Diverged."""
+    def step(self, number: int) -> float:
+        """Reduces, clips, updates at the rate of step `number` of the run; returns the gradient's norm before clipping.
+        Raises Diverged."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(number, self._options)
         self._engine.step()
         return self._grad_norm
 

@@ -27,6 +27,27 @@ class UnsupportedModel(Unmendable):
     """A base model whose log-probs this trainer would get wrong."""
 
 
+class BadAdapter(Unmendable):
+    """An adapter that the run cannot go on from."""
+
+
+def read_adapter(folder: Path, lora: Lora) -> bytes:
+    """The weights of the adapter in a folder in PEFT's format. Raises BadAdapter if it is none, or if the same weights
+    would mean another update under `lora`: its scale depends on rank and alpha."""
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_bytes())
+        weights = (folder / WEIGHTS_FILE).read_bytes()
+    except (OSError, ValueError) as error:
+        raise BadAdapter(f"initial_adapter: there is no adapter in {folder}: {error}") from error
+    ours = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha}
+    ours |= dict.fromkeys(("use_dora", "use_rslora", "alpha_pattern", "rank_pattern"))
+    for name, value in ours.items():
+        if (config.get(name) or None) != value:
+            expected = f"the run {value}" if value is not None else "the trainer does not know that"
+            raise BadAdapter(f"initial_adapter: {folder} has {name} {config.get(name)}, {expected}")
+    return weights
+
+
 class Policy(nn.Module):
     """Packed micro-batches in, log-probs of the trained tokens out."""
 
@@ -83,6 +104,10 @@ class Policy(nn.Module):
             entropy_gradient=entropy_gradient,
         )
 
+    def checkpoint_layers(self) -> None:
+        """From now on only each layer's input is kept for the backward pass, and the layer computed again in it."""
+        self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+
     def adapter_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The trained parameters by the names that PEFT gives them in files, sorted by name."""
         named = ((n.replace(".default.", "."), p) for n, p in self.lm.named_parameters() if p.requires_grad)
@@ -111,7 +136,7 @@ class Policy(nn.Module):
         if tensors.keys() != own.keys() or any(tensors[name].shape != p.shape for name, p in own.items()):
             raise ValueError(
                 "the saved adapter has other layers or another rank than the configuration asks for: `lora` and "
-                "`base_model` cannot change within a run"
+                "`base_model` cannot change within a run, nor between a run and the adapter it goes on from"
             )
         with torch.no_grad():
             for name, parameter in own.items():

@@ -71,7 +71,7 @@ def train_step(
         engine.backward(engine.anchor())
     stop.check()
     computed = time.perf_counter()
-    grad_norm = engine.step()
+    grad_norm = engine.step(plan.step)
     stepped = time.perf_counter()
     totals |= dict(zip(SUMMED, world.sum(sums).tolist(), strict=True))
     if totals["trained_rollouts"] == 0:

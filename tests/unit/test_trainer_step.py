@@ -11,7 +11,7 @@ from trainer import world
 from trainer.checkpoint import BadCheckpoint, Checkpoint, CheckpointState, checkpoints, prune, save
 from trainer.config import TrainerConfig
 from trainer.engine import Diverged, Engine
-from trainer.model import Policy, adapter_sha256, canary_tokens
+from trainer.model import BadAdapter, Policy, adapter_sha256, canary_tokens
 from trainer.offers import offer_of
 from trainer.pack import example_of, pack
 from trainer.plan import Draft, PlanHead, plan_of
@@ -167,7 +167,7 @@ def test_a_gradient_that_is_not_finite_updates_nothing(of: TrainerConfig) -> Non
     before = engine.policy.adapter_bytes()
     engine.backward(engine.anchor() * float("inf"))
     with pytest.raises(Diverged, match="not finite"):
-        engine.step()
+        engine.step(1)
     assert engine.policy.adapter_bytes() == before
 
 
@@ -187,3 +187,49 @@ def test_the_initial_adapter_is_the_base_model_and_depends_on_the_seed_alone(of:
     assert made[0].adapter_bytes() == made[1].adapter_bytes() != made[2].adapter_bytes()
     assert torch.equal(made[0].score(tokens), made[2].score(tokens))
     assert float(made[0].score(tokens)[0]) == 0.0
+
+
+def test_checkpointed_layers_give_the_same_bytes(of: TrainerConfig) -> None:
+    engines = [engine_of(config(Path(of.base_model), gradient_checkpointing=on)) for on in (False, True)]
+    (example,) = [example_of(r, rl=True, opd=False, estimator="group_mean", opd_clip=1.0) for r in BATCHES[0][:1]]
+    kept: list[int] = []
+    for engine in engines:
+        sizes: list[int] = []
+
+        def keep(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            engine.policy(pack([example]))
+        kept.append(sum(sizes))
+        run_step(engine, of, BATCHES[0])
+    assert kept[1] < kept[0] / 2
+    assert engines[0].policy.adapter_bytes() == engines[1].policy.adapter_bytes()
+
+
+def test_a_run_goes_on_from_an_adapter_in_a_folder(of: TrainerConfig, tmp_path: Path) -> None:
+    trained = engine_of(of)
+    run_step(trained, of, BATCHES[0])
+    (tmp_path / "adapter_model.safetensors").write_bytes(trained.policy.adapter_bytes())
+    (tmp_path / "adapter_config.json").write_bytes(trained.policy.adapter_config())
+    goes_on = {"initial_adapter": str(tmp_path)}
+    assert engine_of(config(Path(of.base_model), **goes_on)).policy.adapter_bytes() == trained.policy.adapter_bytes()
+    with pytest.raises(BadAdapter, match=r"has lora_alpha 8.*, the run 16"):
+        engine_of(config(Path(of.base_model), **goes_on, lora={"rank": 4, "alpha": 16}))
+    with pytest.raises(BadAdapter, match="no adapter in"):
+        engine_of(config(Path(of.base_model), initial_adapter=str(tmp_path / "none")))
+
+
+def test_the_rate_of_a_step_is_the_schedules(of: TrainerConfig) -> None:
+    """AdamW's first update has the size of the rate whatever the gradient."""
+    options = {"lr": 0.01, "schedule": "linear", "warmup_steps": 2, "decay_steps": 4}
+    scheduled = config(Path(of.base_model), optimizer=options)
+    moved = []
+    for step in (1, 2, 4):
+        engine = engine_of(scheduled)
+        before = [parameter.detach().clone() for _, parameter in engine.policy.adapter_parameters()]
+        run_step(engine, scheduled, BATCHES[0], step)
+        after = [parameter.detach() for _, parameter in engine.policy.adapter_parameters()]
+        moved.append(max(float((new - old).abs().max()) for new, old in zip(after, before, strict=True)))
+    assert moved == pytest.approx([0.005, 0.01, 0.0], rel=1e-3)
