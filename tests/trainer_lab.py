@@ -18,7 +18,11 @@ from schemas.records import (
     Terms,
 )
 from schemas.tensors import float32_bytes, int32_bytes, uint8_bytes
+from trainer.advantages.batch import advantages_of
+from trainer.advantages.graded import graded
 from trainer.config import TrainerConfig
+from trainer.example import Example, example_of
+from trainer.losses.settings import Loss
 
 VOCAB = 64
 
@@ -130,6 +134,13 @@ def rollouts(groups: int, samples: int = 4, *, seed: int = 0, policy: str = "tin
                 )
             )
     return made
+
+
+def examples(of: Sequence[Rollout], loss: Loss | None = None) -> list[Example]:
+    """The examples of a batch, both parts of each rollout as far as they are there."""
+    loss = Loss() if loss is None else loss
+    found = advantages_of([sample for r in of if r.has_rl and (sample := graded(r)) is not None], loss).of
+    return [example_of(r, advantages=found.get(r.rollout_id), opd=r.has_opd, loss=loss) for r in of]
 
 
 def config(model: Path, **more: Any) -> TrainerConfig:

@@ -65,6 +65,14 @@ KEYS: Mapping[str, Alias] = {
     "opd_weight": _to("loss.opd_weight"),
     "w_opd": _to("loss.opd_weight"),
     "adv_diff_clip": _to("loss.opd_clip"),
+    "gae_lambda": _to("loss.gae.lam", "with `loss.advantage: gae`"),
+    "gae_gamma": _to("loss.gae.gamma", "with `loss.advantage: gae`"),
+    "entropy_coef": _to("loss.entropy_coef"),
+    "kl_coef": _to("loss.kl.coef"),
+    "kl_loss_coef": _to("loss.kl.coef"),
+    "dual_clip": _to("loss.dual_clip"),
+    "contrastive_weight": _to("loss.pair.weight"),
+    "contrastive_margin": _to("loss.pair.margin"),
     "ppo_clip_ratio": Alias(
         ("loss.clip_low",), "both bounds, unless the upper one is given", implied=_same("loss.clip_high")
     ),
@@ -99,6 +107,9 @@ VARIABLES: Mapping[str, Alias] = {
     "OPENCLAW_TOPK_W_RL": _to("loss.rl_weight"),
     "OPENCLAW_TOPK_W_OPD": _to("loss.opd_weight"),
     "OPENCLAW_TOPK_ADV_DIFF_CLIP": _to("loss.opd_clip"),
+    "CISPO_WEIGHT": _to("loss.pair.weight", "what the first Tentalis called CISPO is a contrastive pair loss"),
+    "CISPO_MARGIN": _to("loss.pair.margin"),
+    "DAPO_ENTROPY_BETA": _to("loss.entropy_coef"),
 }
 
 ELSEWHERE: Mapping[str, str] = {

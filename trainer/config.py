@@ -3,21 +3,17 @@
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-Positive = Annotated[float, Field(gt=0.0)]
-NotNegative = Annotated[float, Field(ge=0.0)]
+from trainer.losses.settings import Loss
+from trainer.part import NotNegative, Part, Positive
 
 
 class ConfigError(ValueError):
     """The configuration file cannot be used; the message says where and why."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Lora(_Part):
+class Lora(Part):
     """The shape of the adapter."""
 
     rank: Annotated[int, Field(ge=1)] = 16
@@ -36,7 +32,7 @@ def _betas(betas: tuple[float, float]) -> tuple[float, float]:
     return betas
 
 
-class Optimizer(_Part):
+class Optimizer(Part):
     """AdamW, and the learning rate as a function of the step (see schedule.py)."""
 
     lr: Positive = 3e-4
@@ -65,34 +61,13 @@ class Optimizer(_Part):
         return self
 
 
-class Loss(_Part):
-    """What is minimised: rl_weight * RL / N_rl + opd_weight * OPD / N_opd (see loss.py)."""
-
-    kind: Literal["clipped"] = "clipped"
-    """The policy loss: the clipped surrogate with asymmetric bounds."""
-    advantage: Literal["group_mean", "group_mean_std"] = "group_mean"
-    """How a reward becomes an advantage in groups of more than one sample (see advantage.py)."""
-    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """The ratio is clipped at 1 - clip_low from below."""
-    clip_high: Positive = 0.28
-    """The ratio is clipped at 1 + clip_high from above."""
-    log_ratio_clamp: Positive = 10.0
-    """|log pi - log mu| is cut here before the exponential, so that no ratio overflows."""
-    rl_weight: NotNegative = 1.0
-    """Weight of the RL part."""
-    opd_weight: NotNegative = 1.0
-    """Weight of the distillation part."""
-    opd_clip: Positive = 1.0
-    """The distillation advantage log teacher - log sampler is clipped to +- this, per token."""
-
-
 def _start(start: Any) -> Any:
     if isinstance(start, dict) and any(partition < 0 or offset < 0 for partition, offset in start.items()):
         raise ValueError("partitions and offsets are not negative")
     return start
 
 
-class TrainerConfig(_Part):
+class TrainerConfig(Part):
     """One run of one policy."""
 
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", examples=["run-1"])]

@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -178,9 +179,18 @@ def _problem(error: Any, sources: Mapping[str, str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] != "extra_forbidden":
         source = sources.get(name, name)
-        return f"{name}: {error['msg']}" if source == name else f"{source} ({name}): {error['msg']}"
+        problem = error["msg"] + _nearest_value(error)
+        return f"{name}: {problem}" if source == name else f"{source} ({name}): {problem}"
     near = nearest(name)
     return f"{name}: no such setting" + (f", did you mean {near}?" if near else "")
+
+
+def _nearest_value(error: Any) -> str:
+    """For a word that is none of the allowed ones: which of them is most like it."""
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
+        return ""
+    near = difflib.get_close_matches(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]), n=1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def nearest(name: str) -> str | None:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=10)
 POLL_SECONDS = 0.02
@@ -35,6 +37,14 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def gather(self, value: T) -> list[T]:
+        """What every rank passed, by rank. A collective."""
+        if self.size == 1:
+            return [value]
+        found: list[T] = [value] * self.size
+        dist.all_gather_object(found, value)
+        return found
 
 
 _world: World | None = None

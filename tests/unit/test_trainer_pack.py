@@ -1,7 +1,6 @@
 """Packed micro-batches: the log-probs and gradients of each rollout alone, only cheaper."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,13 @@ from torch import Tensor
 
 from schemas.records import Rollout
 from schemas.tensors import float32_bytes, float32_view, int32_view, uint8_bytes
-from tests.trainer_lab import rollout, rollouts, tiny_model
-from trainer.config import Lora, Loss
+from tests.trainer_lab import examples, rollout, rollouts, tiny_model
+from trainer.config import Lora
+from trainer.example import Example
+from trainer.losses.settings import Loss
 from trainer.model import Policy
-from trainer.pack import Example, example_of, pack
-from trainer.step import micro_batch_loss
+from trainer.objective import Counts, objective
+from trainer.pack import pack
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,6 @@ def policy(model: Path) -> Policy:
             if ".lora_B." in name:
                 parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
     return made
-
-
-def examples(of: Sequence[Rollout]) -> list[Example]:
-    return [example_of(r, rl=r.has_rl, opd=r.has_opd, estimator="group_mean", opd_clip=1.0) for r in of]
 
 
 def alone(model: Path, policy: Policy, of: Rollout) -> Tensor:
@@ -78,11 +75,10 @@ def test_a_mask_with_gaps_is_one_sequence(model: Path, policy: Policy) -> None:
 
 def gradients(policy: Policy, packs: Sequence[Sequence[Example]]) -> list[Tensor]:
     policy.zero_grad()
-    every = [example for part in packs for example in part]
-    n_rl, n_opd = (float(sum(int(getattr(e, part).sum()) for e in every)) for part in ("in_rl", "in_opd"))
+    counts = Counts.of(packs, Loss())
     for part in packs:
         batch = pack(part)
-        total, _ = micro_batch_loss(policy(batch), batch, Loss(), n_rl, n_opd)
+        total, _ = objective(policy(batch), batch.signal, Loss(), counts)
         total.backward()
     return [parameter.grad.clone() for _, parameter in policy.adapter_parameters() if parameter.grad is not None]
 
@@ -102,10 +98,10 @@ def test_tokens_with_non_finite_log_probs_leave_loss_and_count() -> None:
     made = rollout(prompt=[1, 2], response=[3, 4, 5, 6], sampler=[-1.0, nan, -inf, -2.0], teacher=[-1.5, -1, -1, nan])
     (example,) = examples([made])
     assert example.index.tolist() == [2, 5]
-    assert example.sampler_logprobs.tolist() == [-1.0, -2.0]
-    assert example.in_rl.tolist() == [True, True]
-    assert example.in_opd.tolist() == [True, False]
-    assert example.opd_advantages.tolist() == [-0.5, 0.0]
+    assert example.signal.sampler_logprobs.tolist() == [-1.0, -2.0]
+    assert example.signal.in_rl.tolist() == [True, True]
+    assert example.signal.in_opd.tolist() == [True, False]
+    assert example.signal.opd_advantages.tolist() == [-0.5, 0.0]
 
 
 def test_only_tokens_of_the_mask_are_in_the_loss() -> None:
@@ -131,19 +127,12 @@ def test_what_the_sampler_says_outside_the_mask_does_not_matter(policy: Policy) 
 def test_a_rollout_without_any_advantage_trains_nothing() -> None:
     (equal,) = examples([rollout(reward=1.0, rewards=[1.0, 1.0], n=2)])
     (lone,) = examples([rollout(reward=1.0, rewards=[1.0], n=2)])
-    assert not equal.trains and int(equal.in_rl.sum()) == 3
-    assert not lone.trains and int(lone.in_rl.sum()) == 0
+    assert not equal.trains(Loss()) and int(equal.signal.in_rl.sum()) == 3
+    assert not lone.trains(Loss()) and int(lone.signal.in_rl.sum()) == 0
 
 
-def test_a_pack_says_which_rollout_a_token_belongs_to_and_fills_candidates_up() -> None:
+def test_a_pack_says_which_rollout_a_token_belongs_to() -> None:
     first, second = examples([rollout("a", response=[7, 8]), rollout("b", response=[9, 1, 2])])
-    assert pack([first, second]).candidates is None
-    wide, narrow = (
-        replace(first, candidates=torch.tensor([[3, 4, 5], [6, 7, 8]])),
-        replace(second, candidates=torch.tensor([[1], [2], [3]])),
-    )
-    batch = pack([wide, narrow, first])
-    assert batch.sample.tolist() == [0, 0, 1, 1, 1, 2, 2]
-    assert batch.candidates is not None
-    none = [-1, -1, -1]
-    assert batch.candidates.tolist() == [[3, 4, 5], [6, 7, 8], [1, -1, -1], [2, -1, -1], [3, -1, -1], none, none]
+    signal = pack([first, second, first]).signal
+    assert signal.sequences.tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert len(signal.groups) == 3 and int(signal.groups[0]) == int(signal.groups[2]) != int(signal.groups[1])

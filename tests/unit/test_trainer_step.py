@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from schemas.records import BatchPlan, Rollout
-from tests.trainer_lab import config, rollout, rollouts, tiny_model
+from tests.trainer_lab import config, examples, rollout, rollouts, tiny_model
 from trainer import world
 from trainer.checkpoint import BadCheckpoint, Checkpoint, CheckpointState, checkpoints, prune, save
 from trainer.config import TrainerConfig
 from trainer.engine import Diverged, Engine
 from trainer.model import BadAdapter, Policy, adapter_sha256, canary_tokens
+from trainer.objective import Counts, objective
 from trainer.offers import offer_of
-from trainer.pack import example_of, pack
+from trainer.pack import pack
 from trainer.plan import Draft, PlanHead, plan_of
-from trainer.step import Outcome, micro_batch_loss, train_step
+from trainer.step import Outcome, train_step
 from trainer.stop import Stop, Stopped
 
 
@@ -50,9 +51,8 @@ def test_a_step_is_that_of_plain_adamw(of: TrainerConfig) -> None:
     optimizer = torch.optim.AdamW(parameters, lr=of.optimizer.lr, weight_decay=0.0, foreach=False)
     for step, batch in enumerate(BATCHES, 1):
         outcome = run_step(engine, of, batch, step)
-        every = [example_of(r, rl=True, opd=r.has_opd, estimator="group_mean", opd_clip=1.0) for r in batch]
-        n_rl, n_opd = (float(sum(int(getattr(e, name).sum()) for e in every)) for name in ("in_rl", "in_opd"))
-        total, _ = micro_batch_loss(plain(pack(every)), pack(every), of.loss, n_rl, n_opd)
+        every = examples(batch)
+        total, _ = objective(plain(pack(every)), pack(every).signal, of.loss, Counts.of([every], of.loss))
         total.backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, of.optimizer.grad_clip)
         optimizer.step()
@@ -134,7 +134,7 @@ def test_the_first_step_on_its_own_samples_has_ratio_one_and_no_divergence(of: T
     engine = engine_of(of)
     batch = []
     for r in rollouts(1, 4):
-        example = example_of(r, rl=True, opd=False, estimator="group_mean", opd_clip=1.0)
+        (example,) = examples([r])
         with torch.no_grad():
             logprobs = engine.policy(pack([example])).logprobs
         response = example.token_ids[example.index].tolist()

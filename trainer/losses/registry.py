@@ -1,0 +1,19 @@
+"""Policy losses by the name that the configuration gives them."""
+
+from trainer.losses.cispo import cispo
+from trainer.losses.clipped import clipped
+from trainer.losses.dapo import dapo
+from trainer.losses.gspo import gspo
+from trainer.losses.masked import masked
+from trainer.losses.settings import Kind
+from trainer.losses.tokens import PolicyLoss
+from trainer.losses.truncated_is import truncated_is
+
+POLICY_LOSSES: dict[Kind, PolicyLoss] = {
+    "clipped": clipped,
+    "dapo": dapo,
+    "cispo": cispo,
+    "gspo": gspo,
+    "masked": masked,
+    "truncated_is": truncated_is,
+}
