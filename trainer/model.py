@@ -100,7 +100,6 @@ class Policy(nn.Module):
             self.lm.get_output_embeddings().weight,
             batch.targets,
             batch.temperatures,
-            batch.candidates,
             entropy_gradient=entropy_gradient,
         )
 
