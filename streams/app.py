@@ -14,17 +14,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from confluent_kafka import KafkaException
 
 from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
-from streams.processor import Processor, Stepwise, Timed
+from streams.processor import Aged, Processor, StateUnreadable, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import TopicsWrong, check_topics, forbidden_of
-from streams.state import StateStore, ensure_changelog, read_changelog
+from streams.state import Diverged, Fold, StateStore, ensure_changelog, read_changelog
 from tentalis import logs, tracing
 from tentalis.config import Security, Settings
 from tentalis.dlq.context import app_version
@@ -32,6 +32,9 @@ from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead
 from tentalis.health import Health
 from tentalis.kafka import client_config, producer_config
 from tentalis.security import aiokafka
+
+if TYPE_CHECKING:
+    from streams.disk import DiskStore
 
 __all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
 
@@ -49,10 +52,11 @@ class StreamSettings:
 
     `instance` makes the worker a static member of its group (unique per worker): one that is killed and started again
     under the same name gets its partitions back at once, while the partitions of one that stays away wait for the
-    session timeout."""
+    session timeout. `state` is where the table lies: in memory, or on disk under `state_dir` (rocksdb)."""
 
     bootstrap: str
     state_dir: Path
+    state: Literal["memory", "rocksdb"] = "memory"
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     security: Security = field(default_factory=Security)
@@ -103,7 +107,7 @@ class _Worker:
         self._processor = processor
         self._settings = settings
         self._changelog = None if processor.table is None else topics.changelog(processor.app_id, processor.table)
-        self._store = StateStore()
+        self._store = self._make_store()
         self._counts = Counts()
         self._ready = False
         self._owned: tuple[int, ...] = ()
@@ -158,6 +162,7 @@ class _Worker:
             lag=self._lag,
             commit_age=self._commit_age,
             waiting=lambda: len(self._runner.waiting),
+            state_bytes=self._store.size,
         )
         watchdog = health.Watchdog(self._processor.app_id, self._counts, settings.stall_limit)
         site = None
@@ -180,6 +185,7 @@ class _Worker:
                 task.cancel()
             await self._stop_app()
             self._sink.close()
+            self._store.close()
             watchdog.stop()
             if site is not None:
                 await site.cleanup()
@@ -321,8 +327,23 @@ class _Worker:
         started = time.monotonic()
         await self.quiesce()
         self.revoked()
+        try:
+            await self._restore(partitions)
+        except (StateUnreadable, Diverged) as error:
+            # Once: what is on disk is only a copy.
+            log.warning("%s; all of it is made anew from %s", error, self._changelog)
+            self.revoked()
+            await self._restore(partitions, anew=True)
+        self._metrics.recovery_seconds = time.monotonic() - started
+        self._progressed()
+
+    async def _restore(self, partitions: Sequence[int], *, anew: bool = False) -> None:
         if self._changelog is not None:
-            folds = await read_changelog(self._changelog, partitions, self._client(), self._progressed)
+            if not isinstance(self._store, StateStore):
+                self._store.identity = await asyncio.to_thread(self._identity)
+            folds = {partition: self._store.open(partition, anew=anew) for partition in partitions}
+            await read_changelog(self._changelog, folds, self._client(), self._progressed)
+            self._metrics.recovered = sum(fold.read for fold in folds.values())
             for partition, fold in folds.items():
                 lost = fold.overwritten()
                 if lost:
@@ -333,12 +354,30 @@ class _Worker:
                         len(lost),
                     )
                     await self._sink.send([changelog_record(self._changelog, partition, entry) for entry in lost])
-                self._store.load(partition, fold.state())
+                if isinstance(self._store, StateStore) and isinstance(fold, Fold):
+                    self._store.load(partition, fold.state())
         for partition in partitions:
             self._restored.add(partition)
-            self._processor.restore(partition, self._store.entries(partition))
-        self._metrics.recovery_seconds = time.monotonic() - started
-        self._progressed()
+            try:
+                self._processor.restore(partition, self._store.entries(partition))
+            except Exception as error:
+                if anew or isinstance(self._store, StateStore):
+                    raise
+                raise StateUnreadable(f"the state on disk of partition {partition} is not right: {error}") from error
+
+    def _make_store(self) -> "StateStore | DiskStore":
+        settings, processor = self._settings, self._processor
+        if settings.state == "memory" or self._changelog is None:
+            return StateStore()
+        from streams.disk import DiskStore
+
+        age = processor.age if isinstance(processor, Aged) else lambda key, value: None
+        return DiskStore(settings.state_dir / "rocksdb", age, settings.instance or "worker")
+
+    def _identity(self) -> str:
+        from streams.disk import identity_of
+
+        return identity_of(client_config(self._settings.known), str(self._changelog))
 
     def delivering(self, partitions: Sequence[int]) -> None:
         self._owned = tuple(partitions)

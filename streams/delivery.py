@@ -11,14 +11,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from schemas.codec import SchemasUnavailable
 from streams.dlq import Produce, check, key_bytes, letter
-from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable, Timed
-from streams.state import OFFSET_HEADER, Entry, StateStore, as_entries
+from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable, StateUnreadable, Timed
+from streams.state import OFFSET_HEADER, Entry, as_entries
 from tentalis.dlq.limits import DeadLimits
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,22 @@ class OutputTooLarge(ValueError):
 class Sink(Protocol):
     """Where records go."""
 
-    async def send(self, records: Sequence[Produce]) -> None:
-        """Sends all of them at once; returns when every one is confirmed. Raises if any is not."""
+    async def send(self, records: Sequence[Produce]) -> int | None:
+        """Sends all of them at once; returns when every one is confirmed. Raises if any is not.
+
+        Returns:
+            The offset of the last record on its partition, None if the broker did not say.
+        """
+
+
+class Store(Protocol):
+    """What the changelog confirmed of each owned partition: `streams.state.StateStore`, `streams.disk.DiskStore`."""
+
+    def entries(self, partition: int) -> Mapping[str, bytes]:
+        """A read-only view of a partition."""
+
+    def apply(self, partition: int, waves: Sequence[Sequence[Entry]], ends: Sequence[int | None]) -> None:
+        """Takes over confirmed changes; `ends` are the changelog offsets of the last records of the waves."""
 
 
 @dataclass(slots=True)
@@ -97,7 +111,7 @@ class BatchRunner:
         processor: Processor,
         sink: Sink,
         *,
-        store: StateStore,
+        store: Store,
         changelog: str | None,
         limits: DeadLimits,
         record_limit: int,
@@ -132,6 +146,8 @@ class BatchRunner:
         started = time.monotonic()
         try:
             effects, prepared = await self._process(partition, records)
+        except StateUnreadable:
+            raise
         except Exception as error:
             log.exception("%s: a batch of %d failed; one by one now", records[0], len(records))
             self._reset(partition)
@@ -164,6 +180,8 @@ class BatchRunner:
             if len(records) > 1:
                 try:
                     effects, prepared = await self._process(partition, [record])
+                except StateUnreadable:
+                    raise
                 except Exception as alone:
                     log.exception("%s goes to the dead-letter topic", record)
                     self._reset(partition)
@@ -230,11 +248,9 @@ class BatchRunner:
             )
         if sending:
             await self._sink.send(sending)
-        for change in prepared.changes:
-            if change:
-                await self._sink.send(change)
-        for wave in prepared.waves:
-            self.store.apply(partition, wave)
+        ends = [await self._sink.send(change) if change else None for change in prepared.changes]
+        if prepared.waves:
+            self.store.apply(partition, prepared.waves, ends)
         self.counts.outputs += len(effects.outputs)
         self.counts.dead += len(effects.dead)
         for wave in prepared.waves:

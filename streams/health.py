@@ -37,6 +37,7 @@ class Metrics:
         lag: records behind per (topic, partition).
         commit_age: seconds for which something acknowledged has waited for its commit, 0 if nothing does.
         waiting: partitions that wait for something outside.
+        state_bytes: of state on disk.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Metrics:
         lag: Callable[[], Mapping[tuple[str, int], int]],
         commit_age: Callable[[], float],
         waiting: Callable[[], int],
+        state_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.recovery_seconds = 0.0
+        self.recovered = 0
         self.exporter = exporter = Exporter(processor.app_id.removeprefix("tentalis-"), app=processor.app_id)
         counts.batch_seconds = exporter.histogram(metrics.STREAM_BATCH_SECONDS).observe
         exporter.read(metrics.STREAM_RECORDS, lambda: counts.records)
@@ -62,6 +65,8 @@ class Metrics:
         exporter.read(metrics.STREAM_FLUSH_SECONDS, lambda: counts.flush_seconds)
         exporter.read(metrics.STREAM_COMMIT_AGE, commit_age)
         exporter.read(metrics.STREAM_RECOVERY, lambda: self.recovery_seconds)
+        exporter.read(metrics.STREAM_RECOVERED, lambda: self.recovered)
+        exporter.read(metrics.STREAM_STATE_BYTES, state_bytes)
         exporter.read(metrics.STREAM_WAITING, waiting)
         exporter.read(metrics.STREAM_LAG, lambda: {(topic, str(p)): behind for (topic, p), behind in lag().items()})
         if isinstance(processor, Measured):

@@ -5,7 +5,8 @@ An application is a `Processor`: it is handed batches of log records and answers
 changes wave by wave, then the commit. After a crash in between, the same records come again: outputs must be harmless
 when repeated, and state says with its applied offset what it has seen."""
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -24,6 +25,11 @@ Change = tuple[str, bytes | None]
 class Retryable(Exception):
     """Nothing is wrong with the records: something outside is away (a model server). The batch is tried again until it
     is back."""
+
+
+class StateUnreadable(Exception):
+    """The state on disk cannot be read. Nothing is wrong with the records, and nothing can be done about them here: the
+    worker ends, and starts again with what the changelog says."""
 
 
 # Tuples where there is one for every record of the log: a frozen dataclass takes three times as long to make.
@@ -115,6 +121,36 @@ class Processor(Protocol):
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
         """Once a second, with the partitions this worker owns: records to write beside any input."""
+
+
+class Table(Mapping[str, bytes]):
+    """What `restore` is given if the state lies on disk: it need not be taken into memory, but can be read whenever it
+    is needed. It shows what the batches before the one at hand have written."""
+
+    @abstractmethod
+    def names(self, prefix: str) -> Iterator[str]:
+        """The keys that begin with `prefix`, in order."""
+
+    @abstractmethod
+    def scan(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Keys that begin with `prefix` with their values, in order."""
+
+    @abstractmethod
+    def aged(self, since: int) -> Iterator[tuple[int, str]]:
+        """(age, key) of the values that were given one (see `Aged`), from `since` on, oldest first; also of ages that a
+        key had once and has no more."""
+
+    @abstractmethod
+    def forget_ages(self, before: int) -> None:
+        """Nobody asks for ages before this any more."""
+
+
+@runtime_checkable
+class Aged(Protocol):
+    """What a processor has besides if state on disk is to be found by its age."""
+
+    def age(self, key: str, value: bytes) -> int | None:
+        """What a value is ordered by, None for one that is not looked for by age."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -30,6 +30,7 @@ class _Confirmations:
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._failed: tuple[KafkaError, str] | None = None
+        self.last_offset: int | None = None
         self.all_in: asyncio.Future[None] = self._loop.create_future()
 
     def delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -37,6 +38,13 @@ class _Confirmations:
         if error is not None and self._failed is None:
             self._failed = (error, str(message.topic()))
         self.fewer(1)
+
+    def last_delivered(self, error: KafkaError | None, message: Message) -> None:
+        """The same of the last one."""
+        offset = message.offset()
+        if error is None and offset is not None and offset >= 0:
+            self.last_offset = offset
+        self.delivered(error, message)
 
     def fewer(self, count: int) -> None:
         """So many are not awaited any more."""
@@ -72,31 +80,34 @@ class KafkaSink:
         self._poller: threading.Thread | None = None
         self._partitions: dict[str, int] = {}
 
-    async def send(self, records: Sequence[Produce]) -> None:
+    async def send(self, records: Sequence[Produce]) -> int | None:
         """Sends all records, those of one partition in order, and returns when every one is confirmed (acks=all).
 
+        Returns:
+            The offset of the last record, None if there is none or the broker did not say.
         Raises:
             NoSuchPartition: before anything is sent.
             NotDelivered: the broker refused one, or did not confirm it in time.
         """
         if not records:
-            return
+            return None
         producer = self._started()
         for topic, partition in {(record.topic, record.partition) for record in records}:
             if partition is not None:
                 await self._check(producer, topic, partition)
         try:
-            await self._send(producer, records)
+            return await self._send(producer, records)
         except NotDelivered as error:
             raise NotDelivered(self._fatal or error.args[0], error.args[1]) from error
 
-    async def _send(self, producer: Producer, records: Sequence[Produce]) -> None:
+    async def _send(self, producer: Producer, records: Sequence[Produce]) -> int | None:
         confirmations = _Confirmations(len(records))
         sent = 0
         try:
             for record in records:
                 # librdkafka does not say when its queue has room again.
-                while not self._queued(producer, record, confirmations):  # noqa: ASYNC110
+                report = confirmations.delivered if sent + 1 < len(records) else confirmations.last_delivered
+                while not self._queued(producer, record, report):  # noqa: ASYNC110
                     await asyncio.sleep(FULL_S)
                 sent += 1
         finally:
@@ -104,6 +115,7 @@ class KafkaSink:
             if sent < len(records):
                 confirmations.fewer(len(records) - sent)
             await confirmations.all_in
+        return confirmations.last_offset
 
     def close(self) -> None:
         """Ends the poll thread. What was not confirmed by now is not waited for."""
@@ -128,7 +140,7 @@ class KafkaSink:
             producer.poll(POLL_S)
 
     @staticmethod
-    def _queued(producer: Producer, record: Produce, confirmations: _Confirmations) -> bool:
+    def _queued(producer: Producer, record: Produce, report: Callable[[KafkaError | None, Message], None]) -> bool:
         """False if the producer's queue is full."""
         try:
             producer.produce(
@@ -136,7 +148,7 @@ class KafkaSink:
                 record.value,
                 record.key,
                 -1 if record.partition is None else record.partition,
-                confirmations.delivered,
+                report,
                 headers=list(record.headers),
             )
         except BufferError:

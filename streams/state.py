@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from schemas.topics import CHANGELOG_MAX_LAG_MS, CHANGELOG_MIN_LAG_MS, OVERHEAD_BYTES, changelog
 from streams.processor import Change, applied_offset
@@ -31,10 +31,14 @@ class Entry(NamedTuple):
 
 
 class StateStore:
-    """What the changelog confirmed, in memory, per owned partition."""
+    """What the changelog confirmed, in memory, per owned partition. `streams.disk` has the same on disk."""
 
     def __init__(self) -> None:
         self._partitions: dict[int, dict[str, bytes]] = {}
+
+    def open(self, partition: int, *, anew: bool = False) -> "Fold":
+        """The changelog of a partition is to be read: from the beginning."""
+        return Fold()
 
     def load(self, partition: int, entries: dict[str, bytes]) -> None:
         """Replaces the state of a partition."""
@@ -48,18 +52,22 @@ class StateStore:
         """A read-only view of a partition."""
         return MappingProxyType(self._partitions.get(partition, {}))
 
-    def partitions(self) -> tuple[int, ...]:
-        """The partitions there is state for."""
-        return tuple(sorted(self._partitions))
-
-    def apply(self, partition: int, wave: Sequence[Entry]) -> None:
-        """Takes over confirmed changes."""
+    def apply(self, partition: int, waves: Sequence[Sequence[Entry]], ends: Sequence[int | None] = ()) -> None:
+        """Takes over confirmed changes; where they lie on the changelog does not matter."""
         state = self._partitions.setdefault(partition, {})
-        for entry in wave:
-            if entry.value is None:
-                state.pop(entry.key, None)
-            else:
-                state[entry.key] = entry.value
+        for wave in waves:
+            for entry in wave:
+                if entry.value is None:
+                    state.pop(entry.key, None)
+                else:
+                    state[entry.key] = entry.value
+
+    def size(self) -> int:
+        """Nothing lies on disk."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing to be given back."""
 
 
 def as_entries(
@@ -84,8 +92,8 @@ def as_entries(
                 offset = applied_offset(value)
             else:
                 before = latest.get(key)
-                if before is None and key in current:
-                    before = applied_offset(current[key])
+                if before is None and (held := current.get(key)) is not None:
+                    before = applied_offset(held)
                 offset = first_offset if before is None else max(first_offset, before)
             latest[key] = offset
             entries.append(Entry(key, value, offset))
@@ -94,11 +102,20 @@ def as_entries(
 
 
 class Fold:
-    """Reads one changelog partition back: per key the entry of the greatest offset, the later written among equals."""
+    """Reads one changelog partition back: per key the entry of the greatest offset, the later written among equals.
 
-    def __init__(self) -> None:
-        self._best: dict[str, Entry] = {}
-        self._stale: set[str] = set()
+    Args:
+        known: what is known from an earlier part of the changelog.
+    """
+
+    position = 0
+    """From where the changelog has to be read."""
+
+    def __init__(self, known: Mapping[str, Entry] = MappingProxyType({})) -> None:
+        self._known = known
+        self._best: dict[str, Entry] = dict(known)
+        self.stale: set[str] = set()
+        """Keys whose last record on the log is not the one that won."""
         self.read = 0
 
     def add(self, entry: Entry) -> None:
@@ -107,9 +124,16 @@ class Fold:
         best = self._best.get(entry.key)
         if best is None or entry.offset >= best.offset:
             self._best[entry.key] = entry
-            self._stale.discard(entry.key)
+            self.stale.discard(entry.key)
         else:
-            self._stale.add(entry.key)
+            self.stale.add(entry.key)
+
+    def settle(self, position: int) -> None:
+        """Everything before `position` was added; nothing has to be done about it in memory."""
+
+    def changed(self) -> list[Entry]:
+        """The entries that won and were not known before."""
+        return [entry for key, entry in self._best.items() if entry is not self._known.get(key)]
 
     def state(self) -> dict[str, bytes]:
         """The recovered state."""
@@ -118,7 +142,7 @@ class Fold:
     def overwritten(self) -> list[Entry]:
         """Entries that won, but are not the last of their key on the log: compaction would one day keep the stale one,
         so they are to be written again."""
-        return [self._best[key] for key in sorted(self._stale)]
+        return [self._best[key] for key in sorted(self.stale)]
 
 
 def entry_of(topic: str, partition: int, position: int, key: bytes | None, value: bytes | None, headers: Any) -> Entry:
@@ -138,10 +162,35 @@ def entry_of(topic: str, partition: int, position: int, key: bytes | None, value
         ) from error
 
 
+class Reading(Protocol):
+    """What a changelog partition is read into."""
+
+    @property
+    def position(self) -> int:
+        """The offset from which on it has to be read."""
+
+    def add(self, entry: Entry) -> None:
+        """The next record, in log order."""
+
+    def settle(self, position: int) -> None:
+        """Everything before `position` was added."""
+
+
+class Diverged(Exception):
+    """State that was read from a changelog up to where it does not reach (any more)."""
+
+    def __init__(self, partition: int, reason: str) -> None:
+        super().__init__(reason)
+        self.partition = partition
+
+
 async def read_changelog(
-    topic: str, partitions: Sequence[int], client: Mapping[str, Any], progressed: Callable[[], None] = lambda: None
-) -> dict[int, Fold]:
-    """Reads the partitions of a changelog from the beginning to where they end now.
+    topic: str,
+    readings: Mapping[int, Reading],
+    client: Mapping[str, Any],
+    progressed: Callable[[], None] = lambda: None,
+) -> None:
+    """Reads partitions of a changelog from where each reading stands to where they end now.
 
     A reader of its own, outside the group and outside Faust's flow control, so nothing of the input can be delivered
     early.
@@ -151,14 +200,14 @@ async def read_changelog(
         progressed: called whenever something was read.
 
     Raises:
+        Diverged: before anything is read.
         ChangelogError: a record that no application writes, or nothing to be read for a minute.
     """
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
-    folds = {partition: Fold() for partition in partitions}
-    places = [TopicPartition(topic, partition) for partition in partitions]
+    places = [TopicPartition(topic, partition) for partition in readings]
     if not places:
-        return folds
+        return
     consumer = AIOKafkaConsumer(
         **client,
         group_id=None,
@@ -171,15 +220,19 @@ async def read_changelog(
     try:
         consumer.assign(places)
         begins, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
-        todo = {place for place in places if begins[place] < ends[place]}
+        starts = {place: _start(readings[place.partition], place, begins[place], ends[place]) for place in places}
+        todo = {place for place in places if starts[place] < ends[place]}
+        for place in todo:
+            consumer.seek(place, starts[place])
         consumer.pause(*(place for place in places if place not in todo))
         heard = time.monotonic()
         while todo:
             fetched = await consumer.getmany(*todo, timeout_ms=200)
             for place, records in fetched.items():
-                fold = folds[place.partition]
+                fold = readings[place.partition]
                 for record in records:
                     fold.add(entry_of(topic, place.partition, record.offset, record.key, record.value, record.headers))
+                fold.settle(records[-1].offset + 1)
             if fetched:
                 heard = time.monotonic()
                 progressed()
@@ -193,9 +246,19 @@ async def read_changelog(
                 consumer.pause(*done)
                 todo -= done
             await asyncio.sleep(0)
+        for place in places:
+            readings[place.partition].settle(ends[place])
     finally:
         await consumer.stop()
-    return folds
+
+
+def _start(reading: Reading, place: Any, begin: int, end: int) -> int:
+    position = reading.position
+    if position > end or 0 < position < begin:
+        raise Diverged(
+            place.partition, f"reaches to offset {position}, but {place.topic}[{place.partition}] to {begin}-{end}"
+        )
+    return max(position, begin)
 
 
 def ensure_changelog(

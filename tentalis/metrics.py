@@ -104,6 +104,10 @@ STREAM_COMMIT_AGE = _stream(
     "commit_age_seconds", Kind.GAUGE, "How long something acknowledged has waited for its commit.", "seconds"
 )
 STREAM_RECOVERY = _stream("recovery_seconds", Kind.GAUGE, "Duration of the last recovery.", "seconds")
+STREAM_RECOVERED = _stream(
+    "recovered_records", Kind.GAUGE, "Changelog records that the last recovery had to read.", "records"
+)
+STREAM_STATE_BYTES = _stream("state_disk_bytes", Kind.GAUGE, "State on disk, 0 where it lies in memory.", "bytes")
 STREAM_WAITING = _stream(
     "waiting_partitions", Kind.GAUGE, "Partitions that wait for something outside (a model server).", "partitions"
 )

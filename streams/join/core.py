@@ -6,14 +6,16 @@ written to the changelog since it was last asked. The rules are in docs/join.md.
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from schemas.records import Forget, Hint, Open, Record, Score, TaskHead
 from streams.join import emit
 from streams.join.emit import Emission, Halves, Place
 from streams.join.forgotten import FORGET, Forgotten
+from streams.join.halves import HalvesOnDisk
 from streams.join.ledger import Ledger
+from streams.join.markers import InMemory, Markers, OnDisk
 from streams.join.state import (
     CLOCK,
     HALF,
@@ -31,7 +33,7 @@ from streams.join.state import (
     phase_and_since,
     short,
 )
-from streams.processor import Change, payload_of
+from streams.processor import Change, Table, payload_of
 
 DAY_MS = 24 * 3600 * 1000
 BEGINNING = -(2**63)
@@ -76,11 +78,10 @@ class Partition:
         self.applied, self.time = -1, BEGINNING
         self._flushed = -1
         self._open: dict[str, Task] = {}
-        # Tasks that are not open are kept encoded: there are many, and few are touched again.
-        self._markers: dict[str, bytes] = {}
-        # Heaps of (due, task_id) and (since, task_id). An entry whose time is not the task's is stale and passed over.
+        self._markers: Markers = InMemory()
+        self._kept: HalvesOnDisk | None = None
+        # A heap of (due, task_id). An entry whose time is not the task's is stale and passed over.
         self._timers: list[tuple[int, str]] = []
-        self._expiry: list[tuple[int, str]] = []
         self._fired: set[str] = set()  # tasks whose timeouts fired at the record at hand
         self._ledger = Ledger(place.partition)
         self._forgotten = Forgotten(place.partition, limits.forget_ttl_ms)
@@ -115,9 +116,12 @@ class Partition:
         if clock is not None:
             self.applied, self.time = decode_clock(clock)
         self._flushed = self.applied
+        if isinstance(entries, Table):
+            self._markers = OnDisk(entries, self.time - self._limits.marker_ttl_ms)
+            self._kept = HalvesOnDisk(entries, self._place.partition)
         halves: dict[int, bytes] = {}
         leavers: list[bytes] = []
-        for key, value in entries.items():
+        for key, value in _all_but_halves(entries) if isinstance(entries, Table) else entries.items():
             if key.startswith(TASK):
                 self._restore_task(key, value)
             elif key.startswith(HALF):
@@ -126,7 +130,6 @@ class Partition:
                 leavers.append(value)
             elif not key.startswith(CLOCK):
                 raise StateError(f"unknown state key {key!r} in partition {self._place.partition} of the join")
-        heapq.heapify(self._expiry)
         heapq.heapify(self._timers)
         self._forgotten.restore(leavers)
         for key in self._forgotten.expire(self.time):
@@ -154,8 +157,7 @@ class Partition:
                 self._timers.append((task.due, task_id))
                 return
         elif not self._expired(since):
-            self._markers[task_id] = value
-            self._expiry.append((since, task_id))
+            self._markers.found(task_id, since, value)
             return
         self._ledger.doom(key)
 
@@ -181,11 +183,8 @@ class Partition:
         self.time = max(self.time, timestamp)
         self._ledger.folding(offset)
         self._fired.clear()
-        while self._expiry and self._expired(self._expiry[0][0]):
-            since, task_id = heapq.heappop(self._expiry)
-            value = self._markers.get(task_id)
-            if value is not None and phase_and_since(value)[1] == since:
-                del self._markers[task_id]
+        if self._expired(self._markers.oldest):
+            for task_id in self._markers.expire(self.time - self._limits.marker_ttl_ms):
                 self._ledger.expired(task_id)
         for key in self._forgotten.expire(self.time):
             self._ledger.useless(key)
@@ -217,7 +216,11 @@ class Partition:
         if self.applied == self._flushed:
             return []
         self._flushed = self.applied
-        return self._ledger.waves(self._header, self.applied, self.time)
+        waves = self._ledger.waves(self._header, self.applied, self.time)
+        self._markers.flushed()
+        if self._kept is not None:
+            self._kept.flushed()
+        return waves
 
     def _header(self, task_id: str) -> bytes | None:
         task = self._open.get(task_id)
@@ -303,11 +306,14 @@ class Partition:
 
     def _fill(self, task_id: str, task: Task, slot: Slot, half: Score | Hint, raw: bytes) -> None:
         self._ledger.keep_half(self.applied, raw)
+        payload = Payload(self.applied, half)
         if isinstance(half, Score):
-            slot.score, slot.score_at = Payload(self.applied, half), self.time
+            slot.score, slot.score_at = payload, self.time
         else:
-            slot.hint = Payload(self.applied, half)
+            slot.hint = payload
             slot.opd_taken |= emit.usable_hint(half)
+        if self._kept is not None:
+            self._kept.add(payload, len(raw))
         terms = half.sample.head.terms
         if (terms.rl is None or slot.score is not None) and (terms.opd is None or slot.hint is not None):
             slot.closed = True
@@ -393,8 +399,8 @@ class Partition:
 
     def _find(self, task_id: str) -> Task | None:
         task = self._open.get(task_id)
-        if task is None and task_id in self._markers:
-            task = decode_task(self._markers[task_id])
+        if task is None and (value := self._markers.get(task_id)) is not None:
+            task = decode_task(value)
         return task
 
     def _redelivered(self, task_id: str, task: Task) -> bool:
@@ -410,7 +416,7 @@ class Partition:
         task = Task(self.applied, Phase.OPEN, since, head.n_samples, head=head)
         if known is not None:
             task.slots, task.seen = known.slots, known.seen
-            self._markers.pop(head.task_id, None)
+            self._markers.remove(head.task_id)
         task.deadline = since + head.terms.deadline_ms
         task.window = head.terms.opd_window_ms
         self._open[head.task_id] = task
@@ -442,9 +448,7 @@ class Partition:
         task.applied = self.applied
         self._ledger.changed(task_id)
         if task.phase is not Phase.OPEN:
-            if task_id not in self._markers:
-                heapq.heappush(self._expiry, (task.since, task_id))
-            self._markers[task_id] = encode_task(task)
+            self._markers.put(task_id, task.since, encode_task(task))
 
     def _drop(self, slot: Slot) -> None:
         """The halves of a slot are not needed any more."""
@@ -457,11 +461,22 @@ class Partition:
         if payload is None:
             return None
         if payload.record is None:
-            record = self._decode(payload.offset, payload_of(payload.value))
+            value = payload.value if self._kept is None else self._kept.value(payload.offset)
+            record = self._decode(payload.offset, payload_of(value))
             if not isinstance(record, Score | Hint):
                 raise StateError(f"the half at offset {payload.offset} is a {type(record).__name__}")
             payload.record, payload.value = record, b""
+            if self._kept is not None:
+                self._kept.add(payload, len(value))
         return payload.record
+
+
+def _all_but_halves(table: Table) -> Iterator[tuple[str, bytes]]:
+    """Entries for recovery, of halves the keys alone."""
+    for prefix in (TASK, FORGET):
+        yield from table.scan(prefix)
+    for key in table.names(HALF):
+        yield key, b""
 
 
 def _answers(half: Score | Hint) -> bool:

@@ -11,6 +11,7 @@ from streams.delivery import FRAMING_BYTES, size_of
 from streams.dlq import Produce, key_bytes
 from streams.join.core import BEGINNING, Limits, Partition, Refused, Tally
 from streams.join.emit import Emission, Place
+from streams.join.state import TASK, Phase, phase_and_since
 from streams.join.traces import Traces
 from streams.processor import Dead, Effects, LogRecord, Output
 from tentalis import metrics, tracing
@@ -73,6 +74,13 @@ class JoinProcessor:
         fold = Partition(Place(topics.HALVES, partition), partial(self._read, partition), self._limits, self._tally)
         fold.restore(entries)
         self.partitions[partition] = fold
+
+    def age(self, key: str, value: bytes) -> int | None:
+        """Markers are looked for when they are to be forgotten."""
+        if not key.startswith(TASK):
+            return None
+        phase, since = phase_and_since(value)
+        return None if phase is Phase.OPEN else since
 
     def revoke(self, partition: int) -> None:
         """Forgets the partition; its state is on the changelog."""

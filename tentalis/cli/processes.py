@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from tentalis.config import Settings
 
 app = typer.Typer(help="Runs one process of the stack until SIGTERM.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class State(StrEnum):
+    MEMORY = "memory"
+    ROCKSDB = "rocksdb"
+
 
 Server = Annotated[str, typer.Option("--server", envvar="TENTALIS_SERVER", help="URL of the model server.")]
 MetricsPort = Annotated[
@@ -41,6 +48,23 @@ Instance = Annotated[
 ]
 
 
+Where = Annotated[
+    State,
+    typer.Option(
+        "--state",
+        envvar="TENTALIS_STATE",
+        help="Where state lies: in memory, or on disk if it is larger than that. The changelog has it in either case.",
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="TENTALIS_STATE_DIR",
+        help="Folder of the state on disk. Default: streams in TENTALIS_HOME.",
+        show_default=False,
+    ),
+]
 Horizon = Annotated[
     float,
     typer.Option(
@@ -138,7 +162,13 @@ def _dead_limits(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _stream(
-    name: str, build: Callable[[Settings], Any], bootstrap: str | None, port: int | None, instance: str | None
+    name: str,
+    build: Callable[[Settings], Any],
+    bootstrap: str | None,
+    port: int | None,
+    instance: str | None,
+    state: State,
+    state_dir: Path | None,
 ) -> NoReturn:
     configure_logging("INFO")
     from streams.app import StreamSettings, run
@@ -148,7 +178,8 @@ def _stream(
     member = instance or (f"{socket.gethostname()}-{port}" if port else None)
     stream_settings = StreamSettings(
         bootstrap=settings.require_bootstrap(),
-        state_dir=settings.home / "streams" / name,
+        state_dir=(state_dir or settings.home / "streams") / name,
+        state=state.value,
         metrics_port=port,
         metrics_host=host(),
         security=settings.security,
@@ -161,6 +192,8 @@ def _stream(
 @app.command()
 def scoring(
     feedback_horizon: Horizon = HOUR_S,
+    state: Where = State.MEMORY,
+    state_dir: StateDir = None,
     port: MetricsPort = None,
     instance: Instance = None,
     bootstrap: Bootstrap = None,
@@ -169,7 +202,7 @@ def scoring(
     from streams.scoring import build
 
     make = partial(build, feedback_horizon_ms=round(1000 * feedback_horizon))
-    _stream("scoring", make, bootstrap, port, instance)
+    _stream("scoring", make, bootstrap, port, instance, state, state_dir)
 
 
 @app.command()
@@ -177,6 +210,8 @@ def hinting(
     server: Server,
     teacher: Annotated[str | None, typer.Option(help="Model or adapter on it. Default: the base model.")] = None,
     feedback_horizon: Horizon = HOUR_S,
+    state: Where = State.MEMORY,
+    state_dir: StateDir = None,
     port: MetricsPort = None,
     instance: Instance = None,
     bootstrap: Bootstrap = None,
@@ -186,24 +221,44 @@ def hinting(
 
     horizon_ms = round(1000 * feedback_horizon)
     make = partial(build, server=server, teacher=teacher, feedback_horizon_ms=horizon_ms)
-    _stream("hinting", make, bootstrap, port, instance)
+    _stream("hinting", make, bootstrap, port, instance, state, state_dir)
 
 
 @app.command()
-def join(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstrap = None) -> None:
+def join(
+    state: Where = State.MEMORY,
+    state_dir: StateDir = None,
+    port: MetricsPort = None,
+    instance: Instance = None,
+    bootstrap: Bootstrap = None,
+) -> None:
     """Halves to rollouts and outcomes."""
     from streams.join.processor import JoinProcessor
     from tentalis.kafka import make_codec
 
-    _stream("join", lambda settings: JoinProcessor(make_codec(settings, patience=0.0)), bootstrap, port, instance)
+    _stream(
+        "join",
+        lambda settings: JoinProcessor(make_codec(settings, patience=0.0)),
+        bootstrap,
+        port,
+        instance,
+        state,
+        state_dir,
+    )
 
 
 @app.command(short_help="Windowed means per manager and worker.")
-def aggregation(port: MetricsPort = None, instance: Instance = None, bootstrap: Bootstrap = None) -> None:
+def aggregation(
+    state: Where = State.MEMORY,
+    state_dir: StateDir = None,
+    port: MetricsPort = None,
+    instance: Instance = None,
+    bootstrap: Bootstrap = None,
+) -> None:
     """Outcomes and feedback to windowed means per manager and worker."""
     from streams.aggregation import build
 
-    _stream("aggregation", build, bootstrap, port, instance)
+    _stream("aggregation", build, bootstrap, port, instance, state, state_dir)
 
 
 def worker(

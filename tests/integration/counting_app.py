@@ -100,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--app", required=True)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--state", choices=("memory", "rocksdb"), default="memory")
     parser.add_argument("--stateless", action="store_true")
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--ticking", action="store_true")
@@ -126,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = StreamSettings(
         options.bootstrap,
         options.state_dir,
+        options.state,
         metrics_port=options.metrics_port,
         instance=options.instance,
         max_batch_records=options.batch,

@@ -44,24 +44,26 @@ def test_clean_restarts_lose_nothing_and_deliver_nothing_twice(lab: Lab) -> None
     assert set(lab.verify().values()) == {1}
 
 
-def test_kill_9_in_the_middle_ten_times(lab: Lab) -> None:
+@pytest.mark.parametrize(("state", "kills"), [("memory", 7), ("rocksdb", 3)])
+def test_kill_9_in_the_middle(lab: Lab, state: str, kills: int) -> None:
     chance = random.Random(7)
-    for _ in range(10):
+    for _ in range(kills):
         lab.produce(150)
-        worker = lab.start("--instance", "0", "--batch", "10", "--delay", "0.002")
+        worker = lab.start("--instance", "0", "--batch", "10", "--delay", "0.002", "--state", state)
         eventually(lambda worker=worker: lab.owns(worker), 30)
         time.sleep(chance.uniform(0.0, 0.4))  # the moment of the kill is the experiment
         worker.kill()
         worker.wait()
-    worker = lab.start("--instance", "0")
+    worker = lab.start("--instance", "0", "--state", state)
     lab.settled(workers=[worker])
     repeated = sum(times - 1 for times in lab.verify().values())
-    print(json.dumps({"killed": 10, "outputs_repeated": repeated}))
+    print(json.dumps({"killed": kills, "outputs_repeated": repeated}))
     assert lab.stop(worker) == 0
 
 
 def test_workers_that_join_leave_stop_and_wake(lab: Lab, session: float) -> None:
-    options = ("--batch", "20", "--delay", "0.001", "--session-timeout", str(session))
+    # State on disk: partitions move away from a database and back to it, and a zombie keeps its own.
+    options = ("--batch", "20", "--delay", "0.001", "--session-timeout", str(session), "--state", "rocksdb")
     lab.produce(400)
     first = lab.start(*options)
     eventually(lambda: lab.owns(first), 30)
@@ -172,9 +174,10 @@ def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
     assert lab.read(f"{lab.topic}.dlq") == []
 
 
-def test_a_late_write_of_a_zombie_does_not_win(lab: Lab) -> None:
+@pytest.mark.parametrize("state", ["memory", "rocksdb"])
+def test_a_late_write_of_a_zombie_does_not_win(lab: Lab, state: str) -> None:
     lab.produce(60, keys=3)
-    worker = lab.start()
+    worker = lab.start("--state", state)
     lab.settled(workers=[worker])
     assert lab.stop(worker) == 0
     before = {m.key(): m for m in lab.read(lab.changelog)}
@@ -184,7 +187,7 @@ def test_a_late_write_of_a_zombie_does_not_win(lab: Lab) -> None:
     lab.put(lab.changelog, None, tombs, partition=before[tombs].partition(), headers=[(OFFSET_HEADER, b"0")])
 
     lab.produce(30, keys=3)
-    worker = lab.start()
+    worker = lab.start("--state", state)
     lab.settled(workers=[worker])
     assert lab.stop(worker) == 0
     lab.verify()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from schemas import topics
@@ -27,6 +28,7 @@ from schemas.records import (
     Tick,
 )
 from schemas.tensors import float32_bytes, int32_bytes, uint8_bytes
+from streams.disk import DiskStore
 from streams.join.core import Limits
 from streams.join.processor import JoinProcessor
 from streams.processor import Effects, LogRecord
@@ -157,6 +159,35 @@ class Written:
         return self._decoded(topics.ROLLOUTS)
 
 
+class Disk:
+    """A worker's state on disk, and the changelog that it is a copy of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made = 0
+        self.store: DiskStore | None = None
+
+    def fresh(self) -> None:
+        """Another partition's worth of nothing."""
+        self.close()
+        self.made += 1
+
+    def recovered(self, changelog: Sequence[Entry]) -> Mapping[str, bytes]:
+        """What a worker starts with: its database, and what is behind it on the changelog."""
+        self.close()
+        self.store = DiskStore(self.folder / str(self.made), JoinProcessor(CODEC).age)
+        fold = self.store.open(PARTITION)
+        for entry in changelog[fold.position :]:
+            fold.add(entry)
+        fold.settle(len(changelog))
+        return self.store.entries(PARTITION)
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        self.store = None
+
+
 def worker(entries: Mapping[str, bytes], limits: Limits = LIMITS) -> JoinProcessor:
     processor = JoinProcessor(CODEC, limits)
     processor.restore(PARTITION, entries)
@@ -191,8 +222,10 @@ class Cut:
 class Partitioned:
     """One partition of the input and all that is written from it: topics, changelog, committed offset."""
 
-    def __init__(self, log: Sequence[LogRecord], limits: Limits = LIMITS) -> None:
-        self.log, self.limits = list(log), limits
+    def __init__(self, log: Sequence[LogRecord], limits: Limits = LIMITS, disk: Disk | None = None) -> None:
+        self.log, self.limits, self.disk = list(log), limits, disk
+        if disk is not None:
+            disk.fresh()
         self.written = Written()
         self.changelog: list[Entry] = []
         self.store: dict[str, bytes] = {}
@@ -208,6 +241,10 @@ class Partitioned:
 
     def start(self) -> JoinProcessor:
         self.store = self.recovered()
+        if self.disk is not None:
+            table = self.disk.recovered(self.changelog)
+            assert dict(table.items()) == self.store
+            return worker(table, self.limits)
         return worker(self.store, self.limits)
 
     def run(self, sizes: Sequence[int] = (), cuts: Mapping[int, Cut] | None = None) -> Written:
@@ -258,6 +295,10 @@ class Partitioned:
             into[kind].append(item)
 
     def _apply(self, stages: Sequence[Sequence[tuple[str, Any]]]) -> None:
+        if self.disk is not None and self.disk.store is not None:
+            waves = [[item for _, item in stage] for stage in stages[1:]]
+            ends = [len(self.changelog) - 1 - sum(map(len, waves[i + 1 :])) for i in range(len(waves))]
+            self.disk.store.apply(PARTITION, waves, ends)
         for kind, item in (pair for stage in stages for pair in stage):
             if kind == "state" and item.value is None:
                 self.store.pop(item.key, None)

@@ -130,7 +130,7 @@ class Worker:
                 self.broker.dead += step.dead
             else:
                 self.broker.changelog += step
-                self.store.apply(PARTITION, step)
+                self.store.apply(PARTITION, [step])
         self.pending = self.pending[count:]
 
     def commit(self) -> None:

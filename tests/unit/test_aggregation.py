@@ -83,7 +83,7 @@ class Bench:
 
     def confirm(self, effects: Effects, first: int, waves: int | None) -> None:
         for wave in as_entries(effects.changes, self.store.entries(PARTITION), first)[:waves]:
-            self.store.apply(PARTITION, wave)
+            self.store.apply(PARTITION, [wave])
             self.written += [(entry.key, entry.value, entry.offset) for entry in wave]
 
     def state(self) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ contradictions, rubbish.
 
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.unit.join_support import (
     PARTITION,
     START,
     Cut,
+    Disk,
     Partitioned,
     Written,
     alive,
@@ -43,6 +45,14 @@ from tests.unit.join_support import (
 # More for a long search: TENTALIS_TEST_EXAMPLES=20000 pytest tests/unit/test_join_property.py
 EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "100"))
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    made = Disk(tmp_path_factory.mktemp("disk"))
+    yield made
+    made.close()
+
 
 TASKS: dict[str, TaskHead] = {
     "a": head("a", n=1),
@@ -209,6 +219,26 @@ def test_crashes_redelivery_and_zombies_do_not_matter(
     assert set(rough.written.produced) == set(calm.written.produced)
     assert {offset for offset, _ in rough.written.dead} == {offset for offset, _ in calm.written.dead}
     assert alive(rough.start()) == alive(calm.start())
+
+
+@settings(QUICK, max_examples=max(1, EXAMPLES // 10))
+@given(
+    logs(), st.lists(st.integers(1, 12), min_size=1, max_size=5), st.dictionaries(st.integers(0, 12), cuts, max_size=6)
+)
+def test_state_on_disk_is_the_same_state(
+    disk: Disk, log: list[tuple[int, Spec | None]], sizes: list[int], plan: dict[int, Cut]
+) -> None:
+    """(e) With the state in a database that outlives its worker: what is written is what it is in memory, and so is the
+    state after every start, though a start reads the changelog only from where the database ends."""
+    calm, rough, kept = Partitioned(records(log)), Partitioned(records(log)), Partitioned(records(log), disk=disk)
+    calm.run()
+    rough.run(sizes, plan)
+    kept.run(sizes, plan)
+    assert set(kept.written.produced) == set(calm.written.produced)
+    assert kept.written.produced == rough.written.produced
+    mine, theirs = kept.start(), rough.start()
+    assert alive(mine) == alive(theirs)
+    assert mine.partitions[PARTITION].markers == theirs.partitions[PARTITION].markers
 
 
 @QUICK

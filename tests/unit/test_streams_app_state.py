@@ -91,7 +91,7 @@ def test_foreign_changelog_records_are_named() -> None:
 def test_the_store_gives_a_view_that_cannot_be_written() -> None:
     store = StateStore()
     store.load(1, {"a": b"1"})
-    store.apply(1, [Entry("b", b"2", 0), Entry("a", None, 0)])
+    store.apply(1, [[Entry("b", b"2", 0), Entry("a", None, 0)]])
     assert dict(store.entries(1)) == {"b": b"2"}
     with pytest.raises(TypeError):
         store.entries(1)["x"] = b""  # type: ignore[index]
