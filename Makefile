@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= passive
 
 help:
 	@echo "make demo [ARGS='--scenario math']   the whole loop on a real Kafka with a real model"
-	@echo "make test [ARGS='-k join']           all tests; make test-fast: only those without broker, model or kills"
+	@echo "make test [ARGS='-k join'] [JOBS=2]  all tests; make test-fast: only those without broker, model or kills"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make bench B=join|streams|trainer|swap    one benchmark; its last line on stdout is one JSON object"
@@ -34,11 +34,16 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/tentalis demo $(ARGS)
 
+# Two files at a time, each of the two processes with a broker of its own; one at a time on a broker that is given to
+# all. In the order of the folders: the longest files come first, and the short ones even out the end.
+JOBS ?= $(if $(filter-out embedded container,$(TENTALIS_TEST_KAFKA)),0,2)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-fast: $(STAMP)
-	@$(BIN)/python -m pytest -m "not broker and not model and not chaos" $(ARGS)
+	@$(PYTEST) -m "not broker and not model and not chaos" $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD
 from tentalis.forget.core import husk
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
 from tentalis.service import STOPPED
+from tests import forked
 from tests.kafka_fixture import Kafka, eventually
 from tests.trainer_lab import config, rollout, rollouts, tiny_model
 from trainer.config import TrainerConfig, config_text
@@ -59,31 +61,41 @@ class Lab:
         values = {"run_id": f"{self.policy}-{run_id}", "policy": self.policy, "start": self.start}
         return config(self.model, **(values | more))
 
-    def start_trainer(self, of: TrainerConfig, home: str = "home", ranks: int = 1) -> "subprocess.Popen[bytes]":
+    def start_trainer(self, of: TrainerConfig) -> ForkServerProcess:
+        log = self.folder / f"{of.run_id}.log"
+        return forked.start(forked.train, str(self.written(of)), self.environment(), log, log)
+
+    def train(self, of: TrainerConfig) -> int | None:
+        process = self.start_trainer(of)
+        try:
+            process.join(180)
+            return process.exitcode
+        finally:
+            forked.end(process)
+
+    def train_by_command(self, of: TrainerConfig, ranks: int) -> int:
+        """As a person does: `python -m trainer`, from nothing."""
+        with (self.folder / f"{of.run_id}.log").open("ab") as log:
+            return subprocess.run(
+                [sys.executable, "-m", "trainer", "train", "--config", str(self.written(of)), "--ranks", str(ranks)],
+                env=self.environment(),
+                stdout=log,
+                stderr=log,
+                timeout=180,
+                check=False,
+            ).returncode
+
+    def written(self, of: TrainerConfig) -> Path:
         path = self.folder / f"{of.run_id}.yaml"
         path.write_text(config_text(of))
-        log = (self.folder / f"{of.run_id}.log").open("ab")
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainer", "train", "--config", str(path), "--ranks", str(ranks)],
-            env=self.environment(home),
-            stdout=log,
-            stderr=log,
-        )
+        return path
 
-    def environment(self, home: str = "home") -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         return os.environ | {
             "TENTALIS_BOOTSTRAP": self.settings.require_bootstrap(),
-            "TENTALIS_HOME": str(self.folder / home),
-            "TENTALIS_CACHE": str(self.folder / "cache"),
+            "TENTALIS_HOME": str(self.settings.home),
+            "TENTALIS_CACHE": str(self.settings.cache),
         }
-
-    def train(self, of: TrainerConfig, home: str = "home", ranks: int = 1) -> int:
-        process = self.start_trainer(of, home, ranks)
-        try:
-            return process.wait(180)
-        finally:
-            process.kill()
-            process.wait()
 
     def log(self, of: TrainerConfig) -> RunLog:
         return read_run(self.settings, self.codec, of.run_id)
@@ -96,13 +108,20 @@ class Lab:
     def text(self, of: TrainerConfig) -> str:
         return (self.folder / f"{of.run_id}.log").read_text()
 
-    def replay(self, of: TrainerConfig) -> tuple[int, dict[str, Any]]:
-        code = (
-            "import sys; from tentalis.config import Settings; from trainer.replay import main;"
-            "sys.exit(main(Settings.from_env(), sys.argv[1], as_json=True))"
-        )
+    def replay(self, of: TrainerConfig) -> tuple[int | None, dict[str, Any]]:
+        out, err = self.folder / "replay.json", self.folder / "replay.log"
+        out.unlink(missing_ok=True)
+        process = forked.start(forked.replay, of.run_id, self.environment(), out, err)
+        try:
+            process.join(180)
+            assert out.stat().st_size, err.read_text()
+            return process.exitcode, json.loads(out.read_text())
+        finally:
+            forked.end(process)
+
+    def replay_by_command(self, of: TrainerConfig) -> tuple[int, dict[str, Any]]:
         done = subprocess.run(
-            [sys.executable, "-c", code, of.run_id],
+            [sys.executable, "-m", "tentalis.cli", "replay", of.run_id, "-o", "json"],
             env=self.environment(),
             capture_output=True,
             timeout=180,
@@ -125,7 +144,7 @@ def lab(kafka: Kafka, unique: str, tmp_path: Path, model: Path) -> Lab:
 def test_a_run_publishes_and_replays_to_the_same_bytes(lab: Lab) -> None:
     lab.lay(7)
     of = lab.config()
-    assert lab.train(of) == 0, lab.text(of)
+    assert lab.train_by_command(of, ranks=1) == 0, lab.text(of)
     run = lab.log(of)
     assert run.last_step == 3
     assert len(set(lab.hashes(of))) == 4
@@ -142,7 +161,7 @@ def test_a_run_publishes_and_replays_to_the_same_bytes(lab: Lab) -> None:
     for topic in (topics.RUNS, topics.BATCHES, topics.POLICIES, topics.ROLLOUTS):
         lab.publisher.send_bytes(topic, b"garbage", lab.policy.encode())
     lab.publisher.flush()
-    code, report = lab.replay(of)
+    code, report = lab.replay_by_command(of)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
     named = {line.partition("[")[0] for line in report["unreadable"]}
     assert named == {topics.RUNS, topics.BATCHES, topics.POLICIES, topics.ROLLOUTS}, report["unreadable"]
@@ -188,8 +207,7 @@ def test_killed_between_any_two_writes_it_ends_with_the_same_bytes(lab: Lab) -> 
         try:
             eventually(reached, 120, 0.002, f"never {name}: {lab.text(killed)[-2000:]}")
         finally:
-            process.kill()
-            process.wait()
+            forked.end(process)
     assert lab.train(killed) == 0, lab.text(killed)
     assert lab.hashes(killed) == lab.hashes(calm)
     run = lab.log(killed)
@@ -204,7 +222,7 @@ def test_killed_between_any_two_writes_it_ends_with_the_same_bytes(lab: Lab) -> 
 def test_two_ranks_train_the_same_plans_as_one(lab: Lab) -> None:
     lab.lay(7)
     one, two = lab.config("one"), lab.config("two")
-    assert lab.train(two, ranks=2) == 0, lab.text(two)
+    assert lab.train_by_command(two, ranks=2) == 0, lab.text(two)
     assert lab.train(one) == 0, lab.text(one)
     logs = lab.log(one), lab.log(two)
     for step in range(1, 4):
@@ -221,7 +239,7 @@ def test_a_restart_with_fewer_ranks_makes_a_new_attempt_and_replays(lab: Lab) ->
     """Somebody leaves before the restart: the new attempt is without what was theirs."""
     laid = {rollout.rollout_id: rollout for rollout in lab.lay(7)}
     of = lab.config(steps=1)
-    assert lab.train(of, ranks=2) == 0, lab.text(of)
+    assert lab.train_by_command(of, ranks=2) == 0, lab.text(of)
     left = plan_left_by_a_dead_world_of_two(lab, of)
     lab.publisher.send(topics.BATCHES, left)
     lab.put(husk(laid[left.rows[3].rollout_id]))
@@ -262,15 +280,15 @@ def test_a_zombie_writes_nothing_when_it_wakes_up(lab: Lab) -> None:
     zombie = lab.start_trainer(of)
     try:
         eventually(lambda: "reads partitions" in lab.text(of), 120, 0.1, lambda: lab.text(of))
-        zombie.send_signal(signal.SIGSTOP)
+        os.kill(zombie.pid, signal.SIGSTOP)
         lab.lay(7)
         assert lab.train(of) == 0, lab.text(of)
         before = lab.log(of)
-        zombie.send_signal(signal.SIGCONT)
-        assert zombie.wait(60) not in (0, None), lab.text(of)
+        os.kill(zombie.pid, signal.SIGCONT)
+        zombie.join(60)
+        assert zombie.exitcode not in (0, None), lab.text(of)
     finally:
-        zombie.kill()
-        zombie.wait()
+        forked.end(zombie)
     assert lab.log(of) == before
     assert before.last_step == 3 and len(before.plans) == 3
 
@@ -298,11 +316,11 @@ def test_bad_records_are_dead_lettered_and_the_trainer_waits_for_the_served_vers
         assert lab.log(of).last_step == 1
         promote(lab, 1)
         eventually(lambda: lab.log(of).last_step == 2, 60, 0.2, lambda: lab.text(of))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == STOPPED, lab.text(of)
+        process.terminate()
+        process.join(5)
+        assert process.exitcode == STOPPED, lab.text(of)
     finally:
-        process.kill()
-        process.wait()
+        forked.end(process)
     dead = [
         stored
         for stored in read_to_end(lab.settings, topics.dlq(topics.ROLLOUTS))

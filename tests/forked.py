@@ -1,0 +1,59 @@
+"""Trainers forked from a process that has their libraries loaded: to import them takes longer than what they do here.
+
+Processes of their own all the same: they read their environment, have their own clients, are killed and frozen. That
+`python -m trainer` begins from nothing is shown by the tests that run it as a command.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from tentalis import logs
+from tentalis.config import Settings
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.forked_preload"])
+
+
+def start(
+    run: Callable[[str], int], argument: str, environment: Mapping[str, str], out: Path, err: Path
+) -> ForkServerProcess:
+    """`run(argument)` in a process of its own, which ends with what that returns. Appends to the two files."""
+    for path in (out, err):
+        path.touch()
+    process = _CONTEXT.Process(target=_child, args=(run, argument, dict(environment), out, err), daemon=True)
+    process.start()
+    return process
+
+
+def end(process: ForkServerProcess) -> None:
+    """SIGKILL, if it still runs."""
+    process.kill()
+    process.join()
+
+
+def train(config: str) -> int:
+    """One rank, of a configuration file."""
+    from trainer.launch import launch
+
+    return launch(Path(config), ranks=1)
+
+
+def replay(run_id: str) -> int:
+    """Prints the report as JSON."""
+    from trainer.replay import main
+
+    return main(Settings.from_env(), run_id, as_json=True)
+
+
+def _child(run: Callable[[str], int], argument: str, environment: Mapping[str, str], out: Path, err: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for path, stream in ((out, 1), (err, 2)):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), stream)
+    logs.configure()
+    sys.exit(run(argument))
