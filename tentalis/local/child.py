@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "TENTALIS_SUPERVISED"
@@ -25,17 +26,26 @@ def command() -> list[str]:
 
 def marked(prefix: str) -> list[int]:
     """Process ids, our own left out, whose environment has `TENTALIS_SUPERVISED=<prefix>...`."""
-    wanted = f"{MARK}={prefix}".encode()
-    found = []
+    return [pid for pid, _ in _found(prefix)]
+
+
+def marks(prefix: str) -> set[str]:
+    """The marks that begin with `prefix` and that processes other than our own carry."""
+    return {mark for _, mark in _found(prefix)}
+
+
+def _found(prefix: str) -> Iterator[tuple[int, str]]:
+    name = f"{MARK}=".encode()
     for entry in os.listdir("/proc"):  # noqa: PTH208 - called often, and names are all it needs
         if entry.isdigit() and int(entry) != os.getpid():
             try:
                 environment = Path("/proc", entry, "environ").read_bytes()
             except OSError:  # it ended, or belongs to somebody else
                 continue
-            if any(variable.startswith(wanted) for variable in environment.split(b"\0")):
-                found.append(int(entry))
-    return found
+            for variable in environment.split(b"\0"):
+                if variable.startswith(name + prefix.encode()):
+                    yield int(entry), variable.removeprefix(name).decode(errors="replace")
+                    break
 
 
 def kill_marked(prefix: str, timeout: float = 2.0) -> list[int]:

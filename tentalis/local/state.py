@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from tentalis.local.child import MARK, kill_marked
+from tentalis.local.child import MARK, kill_marked, marks
 from tentalis.local.ports import free_port, listener_of, port_is_free
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,33 @@ class StateDir:
 
     @property
     def mark(self) -> str:
-        """What the processes that belong to this directory carry in their environment."""
+        """What the processes that belong to this directory carry in their environment, whoever started them."""
         return hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:16] + "/"
+
+    @property
+    def own_mark(self) -> str:
+        """What those carry that this process starts: another may believe that it holds the directory, if it was removed
+        and made again."""
+        return f"{self.mark}{os.getpid()}-{_born(os.getpid())}/"
+
+    def lost(self) -> str | None:
+        """Why the directory is no longer the one that this process holds, None as long as it is.
+
+        To be asked by the holder. A directory that cannot be looked at for another reason counts as held.
+        """
+        assert self._lock is not None
+        try:
+            there, held = (self.path / "lock").stat(), os.fstat(self._lock.fileno())
+        except (FileNotFoundError, NotADirectoryError):
+            return f"the state directory {self.path} is gone: somebody removed it. Everything that ran in it is stopped"
+        except OSError:
+            return None
+        if os.path.samestat(there, held):
+            return None
+        return (
+            f"the state directory {self.path} is gone: somebody removed it, and another has been made in its place. "
+            "Everything that ran in the old one is stopped"
+        )
 
     def folder(self, name: str) -> Path:
         """A folder inside, created if missing."""
@@ -74,12 +99,22 @@ class StateDir:
         self._lock = lock
         if not os.environ.get(MARK, "").startswith(self.mark):  # we are no leftover ourselves
             try:
-                leftovers = kill_marked(self.mark)
+                leftovers = self._kill_leftovers()
             except TimeoutError as error:
                 self.release()
                 raise StateError(f"an earlier run in {self.path} left processes that do not end: {error}") from error
             if leftovers:
                 log.warning("ended %d processes that an earlier run left over: %s", len(leftovers), leftovers)
+
+    def _kill_leftovers(self) -> list[int]:
+        """Of holders that are dead. One that lives lost this directory; it ends its processes itself."""
+        killed: list[int] = []
+        for holder in {mark.removeprefix(self.mark).partition("/")[0] for mark in marks(self.mark)}:
+            pid, _, born = holder.partition("-")
+            lives = pid.isdecimal() and str(_born(int(pid))) == born
+            if not lives or pid == str(os.getpid()):
+                killed += kill_marked(f"{self.mark}{holder}/")
+        return killed
 
     def release(self) -> None:
         """Give the lock back."""
@@ -207,12 +242,13 @@ def write_whole(path: Path, content: Any) -> None:
 
 
 def _born(pid: int) -> int | None:
-    """When a process was started, in ticks since the machine was; with its id, nobody else's. None: it is gone."""
+    """When a process was started, in ticks since the machine was; with its id, nobody else's. None: it has ended."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])  # the name, in parentheses, may contain anything
+    fields = stat.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
+    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def _locked_within(file: IO[str], seconds: float, kind: int = fcntl.LOCK_EX) -> bool:

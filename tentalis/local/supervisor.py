@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tentalis.heartbeat import VARIABLE, Beats
-from tentalis.local import child
+from tentalis.local import child, logfiles
 from tentalis.local.disk import FULL, NO_SPACE, space
 from tentalis.local.liveness import AwakeClock, Silence
 from tentalis.local.restart import Again, Exit, GiveUp, Halt, History, decide
@@ -41,9 +41,10 @@ _SPACE_EVERY = 1.0
 _SILENCE_SHOWN = 15.0
 # What is told to end because it hangs has this long for its last words.
 _GRACE = 5.0
+# All are gone this long after they are asked to stop: within the ten seconds that people are promised.
+_STOP_S = 9.0
 # How soon a start that the system refused is tried again.
 _START_AGAIN = 5.0
-_LOG_LIMIT = 10 * 2**20
 _TAIL_LINES = 15
 
 
@@ -135,6 +136,8 @@ class Supervisor:
         self._unwritten = False
         self._awake = AwakeClock(time.monotonic())
         self._shortage: str | None = None
+        self._log_trouble = ""
+        self._lost: str | None = None
         self._looked_at_disk = float("-inf")
 
     # What callers use, from any thread.
@@ -158,8 +161,11 @@ class Supervisor:
         return {name: process.status(now) for name, process in self._processes.items()}
 
     def failure(self) -> str | None:
-        """Why the stack cannot work, if a critical process was given up, with the end of its log; else None."""
+        """Why the stack cannot work, if a critical process was given up, with the end of its log, or the state directory
+        is gone; else None."""
         self._raise_error()
+        if self._lost is not None:
+            return self._lost
         failed = [p for p in self._processes.values() if p.state == "failed" and p.spec.critical]
         return "\n".join(f"{p.spec.name}: {p.message}" for p in failed) or None
 
@@ -196,7 +202,7 @@ class Supervisor:
                     raise SupervisorError(f"not ready in {timeout:g} s: {states}; see {self.state.path / 'logs'}")
                 self._changed.wait(0.2)
 
-    def stop(self, timeout: float = 9.0) -> None:
+    def stop(self, timeout: float = _STOP_S) -> None:
         """Stop everything: SIGTERM to whoever nobody running depends on, and so on downwards; SIGKILL to the slow.
 
         All gone, with every descendant, after `timeout` seconds at most. May be called again, and before `start()`.
@@ -218,6 +224,11 @@ class Supervisor:
         try:
             while self._stop_by is None:
                 self._keep_keeper()
+                if (lost := self.state.lost()) is not None:
+                    log.error("%s", lost)
+                    self._lost = lost
+                    self._stop_all(time.monotonic() + _STOP_S)
+                    return
                 self._tick()
                 with self._changed:
                     self._changed.notify_all()
@@ -328,6 +339,16 @@ class Supervisor:
             else:
                 log.error("%s: what ends is not started again before there is room", shortage)
         self._shortage = shortage
+        self._bound_logs()
+
+    def _bound_logs(self) -> None:
+        turned, trouble = logfiles.turn_over(self.state.path / "logs")
+        for process in self._processes.values():
+            if process.log_file in turned:
+                process.log_start = 0
+        if trouble and trouble != self._log_trouble:
+            log.warning("%s", trouble)
+        self._log_trouble = trouble
 
     def _ended(self, process: _Process, code: int, now: float) -> None:
         spec, no_space = process.spec, self._no_space(process)
@@ -424,14 +445,14 @@ class Supervisor:
         return self._shortage or next((line for line in reversed(said) if NO_SPACE in line), None)
 
     def _mark(self, process: _Process) -> str:
-        return f"{self.state.mark}{process.spec.name}/{process.starts}/"
+        return f"{self.state.own_mark}{process.spec.name}/{process.starts}/"
 
     def _keep_keeper(self) -> None:
         """Have the process that ends everything if we are killed ourselves (see child.py)."""
         if self._keeper is not None and self._keeper.poll() is None:
             return
         self._keeper = subprocess.Popen(
-            [*child.command(), "keep", self.state.mark],
+            [*child.command(), "keep", self.state.own_mark],
             env={name: value for name, value in os.environ.items() if name != child.MARK},
             stdin=subprocess.PIPE,
             start_new_session=True,
@@ -469,6 +490,8 @@ class Supervisor:
         self._write_status()
 
     def _write_status(self) -> None:
+        if self._lost is not None:  # what is in its place may be another's
+            return
         self._written = time.monotonic()
         content = {"supervisor": os.getpid(), "updated": time.time(), "processes": self.status()}
         try:
@@ -514,8 +537,6 @@ def _signal(process: _Process, number: signal.Signals) -> None:
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    if path.exists() and path.stat().st_size > _LOG_LIMIT:
-        path.replace(path.with_name(f"{path.name}.1"))
     return path.open("ab")
 
 

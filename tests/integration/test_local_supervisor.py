@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -334,14 +335,46 @@ def test_a_descendant_that_left_the_group_ends_with_its_launcher(supervise: Call
     assert not alive(ranks()[1])
 
 
-def test_the_log_is_kept_and_turned_over_when_large(supervise: Callable[..., Supervisor], state: StateDir) -> None:
-    file = state.folder("logs") / "big.log"
-    file.write_bytes(b"old" * (4 * 2**20))
-    supervisor = supervise(ProcessSpec("big", ["sh", "-c", "echo fresh; exec sleep 600"]))
-    eventually(lambda: "fresh" in file.read_text().splitlines(), 10)
-    assert (state.folder("logs") / "big.log.1").stat().st_size == 3 * 4 * 2**20
-    os.kill(supervisor.status()["big"]["pid"], signal.SIGKILL)
-    eventually(lambda: file.read_text().splitlines().count("fresh") == 2, 10)
+CHATTY = """
+import time
+for number in range(10**9):
+    print(f"line {number}", "x" * 1000, flush=True)
+    if number % 100 == 99: time.sleep(0.02)
+"""
+
+
+def test_a_log_is_turned_over_while_its_process_lives(
+    supervise: Callable[..., Supervisor], state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tentalis.local.logfiles.LIMIT", 50_000)
+    monkeypatch.setattr("tentalis.local.supervisor._SPACE_EVERY", 0.05)
+    file, other = (state.folder("logs") / name for name in ("chatty.log", "up.log"))
+    other.write_bytes(b"old" * 50_000)
+    supervisor = supervise(python("chatty", CHATTY))
+    earlier = file.with_name("chatty.log.1")
+    eventually(earlier.exists, 20)
+    inode = earlier.stat().st_ino
+    eventually(lambda: earlier.stat().st_ino != inode, 20, message="not turned over a second time")
+    assert supervisor.status()["chatty"]["restarts"] == 0
+    assert not file.read_bytes().startswith(b"\0")
+    assert earlier.read_bytes().splitlines()[0].startswith(b"line ")
+    # Also what no supervised process writes: the supervisor's own, of `tentalis up --detach`.
+    assert (other.stat().st_size, other.with_name("up.log.1").stat().st_size) == (0, 150_000)
+
+
+def test_a_log_that_cannot_be_turned_over_is_left_and_named_once(
+    supervise: Callable[..., Supervisor], state: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("tentalis.local.logfiles.LIMIT", 1_000)
+    monkeypatch.setattr("tentalis.local.supervisor._SPACE_EVERY", 0.0)
+    file = state.folder("logs") / "up.log"
+    file.write_bytes(b"x" * 2_000)
+    file.with_name("up.log.1").mkdir()
+    supervise(ProcessSpec("a", ["sleep", "600"])).wait_ready(10)
+    eventually(lambda: "cannot turn over" in caplog.text, 10)
+    assert file.stat().st_size == 2_000
+    assert caplog.text.count("cannot turn over") == 1
+    assert {entry.name for entry in file.parent.iterdir()} == {"up.log", "up.log.1", "a.log"}
 
 
 def test_the_status_file_is_for_other_processes(supervise: Callable[..., Supervisor], state: StateDir) -> None:
@@ -372,14 +405,19 @@ with stop_signals() as stop, StateDir(Path(sys.argv[1])) as state:
         ProcessSpec("deaf", [sys.executable, "-c", sys.argv[3]]),
     ])
     supervisor.start()
-    stop.wait()
+    while not stop.wait(0.05):
+        if failure := supervisor.failure():
+            supervisor.stop(float(sys.argv[4]))
+            sys.exit(failure)
     supervisor.stop(float(sys.argv[4]))
 """
 
 
-def command(home: Path, timeout: float = 2.0) -> tuple[subprocess.Popen[bytes], list[int]]:
+def command(
+    home: Path, timeout: float = 2.0, stderr: IO[bytes] | None = None
+) -> tuple[subprocess.Popen[bytes], list[int]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(home), LAUNCHER, DEAF, str(timeout)], start_new_session=True
+        [sys.executable, "-c", COMMAND, str(home), LAUNCHER, DEAF, str(timeout)], start_new_session=True, stderr=stderr
     )
     logs = home / "logs"
 
@@ -391,7 +429,11 @@ def command(home: Path, timeout: float = 2.0) -> tuple[subprocess.Popen[bytes], 
         )
 
     eventually(said, 30)
-    return process, marked(StateDir(home).mark)
+    status = StateDir(home).status()
+    assert status is not None and status["supervisor"] == process.pid
+    ours = [entry["pid"] for entry in status["processes"].values()]
+    rank = next(line for line in (logs / "launcher.log").read_text().splitlines() if line.startswith("rank "))
+    return process, [*ours, int(rank.split()[1])]
 
 
 def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
@@ -401,6 +443,32 @@ def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
     process.wait()
     eventually(lambda: not any(alive(pid) for pid in children), 10, message=f"of {children} some are left")
     assert StateDir(tmp_path).holder() is None
+
+
+def test_who_lost_the_directory_stops_its_own_processes_and_leaves_those_of_the_next_one(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with (tmp_path / "errors").open("wb") as errors:
+        old, before = command(home, stderr=errors)
+    try:
+        shutil.rmtree(home, ignore_errors=True)  # what is written meanwhile may keep the folder itself
+        new, after = command(home)
+        try:
+            assert old.wait(30) == 1
+            assert f"{home} is gone" in (tmp_path / "errors").read_text().splitlines()[-1]
+            assert not any(alive(pid) for pid in before)
+            assert not set(before) & set(after) and len(after) == 3
+            assert all(alive(pid) for pid in after), "the next one lost processes"
+            assert set(after) <= set(marked(StateDir(home).mark))
+            status = StateDir(home).status()
+            assert status is not None and status["supervisor"] == new.pid
+            assert {entry["restarts"] for entry in status["processes"].values()} == {0}
+        finally:
+            new.kill()
+            new.wait()
+        eventually(lambda: not any(alive(pid) for pid in after), 10)
+    finally:
+        old.kill()
+        old.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
