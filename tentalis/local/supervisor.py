@@ -161,8 +161,8 @@ class Supervisor:
         return {name: process.status(now) for name, process in self._processes.items()}
 
     def failure(self) -> str | None:
-        """Why the stack cannot work, if a critical process was given up, with the end of its log, or the state directory
-        is gone; else None."""
+        """Why the stack cannot work: a critical process was given up (with the end of its log), or the state directory
+        is gone. Else None."""
         self._raise_error()
         if self._lost is not None:
             return self._lost
