@@ -17,6 +17,7 @@ from schemas import avro
 from schemas.avro import AvroSchema
 from schemas.compiled import MOST_ITEMS, Unsure, compiled
 from schemas.partial import check_items, read_partial
+from schemas.place import Place
 from schemas.records import RECORDS, Record
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class DecodeError(Exception):
     def __init__(self, reason: str, *, topic: str, partition: int, offset: int, schema: str, stage: str) -> None:
         # It goes into logs and headers, and may quote what somebody put into the record.
         reason = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]}..."
-        super().__init__(f"{topic}[{partition}]@{offset}: {reason} (schema: {schema}, stage: {stage})")
+        super().__init__(f"{Place(topic, partition, offset)}: {reason} (schema: {schema}, stage: {stage})")
         self.reason, self.topic, self.partition, self.offset = reason, topic, partition, offset
         self.schema, self.stage = schema, stage
 

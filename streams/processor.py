@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from schemas.place import Place
 from tentalis.dlq.context import class_of
 
 OFFSET_BYTES = 8
@@ -52,7 +53,7 @@ class LogRecord(NamedTuple):
     tombstone: bool = False
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]@{self.offset}"
+        return str(Place(self.topic, self.partition, self.offset))
 
 
 class Output(NamedTuple):

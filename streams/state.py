@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from schemas.place import Place
 from schemas.topics import CHANGELOG_MAX_LAG_MS, CHANGELOG_MIN_LAG_MS, OVERHEAD_BYTES, changelog
 from streams.processor import Change, applied_offset
 
@@ -147,7 +148,7 @@ class Fold:
 
 def entry_of(topic: str, partition: int, position: int, key: bytes | None, value: bytes | None, headers: Any) -> Entry:
     """The entry of a changelog record. Raises ChangelogError, naming where it lies."""
-    where = f"{topic}[{partition}]@{position}"
+    where = Place(topic, partition, position)
     if key is None:
         raise ChangelogError(f"{where} has no key: something else than the application wrote to its changelog")
     name = key.decode("utf-8", "surrogateescape")

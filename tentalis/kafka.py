@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from schemas import topics
 from schemas.avro import AvroSchema
 from schemas.codec import Codec, DecodeError, SchemasUnavailable
+from schemas.place import Place
 from schemas.records import Record
 from tentalis.acls import FOLLOWERS, READERS, Operation
 from tentalis.config import Settings
@@ -117,8 +118,12 @@ class Stored:
     headers: tuple[tuple[str, bytes], ...]
     raw_key: bytes | None = None
 
+    @property
+    def place(self) -> Place:
+        return Place(self.topic, self.partition, self.offset)
+
     def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]@{self.offset}"
+        return str(self.place)
 
     @classmethod
     def of(cls, message: Message) -> "Stored":
@@ -164,7 +169,7 @@ def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
     try:
         return tuple(message.headers() or ())
     except (SystemError, UnicodeDecodeError):
-        place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+        place = Place(message.topic(), message.partition(), message.offset())
         log.warning("%s has a header whose name is no UTF-8: its headers are left out", place)
         return ()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
+from schemas.place import Place
 from schemas.records import PlanRow, Rollout
 from tentalis import tracing
 from tentalis.config import Settings
@@ -146,7 +147,7 @@ def examine(
         row = planned.get(rollout.rollout_id)
         if row is None:
             continue
-        place = f"{topics.ROLLOUTS}[{stored.partition}]@{stored.offset}"
+        place = stored.place
         if rollout.digest != row.digest:
             problems.append(
                 Problem("forged", row.rollout_id, f"{place} has digest {rollout.digest}, the plan names {row.digest}")
@@ -163,7 +164,7 @@ def examine(
             genuine.add(row.rollout_id)
     forged = {problem.rollout_id for problem in problems}
     for key, row in planned.items():
-        place = f"{topics.ROLLOUTS}[{row.partition}]@{row.offset}"
+        place = Place(topics.ROLLOUTS, row.partition, row.offset)
         if key in forged:
             continue
         if key in forgotten:

@@ -302,6 +302,8 @@ def main(
         )
     except BadRollouts as error:
         problems = [str(problem) for problem in error.problems]
+        if all(problem.kind in ("missing", "forgotten") for problem in error.problems):
+            print("--allow-missing trains without the rollouts that are missing or forgotten", file=sys.stderr)
     except CannotReplay as error:
         problems = [str(error)]
     equal = not problems and all(step.equal is not False for step in steps)

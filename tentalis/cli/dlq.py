@@ -67,7 +67,9 @@ def _opened(bootstrap: str | None, names: list[str]) -> Iterator[tuple[Any, Lett
 
 
 def _filter(letters: list[str] | None, states: tuple[str, ...], filters: dict[str, str]) -> Filter:
-    from tentalis.dlq.letters import Filter, Place, State, parse_moment
+    from schemas.place import Place
+    from tentalis.dlq.letters import Filter, State
+    from tentalis.moments import parse_moment
 
     now = int(time.time() * 1000)
     try:

@@ -27,7 +27,7 @@ def forget(
     session: Annotated[str | None, typer.Option("--session", help="Id of a conversation.")] = None,
     user: Annotated[str | None, typer.Option("--user", help="The opaque id of a user, as tasks carry it.")] = None,
     before: Annotated[
-        str | None, typer.Option("--before", help="Only what is older than this time, such as 2026-01-31T12:00:00Z.")
+        str | None, typer.Option("--before", help="Only what is older: RFC 3339, or 30m, 1h, 2d ago.")
     ] = None,
     policy: Annotated[str | None, typer.Option("--policy", help="Only what this policy answered.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be forgotten and write nothing.")] = False,
@@ -47,8 +47,9 @@ def forget(
     from tentalis.forget import forget as carry_out
     from tentalis.kafka import now_ms
 
+    now = now_ms()
     try:
-        request = request_of(session, user, _millis(before), policy, now=now_ms())
+        request = request_of(session, user, None if before is None else _moment(before, now), policy, now=now)
     except NoSuchRequest as error:
         raise CommandError(str(error), USAGE) from error
     with reached(bootstrap) as settings:
@@ -70,14 +71,13 @@ def forget(
         raise typer.Exit(ERROR)
 
 
-def _millis(before: str | None) -> int | None:
-    if before is None:
-        return None
+def _moment(before: str, now: int) -> int:
+    from tentalis.moments import parse_moment
+
     try:
-        moment = datetime.fromisoformat(before)
+        return parse_moment(before, now)
     except ValueError as error:
-        raise CommandError(f"--before {before}: give a time such as 2026-01-31T12:00:00Z", USAGE) from error
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        raise CommandError(f"--before: {error}", USAGE) from error
 
 
 def _named(session: str | None, user: str | None, before: str | None, policy: str | None) -> list[tuple[str, str]]:

@@ -26,7 +26,11 @@ def consume(
     topic: TopicName,
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many records.")] = None,
     start: Annotated[
-        str, typer.Option("--from", help="earliest, latest, OFFSET, -N (last N per partition) or an RFC 3339 time.")
+        str,
+        typer.Option(
+            "--from",
+            help="earliest, latest, OFFSET, -N (last N per partition), or a time: RFC 3339, or 30m, 1h, 2d ago.",
+        ),
     ] = "earliest",
     key: Annotated[str | None, typer.Option("--key", help="Only records with this key.")] = None,
     leave: Annotated[bool, typer.Option("--exit", help="Stop at the end of the topic.")] = False,
@@ -39,9 +43,9 @@ def consume(
     record as base64 with the reason in `error`, dead letters with their context in `dlq`.
     """
     from tentalis.cli.tail import as_object, parse_start, tail
-    from tentalis.kafka import make_codec
+    from tentalis.kafka import make_codec, now_ms
 
-    where = parse_start(start)
+    where = parse_start(start, now_ms())
     with reached(bootstrap) as settings, closing(tail(settings, topic, where, stop_at_end=leave)) as log:
         codec = make_codec(settings, patience=0.0)
         wanted = (stored for stored in log if key is None or stored.key == key)

@@ -18,6 +18,7 @@ from tentalis.cli.common import USAGE, CommandError
 from tentalis.cli.values import to_plain
 from tentalis.config import Settings
 from tentalis.kafka import NoSuchTopic, Stored, consumer_config, passes
+from tentalis.moments import FORMS, parse_moment
 from tentalis.refusal import DENIED, refused
 
 DLQ_HEADER = "tentalis.dlq."
@@ -32,8 +33,8 @@ class Start:
     at_ms: int | None = None
 
 
-def parse_start(text: str) -> Start:
-    """`earliest`, `latest`, an offset, `-N` (the last N of each partition) or a time in RFC 3339.
+def parse_start(text: str, now: int) -> Start:
+    """`earliest`, `latest`, an offset, `-N` (the last N of each partition) or a time (see tentalis.moments).
 
     Raises CommandError for anything else.
     """
@@ -46,15 +47,12 @@ def parse_start(text: str) -> Start:
     if re.fullmatch(r"-\d+", text):
         return Start(back=-int(text))
     try:
-        moment = datetime.fromisoformat(text)
+        return Start(at_ms=max(0, parse_moment(text, now)))  # -1 would be the end for Kafka
     except ValueError as error:
         raise CommandError(
-            f"--from {text}: give earliest, latest, an offset, -N for the last N of each partition, or a time such as "
-            "2026-01-31T12:00:00Z",
+            f"--from {text}: give earliest, latest, an offset, -N for the last N of each partition, or a time: {FORMS}",
             USAGE,
         ) from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return Start(at_ms=max(0, int(moment.timestamp() * 1000)))  # -1 would be the end for Kafka
 
 
 def begin_offset(start: Start, low: int, high: int, at_time: int | None) -> int:

@@ -285,7 +285,7 @@ class Show:
             facts=self._facts(summary),
             config=self.stats.config or self.run.config.read_text(encoding="utf-8"),
             versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-            commands=next_commands(self.run.run_id),
+            commands=next_commands(self.run.run_id, stays=self.options.keep),
         )
         page = write_report(self.settings.home / "reports" / self.run.run_id, report)
         self.run.finish()
@@ -329,9 +329,9 @@ class Show:
         return facts
 
 
-def next_commands(run_id: str) -> tuple[str, ...]:
-    """What to try after a run."""
-    return (f"tentalis replay {run_id}", f"tentalis verify {run_id}", "tentalis up")
+def next_commands(run_id: str, *, stays: bool) -> tuple[str, ...]:
+    """What to try after a run; elsewhere, if its stack stays up here."""
+    return (f"tentalis replay {run_id}", f"tentalis verify {run_id}", "tentalis status" if stays else "tentalis up")
 
 
 def printable(text: str) -> str:

@@ -13,19 +13,19 @@ whether the record went out is then for a person to look up, and only an explici
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 
+from schemas.place import Place
 from schemas.topics import TopicTable
 from schemas.topics import dlq as dlq_of
 from tentalis.dlq.context import PREFIX
+from tentalis.moments import rfc3339_ms
 
 SUFFIX = dlq_of("")
 UNMARKED = -1
 MARK, AFTER, MARKED_AT, REASON, REPLAYED_TO = (
     PREFIX + name for name in ("mark", "after", "marked-at", "reason", "replayed-to")
 )
-_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -50,30 +50,6 @@ class Raw:
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A position on a topic.
-
-    >>> str(Place.parse("tentalis.tasks.v1.dlq[3]@17"))
-    'tentalis.tasks.v1.dlq[3]@17'
-    """
-
-    topic: str
-    partition: int
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]@{self.offset}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Place":
-        """Raises ValueError for anything but TOPIC[PARTITION]@OFFSET."""
-        match = re.fullmatch(r"([a-zA-Z0-9._-]+)\[(\d{1,9})\]@(\d{1,18})", text)
-        if match is None:
-            raise ValueError(f"{text!r} is no place on a topic: write TOPIC[PARTITION]@OFFSET, as `dlq list` shows it")
-        return cls(match[1], int(match[2]), int(match[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +147,8 @@ def _origin(raw: Raw, context: Mapping[str, str]) -> tuple[Place | None, int, st
 def _failed_at(text: str, appended: int) -> int:
     """A letter whose time cannot be read is as old as its record on the dead-letter topic."""
     try:
-        moment = datetime.fromisoformat(text)
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError):
+        return rfc3339_ms(text)
+    except ValueError:
         return appended
 
 
@@ -306,22 +281,6 @@ class Filter:
             and (self.since is None or letter.failed_at >= self.since)
             and (self.until is None or letter.failed_at < self.until)
         )
-
-
-def parse_moment(text: str, now: int) -> int:
-    """A time in RFC 3339, or how long ago (`90s`, `30m`, `1h`, `2d`); ms since the epoch. Raises ValueError.
-
-    >>> parse_moment("1h", now=3_600_001)
-    1
-    """
-    ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
-    if ago is not None:
-        return now - int(ago[1]) * _UNITS[ago[2]]
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no time: write 2026-01-31T12:00:00Z, or 90s, 30m, 1h, 2d for ago") from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def check(log: Log, *, allow_open: bool = False) -> Report:
         "dead_letters": len(log.dead),
         "repeats": sum(len(copies) - 1 for records in by_identity for copies in records.values()),
     }
-    unreadable = [f"{name}[{partition}]@{offset}: {why}" for (name, partition, offset), why in log.unreadable]
+    unreadable = [f"{place}: {why}" for place, why in log.unreadable]
     return Report(log.run, numbers, dict(sorted(kinds.items())), sorted(problems, key=_order), unreadable)
 
 

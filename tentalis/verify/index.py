@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from schemas.place import Place
 from schemas.records import (
     Feedback,
     Hint,
@@ -18,7 +19,7 @@ from schemas.records import (
     Status,
     Task,
 )
-from tentalis.verify.model import Log, Place, Seen
+from tentalis.verify.model import Log, Seen
 
 R = TypeVar("R", bound=Record)
 K = TypeVar("K", bound=Hashable)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from schemas.place import Place
 from schemas.records import (
     BatchPlan,
     Feedback,
@@ -23,8 +24,6 @@ from schemas.records import (
 )
 
 R = TypeVar("R", bound=Record, covariant=True)
-Place = tuple[str, int, int]
-"""topic, partition, offset"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,10 @@ class Seen(Generic[R]):
 
     @property
     def place(self) -> Place:
-        return self.topic, self.partition, self.offset
+        return Place(self.topic, self.partition, self.offset)
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]@{self.offset}"
+        return str(self.place)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ import time
 
 from schemas import topics
 from schemas.codec import DecodeError
+from schemas.place import Place
 from schemas.records import (
     BatchPlan,
     Feedback,
@@ -23,7 +24,7 @@ from schemas.records import (
 from tentalis.config import Settings
 from tentalis.kafka import NoSuchTopic, Stored, end_offsets, make_codec, read_to_end
 from tentalis.verify.check import check
-from tentalis.verify.model import Kind, Log, Place, Report, Seen
+from tentalis.verify.model import Kind, Log, Report, Seen
 
 # From the result of the work back to its cause. Ends are taken in this order and the topics then read the other way
 # round up to them: whatever is read has its cause among what is read.
@@ -76,7 +77,7 @@ def _dead(settings: Settings, topic: str) -> dict[Place, bytes | None]:
             headers = {name: value.decode("utf-8", "replace") for name, value in stored.headers}
             partition, offset = (headers.get(f"tentalis.dlq.original-{what}", "") for what in ("partition", "offset"))
             if partition.isdigit() and offset.isdigit():
-                found[topic, int(partition), int(offset)] = stored.value
+                found[Place(topic, int(partition), int(offset))] = stored.value
     except NoSuchTopic:
         return {}
     return found
@@ -101,7 +102,7 @@ class _Reader:
         return self.log
 
     def _take(self, stored: Stored, dead: dict[Place, bytes | None]) -> None:
-        place = (stored.topic, stored.partition, stored.offset)
+        place = stored.place
         kept = place in dead and dead[place] == stored.value
         if stored.topic == topics.HALVES:
             clock = self.log.clock
@@ -138,7 +139,7 @@ class _Reader:
                 wanted = True
         target = TARGETS.get(type(record))
         if target is not None and wanted:
-            place = (stored.topic, stored.partition, stored.offset)
+            place = stored.place
             getattr(self.log, target).append(Seen(record, *place, stored.timestamp))
         return wanted
 

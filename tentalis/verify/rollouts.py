@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from schemas.digest import digest_holds
+from schemas.place import Place
 from schemas.records import Hint, Outcome, OutcomeKind, Result, Rollout, Score, Status
 from tentalis.verify.index import Index, says_something
 from tentalis.verify.model import Kind, Problem
@@ -75,11 +76,12 @@ def rollouts_are_of_one_result(index: Index) -> Iterator[Problem]:
         score: Score | None = None
         hint: Hint | None = None
         for origin in rollout.provenance:
-            half = index.half_at.get((origin.topic, origin.partition, origin.offset))
+            place = Place(origin.topic, origin.partition, origin.offset)
+            half = index.half_at.get(place)
             if half is None or origin.half_id not in (
                 half.record.score_id if isinstance(half.record, Score) else half.record.hint_id,
             ):
-                yield mixed(f"no half {origin.half_id} lies at {origin.topic}[{origin.partition}]@{origin.offset}")
+                yield mixed(f"no half {origin.half_id} lies at {place}")
                 continue
             if half.record.sample.result_id != rollout.result_id:
                 yield mixed(f"its {origin.half} speaks of result {half.record.sample.result_id}")

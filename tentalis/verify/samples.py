@@ -222,7 +222,7 @@ def bad_bytes_are_kept(index: Index) -> Iterator[Problem]:
     """What cannot be decoded lies in the dead-letter topic, bytes unchanged."""
     for place, reason in index.log.undecodable:
         if place not in index.log.dead:
-            yield Problem(Kind.LOST, "undecodable-lost", f"{place[0]}[{place[1]}]@{place[2]}", reason)
+            yield Problem(Kind.LOST, "undecodable-lost", str(place), reason)
 
 
 RULES = (

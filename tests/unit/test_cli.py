@@ -260,16 +260,18 @@ def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> No
         ("-5", Start(back=5)),
         ("2026-01-01T00:00:00Z", Start(at_ms=1_767_225_600_000)),
         ("2026-01-01T01:00:00+01:00", Start(at_ms=1_767_225_600_000)),
+        ("1m", Start(at_ms=1_767_225_600_000)),
+        ("99999d", Start(at_ms=0)),
         ("1969-12-31T23:59:59.999Z", Start(at_ms=0)),
     ],
 )
 def test_where_to_start(text: str, start: Start) -> None:
-    assert parse_start(text) == start
+    assert parse_start(text, now=1_767_225_660_000) == start
 
 
 def test_a_start_that_is_none_names_the_choices() -> None:
-    with pytest.raises(CommandError, match="such as 2026-01-31"):
-        parse_start("yesterday")
+    with pytest.raises(CommandError, match="2026-01-31T12:00:00Z, or 90s"):
+        parse_start("yesterday", now=0)
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,9 @@ def test_a_run_with_settings_of_its_own_goes_on_with_them(tmp_path: Path) -> Non
 
 
 def test_how_to_go_on() -> None:
-    assert next_commands("r") == ("tentalis replay r", "tentalis verify r", "tentalis up")
+    first = ("tentalis replay r", "tentalis verify r")
+    assert next_commands("r", stays=False) == (*first, "tentalis up")
+    assert next_commands("r", stays=True) == (*first, "tentalis status"), "`up` is refused while the stack stays"
     assert _flags(DemoOptions()) == []
     assert _flags(DemoOptions("math", 3, "m")) == ["--scenario", "math", "--steps", "3", "--policy-model", "m"]
     assert _flags(DemoOptions(overrides=("a.b=1", "c=[1, 2]"))) == ["--set", "a.b=1", "--set", "'c=[1, 2]'"]

@@ -23,7 +23,6 @@ from tentalis.dlq.letters import (
     mark_of,
     newer_under_key,
     own_headers,
-    parse_moment,
     refusal,
 )
 from tests.unit.stream_records import CODEC, make_task
@@ -214,14 +213,7 @@ def test_filters(wanted: Filter, matches: bool) -> None:
     assert wanted.matches(case) is matches
 
 
-def test_moments_and_places() -> None:
-    assert parse_moment("2026-01-31T12:00:00Z", NOW) == parse_moment("2026-01-31T12:00:00", NOW) == 1_769_860_800_000
-    assert NOW - parse_moment("90s", NOW) == 90_000
-    assert NOW - parse_moment("30m", NOW) == 1_800_000
-    assert NOW - parse_moment("2d", NOW) == 172_800_000
-    for text in ("soon", "5w", "-1h", ""):
-        with pytest.raises(ValueError, match="is no time"):
-            parse_moment(text, NOW)
+def test_a_text_that_is_no_place() -> None:
     for text in ("t", "t[x]@1", "t[1]@", "[1]@2", "t[1]@2 "):
         with pytest.raises(ValueError, match="is no place"):
             Place.parse(text)

@@ -1,0 +1,29 @@
+"""Where a record lies on the log, and how that is written."""
+
+import re
+from typing import NamedTuple
+
+_WRITTEN = re.compile(r"([a-zA-Z0-9._-]+)\[(\d{1,9})\]@(\d{1,18})", re.ASCII)
+
+
+class Place(NamedTuple):
+    """A position on a topic.
+
+    >>> str(Place.parse("tentalis.tasks.v1.dlq[3]@17"))
+    'tentalis.tasks.v1.dlq[3]@17'
+    """
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Place":
+        """Raises ValueError for anything but TOPIC[PARTITION]@OFFSET."""
+        match = _WRITTEN.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no place on a topic: write TOPIC[PARTITION]@OFFSET, as `dlq list` shows it")
+        return cls(match[1], int(match[2]), int(match[3]))

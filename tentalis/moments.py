@@ -1,0 +1,33 @@
+"""Points in time as people write them, on every command alike."""
+
+import re
+from datetime import UTC, datetime
+
+FORMS = "2026-01-31T12:00:00Z, or 90s, 30m, 1h, 2d for ago"
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_moment(text: str, now: int) -> int:
+    """A time in RFC 3339, UTC unless it says otherwise, or how long ago (`90s`, `30m`, `1h`, `2d`); ms since epoch.
+
+    Raises ValueError.
+
+    >>> parse_moment("1h", now=3_600_001)
+    1
+    """
+    ago = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
+    if ago is not None:
+        return now - int(ago[1]) * _UNITS[ago[2]]
+    try:
+        return rfc3339_ms(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time: write {FORMS}") from None
+
+
+def rfc3339_ms(text: str) -> int:
+    """A time in RFC 3339, UTC unless it says otherwise, in ms since the epoch. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    try:
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except OverflowError as error:  # in the first or the last hours that a date can have
+        raise ValueError(str(error)) from None
