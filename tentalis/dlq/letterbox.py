@@ -13,13 +13,13 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from schemas import topics
+from schemas.place import Place
 from tentalis.admin import KafkaAdmin
 from tentalis.config import Settings
 from tentalis.dlq.letters import (
     Case,
     Ledger,
     Mark,
-    Place,
     Raw,
     Refusal,
     State,

@@ -30,10 +30,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from schemas import topics
 from schemas.codec import DecodeError
+from schemas.place import Place
 from schemas.topics import dlq
 from tentalis.config import Settings
 from tentalis.dlq.letterbox import raw_of
-from tentalis.dlq.letters import Place, Raw, letter_of
+from tentalis.dlq.letters import Raw, letter_of
 from tentalis.kafka import committed_offsets, messages_to_end, producer_config
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from schemas import avro, topics
 from schemas.avro import AvroSchema
 from schemas.codec import SINGLE_OBJECT, Codec
+from schemas.place import Place
 from schemas.records import Open, Task
 from schemas.topics import dlq
 from tentalis.cli.main import app
 from tentalis.config import Settings
 from tentalis.dlq.context import context_headers
 from tentalis.dlq.letterbox import Letterbox, Result
-from tentalis.dlq.letters import Place
 from tentalis.kafka import Publisher, SchemaLookup, Stored, make_codec, messages_to_end, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tests.kafka_fixture import ensure_topics, eventually

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from schemas import topics
+from schemas.place import Place
 from schemas.topics import dlq
 from tentalis.cli.dlq import _page, _row, _short, _whole
 from tentalis.dlq.context import PREFIX, context_headers
@@ -14,7 +15,6 @@ from tentalis.dlq.letters import (
     Case,
     Filter,
     Ledger,
-    Place,
     Raw,
     State,
     context_of,
