@@ -16,9 +16,10 @@ import json
 import struct
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import groupby
 from typing import Any, TypeVar
 
 import annotated_types
@@ -30,6 +31,11 @@ from schemas.records import RECORDS, Part, Record
 
 MOST_ITEMS = 100_000
 """Items of all arrays and maps of one record; decoded they take about a kilobyte each."""
+REPEATING = frozenset(
+    {"policy", "environment", "n_samples", "terms", "manager_id", "run_id", "logprobs_mode", "sampling"}
+)
+"""Fields that are the same in many records. A decoder reads a run of them once and knows its bytes again."""
+START_BYTES, LONGEST_RUN, MOST_RUNS = 12, 512, 1024
 
 
 class Unsure(Exception):
@@ -70,10 +76,25 @@ def more(data: bytes, at: int) -> tuple[int, int]:
 
 def size(data: bytes, at: int) -> tuple[int, int]:
     """The same for a length or a count."""
-    value, at = more(data, at)
+    value, second = data[at], data[at + 1]
+    if value > 127 and second < 128:
+        value, at = value & 127 | second << 7, at + 2
+    else:
+        value, at = more(data, at)
     if value & 1:
         raise Unsure
     return value, at
+
+
+class Runs(dict[bytes, tuple[bytes, tuple[Any, ...], int, int]]):
+    """Runs of fields that were read, by their first bytes: (bytes, values, how many bytes, how many items)."""
+
+    def learn(self, run: bytes, values: tuple[Any, ...], items: int) -> None:
+        """Keeps few and short ones: their bytes come from outside."""
+        if len(run) <= LONGEST_RUN:
+            if len(self) >= MOST_RUNS:
+                self.clear()
+            self[run[:START_BYTES]] = run, values, len(run), items
 
 
 @lru_cache(65536)
@@ -133,6 +154,7 @@ class _Code:
         self._lines: list[str] = []
         self._depth = 0
         self._count = 0
+        self._in_run = False
 
     def decoder(self, schema: Any, model: type[BaseModel]) -> str:
         self._lines, self._depth = ["def decode(data):", f"    at, left = 0, {2 * MOST_ITEMS}", "    try:"], 2
@@ -191,10 +213,13 @@ class _Code:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _read_record(self, schema: Any, model: type[BaseModel]) -> str:
-        fields = {}
-        for field in schema["fields"]:
-            info = model.model_fields[field["name"]]
-            fields[field["name"]] = self._read(field["type"], info.annotation, list(info.metadata))
+        fields: dict[str, str] = {}
+        for repeating, group in groupby(schema["fields"], lambda field: field["name"] in REPEATING):
+            run = list(group)
+            if repeating and len(run) > 1 and not self._in_run:
+                self._read_run(run, model, fields)
+            else:
+                self._read_fields(run, model, fields)
         if fields.keys() != model.model_fields.keys():
             raise TypeError(f"{model.__name__} has other fields than its schema")
         result = self._variable("r")
@@ -210,6 +235,35 @@ class _Code:
                 raise TypeError(f"{model.__name__}: only model validators of mode 'after' are known here")
             self._line(f"{self._name(validator.func, 'check')}({result})")
         return result
+
+    def _read_fields(self, run: Iterable[Any], model: type[BaseModel], fields: dict[str, str]) -> None:
+        for field in run:
+            info = model.model_fields[field["name"]]
+            fields[field["name"]] = self._read(field["type"], info.annotation, list(info.metadata))
+
+    def _read_run(self, run: list[Any], model: type[BaseModel], fields: dict[str, str]) -> None:
+        runs, began, had = self._name(Runs(), "runs"), self._variable("at"), self._variable("left")
+        read: dict[str, str] = {}
+        self._line(f"k = {runs}.get(data[at:at + {START_BYTES}])")
+        known = len(self._lines)
+        self._line("else:")
+        self._depth += 1
+        self._in_run = True
+        self._line(f"{began}, {had} = at, left")
+        self._read_fields(run, model, read)
+        values = f"({', '.join(read.values())},)"
+        self._line(f"{runs}.learn(data[{began}:at], {values}, {had} - left)")
+        self._in_run = False
+        self._depth -= 1
+        self._lines[known:known] = [
+            "    " * self._depth + line
+            for line in (
+                "if k is not None and data.startswith(k[0], at):",
+                f"    _, {values}, n, count = k; at += n; left -= count",
+                "    if left < 0: raise Unsure",
+            )
+        ]
+        fields |= read
 
     def _read(self, schema: Any, annotation: Any, metadata: list[Any]) -> str:
         annotation = _bare(annotation, metadata)

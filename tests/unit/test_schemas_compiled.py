@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from schemas import avro
 from schemas.codec import SINGLE_OBJECT, Codec, DecodeError
-from schemas.compiled import Unsure, compiled, varint
-from schemas.records import RECORDS, Record
+from schemas.compiled import LONGEST_RUN, MOST_RUNS, START_BYTES, Runs, Unsure, compiled, varint
+from schemas.records import RECORDS, Record, Score
 from tests.unit.test_schemas_wire import records_of
+from tests.unit.verify_run import consistent
 
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 STRANGE: dict[type, list[Any]] = {
@@ -77,6 +78,7 @@ def test_the_same_bytes_and_the_same_record(name: str) -> None:
         assert compiled(name).encode(record, b"prefix") == b"prefix" + body
         found = compiled(name).decode(body)
         assert like(found, slowly(name, body))
+        assert like(compiled(name).decode(body), found)  # its runs are known now
         assert found.model_copy() == found == record
         assert found.model_dump_json() == record.model_dump_json()
 
@@ -149,3 +151,19 @@ def test_a_refusal_is_in_the_words_of_pydantic() -> None:
     assert refused.value.stage == "validate"
     with pytest.raises(ValidationError):
         RECORDS["Tick"].model_validate({"event_time": 1, "partition": -1})
+
+
+def test_runs_of_fields_that_are_known_are_few_short_and_counted() -> None:
+    runs = Runs()
+    for number in range(3 * MOST_RUNS):
+        runs.learn(number.to_bytes(START_BYTES, "big"), (number,), 0)
+    assert len(runs) <= MOST_RUNS
+    runs.learn(b"x" * (LONGEST_RUN + 1), (), 0)
+    assert b"x" * START_BYTES not in runs
+
+    many = consistent().scores[0].record
+    assert isinstance(many, Score)
+    sampling = many.sample.sampling.model_copy(update={"stop": ("",) * 300})
+    many = many.model_copy(update={"sample": many.sample.model_copy(update={"sampling": sampling})})
+    body = avro.write(avro.current("Score"), many.model_dump())
+    assert compiled("Score").decode(body) == compiled("Score").decode(body) == many
