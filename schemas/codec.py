@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from schemas import avro
 from schemas.avro import AvroSchema
-from schemas.compiled import MOST_ITEMS, Unsure, compiled
+from schemas.compiled import MOST_ITEMS, Encoder, Unsure, compiled
 from schemas.partial import check_items, read_partial
 from schemas.place import Place
 from schemas.records import RECORDS, Record
@@ -59,8 +59,8 @@ def _problems(cause: ValidationError) -> str:
 class Registry(Protocol):
     """What the codec needs of a schema registry."""
 
-    def serialize(self, topic: str, schema: AvroSchema, datum: dict[str, Any]) -> bytes:
-        """The datum in Confluent framing. Raises SchemasUnavailable if the registry is away or lacks the schema."""
+    def id_of(self, schema: AvroSchema) -> int:
+        """Its id there. Raises SchemasUnavailable if the registry is away or lacks the schema."""
         ...
 
     def schema_by_id(self, schema_id: int) -> AvroSchema:
@@ -88,14 +88,23 @@ class Codec:
         self.decode_seconds = 0.0
         """Kept by callers that measure what they decode."""
         self._known = {schema.fingerprint: schema for schema in avro.all_current()}
+        self._encoders: dict[str, tuple[Encoder, bytes]] = {}
 
     def encode(self, topic: str, record: Record) -> bytes:
         """The wire bytes of a record for a topic. Raises SchemasUnavailable."""
-        schema = avro.current(type(record).__name__)
+        name = type(record).__name__
+        known = self._encoders.get(name)
+        if known is None:
+            known = self._encoders[name] = compiled(name).encode, self._framing(avro.current(name))
+        encode, framing = known
+        return encode(record, framing)
+
+    def _framing(self, schema: AvroSchema) -> bytes:
+        """What stands before the bodies that are written with a schema."""
         registry = self._registry
-        if registry is not None:
-            return self._asked(lambda: registry.serialize(topic, schema, record.model_dump()))
-        return compiled(schema.name).encode(record, SINGLE_OBJECT + schema.fingerprint)
+        if registry is None:
+            return SINGLE_OBJECT + schema.fingerprint
+        return CONFLUENT + self._asked(lambda: registry.id_of(schema)).to_bytes(4, "big")
 
     def decode(
         self, value: bytes | None, *, topic: str, partition: int, offset: int, expected: Collection[str] | None = None

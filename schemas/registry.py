@@ -1,4 +1,5 @@
-"""Confluent framing through confluent-kafka's own serializer; auto-register is off, so the registry must know them."""
+"""What Confluent framing needs of a schema registry, through confluent-kafka's own client: the ids of the schemas that
+are written, which must be registered already, and the schemas of the ids that are read."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -6,10 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2  # what confluent-kafka's registry client speaks HTTP with
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, record_subject_name_strategy
-from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.avro import AvroSchema, all_current
 from schemas.codec import SchemasUnavailable
@@ -37,18 +36,14 @@ class ConfluentRegistry:
         # A URL may carry credentials.
         self._name = ", ".join(urlsplit(one).hostname or one for one in url.split(","))
         self._client = client or SchemaRegistryClient.new_client({"url": url} | CLIENT | dict(login or {}))
-        self._serializers: dict[str, AvroSerializer] = {}
         self._schemas: dict[int, AvroSchema] = {}
 
-    def serialize(self, topic: str, schema: AvroSchema, datum: dict[str, Any]) -> bytes:
-        """The datum in Confluent framing. Raises SchemasUnavailable if the registry is away or lacks the schema."""
-        serializer = self._serializers.get(schema.name)
-        if serializer is None:
-            conf = {"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy}
-            serializer = self._serializers[schema.name] = AvroSerializer(self._client, schema.text, conf=conf)
+    def id_of(self, schema: AvroSchema) -> int:
+        """The id under which a schema was registered for its record's name: the look-up of confluent-kafka's serializer
+        with auto-register off. Raises SchemasUnavailable if the registry is away or lacks the schema."""
         with self._asking():
             try:
-                return bytes(serializer(datum, SerializationContext(topic, MessageField.VALUE)))
+                found = self._client.lookup_schema(SUBJECT_PREFIX + schema.name, Schema(schema.text, "AVRO"))
             except SchemaRegistryError as error:
                 if not _not_there(error):
                     raise
@@ -56,6 +51,7 @@ class ConfluentRegistry:
                     f"the schema registry {self._name} does not have this version's {schema.name} under "
                     f"{SUBJECT_PREFIX}{schema.name}: {error}. `tentalis schemas register` puts it there"
                 ) from error
+        return int(found.schema_id)
 
     def schema_by_id(self, schema_id: int) -> AvroSchema:
         """The writer's schema of an id. Raises LookupError for an id that the registry says it does not have or that is

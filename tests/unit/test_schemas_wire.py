@@ -9,7 +9,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from confluent_kafka.schema_registry import record_subject_name_strategy
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -241,6 +244,28 @@ def decoded(codec: Codec, value: bytes) -> Record:
 
 UNKNOWN_ID = CONFLUENT + b"\0\0\xff\xff"
 TICK = Tick(event_time=1, partition=2)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_bytes_are_those_of_confluents_own_serializer(name: str) -> None:
+    """With what it knows of the registry, and with the client's defaults otherwise."""
+    conf = {"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy}
+    own = AvroSerializer(_registry()._client, avro.current(name).text, conf=conf)
+    codec, place = Codec(_registry()), SerializationContext("any", MessageField.VALUE)
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(records_of(RECORDS[name]))
+    def check(record: Record) -> None:
+        assert codec.encode("any", record) == own(record.model_dump(), place)
+
+    check()
+
+
+def test_a_schema_is_looked_up_once(http_registry: SchemaRegistry) -> None:
+    ConfluentRegistry(http_registry.url).register_all()
+    codec, asked = Codec(ConfluentRegistry(http_registry.url)), len(http_registry.calls)
+    assert len({codec.encode(topics.HALVES, TICK) for _ in range(3)}) == 1
+    assert len(http_registry.calls) == asked + 1
 
 
 def test_an_id_that_the_registry_does_not_know_is_named(http_registry: SchemaRegistry) -> None:
