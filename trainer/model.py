@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tentalis.service import Unmendable
 from trainer import attention
 from trainer.config import Lora
+from trainer.flops import Shape
 from trainer.frozen import Frozen
 from trainer.logprobs import TokenScores, token_scores
 from trainer.lora import lora_linear
@@ -106,6 +107,21 @@ class Policy(nn.Module):
     def checkpoint_layers(self) -> None:
         """From now on only each layer's input is kept for the backward pass, and the layer computed again in it."""
         self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def shape(self) -> Shape:
+        """What its floating point operations follow from."""
+        from peft.tuners.lora import Linear
+
+        config = self.lm.config
+        layers = [module.base_layer for module in self.lm.modules() if isinstance(module, Linear)]
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return Shape(
+            body=sum(layer.in_features * layer.out_features for layer in layers),
+            head=self.vocab_size * config.hidden_size,
+            adapter=sum(parameter.numel() for _, parameter in self.adapter_parameters()),
+            layers=config.num_hidden_layers,
+            width=config.num_attention_heads * head_size,
+        )
 
     def adapter_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The trained parameters by the names that PEFT gives them in files, sorted by name."""

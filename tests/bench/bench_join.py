@@ -31,25 +31,12 @@ from schemas.records import Rollout
 from tentalis.config import Settings
 from tentalis.kafka import end_offsets, make_codec, read_to_end
 from tests.bench.join_load import Half, halves, send
-from tests.bench.lab import log, own_kafka, report
+from tests.bench.lab import environment_with, log, own_kafka, report
 
 QUIX = ("quixstreams==3.28.1", "fastavro")
 BROKER_CORE, WORKER_CORE = 0, 1
 OPEN_EVERY = 10
 ROOT = Path(__file__).parents[2]
-
-
-def quix_python() -> str:
-    """The interpreter of Quix's own environment, made once: it pins an older client than ours."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tentalis" / "bench-quix"
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        log(f"making an environment with {QUIX[0]} in {folder}")
-        uv = str(Path(sys.executable).with_name("uv"))
-        subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(folder)], check=True)
-        subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *QUIX], check=True)
-        (folder / "complete").touch()
-    return str(python)
 
 
 @dataclass
@@ -75,7 +62,7 @@ class Engine:
 
     def start(self) -> "subprocess.Popen[bytes]":
         """The process, alone on its core, without any local state."""
-        python = quix_python() if self.name == "quix" else sys.executable
+        python = environment_with("bench-quix", QUIX) if self.name == "quix" else sys.executable
         state = self.folder / f"{self.group}-{uuid.uuid4().hex[:8]}"
         command = [python, "-m", f"tests.bench.join_{self.name}", self.settings.require_bootstrap(), self.group]
         if self.name != "raw":
@@ -235,7 +222,7 @@ def main() -> None:
     names = os.environ.get("BENCH_ENGINES", "ours,quix,raw").split(",")
     closed = tasks - len(range(0, tasks, OPEN_EVERY))
     if "quix" in names:
-        quix_python()
+        environment_with("bench-quix", QUIX)
     figures: dict[str, object] = {}
     os.sched_setaffinity(0, {BROKER_CORE})
     with own_kafka() as settings:

@@ -1,28 +1,47 @@
-"""Tokens per second of the whole training step (pack, loss, optimizer), beside a bare forward and backward pass of the
-same sequences with transformers and peft, padded, in the same run.
+"""Tokens per second of the whole optimizer step beside TRL's GRPOTrainer on the same rollouts, in turns, in one run.
 
-4 groups of 8 rollouts of mixed length (prompt 40 to 60 tokens, response 8 to 64), as in the assistant demo, on the real
-small model. BENCH_STEPS sets how many steps are timed (default 3, after one to warm up).
+Mixed-length groups as in the assistant demo: BENCH_GROUPS (4) of 8 rollouts, prompt 40 to 60 tokens, response 8 to 64,
+LoRA r16 on all linear layers of the small real model (BENCH_MODEL), BENCH_DTYPE (float32), as many threads as cores.
+Each of BENCH_ROUNDS (3, after one to warm up) times in turn
+
+- ours: the step with its data path (fetch from a broker, verify, pack, loss, optimizer),
+- bare: forward and backward of the same packed micro-batches and nothing else,
+- TRL: its step in an environment of its own, from padded tensors that are there already.
+
+Tokens are those of the rollouts, counted alike: no padding, a shared prompt as often as it is used. `mfu` is that of
+our step against the fastest matrix product measured in this run, from what the packed positions need; `overhead` is
+the median of step / bare - 1 over the rounds.
 """
 
+import json
 import os
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from schemas import topics
 from schemas.records import BatchPlan, Rollout
 from tentalis.config import Settings
-from tests.bench.lab import log, report
+from tentalis.kafka import Publisher, make_codec, read_to_end
+from tests.bench.lab import environment_with, log, own_kafka, peak_mib, report
 from tests.trainer_lab import config, rollout
 
+# TRL imports requests without declaring it.
+TRL = ("trl==1.13.0", "torch==2.15.0", "transformers==5.17.0", "peft==0.21.2", "requests")
 
-def make_rollouts(vocabulary: int) -> list[Rollout]:
-    """Groups that share their prompt, with rewards and a teacher."""
+
+def make_rollouts(vocabulary: int, groups: int = 4) -> list[Rollout]:
+    """Groups of eight that share their prompt, with rewards and a teacher."""
     draw = np.random.default_rng(0)
     made = []
-    for group in range(4):
+    for group in range(groups):
         prompt = draw.integers(1, vocabulary, draw.integers(40, 61)).tolist()
         rewards = draw.random(8).tolist()
         for index in range(8):
@@ -45,62 +64,177 @@ def make_rollouts(vocabulary: int) -> list[Rollout]:
     return made
 
 
-def plan_for(made: list[Rollout], micro_batch_tokens: int) -> BatchPlan:
-    """A plan of all of them for one rank."""
+def lay(settings: Settings, made: list[Rollout]) -> None:
+    """Publishes the rollouts."""
+    publisher = Publisher(settings, "bench", make_codec(settings))
+    for each in made:
+        publisher.send(topics.ROLLOUTS, each)
+    publisher.flush()
+
+
+def plan_for(settings: Settings, micro_batch_tokens: int) -> BatchPlan:
+    """A plan of all rollouts on the topic, for one rank."""
     from trainer.offers import offer_of
     from trainer.plan import Draft, PlanHead, plan_of
 
-    offers = tuple(offer_of(each, 0, offset, 0, 4096) for offset, each in enumerate(made))
+    codec = make_codec(settings)
+    offers = []
+    for stored in read_to_end(settings, topics.ROLLOUTS):
+        record = stored.decode(codec)
+        assert isinstance(record, Rollout)
+        offers.append(offer_of(record, stored.partition, stored.offset, 0, 4096))
     head = PlanHead("bench", "bench", "manifest", 1, micro_batch_tokens, 0, "bench")
-    return plan_of(Draft(offers, (), {0: len(made)}, ()), head, 1, 1, 0)
+    return plan_of(Draft(tuple(offers), (), {0: len(offers)}, ()), head, 1, 1, 0)
 
 
-def step_seconds(model: Path, made: list[Rollout], steps: int) -> list[float]:
-    """Seconds of each whole step."""
-    from trainer import runtime, world
-    from trainer.engine import Engine
-    from trainer.step import train_step
-    from trainer.stop import Stop
+@dataclass
+class Ours:
+    """The trainer's engine, and a plan whose rollouts are on a broker."""
 
-    settings = config(
-        model, policy="bench", run_id="bench", batch_rollouts=32, micro_batch_tokens=1024, threads=os.cpu_count()
-    )
-    runtime.prepare(runtime.threads_of(settings, 1), "cpu")
-    joined = world.join()
-    engine = Engine(settings, model, joined, "cpu")
-    plan = plan_for(made, settings.micro_batch_tokens)
-    by_key = {each.key: each for each in made}
-    seconds = []
-    for _ in range(steps + 1):
+    settings: Settings
+    of: Any
+    engine: Any
+    plan: BatchPlan
+    world: Any
+
+    @classmethod
+    def start(cls, settings: Settings, model: Path, made: list[Rollout], dtype: str) -> "Ours":
+        from trainer import runtime, world
+        from trainer.engine import Engine
+
+        of = config(
+            model,
+            policy="bench",
+            run_id="bench",
+            batch_rollouts=len(made),
+            micro_batch_tokens=1024,
+            threads=os.cpu_count(),
+            base_dtype=dtype,
+            lora={"rank": 16, "alpha": 32},
+            optimizer={"lr": 3e-4},
+        )
+        runtime.prepare(runtime.threads_of(of, 1), "cpu")
+        joined = world.join()
+        engine = Engine(of, model, joined, "cpu")
+        return cls(settings, of, engine, plan_for(settings, of.micro_batch_tokens), joined)
+
+    def step(self) -> tuple[float, dict[str, float]]:
+        """One step from the topic on: its seconds, and those of its phases."""
+        from trainer.fetch import Cache, fetch
+        from trainer.step import train_step
+        from trainer.stop import Stop
+
         began = time.perf_counter()
-        train_step(engine, plan, 0, by_key, settings.loss, joined, Stop())
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+        rollouts = fetch(self.settings, make_codec(self.settings), self.plan.rows, Cache())
+        fetched = time.perf_counter() - began
+        outcome = train_step(self.engine, self.plan, 0, rollouts, self.of.loss, self.world, Stop())
+        return time.perf_counter() - began, outcome.seconds | {"fetch": fetched}
+
+    def packs(self) -> list[Any]:
+        """The micro-batches of a step, as it hands them to the model."""
+        seen: list[Any] = []
+        forward = self.engine.forward
+        self.engine.forward = lambda batch, *more, **options: (seen.append(batch), forward(batch, *more, **options))[1]
+        self.step()
+        self.engine.forward = forward
+        return seen
+
+    def bare(self, packs: list[Any]) -> float:
+        """Seconds of forward and backward of packed micro-batches."""
+        began = time.perf_counter()
+        for each in packs:
+            self.engine.backward(self.engine.forward(each).logprobs.sum())
+        seconds = time.perf_counter() - began
+        self.engine.policy.zero_grad()
+        return seconds
+
+    def commit(self) -> tuple[float, float]:
+        """Seconds of a checkpoint, and of publishing its adapter's files."""
+        from trainer.checkpoint import CheckpointState, save
+        from trainer.model import adapter_sha256
+        from trainer.publish import publish_adapter
+
+        began = time.perf_counter()
+        adapter = self.engine.policy.adapter_bytes()
+        state = CheckpointState(
+            run_id="bench",
+            policy="bench",
+            step=1,
+            attempt=1,
+            plan_id="p",
+            owner="bench",
+            manifest_digest="m",
+            low_water={},
+            adapter_sha256=adapter_sha256(adapter),
+            optimizer_steps=1,
+            metrics={},
+            seconds={},
+        )
+        root = self.settings.home / "checkpoints"
+        parts = self.engine.policy.adapter_config(), self.engine.optimizer_state()
+        checkpoint = save(root, state, adapter, *parts)
+        saved = time.perf_counter()
+        publish_adapter(self.settings.home, "bench", 1, checkpoint)
+        return saved - began, time.perf_counter() - saved
 
 
-def bare_seconds(model: Path, made: list[Rollout], steps: int) -> list[float]:
-    """Seconds of a padded forward and backward pass over the same sequences, 8 at a time, logits of every position."""
+@contextmanager
+def trl(model: Path, made: list[Rollout], dtype: str) -> Iterator["subprocess.Popen[str]"]:
+    """TRL's trainer on the same rollouts; a line on its stdin makes it step."""
+    from schemas.tensors import float32_view, int32_view
+
+    python = environment_with("bench-trl", TRL)
+    rollouts = []
+    for each in made:
+        split = each.loss_mask.index(1)
+        tokens = int32_view(each.token_ids).tolist()
+        assert each.reward is not None and each.group_mean is not None
+        rollouts.append(
+            {
+                "prompt": tokens[:split],
+                "response": tokens[split:],
+                "sampler": float32_view(each.sampler_logprobs)[split:].tolist(),
+                "advantage": each.reward - each.group_mean,
+            }
+        )
+    job = {"model": str(model), "rollouts": rollouts, "batch_size": 8, "threads": os.cpu_count(), "dtype": dtype}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(job | {"rank": 16, "alpha": 32}))
+        command = [python, str(Path(__file__).with_name("trainer_trl.py")), str(path)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait()
+
+
+def ask(child: "subprocess.Popen[str]") -> dict[str, float]:
+    """One step of TRL."""
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write("step\n")
+    child.stdin.flush()
+    answer = child.stdout.readline()
+    if not answer:
+        raise RuntimeError("TRL ended; its message is above")
+    found: dict[str, float] = json.loads(answer)
+    return found
+
+
+def matmul_peak(dtype: str) -> float:
+    """Operations per second of the fastest product of two large matrices, as the trainer computes them."""
     import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
-    from schemas.tensors import int32_view
+    from trainer.frozen import Frozen
 
-    base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    policy: Any = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-    seconds = []
-    for _ in range(steps + 1):
+    n, best = 2048, 0.0
+    x, head = torch.randn(n, n).to(getattr(torch, dtype)), Frozen.of(torch.randn(n, n).to(getattr(torch, dtype)))
+    for _ in range(12):
         began = time.perf_counter()
-        for first in range(0, len(made), 8):
-            chunk = [torch.from_numpy(int32_view(each.token_ids).astype(np.int64)) for each in made[first : first + 8]]
-            ids = torch.nn.utils.rnn.pad_sequence(chunk, batch_first=True)
-            mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in chunk], batch_first=True)
-            logits = policy(input_ids=ids, attention_mask=mask).logits[:, :-1]
-            chosen = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:, None])
-            (chosen.squeeze(-1) * mask[:, 1:]).sum().backward()
-        policy.zero_grad()
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+        head.project(x)
+        best = max(best, 2.0 * n**3 / (time.perf_counter() - began))
+    return best
 
 
 def main() -> None:
@@ -108,20 +242,53 @@ def main() -> None:
 
     from tentalis.inference.models import resolve_model
 
-    steps = int(os.environ.get("BENCH_STEPS", "3"))
+    rounds, dtype = int(os.environ.get("BENCH_ROUNDS", "3")), os.environ.get("BENCH_DTYPE", "float32")
     model = resolve_model(os.environ.get("BENCH_MODEL"), Settings.from_env().cache)
-    made = make_rollouts(AutoConfig.from_pretrained(model).vocab_size)
+    made = make_rollouts(AutoConfig.from_pretrained(model).vocab_size, int(os.environ.get("BENCH_GROUPS", "4")))
     tokens = sum(each.n_tokens for each in made)
-    log(f"{len(made)} rollouts, {tokens} tokens")
-    ours, bare = step_seconds(model, made, steps), bare_seconds(model, made, steps)
-    ours_rate, bare_rate = tokens / float(np.median(ours)), tokens / float(np.median(bare))
+    with own_kafka() as settings, trl(model, made, dtype) as peer:
+        from trainer.flops import packed_flops
+
+        lay(settings, made)
+        ours = Ours.start(settings, model, made, dtype)
+        packs = ours.packs()
+        shape = ours.engine.policy.shape()
+        flops = sum(packed_flops(each.spans, len(each.targets), shape) for each in packs)
+        positions = sum(len(each.input_ids) for each in packs)
+        log(f"{len(made)} rollouts, {tokens} tokens, {positions} positions in {len(packs)} micro-batches")
+        seconds: dict[str, list[float]] = {"ours": [], "bare": [], "trl": []}
+        for _ in range(rounds + 1):
+            peak_mib(reset=True)
+            whole, phases = ours.step()
+            memory = peak_mib()
+            bare, theirs = ours.bare(packs), ask(peer)
+            log(f"ours {whole:.2f} s {phases}, bare {bare:.2f} s, TRL {theirs}")
+            for name, value in (("ours", whole), ("bare", bare), ("trl", theirs["seconds"])):
+                seconds[name].append(value)
+        checkpoint, publish = ours.commit()
+        peak = matmul_peak(dtype)
+    median = {name: float(np.median(values[1:])) for name, values in seconds.items()}
+    over = [whole / bare - 1.0 for whole, bare in zip(seconds["ours"][1:], seconds["bare"][1:], strict=True)]
     report(
+        ours=tokens / median["ours"],
+        trl=tokens / median["trl"],
+        ratio=median["trl"] / median["ours"],
+        overhead=float(np.median(over)),
+        mfu=flops / median["ours"] / peak,
+        peak_mib=memory,
+        trl_peak_mib=theirs["peak_mib"],
+        matmul_peak_gflops=peak / 1e9,
         tokens=tokens,
-        steps=steps,
-        ours_tokens_per_second=ours_rate,
-        bare_padded_tokens_per_second=bare_rate,
-        ratio=ours_rate / bare_rate,
-        ours_step_seconds=float(np.median(ours)),
+        positions=positions,
+        trl_positions=int(theirs["positions"]),
+        step_seconds=median["ours"],
+        bare_seconds=median["bare"],
+        trl_seconds=median["trl"],
+        checkpoint_seconds=checkpoint,
+        publish_seconds=publish,
+        rounds=rounds,
+        dtype=dtype,
+        threads=os.cpu_count(),
     )
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,27 @@ def log(text: str) -> None:
 def report(**figures: Any) -> None:
     """The last line on stdout: one JSON object."""
     print(json.dumps({name: round(v, 4) if isinstance(v, float) else v for name, v in figures.items()}), flush=True)
+
+
+def environment_with(name: str, packages: Sequence[str]) -> str:
+    """The interpreter of a peer's own environment, made once per set of pinned packages."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tentalis" / name
+    python, complete = folder / "bin" / "python", folder / "complete"
+    if not complete.exists() or complete.read_text() != " ".join(packages):
+        log(f"making an environment with {packages[0]} in {folder}")
+        uv = str(Path(sys.executable).with_name("uv"))
+        subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(folder)], check=True)
+        subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *packages], check=True)
+        complete.write_text(" ".join(packages))
+    return str(python)
+
+
+def peak_mib(reset: bool = False) -> float:
+    """The most memory this process had resident since the last reset (Linux)."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""The same optimizer step by TRL's GRPOTrainer, in TRL's own environment: `python trainer_trl.py JOB`.
+
+JOB is a JSON file: `model` (folder), `rollouts` (each prompt, response, sampler, advantage), `batch_size`, `threads`,
+`dtype`, `rank`, `alpha`. For each line on stdin one whole step is made as Trainer makes it (collate, forward, backward,
+accumulate, clip, AdamW), and one JSON object printed: `seconds`, `peak_mib`, `positions`. Nothing is sampled: the
+recorded rollouts take the place of generation, with their advantages and the sampler's log-probs, outside the time.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import pad
+
+
+def peak_mib(reset: bool = False) -> float:
+    """The most memory this process had resident since the last reset."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+class Recorded(GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer with rollouts that exist already."""
+
+    batch: dict[str, torch.Tensor]
+    positions = 0
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+        return dict(self.batch)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        self.positions += inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+        return super()._compute_loss(model, inputs)
+
+
+class OnDemand(TrainerCallback):  # type: ignore[misc]
+    """Waits for a line before each step, answers with its time after it."""
+
+    trainer: Recorded
+    began = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        if not sys.stdin.readline():
+            sys.exit(0)
+        peak_mib(reset=True)
+        self.trainer.positions = 0
+        self.began = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        seconds = time.perf_counter() - self.began
+        print(
+            json.dumps({"seconds": seconds, "peak_mib": peak_mib(), "positions": self.trainer.positions}),
+            file=ANSWERS,
+            flush=True,
+        )
+
+
+def batch_of(rollouts: list[dict[str, Any]], pad_id: int) -> dict[str, torch.Tensor]:
+    """As the trainer pads what it has sampled: prompts to the left, completions to the right."""
+    prompts = [torch.tensor(each["prompt"]) for each in rollouts]
+    responses = [torch.tensor(each["response"]) for each in rollouts]
+    mask = pad([torch.ones_like(each) for each in responses], padding_value=0)
+    return {
+        "prompt_ids": pad(prompts, padding_value=pad_id, padding_side="left"),
+        "prompt_mask": pad([torch.ones_like(each) for each in prompts], padding_value=0, padding_side="left"),
+        "completion_ids": pad(responses, padding_value=pad_id),
+        "completion_mask": mask,
+        "advantages": torch.tensor([each["advantage"] for each in rollouts]),
+        "old_per_token_logps": pad([torch.tensor(each["sampler"]) for each in rollouts], padding_value=0.0),
+        "num_items_in_batch": mask.sum(),
+    }
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(job["threads"])
+    count, size = len(job["rollouts"]), job["batch_size"]
+    callback = OnDemand()
+    trainer = Recorded(
+        model=job["model"],
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=GRPOConfig(
+            output_dir=sys.argv[1] + ".out",
+            use_cpu=True,
+            bf16=False,
+            model_init_kwargs={"dtype": job["dtype"]},
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=count // size,
+            steps_per_generation=count // size,
+            num_generations=8,
+            max_steps=1_000_000,
+            learning_rate=3e-4,
+            lr_scheduler_type="constant",
+            max_grad_norm=1.0,
+            loss_type="dapo",
+            epsilon=0.2,
+            epsilon_high=0.28,
+            beta=0.0,
+            # Its default recomputes every layer; ours keeps the activations here too.
+            gradient_checkpointing=False,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": str(index)} for index in range(count)]),
+        peft_config=LoraConfig(
+            r=job["rank"], lora_alpha=job["alpha"], target_modules="all-linear", task_type="CAUSAL_LM"
+        ),
+        callbacks=[callback],
+    )
+    trainer.batch = batch_of(job["rollouts"], trainer.processing_class.pad_token_id)
+    callback.trainer = trainer
+    trainer.train()
+
+
+if __name__ == "__main__":
+    # Whatever the libraries print must not be taken for an answer.
+    ANSWERS, sys.stdout = sys.stdout, sys.stderr
+    main()
