@@ -1,7 +1,9 @@
 """Attention over a packed sequence: each span with itself and its prompt, nothing across samples."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,10 +36,14 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, d], key and value [1, kv heads, T, d] -> [1, T, heads, d].
 
-    One call per span instead of one with a [T, T] mask: most of such a matrix would be computed and thrown away.
+    On a GPU in half precision one call of flash attention for sequences of unequal length. Elsewhere (that kernel knows
+    neither CPUs nor float32) one call per span instead of one with a [T, T] mask: most of such a matrix would be
+    computed and thrown away.
     """
     if spans is None:
         raise RuntimeError("the packed attention needs the spans of the micro-batch")
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _flash(query[0], key[0], value[0], scaling, layout_of(tuple(spans), query.device)).unsqueeze(0), None
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -54,6 +60,52 @@ def packed_attention(
             scaled_dot_product_attention(query[:, :, own], k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
         )
     return torch.cat(outputs, 2).transpose(1, 2), None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The spans as sequences of unequal length. Span i has the queries [queries[i], queries[i + 1]) and, of the
+    gathered keys, [keys[i], keys[i + 1]): those of its prompt, then its own, so that a causal mask that ends with the
+    last query and key is the right one. `rows` int64 gathers the keys; `queries` and `keys` are int32."""
+
+    rows: Tensor
+    queries: Tensor
+    keys: Tensor
+    longest_queries: int
+    longest_keys: int
+
+
+# Every layer asks for that of its micro-batch.
+@lru_cache(maxsize=2)
+def layout_of(spans: tuple[Span, ...], device: torch.device) -> Layout:
+    """The layout of a micro-batch."""
+    lengths = [span.end - span.start for span in spans]
+    seen = [span.prefix_end - span.prefix_start + length for span, length in zip(spans, lengths, strict=True)]
+    rows = [torch.arange(*part) for s in spans for part in ((s.prefix_start, s.prefix_end), (s.start, s.end))]
+    queries, keys = (torch.tensor([0, *accumulate(sizes)], dtype=torch.int32) for sizes in (lengths, seen))
+    return Layout(torch.cat(rows).to(device), queries.to(device), keys.to(device), max(lengths), max(seen))
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, layout: Layout) -> Tensor:
+    """query [heads, T, d], key and value [kv heads, T, d] -> [T, heads, d]. Its backward pass, and that of the gathered
+    keys, sum in a fixed order because torch's deterministic algorithms are on (runtime.prepare)."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.varlen import varlen_attn
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        output: Tensor = varlen_attn(
+            query.transpose(0, 1),
+            key.transpose(0, 1)[layout.rows],
+            value.transpose(0, 1)[layout.rows],
+            layout.queries,
+            layout.keys,
+            layout.longest_queries,
+            layout.longest_keys,
+            scale=scaling,
+            window_size=(-1, 0),
+            enable_gqa=query.shape[0] != key.shape[0],
+        )
+    return output
 
 
 @lru_cache(maxsize=512)

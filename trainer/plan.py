@@ -18,6 +18,10 @@ from trainer.offers import FORGOTTEN, Offer, Segment
 
 FORGED = "forged"
 
+# The length of a sequence of which attention costs as much as everything else: 4 N / (6 layers width), 4,100 for
+# SmolLM2-135M, 16,000 for Qwen3-4B. One number for all, for a plan depends on nothing but offers and settings.
+ATTENTION_TOKENS = 8192
+
 
 class LostOffers(RuntimeError):
     """Records of a partition were skipped between two segments: a rank began to read too late."""
@@ -165,27 +169,31 @@ def lay_out(rows: Sequence[PlanRow], groups: Sequence[str], world_size: int, mic
     """The same rows with rank and micro-batch, in the same order.
 
     Rows of one group (`groups[i]` of row i) stay together as far as the caps allow, because they share their prompt.
-    Longest processing time first: units go by falling size to the rank with the least load, and there to the first
-    micro-batch with room. A single rollout over the cap has a micro-batch of its own.
+    Longest processing time first: units go by falling cost to the rank with the least load, and there to the first
+    micro-batch with room. A rollout of n tokens costs n (1 + n / ATTENTION_TOKENS); the cap is on tokens, for it is
+    about memory. A single rollout over the cap has a micro-batch of its own.
     """
     total = sum(row.n_tokens for row in rows)
     cap = max(1, min(micro_batch_tokens, -(-total // world_size)))
     units: list[list[int]] = []
     size: list[int] = []
+    cost: list[float] = []
     for index in sorted(range(len(rows)), key=lambda i: (groups.index(groups[i]), i)):
         tokens = rows[index].n_tokens
         if units and groups[units[-1][0]] == groups[index] and size[-1] + tokens <= cap:
             units[-1].append(index)
             size[-1] += tokens
+            cost[-1] += tokens * (1.0 + tokens / ATTENTION_TOKENS)
         else:
             units.append([index])
             size.append(tokens)
-    loads = [0] * world_size
+            cost.append(tokens * (1.0 + tokens / ATTENTION_TOKENS))
+    loads = [0.0] * world_size
     micro_batches: list[list[int]] = [[] for _ in range(world_size)]
     placed: dict[int, tuple[int, int]] = {}
-    for unit in sorted(range(len(units)), key=lambda u: (-size[u], units[u][0])):
+    for unit in sorted(range(len(units)), key=lambda u: (-cost[u], units[u][0])):
         rank = min(range(world_size), key=lambda r: (loads[r], r))
-        loads[rank] += size[unit]
+        loads[rank] += cost[unit]
         filled = micro_batches[rank]
         room = (m for m, tokens in enumerate(filled) if tokens + size[unit] <= micro_batch_tokens)
         micro_batch = next(room, len(filled))

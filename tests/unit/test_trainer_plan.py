@@ -200,6 +200,13 @@ def test_groups_stay_together_and_ranks_are_balanced() -> None:
     assert sum(row.n_tokens for row in laid if row.rank == 0) == 80
 
 
+def test_ranks_are_balanced_by_cost_and_not_by_tokens_alone() -> None:
+    """By tokens one rank would get the long rollout and two short ones, 5,000 each; its attention is worth more."""
+    rows = rows_of([4000] + [500] * 12).rows
+    laid = lay_out(rows, [row.rollout_id for row in rows], 2, 8000)
+    assert [row.n_tokens for row in laid if row.rank == laid[0].rank] == [4000]
+
+
 def test_another_world_makes_another_attempt_of_the_same_rollouts() -> None:
     plan = rows_of([10] * 8)
     again = next_attempt(plan, replace(HEAD, world_size=2, manifest_digest="m2", owner="other"), 7)
