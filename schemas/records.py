@@ -716,6 +716,44 @@ class PolicyAck(Record):
         return f"{self.server_id}/{self.policy}"
 
 
+class Pin(Record):
+    """Keeps an adapter and its checkpoint from being pruned, until the same key says otherwise."""
+
+    policy: Name
+    version: Annotated[Int, Field(ge=0)]
+    event_time: Millis
+    pinned: bool
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}@v{self.version}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}/pin"
+
+
+class BackPressure(Record):
+    """Whether more rollouts of a policy would only be thrown away. It holds until `expires_at`, or until the next one:
+    a trainer that is gone keeps nobody waiting."""
+
+    policy: Name
+    run_id: Name
+    event_time: Millis
+    closed: bool
+    waiting: Annotated[int, Field(ge=0)]
+    ahead: Annotated[Int, Field(ge=0)]
+    max_staleness: Annotated[Int, Field(ge=0)]
+    expires_at: Millis
+    reason: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.policy}/back-pressure"
+
+
 # --- the other topics -------------------------------------------------------------------------------------------------
 
 
@@ -835,6 +873,8 @@ RECORDS: dict[str, type[Record]] = {
         PolicyUpdate,
         Promotion,
         PolicyAck,
+        Pin,
+        BackPressure,
         SessionEvent,
         Skill,
         MetaSignal,

@@ -138,7 +138,7 @@ ROLES: dict[str, Role] = {
         _role(
             "worker",
             "`tentalis worker`",
-            _reads(topics.TASKS, topics.POLICY_ACKS),
+            _reads(topics.TASKS, topics.POLICY_ACKS, topics.POLICIES),
             _follows(),
             _writes(topics.RESULTS),
             _group("tentalis-worker-", prefixed=True),
@@ -148,6 +148,7 @@ ROLES: dict[str, Role] = {
             "`tentalis manager`",
             _reads(
                 topics.RUNS,
+                topics.POLICIES,
                 topics.POLICY_ACKS,
                 topics.BATCHES,
                 topics.TASKS,
@@ -161,9 +162,9 @@ ROLES: dict[str, Role] = {
         _role(
             "policies",
             "`tentalis serve policies`",
-            _reads(*topics.CONTROL),
+            _reads(*topics.CONTROL, topics.EVALS, topics.TASKS, topics.ROLLOUTS),
             _follows(),
-            _writes(topics.POLICIES, topics.POLICY_ACKS, *map(topics.dlq, topics.CONTROL)),
+            _writes(topics.POLICIES, topics.POLICY_ACKS, topics.EVALS, *map(topics.dlq, topics.CONTROL)),
             _group(CONTROL),
         ),
         _role(

@@ -408,18 +408,20 @@ def messages_to_end(
 
 
 class Follower:
-    """Reads a topic from the start and on, all partitions, without a group: for the small compacted topics.
+    """Reads a topic from the start and on, all partitions, without a group: for the small compacted topics. Where it
+    begins can be given per partition.
 
     `poll` returns what arrived; `caught_up` tells whether the end that the topic had at the start was reached.
     """
 
-    def __init__(self, settings: Settings, topic: str) -> None:
+    def __init__(self, settings: Settings, topic: str, start: Mapping[int, int] | None = None) -> None:
         self._settings, self._topic = settings, topic
         self._consumer = Consumer(
             consumer_config(settings, FOLLOWERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
         )
         partitions = _partitions(settings, self._consumer, topic)
-        self._consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
+        begin = start or {}
+        self._consumer.assign([TopicPartition(topic, p, begin.get(p, OFFSET_BEGINNING)) for p in partitions])
         self._pending = set(partitions)
 
     @property

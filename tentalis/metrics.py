@@ -288,6 +288,14 @@ POLICIES_ACKS = Metric(
     ("result",),
     "records",
 )
+POLICIES_VERDICTS = Metric(
+    "tentalis_policies_verdicts_total",
+    Kind.COUNTER,
+    "Verdicts of the guard, on candidates and on what is served: passed or refused.",
+    ("policies",),
+    ("result",),
+    "records",
+)
 POLICIES_SWAP = Metric(
     "tentalis_policies_swap_seconds",
     Kind.HISTOGRAM,
@@ -337,6 +345,13 @@ WORKER_SECONDS = Metric(
     buckets=LONG_SECONDS,
 )
 WORKER_RUNNING = Metric("tentalis_worker_running_tasks", Kind.GAUGE, "Tasks being answered.", ("worker",), unit="tasks")
+WORKER_HELD = Metric(
+    "tentalis_worker_held_tasks",
+    Kind.GAUGE,
+    "Tasks of a run that wait because the trainer would throw their answers away.",
+    ("worker",),
+    unit="tasks",
+)
 WORKER_QUEUED = Metric(
     "tentalis_worker_queued_tasks", Kind.GAUGE, "Tasks fetched and not begun.", ("worker",), unit="tasks"
 )
@@ -361,6 +376,9 @@ MANAGER_USABLE = Metric(
     "Rollouts that the trainer can still take.",
     ("manager",),
     unit="rollouts",
+)
+MANAGER_PRESSED = Metric(
+    "tentalis_manager_back_pressure", Kind.GAUGE, "1 while the trainer asks for no more rollouts.", ("manager",)
 )
 MANAGER_STEP = Metric(
     "tentalis_manager_served_step", Kind.GAUGE, "Steps of the run that are served, -1 before the first.", ("manager",)
@@ -482,9 +500,16 @@ TRAINER_DEAD = Metric(
 TRAINER_WAITING = Metric(
     "tentalis_trainer_waiting",
     Kind.GAUGE,
-    "1 for what it waits for: rollouts (for a batch), served (for a promotion); both 0 while it trains.",
+    "1 for what it waits for: rollouts (for a batch), served (for a promotion), window (for its hours); all 0 while it "
+    "trains.",
     ("trainer",),
     ("reason",),
+)
+TRAINER_PRESSURE = Metric(
+    "tentalis_trainer_back_pressure", Kind.GAUGE, "1 while it asks for no more rollouts.", ("trainer",)
+)
+TRAINER_BATCHES = Metric(
+    "tentalis_trainer_waiting_batches", Kind.GAUGE, "Full batches that wait for a step.", ("trainer",), unit="batches"
 )
 TRAINER_TURN = Metric(
     "tentalis_trainer_turn_timestamp_seconds",

@@ -35,11 +35,14 @@ def end(process: ForkServerProcess) -> None:
     process.join()
 
 
-def train(config: str) -> int:
-    """One rank, of a configuration file."""
+def train(argument: str) -> int:
+    """One rank, of a configuration file; on further lines what a person gives by hand: `steps=3`, `caught_up`."""
+    from trainer.goal import Goal
     from trainer.launch import launch
 
-    return launch(Path(config), ranks=1)
+    config, *by_hand = argument.splitlines()
+    steps = next((int(each.removeprefix("steps=")) for each in by_hand if each.startswith("steps=")), None)
+    return launch(Path(config), ranks=1, goal=Goal(steps, caught_up="caught_up" in by_hand))
 
 
 def replay(run_id: str) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tentalis import logs
 from tentalis.config import Settings
 from tentalis.service import UNMENDABLE, Unmendable
+from trainer.goal import Goal
 from trainer.launch import launch
 from trainer.stop import stop_on_signals
 
@@ -26,6 +27,8 @@ def main() -> int:
     train.add_argument("--config", type=Path, required=True)
     train.add_argument("--ranks", type=int, default=1)
     train.add_argument("--metrics-port", type=int, help="where rank 0 answers /healthz, /readyz and /metrics")
+    train.add_argument("--steps", type=int, help="end after so many steps of this start")
+    train.add_argument("--until-caught-up", action="store_true", help="end when no full batch is left on the log")
     again = commands.add_parser("replay-rank", help="one rank of a replay")
     again.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
@@ -34,6 +37,7 @@ def main() -> int:
         from trainer.replay import replay_rank
 
         return replay_rank(options.spec)
+    goal = Goal(options.steps, options.until_caught_up)
     if "RANK" in os.environ:
         # The imports take seconds: a signal must be heard before.
         with stop_on_signals() as stop:
@@ -41,11 +45,11 @@ def main() -> int:
             from trainer.loop import run
 
             try:
-                return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port)
+                return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, goal)
             except Unmendable as error:
                 print(f"error: {error}", file=sys.stderr)
                 return UNMENDABLE
-    return launch(options.config, options.ranks, options.metrics_port)
+    return launch(options.config, options.ranks, options.metrics_port, goal)
 
 
 def _die_with_the_launcher() -> None:

@@ -9,12 +9,13 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from schemas.ids import sha256_hex
+from tentalis.config import Settings
 from trainer.engine import OptimizerState
 from trainer.model import CONFIG_FILE, WEIGHTS_FILE
 
@@ -143,13 +144,21 @@ def checkpoints(root: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda c: (c.state.step, c.state.attempt), reverse=True)
 
 
-def prune(root: Path, keep: int, current: Checkpoint) -> None:
-    """Removes all but the `keep` newest checkpoints up to `current`, and what interrupted writes left."""
-    old = [c for c in checkpoints(root) if c.folder != current.folder and c.state.step <= current.state.step]
-    for checkpoint in old[keep - 1 :]:
+def prune(old: Iterable[Checkpoint]) -> None:
+    """Removes checkpoints."""
+    for checkpoint in old:
         shutil.rmtree(checkpoint.folder)
+
+
+def sweep(root: Path) -> None:
+    """Removes what interrupted writes left."""
     for leftover in root.glob(".[0-9]*"):
         shutil.rmtree(leftover)
+
+
+def checkpoint_root(settings: Settings, run_id: str) -> Path:
+    """Where a run's checkpoints are."""
+    return settings.home / "checkpoints" / run_id
 
 
 def _flush(folder: Path) -> None:

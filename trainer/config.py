@@ -5,8 +5,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, model_validator
 
+from tentalis.guard import Limits
 from trainer.losses.settings import Loss
 from trainer.part import NotNegative, Part, Positive
+from trainer.windows import Hours, zone_of
 
 
 class ConfigError(ValueError):
@@ -67,6 +69,17 @@ def _start(start: Any) -> Any:
     return start
 
 
+def _hours(hours: tuple[str, ...]) -> tuple[str, ...]:
+    for text in hours:
+        Hours.parse(text)
+    return hours
+
+
+def _zone(name: str) -> str:
+    zone_of(name)
+    return name
+
+
 class TrainerConfig(Part):
     """One run of one policy."""
 
@@ -82,6 +95,8 @@ class TrainerConfig(Part):
     """The trainer ends with exit code 0 after this many steps of the run; null: it goes on."""
     batch_rollouts: Annotated[int, Field(ge=1)] = 32
     """Rollouts of one optimizer step, over all ranks."""
+    batch_tokens: Annotated[int, Field(ge=1)] | None = None
+    """A batch is full as soon as its rollouts have this many tokens, also before batch_rollouts; null: by count."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] = 1024
     """Most tokens (prompt and response, not shared) of one forward pass; a longer single rollout goes alone."""
     max_rollout_tokens: Annotated[int, Field(ge=2)] = 4096
@@ -106,7 +121,19 @@ class TrainerConfig(Part):
     """A folder with an adapter in PEFT's format, of the same rank, alpha and layers, that a new run goes on from; null:
     a fresh one, drawn from the seed."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
-    """How many of the newest checkpoints stay on disk."""
+    """How many of the newest checkpoints stay on disk, besides those that can still be needed: within the staleness
+    window, served, pinned, or what a rollback goes back to."""
+    keep_adapters: Annotated[int, Field(ge=1)] = 64
+    """How many of the policy's newest adapters stay on disk, besides the same ones."""
+    promotion: Literal["always", "guarded", "manual"] = "always"
+    """Who decides that a new version is served: nobody (each is), the guard, or a person with `tentalis policy`."""
+    guard: Limits = Limits()
+    """What a version must keep to under `promotion: guarded`."""
+    windows: Annotated[tuple[str, ...], AfterValidator(_hours)] = ()
+    """Hours in which steps begin, as `02:00-06:00`, also over midnight; none: always. The log is the buffer. They are
+    no part of a step: a replay ignores them."""
+    time_zone: Annotated[str, AfterValidator(_zone)] = "UTC"
+    """The IANA time zone of `windows`, as Europe/Berlin; they follow its daylight saving."""
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     loss: Loss = Loss()

@@ -47,6 +47,7 @@ class Intake:
         self._letters = DeadLetters(publisher, group)
         self._low_water = dict(low_water)
         self._next: dict[int, int] = {}
+        self._held = False
         self.dead = 0
         """Dead letters written."""
         self._consumer = Consumer(
@@ -59,6 +60,8 @@ class Intake:
         self._next = {p.partition: self._low_water[p.partition] for p in partitions}
         log.info("reads partitions %s of %s", sorted(self._next), topics.ROLLOUTS)
         consumer.assign([TopicPartition(topics.ROLLOUTS, p, offset) for p, offset in self._next.items()])
+        if self._held and self._next:
+            consumer.pause([TopicPartition(topics.ROLLOUTS, p) for p in self._next])
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._next = {}
@@ -101,6 +104,14 @@ class Intake:
             if end > start:
                 segments.append(Segment(partition, start, end, tuple(offers.get(partition, ()))))
         return segments
+
+    def hold(self, held: bool) -> None:
+        """While it is held nothing is fetched, and the member stays in its group: `poll` goes on being called."""
+        self._held = held
+        own = [TopicPartition(topics.ROLLOUTS, p) for p in self._next]
+        if own:
+            (self._consumer.pause if held else self._consumer.resume)(own)
+        log.info("reading is %s", "held: enough lies in memory" if held else "resumed")
 
     def lag(self) -> dict[int, int]:
         """Records per own partition that the last fetches knew of and that were not read."""

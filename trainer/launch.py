@@ -12,12 +12,15 @@ from tentalis.config import Settings
 from tentalis.service import STOPPED
 from trainer.config import TrainerConfig, config_text
 from trainer.config_file import load_config
+from trainer.goal import FOREVER, Goal
 from trainer.stop import GRACE_SECONDS, stop_on_signals
 
 POLL_SECONDS = 0.05
 
 
-def main(settings: Settings, config: TrainerConfig, ranks: int, metrics_port: int | None = None) -> int:
+def main(
+    settings: Settings, config: TrainerConfig, ranks: int, metrics_port: int | None = None, goal: Goal = FOREVER
+) -> int:
     """Runs the trainer until it ends; returns the exit code. Raises NoBroker, PortTaken."""
     settings.require_bootstrap()
     if ranks == 1:
@@ -25,20 +28,20 @@ def main(settings: Settings, config: TrainerConfig, ranks: int, metrics_port: in
         with stop_on_signals() as stop:
             from trainer.loop import run
 
-            return run(config, settings, stop, metrics_port)
+            return run(config, settings, stop, metrics_port, goal)
     # What the ranks read is settled: no rank looks at variables or at a file that somebody edits meanwhile.
     resolved = settings.home / "resolved" / f"{config.run_id}.yaml"
     resolved.parent.mkdir(parents=True, exist_ok=True)
     resolved.write_text(config_text(config), encoding="utf-8")
-    arguments = ["train", "--config", str(resolved)]
+    arguments = ["train", "--config", str(resolved), *goal.arguments()]
     if metrics_port is not None:
         arguments += ["--metrics-port", str(metrics_port)]
     return spawn(arguments, ranks, settings)
 
 
-def launch(config_path: Path, ranks: int, metrics_port: int | None = None) -> int:
+def launch(config_path: Path, ranks: int, metrics_port: int | None = None, goal: Goal = FOREVER) -> int:
     """`main` with a configuration file, and settings and variables of the environment. Raises ConfigError."""
-    return main(Settings.from_env(), load_config(config_path, os.environ), ranks, metrics_port)
+    return main(Settings.from_env(), load_config(config_path, os.environ), ranks, metrics_port, goal)
 
 
 def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: int = STOPPED) -> int:

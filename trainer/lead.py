@@ -9,34 +9,47 @@ and is not on the log is written again, and a plan for the step after it is exec
 import logging
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from schemas import topics
 from schemas.codec import Codec
-from schemas.records import BatchPlan, Promotion, RunManifest, StepResult
+from schemas.records import BatchPlan, RunManifest, StepResult
 from tentalis import tracing
 from tentalis.config import Settings
 from tentalis.kafka import Follower, end_offsets, now_ms
-from trainer.checkpoint import Checkpoint, CheckpointState, checkpoints, prune, save
+from tentalis.lineage import Lineage, Node
+from trainer.branch import branched, checkpoint_of, current_run, due_rollback, parent_of, start_of_branch
+from trainer.checkpoint import Checkpoint, CheckpointState, checkpoint_root, checkpoints, prune, save, sweep
 from trainer.config import TrainerConfig
-from trainer.engine import Engine
+from trainer.engine import Engine, OptimizerState
 from trainer.fetch import forgotten_of
+from trainer.goal import Goal
 from trainer.manifest import manifest_of, start_positions
 from trainer.metrics import TrainerMetrics
 from trainer.model import adapter_sha256
 from trainer.offers import Segment
 from trainer.plan import PlanHead, Planner, next_attempt, plan_of
-from trainer.publish import Ledger, policy_update, publish_adapter
-from trainer.runlog import RunLog, decoded, read_run
+from trainer.pressure import Valve
+from trainer.publish import Ledger, policy_update, prune_adapters, publish_adapter
+from trainer.retention import needed
+from trainer.runlog import RunLog, decoded, trained_by
 from trainer.step import Outcome
+from trainer.windows import Windows
 from trainer.world import World
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 60.0
+# How often back-pressure and, with a goal, the ends of the partitions are looked at.
+PRESS_SECONDS, LOOK_SECONDS = 1.0, 1.0
+# Offers that may lie in memory while the trainer waits for a decision or its hours; the rest stays on the log.
+HELD_OFFERS = 100_000
+NO_MOMENTS = OptimizerState({}, 0)
 
 
 class CannotResume(RuntimeError):
@@ -83,8 +96,17 @@ class Lead:
     planner: Planner
     promotions: Follower
     metrics: TrainerMetrics
+    lineage: Lineage
+    windows: Windows
+    goal: Goal
+    began: int
+    valve: Valve
+    held: bool = False
+    _ends: dict[int, int] = field(default_factory=dict)
+    _looked: float = 0.0
     _changed: bool = True
     _spoke: float = 0.0
+    _pressed: float = 0.0
     _waits_for: str = ""
 
     @classmethod
@@ -94,39 +116,56 @@ class Lead:
         config: TrainerConfig,
         codec: Codec,
         engine: Engine,
+        initial: bytes,
         world: World,
         model_folder: Path,
         metrics: TrainerMetrics,
+        goal: Goal,
     ) -> "Lead":
         """Takes the policy over, loads the newest checkpoint that the log vouches for into the engine, or makes the
-        first one, and writes what is missing for it. Raises CannotResume, BadCheckpoint, ValueError (another adapter
+        first one, and writes what is missing for it. After a rollback that is a new run. `initial` is the adapter that
+        the configuration's seed gives. Raises CannotResume, CannotBranch, BadCheckpoint, ValueError (another adapter
         shape)."""
         ledger = Ledger(settings, codec, config.policy)
         # Only now: what a predecessor had in flight is committed or aborted.
-        run = read_run(settings, codec, config.run_id, config.policy)
-        initial = engine.policy.adapter_bytes()
-        start = start_positions(config, run, settings)
-        manifest = manifest_of(config, run, model_folder, adapter_sha256(initial), world.size, start)
+        run = current_run(settings, codec, config)
+        parent, start = parent_of(run), start_positions(config, run, settings)
+        target = due_rollback(run)
+        if target is not None:
+            parent, start = Node(target.run_id, target.step), start_of_branch(run)
+            run = branched(run, config.run_id)
+            log.warning(
+                "rolled back to %s: run %s goes on from step %d of run %s", target.name, run.run_id, *parent[::-1]
+            )
+        config = config.model_copy(update={"run_id": run.run_id})
         root = checkpoint_root(settings, config.run_id)
         checkpoint = resume_point(checkpoints(root), run, root)
+        origin = checkpoint_of(settings, run, parent) if parent is not None and checkpoint is None else None
+        if origin is not None:
+            sha256 = origin.state.adapter_sha256
+        else:
+            sha256 = adapter_sha256(initial) if run.first is None else run.first.initial_adapter_sha256
+        manifest = manifest_of(config, run, model_folder, sha256, world.size, start, parent)
         if manifest.digest not in run.manifests:
             ledger.write(topics.RUNS, manifest)
             run.manifests[manifest.digest] = manifest
+            run.relatives = (*run.relatives, manifest)
         owner = uuid.uuid4().hex
         if checkpoint is None:
-            state = _first_state(manifest, owner, start, adapter_sha256(initial))
-            config_file = engine.policy.adapter_config()
-            checkpoint = save(root, state, initial, config_file, engine.optimizer_state())
-        else:
-            engine.load(checkpoint.adapter(), checkpoint.optimizer())
-            log.info("resumes run %s after step %d", config.run_id, checkpoint.state.step)
-        consumed = {
+            weights, moments = (initial, NO_MOMENTS) if origin is None else (origin.adapter(), origin.optimizer())
+            state = _first_state(manifest, owner, start, sha256, moments.steps)
+            checkpoint = save(root, state, weights, engine.policy.adapter_config(), moments)
+        engine.load(checkpoint.adapter(), checkpoint.optimizer())
+        log.info("run %s goes on after step %d", config.run_id, checkpoint.state.step)
+        lineage = run.lineage
+        relatives = set(lineage.family(config.run_id)) - {config.run_id}
+        consumed = trained_by(settings, codec, relatives) if relatives else {}
+        consumed |= {
             row.rollout_id: row.digest
             for step in range(1, checkpoint.state.step + 1)
             if (plan := run.latest_plan(step)) is not None
             for row in plan.rows
         }
-        low_water = start | checkpoint.state.low_water
         lead = cls(
             settings,
             config,
@@ -138,12 +177,24 @@ class Lead:
             manifest,
             owner,
             checkpoint,
-            Planner(config.batch_rollouts, config.max_staleness, consumed, low_water),
+            Planner(
+                config.batch_rollouts,
+                config.max_staleness,
+                consumed,
+                start | checkpoint.state.low_water,
+                config.batch_tokens,
+                cache(lineage.staleness),
+            ),
             Follower(settings, topics.POLICIES),
             metrics,
+            lineage,
+            Windows.of(config.windows, config.time_zone),
+            goal,
+            checkpoint.state.step,
+            Valve(config.policy, config.run_id, config.max_staleness),
         )
         lead._announce({})
-        metrics.recovered(config.policy, lead.step, manifest.first_version + lead.step)
+        metrics.recovered(config.policy, lead.step, lead.version)
         return lead
 
     @property
@@ -152,9 +203,44 @@ class Lead:
         return self.checkpoint.state.step
 
     @property
-    def finished(self) -> bool:
-        """Whether the run has all the steps that the configuration asks for."""
-        return self.config.steps is not None and self.step >= self.config.steps
+    def done(self) -> int:
+        """Steps since it was recovered."""
+        return self.step - self.began
+
+    @property
+    def version(self) -> int:
+        """The version of the last complete step."""
+        return self.manifest.first_version + self.step
+
+    @property
+    def depth(self) -> int:
+        """Steps from the initial adapter of the family's first run."""
+        return self.lineage.depth(Node(self.run.run_id, self.step))
+
+    @property
+    def ahead(self) -> int:
+        """Steps beyond the version that is served; all there are while none is."""
+        served = None if self.run.promoted is None else self.lineage.node(self.run.promoted)
+        head = Node(self.run.run_id, self.step)
+        found = None if served is None else self.lineage.distance(head, served)
+        return self.step if found is None else found
+
+    @property
+    def finished(self) -> str | None:
+        """Why there is nothing more to do: all the steps that the configuration or whoever started it asked for."""
+        if self.config.steps is not None and self.depth >= self.config.steps:
+            return f"run {self.run.run_id} has its {self.config.steps} steps"
+        if self.goal.reached(self.done):
+            return f"the {self.done} steps of run {self.run.run_id} that were asked for are done"
+        if self.goal.caught_up and self._caught_up():
+            return f"run {self.run.run_id} has caught up after {self.done} steps: no full batch is left on the log"
+        return None
+
+    @property
+    def rolled_back(self) -> bool:
+        """Whether somebody decided that the run goes on from an earlier version."""
+        self._follow_policy()
+        return due_rollback(self.run) is not None
 
     def take(self, reports: list[Any]) -> None:
         """Offers from the ranks."""
@@ -168,7 +254,8 @@ class Lead:
 
     def next_plan(self) -> BatchPlan | None:
         """The plan of the next step, on the log when it is returned; None while there is none to be had."""
-        self._follow_promotions()
+        if not self._may_begin():
+            return None
         step = self.step + 1
         plan = self.run.latest_plan(step)
         plan = self._new_plan(step) if plan is None else self._found_plan(plan)
@@ -195,20 +282,26 @@ class Lead:
         self.ledger.write(topics.BATCHES, plan)
         return plan
 
+    def _may_begin(self) -> bool:
+        """Whether a step may begin now, whatever there is to train on."""
+        self._follow_policy()
+        if self.ahead >= max(1, self.config.max_staleness):
+            waits = f"waits: step {self.step} is trained, {self.ahead} steps beyond what is served"
+            self._heartbeat("served", waits if self.run.promoted is not None else f"{waits}: nothing is")
+            return False
+        now = datetime.now(UTC)
+        if not self.goal.by_hand and not self.windows.open_at(now):
+            self._heartbeat("window", f"waits for the hours of training: {', '.join(self.config.windows)}")
+            return False
+        return True
+
     def _new_plan(self, step: int) -> BatchPlan | None:
-        served = max(0, (self.run.promoted or 0) - self.manifest.first_version)
-        if step - served > max(1, self.config.max_staleness):
-            self._heartbeat(
-                "served", f"waits: step {self.step} is trained, the served version is that of step {served}"
-            )
-            return None
-        version = self.manifest.first_version + self.step
-        if not self._changed or not self.planner.has_batch(version):
+        if not self._changed or not self.planner.has_batch(self.version):
             self._changed = False
             here = self.planner.pending
             self._heartbeat("rollouts", f"waits for rollouts: {here} of {self.config.batch_rollouts} are there")
             return None
-        draft = self.planner.draft(version, end_offsets(self.settings, topics.ROLLOUTS))
+        draft = self.planner.draft(self.version, end_offsets(self.settings, topics.ROLLOUTS))
         if draft is None:
             return None
         for key in draft.forged:
@@ -216,6 +309,31 @@ class Lead:
         plan = plan_of(draft, self._head(), step, 1, now_ms())
         self.ledger.write(topics.BATCHES, plan)
         return plan
+
+    def _caught_up(self) -> bool:
+        """Whether all that was on the log when it was last looked at was read, and makes no batch."""
+        if not self._ends or (not self._changed and time.monotonic() - self._looked > LOOK_SECONDS):
+            self._ends, self._looked = end_offsets(self.settings, topics.ROLLOUTS), time.monotonic()
+        planned = self.run.latest_plan(self.step + 1) is not None
+        return not planned and self.planner.caught_up(self._ends) and not self.planner.has_batch(self.version)
+
+    def press(self) -> None:
+        """Says, where it changed, whether more rollouts would only be thrown away."""
+        now = time.monotonic()
+        if now - self._pressed < PRESS_SECONDS:
+            return
+        self._pressed = now
+        waiting = self.planner.waiting(self.version)
+        said = self.valve.due(waiting, self.ahead, now_ms())
+        if said is not None:
+            self.ledger.write(topics.POLICIES, said)
+            log.info("%s", f"no more rollouts: {said.reason}" if said.closed else "rollouts are welcome again")
+        self.metrics.pressed(bool(self.valve.closed), waiting)
+
+    @property
+    def holds(self) -> bool:
+        """Whether so much waits for something else than rollouts that reading on would only fill the memory."""
+        return self._waits_for in ("served", "window") and self.planner.pending > HELD_OFFERS
 
     def complete(self, plan: BatchPlan, outcome: Outcome, fetching: float) -> None:
         """The step is trained: checkpoint, result, adapter, announcement. Raises Fenced, BadCheckpoint,
@@ -240,15 +358,33 @@ class Lead:
         config_file = self.engine.policy.adapter_config()
         self.checkpoint = save(root, state, adapter, config_file, self.engine.optimizer_state())
         self._announce({"checkpoint": time.perf_counter() - began})
-        prune(root, self.config.keep_checkpoints, self.checkpoint)
+        self._prune()
         seconds = state.seconds | {"publish": time.perf_counter() - began}
-        self.metrics.stepped(plan.policy, plan.step, self.manifest.first_version + plan.step, outcome.metrics, seconds)
+        self.metrics.stepped(plan.policy, plan.step, self.version, outcome.metrics, seconds)
+
+    def _prune(self) -> None:
+        promoted = [promotion.version for promotion, _ in self.run.promotions]
+
+        def keeps(present: Collection[int]) -> set[int]:
+            return needed(present, self.version, self.config.max_staleness, promoted, self.run.pinned)
+
+        found = {
+            checkpoint.folder: (self.lineage.version(Node(run, checkpoint.state.step)), checkpoint)
+            for run in self.lineage.family(self.run.run_id)
+            for checkpoint in checkpoints(checkpoint_root(self.settings, run))
+        }
+        kept = keeps({version for version, _ in found.values()})
+        newest = sorted((v for v, c in found.values() if c.state.run_id == self.run.run_id), reverse=True)
+        kept.update(newest[: self.config.keep_checkpoints])
+        prune(checkpoint for version, checkpoint in found.values() if version not in kept)
+        sweep(checkpoint_root(self.settings, self.run.run_id))
+        prune_adapters(self.settings.home, self.config.policy, self.config.keep_adapters, keeps)
 
     def _announce(self, seconds: Mapping[str, float]) -> None:
         """Writes of StepResult, adapter and PolicyUpdate what is not there."""
         checkpoint, state, policy = self.checkpoint, self.checkpoint.state, self.config.policy
         traceparent = tracing.derived(step_name(state.run_id, state.step, state.attempt)) if state.step else None
-        version = self.manifest.first_version + state.step
+        version = self.version
         if (state.step, state.attempt) not in self.run.results:
             result = StepResult(
                 run_id=state.run_id,
@@ -283,12 +419,13 @@ class Lead:
             self.owner,
         )
 
-    def _follow_promotions(self) -> None:
+    def _follow_policy(self) -> None:
         for stored in self.promotions.poll(0.0):
             record = decoded(stored, self.codec)
-            if isinstance(record, Promotion) and record.policy == self.config.policy:
-                self.run.promoted = record.version
-                self.metrics.promoted(record.policy, record.version)
+            if record is not None:
+                self.run.take(record, stored.offset)
+        if self.run.promoted is not None:
+            self.metrics.promoted(self.config.policy, self.run.promoted)
 
     def _heartbeat(self, reason: str, text: str) -> None:
         """Says why nothing happens: at once, and then now and again."""
@@ -302,7 +439,9 @@ class Lead:
         self.promotions.close()
 
 
-def _first_state(manifest: RunManifest, owner: str, start: Mapping[int, int], sha256: str) -> CheckpointState:
+def _first_state(
+    manifest: RunManifest, owner: str, start: Mapping[int, int], sha256: str, optimizer_steps: int
+) -> CheckpointState:
     return CheckpointState(
         run_id=manifest.run_id,
         policy=manifest.policy,
@@ -313,7 +452,7 @@ def _first_state(manifest: RunManifest, owner: str, start: Mapping[int, int], sh
         manifest_digest=manifest.digest,
         low_water=dict(start),
         adapter_sha256=sha256,
-        optimizer_steps=0,
+        optimizer_steps=optimizer_steps,
         metrics={},
         seconds={},
     )
@@ -322,8 +461,3 @@ def _first_state(manifest: RunManifest, owner: str, start: Mapping[int, int], sh
 def step_name(run_id: str, step: int, attempt: int) -> str:
     """Of a step, in traces."""
     return f"{run_id}/{step}/{attempt}"
-
-
-def checkpoint_root(settings: Settings, run_id: str) -> Path:
-    """Where a run's checkpoints are."""
-    return settings.home / "checkpoints" / run_id

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+from schemas.codec import Codec
 from schemas.ids import policy_name
 from schemas.records import BatchPlan
 from tentalis import tracing
@@ -23,6 +24,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.fetch import Cache, fetch
+from trainer.goal import FOREVER, Goal
 from trainer.intake import Intake
 from trainer.lead import Lead, step_name
 from trainer.metrics import TrainerMetrics
@@ -36,10 +38,16 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 
 
-def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None, metrics_port: int | None = None) -> int:
-    """Trains until the configured steps are done and returns the exit code: 0, or EXIT_TOO_MANY_DEAD where so many
-    records are no rollouts that starting again will not help. Asked to stop, the process ends with STOPPED. `stop`:
-    given by a caller that listens to signals itself.
+def run(
+    config: TrainerConfig,
+    settings: Settings,
+    stop: Stop | None = None,
+    metrics_port: int | None = None,
+    goal: Goal = FOREVER,
+) -> int:
+    """Trains until the configured steps are done, or the goal of whoever started it is reached, and returns the exit
+    code: 0, or EXIT_TOO_MANY_DEAD where so many records are no rollouts that starting again will not help. Asked to
+    stop, the process ends with STOPPED. `stop`: given by a caller that listens to signals itself.
 
     Every rank runs it; alone it is the whole trainer. Rank 0 answers for all on `metrics_port`. Raises CannotResume,
     Fenced, Diverged, BadRollouts, PortTaken, and Kafka's errors that do not pass by themselves.
@@ -49,21 +57,50 @@ def run(config: TrainerConfig, settings: Settings, stop: Stop | None = None, met
         tracing.configure("trainer")
         try:
             with served(Health(metrics.exporter, metrics.not_ready), metrics_port if world.rank == 0 else None):
-                _run(config, settings, asked, world, metrics)
+                _run(config, settings, asked, world, metrics, goal)
         except TooManyDead as error:
             log.critical("the trainer stops: %s", error)
             return EXIT_TOO_MANY_DEAD
     return 0
 
 
-def _run(config: TrainerConfig, settings: Settings, stop: Stop, world: World, metrics: TrainerMetrics) -> None:
+def _run(
+    config: TrainerConfig, settings: Settings, stop: Stop, world: World, metrics: TrainerMetrics, goal: Goal
+) -> None:
     device = device_of(config)
     prepare(threads_of(config, world.size), device)
     model_folder = resolve_model(config.base_model, settings.cache)
     engine = Engine(config, model_folder, world, device)
-    stop.check()
-    codec, cache, channel = make_codec(settings), Cache(), Channel(world)
-    lead = Lead.recover(settings, config, codec, engine, world, model_folder, metrics) if world.rank == 0 else None
+    initial = engine.policy.adapter_bytes()
+    done = 0
+    while True:
+        stop.check()
+        codec, channel = make_codec(settings), Channel(world)
+        lead = None
+        if world.rank == 0:
+            left = goal.after(done)
+            lead = Lead.recover(settings, config, codec, engine, initial, world, model_folder, metrics, left)
+        rolled_back = _train(config, settings, stop, world, metrics, codec, engine, channel, lead)
+        if lead is not None:
+            done += lead.done
+            lead.close()
+        if not rolled_back:
+            return
+
+
+def _train(
+    config: TrainerConfig,
+    settings: Settings,
+    stop: Stop,
+    world: World,
+    metrics: TrainerMetrics,
+    codec: Codec,
+    engine: Engine,
+    channel: Channel,
+    lead: Lead | None,
+) -> bool:
+    """One run, from where it is to its end; True if it ends because it was rolled back."""
+    cache = Cache()
     if lead is not None:
         begin = {"checkpoint": str(lead.checkpoint.folder), "first_version": lead.manifest.first_version}
         channel.command(begin | {"low_water": lead.planner.low_water})
@@ -99,7 +136,8 @@ def _run(config: TrainerConfig, settings: Settings, stop: Stop, world: World, me
                 version = begin["first_version"] + plan.step - 1
                 with _step_span(plan, world, version) as span:
                     began = time.perf_counter()
-                    rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == world.rank], cache)
+                    mine = [row for row in plan.rows if row.rank == world.rank]
+                    rollouts = fetch(settings, codec, mine, cache)
                     fetching = time.perf_counter() - began
                     span.link([cache.traces.pop(key, None) for key in rollouts])
                     # A rank that still waits for Kafka must not keep the others waiting in a collective.
@@ -110,9 +148,11 @@ def _run(config: TrainerConfig, settings: Settings, stop: Stop, world: World, me
                         channel.command({"done": lead.planner.low_water})
             case {"done": low_water}:
                 intake.done(_by_partition(low_water))
-            case {"finish": _}:
-                break
-    intake.close()
+            case {"hold": held}:
+                intake.hold(held)
+            case {"finish": rolled_back}:
+                intake.close()
+                return bool(rolled_back)
 
 
 def _step_span(plan: BatchPlan, world: World, version: int) -> Span:
@@ -125,11 +165,17 @@ def _step_span(plan: BatchPlan, world: World, version: int) -> Span:
 
 
 def _decide(lead: Lead, channel: Channel) -> None:
-    if lead.finished:
-        log.info("run %s has its %d steps", lead.config.run_id, lead.step)
-        channel.command({"finish": lead.step})
+    lead.press()
+    if lead.rolled_back:
+        channel.command({"finish": True})
+    elif (why := lead.finished) is not None:
+        log.info("%s", why)
+        channel.command({"finish": False})
     elif (plan := lead.next_plan()) is not None:
         channel.command({"plan": plan.model_dump_json()})
+    if lead.held != lead.holds:
+        lead.held = lead.holds
+        channel.command({"hold": lead.held})
 
 
 def _by_partition(offsets: Mapping[str, int]) -> dict[int, int]:

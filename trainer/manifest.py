@@ -9,6 +9,7 @@ from schemas.records import Position, RunManifest
 from tentalis.config import Settings
 from tentalis.inference.models import model_digest, tokenizer_digest
 from tentalis.kafka import end_offsets, now_ms
+from tentalis.lineage import Node
 from trainer.config import ConfigError, TrainerConfig, config_text
 from trainer.model import INITIALISER
 from trainer.runlog import RunLog
@@ -22,10 +23,11 @@ def manifest_of(
     initial_adapter: str,
     world_size: int,
     start: Mapping[int, int],
+    parent: Node | None = None,
 ) -> RunManifest:
     """The manifest of this process's run. Its digest does not cover `event_time`, so a restart under the same
     conditions has the manifest that is on the log already. First version and start positions are those of the run's
-    first one.
+    first one; `parent` is what it goes on from.
     """
     device = device_of(config)
     first = run.first
@@ -42,6 +44,8 @@ def manifest_of(
         adapter_seed=config.seed,
         adapter_initialiser=INITIALISER,
         initial_adapter_sha256=initial_adapter,
+        parent_run=None if parent is None else parent.run,
+        parent_step=None if parent is None else parent.step,
         versions=versions(),
         threads=threads_of(config, world_size),
         instruction_set=instruction_set(device),

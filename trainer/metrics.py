@@ -7,7 +7,7 @@ from schemas.records import BatchPlan
 from tentalis import metrics
 from tentalis.metrics import Exporter
 
-WAITS = ("rollouts", "served")
+WAITS = ("rollouts", "served", "window")
 PARTS = ("rl", "opd")
 
 
@@ -44,6 +44,8 @@ class TrainerMetrics:
         self._lag = exporter.gauge(metrics.TRAINER_LAG)
         self._dead_letters = exporter.counter(metrics.TRAINER_DEAD)
         self._waiting = exporter.gauge(metrics.TRAINER_WAITING)
+        self._pressure = exporter.gauge(metrics.TRAINER_PRESSURE)
+        self._batches = exporter.gauge(metrics.TRAINER_BATCHES)
         self._turn = exporter.gauge(metrics.TRAINER_TURN)
         self.waits("")
 
@@ -104,7 +106,12 @@ class TrainerMetrics:
         """A version was promoted."""
         self._promoted.labels(policy).set(version)
 
+    def pressed(self, closed: bool, waiting: int) -> None:
+        """Whether it asks for no more rollouts, and how many full batches wait."""
+        self._pressure.set(float(closed))
+        self._batches.set(waiting)
+
     def waits(self, reason: str) -> None:
-        """For want of `rollouts`, or until a newer version is `served`; "": it trains."""
+        """For want of `rollouts`, until a newer version is `served`, or for its `window`; "": it trains."""
         for each in WAITS:
             self._waiting.labels(each).set(float(each == reason))

@@ -8,7 +8,8 @@ One thing does not wait for its turn: a husk counts as soon as it was offered, a
 
 import hashlib
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas import topics
@@ -42,13 +43,17 @@ class Planner:
     """Offers not yet used, and what the run has consumed.
 
     `consumed` maps the key of every rollout in a plan of the lineage to its digest. `next_offset` is, per partition,
-    the first offset that nobody has offered; `low_water` the first that no plan has considered.
+    the first offset that nobody has offered; `low_water` the first that no plan has considered. A batch is full with
+    `batch_rollouts` rollouts or, if that comes first, `batch_tokens` tokens. `staleness` counts the steps between the
+    trained version and one that sampled.
     """
 
     batch_rollouts: int
     max_staleness: int
     consumed: dict[str, str]
     low_water: dict[int, int]
+    batch_tokens: int | None = None
+    staleness: Callable[[int, int], int] = operator.sub
     next_offset: dict[int, int] = field(init=False)
     _pending: dict[int, list[tuple[int, Offer]]] = field(init=False)
     _time: dict[int, int] = field(init=False)
@@ -79,6 +84,25 @@ class Planner:
     def pending(self) -> int:
         """Offers that no plan has considered."""
         return sum(map(len, self._pending.values()))
+
+    def caught_up(self, ends: Mapping[int, int]) -> bool:
+        """Whether everything below the partitions' end offsets was offered."""
+        return all(self.next_offset[partition] >= ends.get(partition, 0) for partition in self.next_offset)
+
+    def waiting(self, version: int) -> int:
+        """How many full batches the offers make, as far as a step on `version` would take them."""
+        batches = rollouts = tokens = 0
+        seen: set[str] = set()
+        for pending in self._pending.values():
+            for _, offer in pending:
+                known = self.consumed.get(offer.key)
+                if offer.key in seen or self._reason(offer, known, version) is not None:
+                    continue
+                seen.add(offer.key)
+                rollouts, tokens = rollouts + 1, tokens + offer.n_tokens
+                if self._full(rollouts, tokens):
+                    batches, rollouts, tokens = batches + 1, 0, 0
+        return batches
 
     def has_batch(self, version: int) -> bool:
         """Whether enough rollouts are at hand for a step on `version`; the ends of the partitions decide then."""
@@ -114,7 +138,7 @@ class Planner:
         drops: list[tuple[Offer, str]] = []
         low_water = dict(self.low_water)
         seen: dict[str, str] = {}
-        last = None
+        last, tokens = None, 0
         for item in heapq.merge(*self._pending.values(), key=_order):
             offer = item[1]
             low_water[offer.partition] = offer.offset + 1
@@ -125,7 +149,8 @@ class Planner:
                 continue
             seen[offer.key] = offer.digest
             rows.append(offer)
-            if len(rows) == self.batch_rollouts:
+            tokens += offer.n_tokens
+            if self._full(len(rows), tokens):
                 last = _order(item)
                 break
         forged = tuple(offer.key for offer, reason in drops if reason == FORGED)
@@ -138,7 +163,10 @@ class Planner:
             return FORGOTTEN
         if offer.unfit is not None:
             return offer.unfit
-        return "stale" if version - offer.oldest_version > self.max_staleness else None
+        return "stale" if self.staleness(version, offer.oldest_version) > self.max_staleness else None
+
+    def _full(self, rollouts: int, tokens: int) -> bool:
+        return rollouts == self.batch_rollouts or (self.batch_tokens is not None and tokens >= self.batch_tokens)
 
 
 def _order(item: tuple[int, Offer]) -> tuple[int, int, int]:

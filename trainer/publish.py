@@ -1,6 +1,8 @@
 """What rank 0 writes: manifest, plans, results, adapters. Each is idempotent, and only the newest process can write."""
 
 import logging
+import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -78,6 +80,17 @@ def publish_adapter(home: Path, policy: str, version: int, checkpoint: Checkpoin
         return folder
     write_folder(folder, {CONFIG_FILE: (checkpoint.folder / CONFIG_FILE).read_bytes(), WEIGHTS_FILE: weights})
     return folder
+
+
+def prune_adapters(home: Path, policy: str, keep: int, needed: Callable[[Collection[int]], Collection[int]]) -> None:
+    """Removes the policy's adapters but for the `keep` newest and those that are needed. A server that has one loaded
+    keeps it."""
+    folder = home / "adapters" / policy
+    present = sorted(int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit())
+    kept = {*present[-keep:], *needed(present)}
+    for version in present:
+        if version not in kept:
+            shutil.rmtree(folder / f"v{version}")
 
 
 def policy_update(

@@ -95,12 +95,15 @@ def replay(
     run = read_run(settings, codec, run_id)
     passed_over = [] if unreadable is None else unreadable
     passed_over += run.unreadable
-    results, plans = recorded(run, to_step)
+    results, own = recorded(run, to_step)
+    before = ancestors(settings, codec, run)
+    plans = [*(plan for each in before for plan in each.plans), *own]
     problems = examine(settings, codec, [row for plan in plans for row in plan.rows], passed_over)
     if any(problem.kind == "forged" or not allow_missing for problem in problems):
         raise BadRollouts(problems)
     gone = {problem.rollout_id: str(problem) for problem in problems}
-    left_out = {p.step: tuple(gone[r.rollout_id] for r in p.rows if r.rollout_id in gone) for p in plans}
+    left_out = {p.step: tuple(gone[r.rollout_id] for r in p.rows if r.rollout_id in gone) for p in own}
+    inherited_gap = any(row.rollout_id in gone for plan in plans[: len(plans) - len(own)] for row in plan.rows)
     plans = [_without(plan, gone) for plan in plans]
     shown = [result for result in results if result.step >= from_step]
     if not shown:
@@ -114,15 +117,21 @@ def replay(
         into = Path(tempfile.mkdtemp(prefix=f"{run_id}-", dir=settings.home / "replays"))
     sha256: dict[int, str] = {}
     checkpoint: Path | None = None
-    for manifest, group in _segments(run, plans):
+    manifests = [(each.first, each.manifests) for each in before] + [(run.first, run.manifests)]
+    for manifest, group in _segments(manifests, plans):
         config = parse_config(manifest.config, f"the manifest {manifest.digest} of run {run_id}")
         folder = resolve_model(base_model or config.base_model, settings.cache)
         _warn_of_differences(manifest, folder, config)
         job = Job(manifest=manifest, config=config, model_folder=folder, plans=group, checkpoint=checkpoint, into=into)
         done = _execute(job, settings, codec)
-        sha256 |= done.sha256
+        if manifest.run_id == run_id:
+            sha256 |= done.sha256
+        else:
+            sha256[0] = done.sha256[max(done.sha256)]
         checkpoint = done.checkpoint
     same_until = min((step for step, reasons in left_out.items() if reasons), default=results[-1].step + 1)
+    if inherited_gap:
+        same_until = 0
     return [
         ReplayStep(
             r.step,
@@ -169,12 +178,46 @@ def _without(plan: BatchPlan, gone: Collection[str]) -> BatchPlan:
     return plan.model_copy(update={"rows": tuple(row for row in plan.rows if row.rollout_id not in gone)})
 
 
-def _segments(run: RunLog, plans: Sequence[BatchPlan]) -> Iterator[tuple[RunManifest, tuple[BatchPlan, ...]]]:
-    """Consecutive plans of one manifest; a run without steps is its first manifest and no plan."""
-    if not plans and run.first is not None:
-        yield run.first, ()
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a run has from an earlier one: that one's manifests, and its plans up to where the ways parted."""
+
+    first: RunManifest | None
+    manifests: dict[str, RunManifest]
+    plans: list[BatchPlan]
+
+
+def ancestors(settings: Settings, codec: Codec, run: RunLog) -> list[Inherited]:
+    """What a run that came of a rollback was trained on before it began, the oldest first. Raises CannotReplay if its
+    first adapter is not the one that its parent recorded."""
+    found: list[Inherited] = []
+    seen = {run.run_id}
+    while run.first is not None and run.first.parent_run is not None and run.first.parent_step is not None:
+        wanted, step = run.first.initial_adapter_sha256, run.first.parent_step
+        run = read_run(settings, codec, run.first.parent_run)
+        if run.run_id in seen:
+            raise CannotReplay(f"run {run.run_id} is its own parent")
+        seen.add(run.run_id)
+        results, plans = recorded(run, step)
+        if results[-1].adapter_sha256 != wanted:
+            raise CannotReplay(
+                f"the run begins with the adapter {wanted}, but step {step} of its parent {run.run_id} recorded "
+                f"{results[-1].adapter_sha256}"
+            )
+        found.insert(0, Inherited(run.first, run.manifests, plans))
+    return found
+
+
+def _segments(
+    manifests: Sequence[tuple[RunManifest | None, dict[str, RunManifest]]], plans: Sequence[BatchPlan]
+) -> Iterator[tuple[RunManifest, tuple[BatchPlan, ...]]]:
+    """Consecutive plans of one manifest; without any plan it is the oldest run's first manifest."""
+    oldest = manifests[0][0]
+    if not plans and oldest is not None:
+        yield oldest, ()
+    known = {digest: manifest for _, of in manifests for digest, manifest in of.items()}
     for digest, group in groupby(plans, key=lambda plan: plan.manifest_digest):
-        yield run.manifests[digest], tuple(group)
+        yield known[digest], tuple(group)
 
 
 def _warn_of_differences(manifest: RunManifest, model_folder: Path, config: TrainerConfig) -> None:

@@ -78,6 +78,7 @@ HOUR_S = 3600.0
 
 
 class Promote(StrEnum):
+    RUN = "run"
     ALWAYS = "always"
     MANUAL = "manual"
     NONE = "none"
@@ -127,7 +128,9 @@ def model(
 def policies(
     server: Server,
     server_id: Annotated[str, typer.Option("--server-id", help="Name under which it acknowledges.")] = "local",
-    promotion: Annotated[Promote, typer.Option(help="Whether this process promotes new versions.")] = Promote.ALWAYS,
+    promotion: Annotated[
+        Promote, typer.Option(help="Who promotes: as each run says, always this process, or another.")
+    ] = Promote.RUN,
     port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:

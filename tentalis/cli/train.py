@@ -18,6 +18,16 @@ def train(
         Path | None, typer.Option("--config", exists=True, dir_okay=False, help="YAML or TOML file (docs/config.md).")
     ] = None,
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")] = 1,
+    once: Annotated[
+        bool, typer.Option("--once", help="One step, if a full batch is on the log; then end. Regardless of the hours.")
+    ] = False,
+    until_caught_up: Annotated[
+        bool,
+        typer.Option("--until-caught-up", help="End when no full batch is left on the log. Regardless of the hours."),
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="End after so many more steps. Regardless of the hours.")
+    ] = None,
     print_config: Annotated[
         bool,
         typer.Option("--print-config", help="Print every setting with its value and meaning, as YAML; train nothing."),
@@ -37,6 +47,10 @@ def train(
         return
     if resolved is None:
         raise CommandError("--config is missing. `tentalis train --print-config` prints one to begin with", USAGE)
+    if once and steps is not None:
+        raise CommandError("--once is one step: leave --steps out", USAGE)
+    from trainer.goal import Goal
     from trainer.launch import main
 
-    raise typer.Exit(main(settings_of_role("trainer", bootstrap), resolved, ranks, port))
+    goal = Goal(1 if once else steps, caught_up=once or until_caught_up)
+    raise typer.Exit(main(settings_of_role("trainer", bootstrap), resolved, ranks, port, goal))

@@ -130,7 +130,7 @@ def build_stack(options: StackOptions) -> Stack:
         ready=functools.partial(_answers, f"{server}/readyz"),
         port=server_port,
     )
-    served = ("--server-id", SERVER_ID, "--promotion", "always")
+    served = ("--server-id", SERVER_ID, "--promotion", "run")
     add_measured("policies", "serve", "policies", *served, after=("topics", "model"))
     for name in APPLICATIONS:
         add_measured(name, "serve", name, after=("topics",))

@@ -8,6 +8,7 @@ the steps that have no plan yet: what a plan took is spent, and what has become 
 nothing. So whatever came to nothing is replaced and the trainer never starves.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 from schemas.ids import derived_id, parse_policy_name
 from schemas.records import (
+    BackPressure,
     BatchPlan,
     Feedback,
     Outcome,
@@ -26,6 +28,8 @@ from schemas.records import (
     RunManifest,
     Task,
 )
+from tentalis.lineage import Lineage, Node
+from tentalis.pressure import Pressure
 from tentalis.served import Served
 
 # Metadata of a task: how many steps of its run were served when it was issued.
@@ -101,6 +105,8 @@ class RunState:
         self.planned = 0
         self._owes_feedback = owes_feedback
         self._served = Served()
+        self._pressure = Pressure()
+        self._branches: list[RunManifest] = []
         self._tasks: dict[str, _TaskState] = {}
         self._early: dict[str, set[int]] = {}
         self._next_index = 0
@@ -121,11 +127,13 @@ class RunState:
             case Feedback():
                 return self._feedback(record)
             case RunManifest():
-                return record.run_id == self.run_id and self._manifest(record)
+                return self._relative(record) or (record.run_id == self.run_id and self._manifest(record))
             case BatchPlan():
-                return record.run_id == self.run_id and self._plan(record)
+                return self._plan(record)
             case PolicyAck():
                 return self._served.apply(record)
+            case BackPressure():
+                return self._pressure.apply(record)
             case _:
                 return False
 
@@ -151,7 +159,14 @@ class RunState:
         return True
 
     def _plan(self, plan: BatchPlan) -> bool:
-        before, self.planned = self.planned, max(self.planned, plan.step)
+        # The branches that rollbacks made of the run go on with it: their steps count from where they began.
+        current = self._lineage.current(self.run_id)
+        if plan.run_id != self.run_id and plan.run_id not in self._lineage.family(self.run_id):
+            return False
+        if plan.run_id != current:
+            self._taken.update(row.rollout_id for row in plan.rows)
+            return False
+        before, self.planned = self.planned, max(self.planned, self._lineage.depth(Node(plan.run_id, plan.step)))
         self._taken.update(row.rollout_id for row in plan.rows)
         return self.planned > before
 
@@ -172,6 +187,21 @@ class RunState:
         self._answered.add(result.result_id)
         self._unanswered.pop(result.result_id, None)
         return True
+
+    def _relative(self, manifest: RunManifest) -> bool:
+        """Takes in a branch of the run, after the run itself: then the steps are planned from where it began."""
+        if manifest.parent_run is None or manifest.run_id in self._lineage.runs:
+            return False
+        self._branches.append(manifest)
+        if manifest.run_id != self._lineage.current(self.run_id):
+            self._branches.pop()
+            return False
+        self.planned = self._lineage.depth(Node(manifest.run_id, 0))
+        return True
+
+    @property
+    def _lineage(self) -> Lineage:
+        return Lineage([*([] if self.manifest is None else [self.manifest]), *self._branches])
 
     def _manifest(self, manifest: RunManifest) -> bool:
         # Another manifest of the same run (other ranks, other code) continues it: its config holds, the versions go on.
@@ -210,15 +240,23 @@ class RunState:
     def served_step(self) -> int | None:
         """How many steps of this run are served (0: the initial adapter), or None as long as nothing may be issued."""
         version = self.served_version
-        return None if version is None or self.manifest is None else version - self.manifest.first_version
+        node = None if version is None else self._lineage.node(version)
+        return None if node is None else self._lineage.depth(node)
 
     @property
     def usable(self) -> int:
         """Rollouts that the trainer can still take: trainable, in no plan, recent enough for the next step."""
         if self.manifest is None or self.pace is None:
             return 0
-        oldest = self.manifest.first_version + self.planned - self.pace.max_staleness
-        return sum(version >= oldest for rollout, version in self._trainable.items() if rollout not in self._taken)
+        lineage, limit = self._lineage, self.pace.max_staleness
+        begun = Node(lineage.current(self.run_id), 0)
+        head = lineage.version(begun) + self.planned - lineage.depth(begun)
+        counts = Counter(version for rollout, version in self._trainable.items() if rollout not in self._taken)
+        return sum(count for version, count in counts.items() if lineage.staleness(head, version) <= limit)
+
+    def pressed(self, now_ms: int) -> BackPressure | None:
+        """What the trainer says if it would throw away what were sampled now, None if it would not."""
+        return None if self.manifest is None else self._pressure.closed(self.manifest.policy, now_ms)
 
     def owed(self) -> list[Result]:
         """The results that have no feedback yet."""

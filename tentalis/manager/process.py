@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schemas import topics
 from schemas.ids import policy_name
-from schemas.records import Feedback, Record, Result, Task
+from schemas.records import BackPressure, Feedback, Record, Result, Task
 from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.health import Health, Turns, served
@@ -26,6 +26,7 @@ POLL_S = 0.1
 STUCK_S = 300.0
 TOPICS = (
     topics.RUNS,
+    topics.POLICIES,
     topics.POLICY_ACKS,
     topics.BATCHES,
     topics.TASKS,
@@ -59,6 +60,7 @@ class ManagerMetrics:
         self._open = exporter.gauge(metrics.MANAGER_OPEN)
         self._usable = exporter.gauge(metrics.MANAGER_USABLE)
         self._step = exporter.gauge(metrics.MANAGER_STEP)
+        self.pressed = exporter.gauge(metrics.MANAGER_PRESSED)
 
     def turned(self, state: RunState) -> None:
         """The loop came round."""
@@ -79,6 +81,7 @@ class Manager:
         self._reader = Reader(settings, TOPICS, codec)
         self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
         self._moved = time.monotonic()
+        self._pressed = False
         self.turns = Turns(STUCK_S)
         self.metrics = ManagerMetrics()
         self._traces: dict[str, str | None] = {}
@@ -99,14 +102,25 @@ class Manager:
         if not due and self.state.starved and time.monotonic() - self._moved > self._options.starved_s:
             log.warning("the trainer has not planned step %d with what it has: one more task", self.state.planned + 1)
             due = 1
+        pressed = self.state.pressed(now_ms())
+        if pressed is not None:
+            # What is not worth answering is not worth asking; the time does not count as starved.
+            due, self._moved = 0, time.monotonic()
         if due:
             self._issue(due)
+        self._told(pressed)
         self.metrics.turned(self.state)
+        self.metrics.pressed.set(float(pressed is not None))
         return self.state.finished
 
     def not_ready(self) -> str | None:
         """Why it would not give a task or an answer now."""
         return None if self._reader.caught_up else "the log is not read to its end yet"
+
+    def _told(self, pressed: BackPressure | None) -> None:
+        if (pressed is not None) != self._pressed:
+            self._pressed = pressed is not None
+            log.info("%s", "tasks are wanted again" if pressed is None else f"no more tasks: {pressed.reason}")
 
     def _follow(self, stored: Stored, record: Record) -> None:
         """Feedback goes on with the trace of the result that it answers."""

@@ -3,14 +3,16 @@
 from collections.abc import Iterable
 
 from schemas.ids import parse_policy_name, policy_name
-from schemas.records import PolicyAck, PolicyUpdate, Promotion, Record
+from schemas.records import EvalResult, PolicyAck, PolicyUpdate, Promotion, Record, RunManifest
+from tentalis.guard import CANDIDATE, LIVE, ROLLBACK, BadGuard, Mode, Rule
 
 KEPT_VERSIONS = 3
-MANUAL = "manual"
+# What was decided so stands against everything that was published before it.
+DECIDED = (Mode.MANUAL, ROLLBACK)
 
 
 class PolicyLog:
-    """The fold over tentalis.policies.v1 and the acknowledgements of one server."""
+    """The fold over tentalis.policies.v1, the acknowledgements of one server, and, for the guard, runs and verdicts."""
 
     def __init__(self, server_id: str) -> None:
         self._server_id = server_id
@@ -19,6 +21,10 @@ class PolicyLog:
         self._promoted: dict[str, tuple[Promotion, int]] = {}
         self._acked: dict[str, PolicyAck] = {}
         self._good: dict[str, int] = {}
+        self._rules: dict[str, Rule] = {}
+        self._verdicts: dict[str, EvalResult] = {}
+        self.unruled: dict[str, str] = {}
+        """Runs whose manifest does not say who decides, and why not: nobody does then but a person."""
 
     def apply(self, record: Record, offset: int) -> None:
         """Takes in a record, in the log order of its topic. `offset` is its place on that topic's one partition."""
@@ -34,21 +40,102 @@ class PolicyLog:
                 self._acked[record.policy] = record
                 if record.ok:
                     self._good[record.policy] = record.version
+            case RunManifest():
+                self._manifest(record)
+            case EvalResult() if record.experiment in (CANDIDATE, LIVE):
+                self._verdicts[record.policy] = record
             case _:
                 return
 
-    def due_promotions(self) -> list[PolicyUpdate]:
-        """For the guard that promotes always: per policy the newest update, if it is newer than what is promoted.
+    def _manifest(self, manifest: RunManifest) -> None:
+        try:
+            self._rules[manifest.run_id] = Rule.of_config(manifest.config)
+        except BadGuard as error:
+            self._rules[manifest.run_id] = Rule(Mode.MANUAL)
+            self.unruled[manifest.run_id] = str(error)
 
-        A promotion by hand (a rollback, say) stands against everything published before it.
+    def due_promotions(self, *, always: bool = False) -> list[PolicyUpdate]:
+        """Per policy the newest update, if it is newer than what is promoted and its run lets it be served: as it is
+        (`promotion: always`), or because it passed the guard. With `always`, whatever its run says.
+
+        What has the weights that are promoted already (a branch begins so) needs no decision, nor does the initial
+        adapter of a policy of which nothing was ever served: it is the base model. A promotion by hand and a rollback
+        stand against everything published before them.
         """
+        return [update for update in self._news() if always or self._may(update)]
+
+    def untried(self) -> list[PolicyUpdate]:
+        """Updates that the guard has to try: per policy the newest, where its run is guarded and it has no verdict."""
+        return [
+            update
+            for update in self._news()
+            if self.rule(update).mode is Mode.GUARDED and not self._may(update) and self.verdict(update.name) is None
+        ]
+
+    def refused(self) -> list[PolicyUpdate]:
+        """Updates that did not pass and that no rollback answers yet."""
+        return [update for update in self._news() if self.passed(update.name) is False and not self._may(update)]
+
+    def verdict(self, name: str) -> EvalResult | None:
+        """The guard's last word on `policy@vN`, or on a version of the same weights; None if there is none."""
+        if name in self._verdicts or name not in self._updates:
+            return self._verdicts.get(name)
+        sha256 = self._updates[name].sha256
+        same = (verdict for other, verdict in self._verdicts.items() if self._sha256(other) == sha256)
+        return next(same, None)
+
+    def passed(self, name: str) -> bool | None:
+        """Whether the guard lets `policy@vN` be served, None if it has not said."""
+        verdict = self.verdict(name)
+        return None if verdict is None else verdict.passed
+
+    def _sha256(self, name: str) -> str | None:
+        return self._updates[name].sha256 if name in self._updates else None
+
+    def rule(self, update: PolicyUpdate) -> Rule:
+        """How the versions of its run get served; a run whose manifest was not read yet promotes nothing."""
+        return self._rules.get(update.run_id, Rule(Mode.MANUAL))
+
+    def guarded(self) -> list[PolicyUpdate]:
+        """What is promoted, of the policies whose run is guarded."""
+        found = (self._updates.get(promotion.name) for promotion, _ in self._promoted.values())
+        return [update for update in found if update is not None and self.rule(update).mode is Mode.GUARDED]
+
+    def fallback(self, served: PolicyUpdate) -> PolicyUpdate | None:
+        """What to go back to from a version that must not be served any more: the newest earlier one that passed, or
+        was an initial adapter; None if there is none."""
+        earlier = (
+            update
+            for update in self._updates.values()
+            if update.policy == served.policy
+            and update.version < served.version
+            and update.sha256 != served.sha256
+            and (self.passed(update.name) or (update.step == 0 and self.passed(update.name) is None))
+        )
+        return max(earlier, key=lambda update: update.version, default=None)
+
+    def _may(self, update: PolicyUpdate) -> bool:
+        rule, promotion = self._rules.get(update.run_id), self._promoted.get(update.policy)
+        if rule is None:
+            return False
+        same = promotion is not None and promotion[0].sha256 == update.sha256
+        initial = promotion is None and update.step == 0
+        return (
+            same
+            or initial
+            or rule.mode is Mode.ALWAYS
+            or (rule.mode is Mode.GUARDED and self.passed(update.name) is True)
+        )
+
+    def _news(self) -> list[PolicyUpdate]:
+        """Per policy the newest update, if it is newer than what is promoted and was not decided against."""
         due = []
         for policy, (update, offset) in self._newest.items():
             promotion, promoted_at = self._promoted.get(policy, (None, -1))
             if promotion is not None:
                 if update.version <= promotion.version:
                     continue
-                if promotion.mode == MANUAL and offset < promoted_at:
+                if promotion.mode in DECIDED and offset < promoted_at:
                     continue
             due.append(update)
         return due

@@ -134,6 +134,21 @@ class Sync:
             log.info("unloading %s", name)
             await self._unload(name)
 
+    async def load(self, update: PolicyUpdate) -> None:
+        """Has the server load a version that nobody is served yet, checked as any. Raises Refused (a failed
+        acknowledgement is on the log), ServerUnavailable."""
+        if update.name in self._refusals and time.monotonic() < self._refusals[update.name].again_at:
+            raise Refused(self._refusals[update.name].reason)
+        loaded = {str(card["id"]) for card in await self._server.models()}
+        try:
+            if update.name not in loaded:
+                await self._load(update)
+                loaded.add(update.name)
+            await self._canary(update)
+        except Refused as error:
+            await self._refuse(update.name, str(error), error.canary_max_diff, update.name in loaded)
+            raise
+
     async def _serves(self, name: str, loaded: set[str]) -> bool:
         """Whether the server serves `name` now; loads and acknowledges it where needed."""
         refusal = self._refusals.get(name)

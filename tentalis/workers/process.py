@@ -22,8 +22,9 @@ from tentalis.config import Settings
 from tentalis.health import Health, Turns, served
 from tentalis.heartbeat import Heart
 from tentalis.inference.protocol import Inference
-from tentalis.kafka import GroupConsumer, Publisher, RecordTooLarge, Stored, make_codec
+from tentalis.kafka import GroupConsumer, Publisher, RecordTooLarge, Stored, make_codec, now_ms
 from tentalis.metrics import Exporter
+from tentalis.pressure import Pressure
 from tentalis.reading import Reader
 from tentalis.served import Served
 from tentalis.service import run_service
@@ -64,6 +65,7 @@ class Lane:
         self.targeted = targeted
         self.progress = Progress()
         self.queue: deque[Stored] = deque()
+        self.held: deque[tuple[Stored, Task]] = deque()
         self.member = False
         self._consumer = GroupConsumer(
             settings, group, [topics.TASKS], on_assign=self._assigned, on_revoke=self._revoked
@@ -76,6 +78,9 @@ class Lane:
 
     def _revoked(self, partitions: list[TopicPartition]) -> None:
         self.progress.revoke((p.topic, p.partition) for p in partitions)
+        for item in [item for item in self.held if not self.progress.owns(item[0])]:
+            self.held.remove(item)
+            self.progress.forget(item[0])
         kept: deque[Stored] = deque()
         for stored in self.queue:
             if self.progress.owns(stored):
@@ -86,7 +91,7 @@ class Lane:
 
     def poll(self, timeout: float) -> None:
         """Fetches; callbacks of the group run inside. Nothing else may touch this lane meanwhile."""
-        if len(self.queue) >= QUEUE_LIMIT:
+        if len(self.queue) + len(self.held) >= QUEUE_LIMIT:
             return
         self.queue.extend(stored for stored in self._consumer.poll(timeout, 100) if self.progress.begin(stored))
 
@@ -100,9 +105,9 @@ class Lane:
 
 
 class WorkerMetrics:
-    """What a worker exports. Both callables count tasks."""
+    """What a worker exports. The callables count tasks."""
 
-    def __init__(self, running: Callable[[], int], queued: Callable[[], int]) -> None:
+    def __init__(self, running: Callable[[], int], queued: Callable[[], int], held: Callable[[], int]) -> None:
         self.exporter = exporter = Exporter("worker")
         self._tasks = exporter.counter(metrics.WORKER_TASKS)
         self._samples = exporter.counter(metrics.WORKER_SAMPLES)
@@ -110,6 +115,7 @@ class WorkerMetrics:
         self._seconds = exporter.histogram(metrics.WORKER_SECONDS)
         exporter.read(metrics.WORKER_RUNNING, running)
         exporter.read(metrics.WORKER_QUEUED, queued)
+        exporter.read(metrics.WORKER_HELD, held)
 
     def answered(self, results: Sequence[Result]) -> None:
         """The results of one task are on the log."""
@@ -128,7 +134,8 @@ class Worker:
         codec = make_codec(settings)
         self._codec = codec
         self._served = Served(options.server_id)
-        self._acks = Reader(settings, [topics.POLICY_ACKS], codec)
+        self._acks = Reader(settings, [topics.POLICY_ACKS, topics.POLICIES], codec)
+        self._pressure = Pressure()
         self._publisher = Publisher(settings, f"tentalis/worker/{options.worker_id}", codec)
         shared = f"{options.group_prefix}-{options.environment}"
         self._lanes = (
@@ -145,7 +152,11 @@ class Worker:
         self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[Lane, Stored]] = {}
         self._served_changed = False
         self.turns = Turns(STUCK_S)
-        self.metrics = WorkerMetrics(lambda: len(self._running), lambda: sum(len(lane.queue) for lane in self._lanes))
+        self.metrics = WorkerMetrics(
+            lambda: len(self._running),
+            lambda: sum(len(lane.queue) for lane in self._lanes),
+            lambda: sum(len(lane.held) for lane in self._lanes),
+        )
 
     async def run(self, stop: threading.Event) -> None:
         """Until `stop`; then what is under way is given up, uncommitted."""
@@ -175,21 +186,39 @@ class Worker:
             lane.poll(POLL_S / len(self._lanes))
         for _, record in self._acks.poll(0.0):
             self._served_changed |= self._served.apply(record)
+            self._pressure.apply(record)
 
     def _start_queued(self) -> None:
         if self._served_changed:
             self._served_changed = False
             self._answerer.served_changed()
         for lane in self._lanes:
-            while lane.queue and len(self._running) < self._options.concurrency:
+            while lane.held and self._free and not self._unwanted(lane.held[0][1]):
+                stored, task = lane.held.popleft()
+                self._start(lane, stored, task)
+            while lane.queue and self._free:
                 stored = lane.queue.popleft()
-                task = self._mine(stored, lane)
-                if task is None:
+                found = self._mine(stored, lane)
+                if found is None:
                     lane.progress.finish(stored)
-                    continue
-                log.info("task %s (%d samples)", task.task_id, task.n_samples)
-                answering = asyncio.create_task(self._answer(task, stored))
-                self._running[answering] = (lane, stored)
+                elif self._unwanted(found):
+                    lane.held.append((stored, found))
+                else:
+                    self._start(lane, stored, found)
+
+    @property
+    def _free(self) -> bool:
+        return len(self._running) < self._options.concurrency
+
+    def _unwanted(self, task: Task) -> bool:
+        """Whether the trainer would throw the answer away and nobody else waits for it: a task of a run is made for
+        training, one without is somebody's question."""
+        return task.run_id is not None and self._pressure.closed(task.policy, now_ms()) is not None
+
+    def _start(self, lane: Lane, stored: Stored, task: Task) -> None:
+        log.info("task %s (%d samples)", task.task_id, task.n_samples)
+        answering = asyncio.create_task(self._answer(task, stored))
+        self._running[answering] = (lane, stored)
 
     async def _answer(self, task: Task, stored: Stored) -> tuple[list[Result], str | None]:
         """The results, and the trace that they go on with."""

@@ -23,6 +23,7 @@ from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD
 from tentalis.forget.core import husk
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
 from tentalis.service import STOPPED
+from tentalis.verify import verify
 from tests import forked
 from tests.kafka_fixture import Kafka, eventually
 from tests.trainer_lab import config, rollout, rollouts, tiny_model
@@ -61,12 +62,13 @@ class Lab:
         values = {"run_id": f"{self.policy}-{run_id}", "policy": self.policy, "start": self.start}
         return config(self.model, **(values | more))
 
-    def start_trainer(self, of: TrainerConfig) -> ForkServerProcess:
+    def start_trainer(self, of: TrainerConfig, *by_hand: str) -> ForkServerProcess:
         log = self.folder / f"{of.run_id}.log"
-        return forked.start(forked.train, str(self.written(of)), self.environment(), log, log)
+        argument = "\n".join((str(self.written(of)), *by_hand))
+        return forked.start(forked.train, argument, self.environment(), log, log)
 
-    def train(self, of: TrainerConfig) -> int | None:
-        process = self.start_trainer(of)
+    def train(self, of: TrainerConfig, *by_hand: str) -> int | None:
+        process = self.start_trainer(of, *by_hand)
         try:
             process.join(180)
             return process.exitcode
@@ -350,9 +352,33 @@ def test_a_topic_full_of_garbage_stops_the_trainer_instead_of_emptying_it(lab: L
     assert sum(dict(each.headers).get("tentalis.dlq.consumer-group") == ours for each in letters) <= 100
 
 
-def promote(lab: Lab, version: int) -> None:
+def test_a_rollback_goes_on_as_a_new_run_and_trains_nothing_twice(lab: Lab) -> None:
+    lab.lay(11)
+    of = lab.config(steps=None, keep_checkpoints=1, windows=["00:00-00:01", "12:00-12:01"])
+    assert lab.train(of, "steps=3") == 0, lab.text(of)
+    before = lab.log(of)
+    assert before.last_step == 3, "by hand, whatever the hours are"
+    promote(lab, 1, "rollback")
+    assert lab.train(of, "caught_up") == 0, lab.text(of)
+    branch = of.model_copy(update={"run_id": f"{of.run_id}.1"})
+    run = lab.log(branch)
+    assert run.first is not None and (run.first.parent_run, run.first.parent_step) == (of.run_id, 1)
+    assert run.first.first_version == 4, "no name is used twice"
+    assert lab.hashes(branch)[0] == lab.hashes(of)[1] == run.updates[4].sha256
+    assert run.last_step == 2 and lab.log(of).last_step == 3
+    trained = [row.rollout_id for each in (before, run) for plan in each.plans.values() for row in plan.rows]
+    assert len(trained) == len(set(trained)) == 40
+    # What is there is found again, and a decision is acted on once.
+    assert lab.train(of, "steps=1", "caught_up") == 0, lab.text(of)
+    assert lab.log(branch) == run
+    code, report = lab.replay(branch)
+    assert (code, report["equal"]) == (0, True), report
+    assert verify(lab.settings, of.run_id).problems == [] == verify(lab.settings, branch.run_id).problems
+
+
+def promote(lab: Lab, version: int, mode: str = "always") -> None:
     lab.publisher.send(
         topics.POLICIES,
-        Promotion(policy=lab.policy, version=version, event_time=now_ms(), sha256="-", mode="always"),
+        Promotion(policy=lab.policy, version=version, event_time=now_ms(), sha256="-", mode=mode),
     )
     lab.publisher.flush()

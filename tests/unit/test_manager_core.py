@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ids import policy_name
-from schemas.records import OutcomeKind, Record, Source
+from schemas.records import BackPressure, OutcomeKind, Record, Source
 from tentalis.manager.core import ROUND, BadManifest, Pace, RunState, feedback_id_of, task_id_of, trains
 from tests.unit.loop_records import (
     RUN,
@@ -220,3 +220,45 @@ def test_a_manifest_without_an_end_is_refused_in_words() -> None:
 def test_task_ids_are_derived_from_the_run() -> None:
     assert task_id_of(RUN, 0) == task_id_of(RUN, 0) != task_id_of(RUN, 1) != task_id_of("run-2", 1)
     assert policy_name("assistant", 3) == "assistant@v3"
+
+
+def test_after_a_rollback_the_branch_is_paced_from_where_it_began() -> None:
+    state = RunState(RUN, owes_feedback=False)
+    for record in (manifest(first=0, steps=6, batch=2, staleness=1), ack(0)):
+        state.apply(record)
+    for step in (1, 2, 3):
+        state.apply(plan(step, [f"a{step}"]))
+        state.apply(ack(step))
+    assert (state.served_step, state.planned) == (3, 3)
+    branch = manifest(f"{RUN}.1", first=4).model_copy(update={"parent_run": RUN, "parent_step": 1})
+    assert state.apply(branch) and not state.apply(branch)
+    state.apply(ack(4))
+    assert (state.served_step, state.planned) == (1, 1), "v4 has the weights of v1"
+    # Sampled by v1 and v4, which are the same, and by v3, which is two steps aside: only that is too old.
+    for number, version in enumerate((1, 4, 3)):
+        state.apply(outcome(task(f"t{number}", n=1), version=version))
+    assert state.usable == 2
+    assert state.to_issue(1) == 2
+    assert state.apply(plan(1, ["t0/0", "t1/0"], f"{RUN}.1"))
+    assert not state.apply(plan(4, ["late"])), "what was abandoned plans nothing more"
+    assert state.planned == 2
+    assert not state.apply(plan(1, ["x"], "somebody-else"))
+
+
+def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:
+    state = RunState(RUN, owes_feedback=False)
+    said = BackPressure(
+        policy="assistant",
+        run_id=RUN,
+        event_time=1,
+        closed=True,
+        waiting=3,
+        ahead=0,
+        max_staleness=2,
+        expires_at=1000,
+        reason="too old",
+    )
+    assert state.apply(said) and state.pressed(500) is None, "no manifest yet: whose policy is it?"
+    state.apply(manifest())
+    assert state.pressed(500) == said and state.pressed(1000) is None
+    assert state.apply(said.model_copy(update={"closed": False})) and state.pressed(500) is None

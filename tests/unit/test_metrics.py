@@ -59,7 +59,7 @@ def exporter_of(process: str) -> Exporter:
         case "policies":
             return PolicyMetrics(lambda: True).exporter
         case "worker":
-            return WorkerMetrics(lambda: 0, lambda: 0).exporter
+            return WorkerMetrics(lambda: 0, lambda: 0, lambda: 0).exporter
         case "manager":
             return ManagerMetrics().exporter
     assert process == "trainer"

@@ -256,3 +256,28 @@ def test_another_attempt_leaves_out_what_was_forgotten() -> None:
     assert [(drop.first_offset, drop.count, drop.reason) for drop in again.drops] == [(1, 1, "forgotten")]
     assert (again.attempt, again.low_water) == (2, plan.low_water) and again.plan_id != plan.plan_id
     assert next_attempt(plan, HEAD, 7, {row.rollout_id for row in plan.rows}).rows == ()
+
+
+def test_a_batch_closes_by_count_or_by_tokens_whichever_comes_first() -> None:
+    offers = [offer(0, i, i, n_tokens=tokens) for i, tokens in enumerate([10, 10, 30, 5, 5, 5, 5])]
+    of = Planner(4, 100, {}, {0: 0}, batch_tokens=25)
+    of.take(segment(0, 0, offers))
+    assert of.waiting(0) == 2
+    assert [[row.n_tokens for row in plan.rows] for plan in drain(of, {0: 7})] == [[10, 10, 30], [5, 5, 5, 5]]
+
+
+def test_only_what_a_step_would_take_counts_as_waiting() -> None:
+    offers = [offer(0, 0, 0), offer(0, 1, 1, unfit="greedy sampling"), offer(0, 2, 2, key="p0o0/0"), offer(0, 3, 3)]
+    of = Planner(1, 2, {}, {0: 0})
+    of.take(segment(0, 0, offers))
+    assert of.waiting(2) == 2
+    assert of.waiting(3) == 0, "too old for it"
+    assert of.caught_up({0: 4}) and not of.caught_up({0: 5})
+
+
+def test_staleness_is_what_the_lineage_says() -> None:
+    of = Planner(1, 2, {}, {0: 0}, staleness=lambda head, sampled: 0 if sampled == 5 else head - sampled)
+    of.take(segment(0, 0, [offer(0, 0, 0, oldest_version=5), offer(0, 1, 1, oldest_version=6)]))
+    (plan,) = drain(of, {0: 2}, version=9)
+    assert [row.offset for row in plan.rows] == [0]
+    assert of.waiting(9) == 0

@@ -8,7 +8,7 @@ import torch
 from schemas.records import BatchPlan, Rollout
 from tests.trainer_lab import config, examples, rollout, rollouts, tiny_model
 from trainer import world
-from trainer.checkpoint import BadCheckpoint, Checkpoint, CheckpointState, checkpoints, prune, save
+from trainer.checkpoint import BadCheckpoint, Checkpoint, CheckpointState, checkpoints, prune, save, sweep
 from trainer.config import TrainerConfig
 from trainer.engine import Diverged, Engine
 from trainer.model import BadAdapter, Policy, adapter_sha256, canary_tokens
@@ -113,7 +113,8 @@ def test_a_checkpoint_that_was_changed_is_refused_and_old_ones_go(of: TrainerCon
     parts = engine.policy.adapter_bytes(), engine.policy.adapter_config(), engine.optimizer_state()
     written = [save(tmp_path, state_of(engine, step), *parts) for step in range(4)]
     (tmp_path / ".000009-001-x.half").mkdir()
-    prune(tmp_path, 2, written[-1])
+    prune(written[:2])
+    sweep(tmp_path)
     assert [c.state.step for c in checkpoints(tmp_path)] == [3, 2]
     assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["0", "0"]
     weights = written[3].folder / "adapter_model.safetensors"

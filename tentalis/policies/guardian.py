@@ -1,0 +1,130 @@
+"""The guard at work: tries candidates, watches what is served, and says what it decided, each with its reasons."""
+
+import logging
+from collections.abc import Callable
+
+from schemas.codec import Codec
+from schemas.ids import derived_id
+from schemas.records import EvalResult, PolicyUpdate, Promotion, Task
+from tentalis.config import Settings
+from tentalis.guard import CANDIDATE, LIVE, ROLLBACK, Evidence, Mode, judge
+from tentalis.inference.protocol import Inference
+from tentalis.kafka import now_ms
+from tentalis.policies.core import PolicyLog
+from tentalis.policies.evaluation import evidence, prompts_of
+from tentalis.policies.live import Answers
+
+log = logging.getLogger(__name__)
+
+
+def promotion_of(update: PolicyUpdate, mode: str, by: str, reason: str) -> Promotion:
+    """The decision that a version is to be served."""
+    return Promotion(
+        policy=update.policy,
+        version=update.version,
+        event_time=now_ms(),
+        sha256=update.sha256,
+        mode=mode,
+        by=by,
+        reason=reason,
+    )
+
+
+def verdict_of(
+    update: PolicyUpdate, experiment: str, metrics: dict[str, float], reasons: list[str], worker: str
+) -> EvalResult:
+    """The guard's word on a version: passed if nothing speaks against it."""
+    return EvalResult(
+        eval_id=derived_id(experiment, update.name, update.sha256),
+        event_time=now_ms(),
+        experiment=experiment,
+        scenario=update.run_id,
+        worker_id=worker,
+        policy=update.name,
+        passed=not reasons,
+        metrics={name: value for name, value in metrics.items() if value == value and abs(value) != float("inf")},
+        details="; ".join(reasons),
+    )
+
+
+class Guardian:
+    """The prompts of a policy stay the same as long as the process lives, so its versions are compared on the same."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        codec: Codec,
+        server: Inference,
+        log_state: PolicyLog,
+        by: str,
+        prompts: Callable[..., list[Task]] = prompts_of,
+    ) -> None:
+        self._settings, self._codec, self._server, self._log, self._by = settings, codec, server, log_state, by
+        self._find_prompts = prompts
+        self._prompts: dict[str, list[Task]] = {}
+        self._known: dict[tuple[str, str], Evidence] = {}
+
+    async def tried(self, update: PolicyUpdate) -> EvalResult | None:
+        """The verdict on a candidate that the server has loaded, None while there is nothing to try it on. Raises
+        InferenceError."""
+        limits, policy = self._log.rule(update).limits, update.policy
+        if not self._prompts.get(policy):
+            self._prompts[policy] = self._find_prompts(self._settings, self._codec, policy, limits)
+        tasks = self._prompts[policy]
+        if not tasks:
+            return None
+        served = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
+        seen = await self._evidence(update.name, update.base_model, policy, update)
+        base = await self._evidence(update.base_model, update.base_model, policy, update)
+        before = None
+        if served is not None and served.run_id and served.name != update.name:
+            before = await self._evidence(served.name, update.base_model, policy, update)
+        reasons = judge(seen, limits, base=base, served=before)
+        metrics = seen.metrics() | base.metrics("base_") | (before.metrics("served_") if before else {})
+        return verdict_of(update, CANDIDATE, metrics, reasons, self._by)
+
+    async def _evidence(self, model: str, base_model: str, policy: str, update: PolicyUpdate) -> Evidence:
+        if (model, policy) not in self._known:
+            limits = self._log.rule(update).limits
+            self._known[model, policy] = await evidence(self._server, model, base_model, self._prompts[policy], limits)
+        return self._known[model, policy]
+
+    def decision(self, update: PolicyUpdate) -> Promotion:
+        """What follows from a refusal: what is served stays, and the run goes on from there."""
+        promoted = self._log.promotion(update.policy)
+        verdict = self._log.verdict(update.name)
+        why = "" if verdict is None else verdict.details
+        return promoted.model_copy(
+            update={
+                "event_time": now_ms(),
+                "mode": ROLLBACK,
+                "by": self._by,
+                "reason": f"{update.name} was refused: {why}",
+            }
+        )
+
+    def fallen(self, served: PolicyUpdate, answers: Answers) -> tuple[EvalResult, Promotion | None] | None:
+        """What follows if a served version fell below its guard: the verdict, and the way back if there is one."""
+        limits, seen = self._log.rule(served).limits, answers.evidence(served.name)
+        if seen.answers < limits.live_answers or self._log.passed(served.name) is False:
+            return None
+        back = self._log.fallback(served)
+        verdict = self._log.verdict(served.name)
+        tried = None if verdict is None else Evidence.of_metrics(verdict.metrics, "base_")
+        before = None if back is None else answers.evidence(back.name)
+        if before is not None and before.answers < limits.live_answers:
+            before = None
+        reasons = judge(seen, limits, base=tried, served=before)
+        if not reasons:
+            return None
+        metrics = seen.metrics() | (before.metrics("served_") if before else {})
+        said = verdict_of(served, LIVE, metrics, reasons, self._by)
+        why = f"{served.name} fell below its guard: {said.details}"
+        log.error("%s", why)
+        if back is None:
+            log.error("there is nothing to go back to from %s", served.name)
+        return said, None if back is None else promotion_of(back, ROLLBACK, self._by, why)
+
+    def promoted(self, update: PolicyUpdate, mode: Mode) -> Promotion:
+        """The decision for a version that may be served."""
+        return promotion_of(update, mode, self._by, f"step {update.step} of run {update.run_id}")

@@ -1,0 +1,80 @@
+"""A rollback: the run ends where it was, and a new one goes on from an earlier checkpoint of the family.
+
+The decision is a Promotion with mode `rollback`. The trainer acts on the last one that came after everything that its
+present run has published first; the new run's own first version comes after it, so it is acted on once.
+"""
+
+from dataclasses import replace
+
+from schemas.codec import Codec
+from schemas.records import PolicyUpdate
+from tentalis.config import Settings
+from tentalis.guard import ROLLBACK
+from tentalis.lineage import Node
+from trainer.checkpoint import Checkpoint, checkpoint_root, checkpoints
+from trainer.config import TrainerConfig
+from trainer.runlog import RunLog, read_run
+
+
+class CannotBranch(RuntimeError):
+    """What the new run would go on from is not there."""
+
+
+def current_run(settings: Settings, codec: Codec, config: TrainerConfig) -> RunLog:
+    """The run of the configuration, or the youngest branch that a rollback made of it."""
+    run = read_run(settings, codec, config.run_id, config.policy)
+    current = run.lineage.current(config.run_id)
+    return run if current == config.run_id else read_run(settings, codec, current, config.policy)
+
+
+def due_rollback(run: RunLog) -> PolicyUpdate | None:
+    """The version that the run must be rolled back to, None if there is no such decision or it is done."""
+    if run.first is None or not run.promotions:
+        return None
+    promotion, decided_at = run.promotions[-1]
+    target = run.updates.get(promotion.version)
+    began_at = run.published_at.get(run.first.first_version)
+    if promotion.mode != ROLLBACK or target is None or began_at is None or decided_at < began_at:
+        return None
+    lineage = run.lineage
+    if target.run_id not in lineage.family(run.run_id):
+        return None
+    return target if lineage.distance(run.head, Node(target.run_id, target.step)) else None
+
+
+def branched(run: RunLog, root: str) -> RunLog:
+    """What the log knows of the branch that does not exist yet: what it knows of the policy."""
+    name = run.lineage.branch_name(root)
+    return replace(run, run_id=name, manifests={}, plans={}, results={})
+
+
+def parent_of(run: RunLog) -> Node | None:
+    """What the run goes on from."""
+    if run.first is None or run.first.parent_run is None or run.first.parent_step is None:
+        return None
+    return Node(run.first.parent_run, run.first.parent_step)
+
+
+def checkpoint_of(settings: Settings, run: RunLog, node: Node) -> Checkpoint:
+    """The checkpoint of a published version of the policy; it holds the adapter that was published. Raises
+    CannotBranch, BadCheckpoint."""
+    published = next((u for u in run.updates.values() if (u.run_id, u.step) == node), None)
+    root = checkpoint_root(settings, node.run)
+    for checkpoint in checkpoints(root):
+        state = checkpoint.state
+        if state.step == node.step and published is not None and state.adapter_sha256 == published.sha256:
+            return checkpoint
+    raise CannotBranch(
+        f"run {run.run_id} is to go on from step {node.step} of run {node.run}, but below {root} is no checkpoint "
+        "of that step with the adapter that was published. Restore it, or roll back to a later version"
+    )
+
+
+def start_of_branch(abandoned: RunLog) -> dict[int, int]:
+    """Where a branch begins to read: behind what the abandoned run has considered. What it had only planned comes
+    again."""
+    assert abandoned.first is not None
+    start = {position.partition: position.offset for position in abandoned.first.start}
+    last = abandoned.winner(abandoned.last_step)
+    plan = None if last is None else abandoned.plans.get((last.step, last.attempt))
+    return start | ({} if plan is None else {p.partition: p.offset for p in plan.low_water})
