@@ -49,6 +49,10 @@ class Lineage:
             found.append(parent)
         return found
 
+    def behind(self, node: Node) -> dict[str, int]:
+        """Run to the last of its steps that the node's weights have gone through."""
+        return dict(self.chain(node))
+
     def path(self, run: str) -> list[str]:
         """A run and what it goes on from, the youngest first."""
         return [node.run for node in self.chain(Node(run, 0))]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tentalis.cli import dlq, forget, loop, processes, records, schemas, stack, system, topics, train
+from tentalis.cli import dlq, forget, loop, policy, processes, records, schemas, stack, system, topics, train
 from tentalis.cli.common import configure_logging, explain
 from tentalis.cli.system import print_version
 
@@ -70,6 +70,7 @@ app.add_typer(schemas.app, name="schemas", short_help="The Avro schemas: check, 
 app.command(short_help="Show records of a topic.")(records.consume)
 app.command(short_help="Write records to a topic from JSON.")(records.produce)
 app.add_typer(dlq.app, name="dlq", short_help="Dead letters: look, replay, drop.")
+app.add_typer(policy.app, name="policy", short_help="Versions of policies: look, promote, roll back, keep.")
 app.add_typer(processes.app, name="serve", short_help="Run one process of the stack.")
 app.command(short_help="Answer tasks with the newest policy.")(processes.worker)
 app.command(short_help="Give tasks and the users' feedback.")(processes.manager)

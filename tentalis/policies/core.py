@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from schemas.ids import parse_policy_name, policy_name
 from schemas.records import EvalResult, PolicyAck, PolicyUpdate, Promotion, Record, RunManifest
 from tentalis.guard import CANDIDATE, LIVE, ROLLBACK, BadGuard, Mode, Rule
+from tentalis.lineage import Lineage, Node
 
 KEPT_VERSIONS = 3
 # What was decided so stands against everything that was published before it.
@@ -22,6 +23,7 @@ class PolicyLog:
         self._acked: dict[str, PolicyAck] = {}
         self._good: dict[str, int] = {}
         self._rules: dict[str, Rule] = {}
+        self._manifests: list[RunManifest] = []
         self._verdicts: dict[str, EvalResult] = {}
         self.unruled: dict[str, str] = {}
         """Runs whose manifest does not say who decides, and why not: nobody does then but a person."""
@@ -48,6 +50,7 @@ class PolicyLog:
                 return
 
     def _manifest(self, manifest: RunManifest) -> None:
+        self._manifests.append(manifest)
         try:
             self._rules[manifest.run_id] = Rule.of_config(manifest.config)
         except BadGuard as error:
@@ -102,13 +105,16 @@ class PolicyLog:
         return [update for update in found if update is not None and self.rule(update).mode is Mode.GUARDED]
 
     def fallback(self, served: PolicyUpdate) -> PolicyUpdate | None:
-        """What to go back to from a version that must not be served any more: the newest earlier one that passed, or
-        was an initial adapter; None if there is none."""
+        """What to go back to from a version that must not be served any more: the newest one that it came from and that
+        passed, or was an initial adapter; None if there is none."""
+        lineage = Lineage(manifest for manifest in self._manifests if manifest.policy == served.policy)
+        behind = lineage.behind(Node(served.run_id, served.step))
         earlier = (
             update
             for update in self._updates.values()
             if update.policy == served.policy
             and update.version < served.version
+            and update.step <= behind.get(update.run_id, -1)
             and update.sha256 != served.sha256
             and (self.passed(update.name) or (update.step == 0 and self.passed(update.name) is None))
         )

@@ -71,8 +71,8 @@ def test_a_branch_reads_on_behind_what_was_trained_not_behind_what_was_only_plan
 
 def test_what_can_still_be_needed_stays() -> None:
     present = range(20)
-    # v15 is served, v12 was before; v16..v19 wait for a decision; v3 is pinned; the window reaches back to v17.
-    assert needed(present, 19, 2, [9, 12, 15], {3}) == {3, 12, 15, 16, 17, 18, 19}
+    # v15 is served, v12 and v9 were before; v16..v19 wait for a decision; v3 is pinned; the window reaches back to v17.
+    assert needed(present, 19, 2, [7, 9, 12, 15], {3}) == {3, 9, 12, 15, 16, 17, 18, 19}
     assert needed(present, 19, 8, [12, 15], set()) == set(range(11, 20)), "the staleness window"
     # After a rollback from v15 to v12 it may go back to what came before v12.
     assert needed(present, 19, 0, [9, 15, 12], set()) == {9, *range(12, 20)}
