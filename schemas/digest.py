@@ -4,7 +4,8 @@ It is independent of framing, schema version and provenance, so the same rollout
 to another cluster has the same digest. The order of the fields is the contract: it is DIGEST_FIELDS below, each field
 as its UTF-8 name, a zero byte, the length of its canonical bytes (8 bytes, big-endian), the bytes. Numbers are IEEE 754
 doubles (big-endian), integers 8 bytes big-endian, null is the single byte `n`, booleans are `t` and `f`, token fields
-are their own little-endian bytes, lists are the concatenation of their length-prefixed items.
+are their own little-endian bytes, lists are the concatenation of their length-prefixed items. Fields that came later
+(ADDED_FIELDS) follow in the same form where they are not their default.
 """
 
 import hashlib
@@ -43,6 +44,10 @@ DIGEST_FIELDS = (
     "session_id",
     "turn_index",
 )
+
+ADDED_FIELDS = ("n_rewarded", "topk", "topk_ids", "topk_logprobs")
+"""Fields that came later, after those above and in this order, each only where it is not its default: so the digests of
+records from before they existed hold, and nobody can set one unnoticed."""
 
 
 def _listed(items: Iterable[Any]) -> bytes:
@@ -92,6 +97,7 @@ def _places() -> list[tuple[bytes, Callable[[Rollout], Any]]]:
 
 
 _PLACES = _places()
+_ADDED = [(name.encode() + b"\0", attrgetter(name), Rollout.model_fields[name].get_default()) for name in ADDED_FIELDS]
 
 
 def rollout_digest(rollout: Rollout) -> str:
@@ -100,6 +106,11 @@ def rollout_digest(rollout: Rollout) -> str:
     for name, value_of in _PLACES:
         data = _canonical(value_of(rollout))
         parts += (name, _LONG(len(data)), data)
+    for name, value_of, default in _ADDED:
+        value = value_of(rollout)
+        if value != default:
+            data = _canonical(value)
+            parts += (name, _LONG(len(data)), data)
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 

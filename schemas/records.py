@@ -399,6 +399,9 @@ class Hint(Record):
     teacher_logprobs: Float32s | None = None
     hinter: Name
     feedback_id: str | None = None
+    topk: Annotated[Int, Field(ge=0)] = 0
+    topk_ids: Int32s = b""
+    topk_logprobs: Float32s = b""
 
     @model_validator(mode="after")
     def _teacher_scores_the_students_tokens(self) -> "Hint":
@@ -408,11 +411,23 @@ class Hint(Record):
             raise ValueError(
                 f"{len(self.teacher_logprobs) // 4} teacher log-probs for {len(self.sample.token_ids) // 4} tokens"
             )
+        problem = topk_problem(len(self.sample.token_ids) // 4, self.topk, self.topk_ids, self.topk_logprobs)
+        if problem is not None:
+            raise ValueError(problem)
         return self
 
     @property
     def key(self) -> str:
         return self.sample.head.task_id
+
+
+def topk_problem(n_tokens: int, k: int, ids: bytes, logprobs: bytes) -> str | None:
+    """Why a teacher's likeliest tokens do not fit n tokens: they are [hints, n, k], one hint or more, or nothing."""
+    if len(ids) != len(logprobs):
+        return f"{len(ids) // 4} likeliest tokens with {len(logprobs) // 4} log-probs"
+    if len(ids) % (4 * n_tokens * k or 1) or (k == 0) != (not ids):
+        return f"{len(ids) // 4} likeliest tokens are not {k} for each of {n_tokens} tokens and each hint"
+    return None
 
 
 class Tick(Record):
@@ -538,6 +553,10 @@ class Rollout(Record):
     provenance: tuple[Provenance, ...] = ()
     digest: Name
     forgotten: bool = False
+    n_rewarded: Annotated[Int, Field(ge=0)] | None = None
+    topk: Annotated[Int, Field(ge=0)] = 0
+    topk_ids: Int32s = b""
+    topk_logprobs: Float32s = b""
 
     @property
     def key(self) -> str:

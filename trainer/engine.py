@@ -64,9 +64,9 @@ class Engine:
         with contextlib.redirect_stdout(sys.stderr):
             self._engine = _deepspeed_engine(self.policy, self._optimizer)
 
-    def forward(self, batch: Pack, entropy_gradient: bool = False) -> TokenScores:
+    def forward(self, batch: Pack, entropy_gradient: bool = False, likeliest: int = 0) -> TokenScores:
         """Log-probs, entropies and candidates' log-probs of the trained tokens (see Policy.forward)."""
-        result: TokenScores = self._engine(batch, entropy_gradient)
+        result: TokenScores = self._engine(batch, entropy_gradient, likeliest)
         return result
 
     def backward(self, loss: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ class Signal:
 
     Per token [m]: `sequences`, the number of its sequence, int64; `sampler_logprobs` float32; for the RL part whether
     it counts (`in_rl`), its advantage and its weight in the sum; for the OPD part whether it counts and its advantage.
+    Where distillation goes over likeliest tokens: `teacher_ids` int64 [m, hints, k], -1 for none, and
+    `teacher_topk` float32, their log-probs.
     Per sequence [s], int64: `groups`, equal for samples of one task; `sides`, 1 or -1 for the better and the worse
     answer of a pair, 0 for neither.
     """
@@ -32,6 +34,8 @@ class Signal:
     rl_weights: Tensor
     in_opd: Tensor
     opd_advantages: Tensor
+    teacher_ids: Tensor
+    teacher_topk: Tensor
     groups: Tensor
     sides: Tensor
 
@@ -42,10 +46,28 @@ class Signal:
     @classmethod
     def cat(cls, parts: Sequence["Signal"]) -> "Signal":
         """Of several, at least one, one after the other; the sequences are numbered anew."""
+        parts = _widened(parts)
         joined = {field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)}
         counts = torch.tensor([0, *(len(part.groups) for part in parts[:-1])]).cumsum(0)
         numbers = [part.sequences + first for part, first in zip(parts, counts, strict=True)]
         return cls(**(joined | {"sequences": torch.cat(numbers)}))
+
+
+def _widened(parts: Sequence[Signal]) -> list[Signal]:
+    """With room for equally many hints and likeliest tokens."""
+    shapes = [part.teacher_ids.shape for part in parts]
+    hints, k = max(shape[1] for shape in shapes), max(shape[2] for shape in shapes)
+    widened = []
+    for part, shape in zip(parts, shapes, strict=True):
+        room = (0, k - shape[2], 0, hints - shape[1])
+        widened.append(
+            replace(
+                part,
+                teacher_ids=torch.nn.functional.pad(part.teacher_ids, room, value=-1),
+                teacher_topk=torch.nn.functional.pad(part.teacher_topk, room),
+            )
+        )
+    return widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +83,8 @@ class Example:
     def trains(self, loss: Loss) -> bool:
         """Whether its gradient can be anything but zero."""
         signal = self.signal
-        advantage = (signal.rl_advantages != 0).any() or (signal.opd_advantages != 0).any()
+        taught = signal.in_opd if loss.opd_kind == "topk" else signal.opd_advantages != 0
+        advantage = (signal.rl_advantages != 0).any() or taught.any()
         held = (loss.kl.coef > 0 or loss.entropy_coef > 0) and (signal.in_rl | signal.in_opd).any()
         return bool(advantage or held or (signal.sides != 0).any())
 
@@ -83,7 +106,16 @@ def example_of(rollout: Rollout, *, advantages: Spans | None, opd: bool, loss: L
         in_rl |= covered
         rl_advantages = torch.where(covered, value, rl_advantages)
     in_opd, opd_advantages = torch.zeros_like(in_rl), torch.zeros_like(rl_advantages)
-    if opd and rollout.teacher_logprobs is not None:
+    teacher_ids, teacher_topk = torch.zeros((len(index), 0, 0), dtype=torch.int64), torch.zeros((len(index), 0, 0))
+    if opd and loss.opd_kind == "topk" and rollout.topk:
+        shape = (-1, rollout.n_tokens, rollout.topk)
+        ids = torch.from_numpy(int32_view(rollout.topk_ids).astype(np.int64)).view(shape)
+        listed = torch.from_numpy(float32_view(rollout.topk_logprobs).copy()).view(shape)
+        finite = listed.isfinite()
+        teacher_ids = torch.where(finite, ids, -1)[:, index].transpose(0, 1)
+        teacher_topk = torch.where(finite, listed, 0.0)[:, index].transpose(0, 1)
+        in_opd = (teacher_ids >= 0).flatten(1).any(1)
+    elif opd and loss.opd_kind == "token" and rollout.teacher_logprobs is not None:
         teacher = torch.from_numpy(float32_view(rollout.teacher_logprobs).copy())[index]
         in_opd = teacher.isfinite()
         opd_advantages = torch.where(in_opd, distillation_advantages(teacher, sampler, loss.opd_clip), opd_advantages)
@@ -95,6 +127,8 @@ def example_of(rollout: Rollout, *, advantages: Spans | None, opd: bool, loss: L
         rl_weights=torch.full((len(index),), _weight(int(in_rl.sum()), loss)),
         in_opd=in_opd,
         opd_advantages=opd_advantages,
+        teacher_ids=teacher_ids,
+        teacher_topk=teacher_topk,
         groups=torch.tensor([group_number(rollout.head.task_id)]),
         sides=torch.tensor([_side(rollout, loss) if advantages is not None and len(index) else 0]),
     )

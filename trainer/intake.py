@@ -16,6 +16,7 @@ from tentalis.dlq.owner import DeadLetters
 from tentalis.kafka import Publisher, Stored, consumer_config, passes
 from tentalis.refusal import refused
 from trainer.fetch import Cache
+from trainer.losses.settings import Loss
 from trainer.offers import Offer, Segment, malformed, offer_of
 
 log = logging.getLogger(__name__)
@@ -38,11 +39,12 @@ class Intake:
         instance: str,
         vocab_size: int,
         max_tokens: int,
+        loss: Loss,
         low_water: Mapping[int, int],
     ) -> None:
         """`low_water`: per partition the first offset to read. Dead letters go through `publisher`."""
         self._settings, self._codec, self._cache = settings, codec, cache
-        self._policy, self._vocab_size, self._max_tokens = policy, vocab_size, max_tokens
+        self._policy, self._vocab_size, self._max_tokens, self._loss = policy, vocab_size, max_tokens, loss
         group = group_of(policy)
         self._letters = DeadLetters(publisher, group)
         self._low_water = dict(low_water)
@@ -136,7 +138,7 @@ class Intake:
             return None
         traceparent = tracing.traceparent_of(stored.headers) if tracing.enabled() else None
         self._cache.put(partition, offset, record, traceparent)
-        return offer_of(record, partition, offset, stored.timestamp, self._max_tokens)
+        return offer_of(record, partition, offset, stored.timestamp, self._max_tokens, self._loss)
 
     def _problem(self, rollout: Rollout) -> str | None:
         if not digest_holds(rollout):

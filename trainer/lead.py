@@ -417,6 +417,7 @@ class Lead:
             self.config.micro_batch_tokens,
             self.config.seed,
             self.owner,
+            self.config.loss.pair.weight > 0,
         )
 
     def _follow_policy(self) -> None:

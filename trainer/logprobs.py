@@ -25,11 +25,13 @@ CHUNK_BYTES = 24 * 2**20
 
 class TokenScores(NamedTuple):
     """Of each trained token, in the order of the pack: `logprobs` and `entropies` float32 [m], and `candidates` float32
-    [m, k], the log-probs of the pack's candidate ids (-inf where the id is -1); None where the pack has none."""
+    [m, c], the log-probs of the candidate ids that were asked for (-inf where the id is -1). `likeliest` int64 [m, k]:
+    the first k of the candidates, where those are the policy's own likeliest tokens."""
 
     logprobs: Tensor
     entropies: Tensor
     candidates: Tensor | None = None
+    likeliest: Tensor | None = None
 
 
 class _Scores(torch.autograd.Function):
@@ -118,3 +120,14 @@ def token_scores(
         hidden, head, rows, targets, temperatures, candidates, entropy_gradient
     )
     return TokenScores(*result)
+
+
+@torch.no_grad()
+def likeliest_ids(hidden: Tensor, head: Frozen, n_rows: int, k: int) -> Tensor:
+    """The k likeliest tokens after each hidden state [m, h], likeliest first, int64 [m, k]; chunk by chunk."""
+    ids = torch.empty((len(hidden), k), dtype=torch.int64, device=hidden.device)
+    chunk = max(1, CHUNK_BYTES // (4 * n_rows))
+    for begin in range(0, len(hidden), chunk):
+        part = slice(begin, begin + chunk)
+        ids[part] = head.project(hidden[part]).float().topk(k, dim=1).indices
+    return ids

@@ -117,6 +117,7 @@ def _train(
         instance=f"{config.run_id}-rank{world.rank}",
         vocab_size=engine.policy.vocab_size,
         max_tokens=config.max_rollout_tokens,
+        loss=config.loss,
         low_water=_by_partition(begin["low_water"]),
     )
     while True:

@@ -15,7 +15,7 @@ from trainer import attention
 from trainer.config import Lora
 from trainer.flops import Shape
 from trainer.frozen import Frozen
-from trainer.logprobs import TokenScores, token_scores
+from trainer.logprobs import TokenScores, likeliest_ids, token_scores
 from trainer.lora import lora_linear
 from trainer.pack import Pack, Span
 
@@ -86,23 +86,51 @@ class Policy(nn.Module):
         self._head = Frozen.of(base.get_output_embeddings().weight)
         _use_one_operation_per_layer(self.lm)
 
-    def forward(self, batch: Pack, entropy_gradient: bool = False) -> TokenScores:
-        """Log-probs and entropies of the trained tokens at their sampling temperatures, and of the pack's candidates.
-        The entropies have a gradient only with `entropy_gradient`, which costs one more product with the head."""
+    def forward(self, batch: Pack, entropy_gradient: bool = False, likeliest: int = 0) -> TokenScores:
+        """Log-probs and entropies of the trained tokens at their sampling temperatures.
+
+        The entropies have a gradient only with `entropy_gradient`, which costs one more product with the head. With
+        `likeliest` the tokens of the OPD part have candidates: that many likeliest tokens of the policy itself, then
+        the teacher's, hint by hint; this costs another.
+        """
         hidden = self.backbone(
             input_ids=batch.input_ids.unsqueeze(0),
             position_ids=batch.position_ids.unsqueeze(0),
             use_cache=False,
             spans=batch.spans,
         ).last_hidden_state[0]
-        return token_scores(
-            hidden[batch.source],
+        picked, rows = hidden[batch.source], self.lm.get_output_embeddings().weight
+        own = candidates = None
+        if likeliest:
+            own = torch.full((len(picked), likeliest), -1, device=picked.device)
+            taught = batch.signal.in_opd
+            own[taught] = likeliest_ids(picked.detach()[taught], self._head, len(rows), likeliest)
+            candidates = torch.cat([own, batch.signal.teacher_ids.flatten(1)], 1)
+        scores = token_scores(
+            picked,
             self._head,
-            self.lm.get_output_embeddings().weight,
+            rows,
             batch.targets,
             batch.temperatures,
+            candidates,
             entropy_gradient=entropy_gradient,
         )
+        return scores._replace(likeliest=own)
+
+    @torch.no_grad()
+    def base_logprobs(self, batch: Pack) -> Tensor:
+        """The log-probs of the trained tokens by the base model, without the adapter, float32 [m]."""
+        from peft.tuners.lora import Linear
+
+        layers: list[Any] = [module for module in self.lm.modules() if isinstance(module, Linear)]
+        scalings = [layer.scaling["default"] for layer in layers]
+        try:
+            for layer in layers:
+                layer.scaling["default"] = 0.0
+            return self.forward(batch).logprobs
+        finally:
+            for layer, scaling in zip(layers, scalings, strict=True):
+                layer.scaling["default"] = scaling
 
     def checkpoint_layers(self) -> None:
         """From now on only each layer's input is kept for the backward pass, and the layer computed again in it."""

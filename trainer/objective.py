@@ -22,12 +22,14 @@ from trainer.losses.pair import contrastive
 from trainer.losses.registry import POLICY_LOSSES
 from trainer.losses.settings import Loss
 from trainer.losses.tokens import Tokens
+from trainer.losses.topk import Likeliest, topk_distillation
 
 SUMMED = (
     "rl_loss",
     "opd_loss",
     "kl_loss",
     "pair_loss",
+    "overlap",
     "rl_clipped",
     "opd_clipped",
     "ratio",
@@ -95,8 +97,12 @@ def objective(
         total = total + value * (loss.rl_weight / counts.rl)
         sums["rl_loss"], sums["rl_clipped"] = value.detach(), metrics["clipped"]
     if bool(signal.in_opd.any()):
-        each = torch.ones_like(logprobs)
-        value, metrics = clipped(tokens(signal.in_opd, signal.opd_advantages, each), loss)
+        if loss.opd_kind == "topk":
+            value, metrics = topk_distillation(_likeliest(scores, signal), loss)
+            sums["overlap"] = metrics["overlap"]
+        else:
+            each = torch.ones_like(logprobs)
+            value, metrics = clipped(tokens(signal.in_opd, signal.opd_advantages, each), loss)
         total = total + value * (loss.opd_weight / counts.opd)
         sums["opd_loss"], sums["opd_clipped"] = value.detach(), metrics["clipped"]
     held = signal.in_rl | signal.in_opd
@@ -113,6 +119,20 @@ def objective(
             total = total + value * (loss.pair.weight / counts.pairs)
             sums["pair_loss"] = value.detach()
     return total, sums | _mismatch(logprobs.detach(), entropies.detach(), signal, loss)
+
+
+def _likeliest(scores: TokenScores, signal: Signal) -> Likeliest:
+    """A batch is used for one step: the policy before the step is the policy itself."""
+    assert scores.candidates is not None and scores.likeliest is not None, "asked for with the forward pass"
+    here = signal.in_opd
+    return Likeliest(
+        scores.likeliest[here],
+        signal.teacher_ids[here],
+        signal.teacher_topk[here],
+        scores.candidates[here],
+        scores.candidates[here].detach(),
+        signal.sequences[here],
+    )
 
 
 def _mismatch(logprobs: Tensor, entropies: Tensor, signal: Signal, loss: Loss) -> dict[str, Tensor]:

@@ -4,11 +4,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from schemas.ids import parse_policy_name
-from schemas.records import Rollout, Sample, not_trainable_by_ratio
-from schemas.tensors import int32_view
+from schemas.records import Rollout, Sample, not_trainable_by_ratio, topk_problem
+from schemas.tensors import float32_view, int32_view
+from trainer.advantages.batch import too_long
+from trainer.advantages.graded import answer_length, equal_rewards, n_rewarded
+from trainer.losses.settings import Loss
 
 FORGOTTEN = "forgotten"
+PLAIN = Loss()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +69,41 @@ def malformed(rollout: Rollout, vocab_size: int) -> str | None:
     for name, length in lengths.items():
         if length != n:
             return f"{n} tokens but {length} values in {name}"
+    problem = topk_problem(n, rollout.topk, rollout.topk_ids, rollout.topk_logprobs)
+    if problem is not None:
+        return problem
+    if len(rollout.step_scores) // 4 != len(rollout.step_spans):
+        return f"{len(rollout.step_scores) // 4} scores for {len(rollout.step_spans)} steps"
+    if rollout.step_scores and not bool(np.isfinite(float32_view(rollout.step_scores)).all()):
+        return "the score of a step is not finite"
     if n and rollout.loss_mask[0]:
         return "the first token cannot be trained: nothing comes before it"
     tokens = int32_view(rollout.token_ids)
     if n and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         return f"token ids outside the model's vocabulary of {vocab_size}"
+    likeliest = int32_view(rollout.topk_ids)
+    if len(likeliest) and (int(likeliest.min()) < -1 or int(likeliest.max()) >= vocab_size):
+        return f"likeliest tokens outside the model's vocabulary of {vocab_size}"
     return None
 
 
-def trainable_parts(rollout: Rollout) -> tuple[bool, bool]:
-    """(rl, opd): which halves of the rollout train.
+def no_rl(rollout: Rollout, loss: Loss) -> str | None:
+    """Why the RL half of a rollout does not train, or None.
 
-    The RL half needs a known reward and, in a group of more than one requested sample, at least two that closed: over a
-    single one the group mean is the reward itself, and trains nothing.
+    It needs a known reward and, where the estimator compares the samples of a group of more than one requested sample,
+    at least two with a reward: over a single one the group mean is the reward itself, and trains nothing. Dynamic
+    sampling and the filter of long answers leave out more.
     """
-    rl = rollout.has_rl and rollout.reward is not None
-    if rollout.n_requested > 1:
-        rl = rl and rollout.n_closed >= 2 and rollout.group_mean is not None
-    return rl, rollout.has_opd and rollout.teacher_logprobs is not None
+    if not rollout.has_rl or rollout.reward is None:
+        return "no reward"
+    if loss.compares_groups and rollout.n_requested > 1 and (n_rewarded(rollout) < 2 or rollout.group_mean is None):
+        return "fewer than two samples of its group have a reward"
+    if loss.drops_equal_rewards and equal_rewards(rollout.n_requested, rollout.group_std):
+        return "equal rewards"
+    return "too long an answer" if too_long(answer_length(rollout), loss) else None
 
 
-def _unfit(rollout: Rollout, parts: tuple[bool, bool], max_tokens: int) -> str | None:
+def _unfit(rollout: Rollout, parts: tuple[bool, bool], max_tokens: int, loss: Loss) -> str | None:
     if rollout.forgotten:
         return FORGOTTEN
     sample = Sample.model_construct(
@@ -102,14 +122,17 @@ def _unfit(rollout: Rollout, parts: tuple[bool, bool], max_tokens: int) -> str |
     if rollout.n_tokens > max_tokens:
         return f"over {max_tokens} tokens"
     if not any(parts):
-        return "fewer than two samples of its group closed" if rollout.has_rl else "neither reward nor teacher"
+        return no_rl(rollout, loss) if rollout.has_rl else "neither reward nor teacher"
     return None
 
 
-def offer_of(rollout: Rollout, partition: int, offset: int, append_time: int, max_tokens: int) -> Offer:
-    """The offer of a decoded rollout whose digest holds."""
-    parts = trainable_parts(rollout)
-    unfit = _unfit(rollout, parts, max_tokens)
+def offer_of(
+    rollout: Rollout, partition: int, offset: int, append_time: int, max_tokens: int, loss: Loss = PLAIN
+) -> Offer:
+    """The offer of a decoded rollout whose digest holds, to a run with that loss."""
+    taught = rollout.topk > 0 if loss.opd_kind == "topk" else rollout.teacher_logprobs is not None
+    parts = no_rl(rollout, loss) is None, rollout.has_opd and taught
+    unfit = _unfit(rollout, parts, max_tokens, loss)
     oldest = -1
     if unfit is None:
         try:

@@ -193,13 +193,20 @@ def _ranges(drops: Sequence[tuple[Offer, str]]) -> tuple[Drop, ...]:
     return tuple(ranges)
 
 
-def lay_out(rows: Sequence[PlanRow], groups: Sequence[str], world_size: int, micro_batch_tokens: int) -> list[PlanRow]:
+def lay_out(
+    rows: Sequence[PlanRow],
+    groups: Sequence[str],
+    world_size: int,
+    micro_batch_tokens: int,
+    whole_groups: bool = False,
+) -> list[PlanRow]:
     """The same rows with rank and micro-batch, in the same order.
 
     Rows of one group (`groups[i]` of row i) stay together as far as the caps allow, because they share their prompt.
     Longest processing time first: units go by falling cost to the rank with the least load, and there to the first
     micro-batch with room. A rollout of n tokens costs n (1 + n / ATTENTION_TOKENS); the cap is on tokens, for it is
-    about memory. A single rollout over the cap has a micro-batch of its own.
+    about memory. A single rollout over the cap has a micro-batch of its own. With `whole_groups` a group is never
+    divided, whatever its size: losses on pairs need both answers in one forward pass.
     """
     total = sum(row.n_tokens for row in rows)
     cap = max(1, min(micro_batch_tokens, -(-total // world_size)))
@@ -208,7 +215,8 @@ def lay_out(rows: Sequence[PlanRow], groups: Sequence[str], world_size: int, mic
     cost: list[float] = []
     for index in sorted(range(len(rows)), key=lambda i: (groups.index(groups[i]), i)):
         tokens = rows[index].n_tokens
-        if units and groups[units[-1][0]] == groups[index] and size[-1] + tokens <= cap:
+        same_group = bool(units) and groups[units[-1][0]] == groups[index]
+        if same_group and (whole_groups or size[-1] + tokens <= cap):
             units[-1].append(index)
             size[-1] += tokens
             cost[-1] += tokens * (1.0 + tokens / ATTENTION_TOKENS)
@@ -248,6 +256,8 @@ class PlanHead:
     micro_batch_tokens: int
     seed: int
     owner: str
+    whole_groups: bool = False
+    """Whether the samples of a group must share a micro-batch."""
 
 
 def plan_of(draft: Draft, head: PlanHead, step: int, attempt: int, event_time: int) -> BatchPlan:
@@ -280,7 +290,7 @@ def plan_of(draft: Draft, head: PlanHead, step: int, attempt: int, event_time: i
             manifest_digest=head.manifest_digest,
             policy=head.policy,
             topic=topics.ROLLOUTS,
-            rows=tuple(lay_out(rows, groups, head.world_size, head.micro_batch_tokens)),
+            rows=tuple(lay_out(rows, groups, head.world_size, head.micro_batch_tokens, head.whole_groups)),
             drops=draft.drops,
             low_water=low_water,
             world_size=head.world_size,
@@ -307,7 +317,7 @@ def next_attempt(
                 "attempt": plan.attempt + 1,
                 "event_time": event_time,
                 "manifest_digest": head.manifest_digest,
-                "rows": tuple(lay_out(rows, groups, head.world_size, head.micro_batch_tokens)),
+                "rows": tuple(lay_out(rows, groups, head.world_size, head.micro_batch_tokens, head.whole_groups)),
                 "drops": (*plan.drops, *drops),
                 "world_size": head.world_size,
                 "seed": step_seed(head.seed, plan.step),

@@ -68,8 +68,9 @@ def train_step(
     positions = 0
     for batch in micro_batches:
         stop.check()
-        scores = engine.forward(batch, entropy_gradient=loss.entropy_coef > 0)
-        total, part_sums = objective(scores, batch.signal, loss, counts)
+        base = engine.policy.base_logprobs(batch) if loss.kl.coef > 0 and loss.kl.against == "base" else None
+        scores = engine.forward(batch, loss.entropy_coef > 0, loss.topk.k if loss.opd_kind == "topk" else 0)
+        total, part_sums = objective(scores, batch.signal, loss, counts, base)
         engine.backward(total)
         positions += len(batch.input_ids)
         sums[:-1] += torch.stack([part_sums[name].cpu().double() for name in SUMMED])
@@ -146,6 +147,7 @@ def _means(totals: Mapping[str, float]) -> dict[str, float]:
         "staleness_mean": mean("staleness", "rollouts"),
         "rl_loss": mean("rl_loss", "n_rl"),
         "opd_loss": mean("opd_loss", "n_opd"),
+        "opd_overlap": mean("overlap", "n_opd"),
         "kl_loss": mean("kl_loss", "n_tokens"),
         "pair_loss": mean("pair_loss", "n_pairs"),
         "rl_advantage_abs": mean("rl_advantage_abs", "rl_tokens"),

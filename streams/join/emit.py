@@ -48,11 +48,13 @@ class Emission(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What all rollouts of a group share. `mean` and `std` are over the known rewards, None if there is none."""
+    """What all rollouts of a group share. `mean` and `std` are over the known rewards, None if there is none;
+    `n_rewarded` is how many those are, None if all of the closed."""
 
     n_closed: int = 0
     mean: float | None = None
     std: float | None = None
+    n_rewarded: int | None = None
 
 
 def statistics(rewards: list[float]) -> tuple[float | None, float | None]:
@@ -82,7 +84,7 @@ def group(place: Place, head: TaskHead, halves: Mapping[int, Halves], at: int) -
         for index in sorted(halves)
         if (score := halves[index].score) is not None and score.reward is not None
     ]
-    shared = Group(len(halves), *statistics(rewards))
+    shared = Group(len(halves), *statistics(rewards), None if len(rewards) == len(halves) else len(rewards))
     emissions = []
     for index in range(head.n_samples):
         if index in halves:
@@ -218,6 +220,10 @@ def _rollout(place: Place, key: str, head: TaskHead, sample: Sample, halves: Hal
             provenance=tuple(provenance),
             digest="pending",
             forgotten=False,
+            n_rewarded=shared.n_rewarded,
+            topk=hint.topk if hint is not None else 0,
+            topk_ids=hint.topk_ids if hint is not None else b"",
+            topk_logprobs=hint.topk_logprobs if hint is not None else b"",
         )
     )
 

@@ -13,8 +13,8 @@ from streams.processor import LogRecord
 from tests.unit.join_support import PARTITION, START, drive, forget, head, hint, open_, record_at, sample, score, worker
 
 RECORDS = 3000
-OUTPUTS = "b6465c489a92b2768c05e8ca2523a91e5d373975f37aba2ff6fb2e8357566f97"
-CHANGES = "cc64f171776e154dd23fdd85bdec268394961489e7810f314112df785d9a6850"
+OUTPUTS = "f219e2d638c8e964d09b3a45c6be1a3d7ee495e29a76643409dfd280d10fd9ca"
+CHANGES = "ffbb0c63b5a6f619e13063af161855b0715055ddb5b88069d08633aae893a7af"
 DEAD = "5140a8a361396db3008eb1a9f9938ab7c47165418a209efa6da9c411eae29be6"
 
 

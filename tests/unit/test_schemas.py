@@ -10,7 +10,7 @@ import pytest
 import schemas
 from schemas import avro, digest, topics
 from schemas.avro import AvroSchema
-from schemas.digest import DIGEST_FIELDS, digest_holds, rollout_digest, with_digest
+from schemas.digest import ADDED_FIELDS, DIGEST_FIELDS, digest_holds, rollout_digest, with_digest
 from schemas.records import (
     RECORDS,
     LogprobsMode,
@@ -202,6 +202,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "teacher_logprobs": {"teacher_logprobs": None},
     "session_id": {"head": {"session_id": None}},
     "turn_index": {"head": {"turn_index": 4}},
+    "n_rewarded": {"n_rewarded": 1},
+    "topk": {"topk": 2},
+    "topk_ids": {"topk_ids": int32_bytes([7])},
+    "topk_logprobs": {"topk_logprobs": float32_bytes([-0.5])},
 }
 
 
@@ -220,7 +224,7 @@ def test_the_digest_is_what_it_was() -> None:
 
 
 def test_every_digest_field_is_tried() -> None:
-    assert set(CHANGES) == set(DIGEST_FIELDS)
+    assert set(CHANGES) == {*DIGEST_FIELDS, *ADDED_FIELDS}
 
 
 @pytest.mark.parametrize("name", CHANGES)

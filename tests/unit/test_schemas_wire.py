@@ -131,6 +131,7 @@ def plausible(model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, An
                     values["task_id"] = values["result"].task.task_id
                     values["sample_index"] = values["result"].sample_index
             case "Hint":
+                values["topk"] = 1
                 if values["kind"].value == "accepted":
                     values["teacher_logprobs"] = values["teacher_logprobs"] or b"\0" * 4 * SAME_LENGTH
             case "MetaSignal":

@@ -186,7 +186,7 @@ def test_an_offer_says_what_trains() -> None:
         ({"sampling": Sampling(top_p=0.9)}, "truncated sampling"),
         ({"loss_mask": uint8_bytes([0] * 7)}, "no response tokens"),
         ({"forgotten": True}, "forgotten"),
-        ({"n_requested": 2}, "fewer than two samples of its group closed"),
+        ({"n_requested": 2}, "fewer than two samples of its group have a reward"),
         ({"has_rl": False}, "neither reward nor teacher"),
         ({"policy_spans": (PolicySpan(start=4, policy="base"),)}, "sampled by no version of its policy"),
         ({"policy_spans": (PolicySpan(start=4, policy="other@v1"),)}, "sampled by no version of its policy"),

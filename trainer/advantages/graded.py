@@ -60,13 +60,18 @@ def graded(rollout: Rollout) -> Graded | None:
         rollout.head.turn_index,
         rollout.reward,
         rollout.n_requested,
-        rollout.n_closed,
+        n_rewarded(rollout),
         rollout.reward if rollout.group_mean is None else rollout.group_mean,
         0.0 if rollout.group_std is None else rollout.group_std,
         rollout.n_tokens,
         answer_length(rollout),
-        tuple((span.start, span.end, score) for span, score in zip(rollout.step_spans, scores, strict=False)),
+        tuple((span.start, span.end, score) for span, score in zip(rollout.step_spans, scores, strict=True)),
     )
+
+
+def n_rewarded(rollout: Rollout) -> int:
+    """Samples of its group that closed with a known reward: those that mean and deviation are over."""
+    return rollout.n_closed if rollout.n_rewarded is None else rollout.n_rewarded
 
 
 def answer_length(rollout: Rollout) -> int:
