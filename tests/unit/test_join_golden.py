@@ -15,7 +15,7 @@ from tests.unit.join_support import PARTITION, START, drive, forget, head, hint,
 RECORDS = 3000
 OUTPUTS = "f219e2d638c8e964d09b3a45c6be1a3d7ee495e29a76643409dfd280d10fd9ca"
 CHANGES = "ffbb0c63b5a6f619e13063af161855b0715055ddb5b88069d08633aae893a7af"
-DEAD = "5140a8a361396db3008eb1a9f9938ab7c47165418a209efa6da9c411eae29be6"
+DEAD = "8d1a52038211018b2486521245a42d5de45b7ec0e8a93fdd2937970824428bac"
 
 
 def varied(half: Score | Hint, chance: random.Random) -> Score | Hint:
