@@ -183,6 +183,13 @@ ROLES: dict[str, Role] = {
             _writes(topics.HALVES, topics.ROLLOUTS),
             [Grant(Resource.TOPIC, "tentalis", Operation.DESCRIBE_CONFIGS, prefixed=True)],
         ),
+        _role(
+            "operator",
+            "`tentalis policy`",
+            _reads(*topics.CONTROL, topics.EVALS),
+            _follows(),
+            _writes(topics.POLICIES),
+        ),
         _role("auditor", "`tentalis replay`, `verify`, `consume`, `topics list`", _auditor()),
         _role(
             "admin",

@@ -11,12 +11,13 @@ from schemas.records import PolicyUpdate
 from tentalis.config import Settings
 from tentalis.guard import ROLLBACK
 from tentalis.lineage import Node
+from tentalis.service import Unmendable
 from trainer.checkpoint import Checkpoint, checkpoint_root, checkpoints
 from trainer.config import TrainerConfig
 from trainer.runlog import RunLog, read_run
 
 
-class CannotBranch(RuntimeError):
+class CannotBranch(Unmendable):
     """What the new run would go on from is not there."""
 
 

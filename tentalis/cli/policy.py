@@ -154,6 +154,11 @@ def rollback(
         view = _view(settings)
         update = view.named(version) if "@" in version else view.before(version)
         _present(update)
+        checkpoints = settings.home / "checkpoints" / update.run_id
+        if checkpoints.is_dir() and not any(checkpoints.glob(f"{update.step:06d}-*")):
+            raise CommandError(
+                f"nothing can be trained on from {update.name}: {checkpoints} has no checkpoint of its step"
+            )
         question = f"Roll {update.policy} back to {update.name}, abandon what was trained since, and train on from it"
         _decide(settings, [_promotion(update, ROLLBACK, reason)], question, dry_run, yes, output)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from schemas.digest import record_digest
 from schemas.ids import parse_policy_name
 from schemas.records import BatchPlan, PolicyUpdate, Rollout, RunManifest, StepResult
+from tentalis.lineage import Lineage
 from tentalis.verify.index import Index
 from tentalis.verify.model import Kind, Log, Problem
 
@@ -39,21 +40,17 @@ class Training:
                 winners[run][step_number] = plan_of
         return cls(log.run, dict(manifests), dict(plans), dict(steps), dict(winners))
 
-    def parent(self, run: str) -> str | None:
-        """The run that a run goes on from."""
-        return next((m.parent_run for m in self.manifests.get(run, ()) if m.parent_run is not None), None)
-
-    def path(self, run: str) -> list[str]:
-        """A run and what it goes on from, the youngest first."""
-        found = [run]
-        while (parent := self.parent(found[-1])) is not None and parent not in found:
-            found.append(parent)
-        return found
+    @property
+    def lineage(self) -> Lineage:
+        """Which run goes on from which."""
+        return Lineage(manifest for found in self.manifests.values() for manifest in found)
 
     def leaves(self) -> list[str]:
         """The youngest runs that go on from this one: itself, if none does."""
-        heirs = [run for run in self.manifests if self.run in self.path(run)]
-        return [run for run in heirs if not any(self.parent(other) == run for other in heirs)] or [self.run]
+        lineage = self.lineage
+        heirs = [run for run in lineage.runs if self.run in lineage.path(run)]
+        parents = {parent.run for run in lineage.runs if (parent := lineage.parent(run)) is not None}
+        return [run for run in heirs if run not in parents] or [self.run]
 
     def open_steps(self) -> list[int]:
         """Steps of the run that are planned and not done."""
@@ -62,10 +59,10 @@ class Training:
 
 def nothing_is_trained_twice(index: Index, training: Training) -> Iterator[Problem]:
     """A rollout is in at most one plan that was trained, over a run and everything that it goes on from."""
-    reported = set()
+    reported, lineage = set(), training.lineage
     for leaf in training.leaves():
         trained: dict[str, list[str]] = defaultdict(list)
-        for run in training.path(leaf):
+        for run in lineage.path(leaf):
             for step, plan in sorted(training.winners.get(run, {}).items()):
                 for row in plan.rows:
                     trained[row.rollout_id].append(f"{run}/{step}")
@@ -76,13 +73,10 @@ def nothing_is_trained_twice(index: Index, training: Training) -> Iterator[Probl
 
 
 def fate_of(rollout: Rollout, partition: int, offset: int, training: Training) -> str | None:
-    """trained, dropped, ahead (not reached yet), or None: left out silently."""
-    plans = [
-        plan
-        for leaf in training.leaves()
-        for run in training.path(leaf)
-        for plan in training.winners.get(run, {}).values()
-    ]
+    """trained, dropped, ahead (not reached yet), or None: left out silently. What an abandoned branch trained, its
+    siblings leave out."""
+    family = training.lineage.family(training.run)
+    plans = [plan for run in family for plan in training.winners.get(run, {}).values()]
     if any(row.rollout_id == rollout.rollout_id for plan in plans for row in plan.rows):
         return "trained"
     if any(d.partition == partition and d.first_offset <= offset <= d.last_offset for p in plans for d in p.drops):
@@ -192,6 +186,20 @@ def plans_are_unaltered(index: Index, training: Training) -> Iterator[Problem]:
             yield Problem(Kind.DUPLICATE, "plan-rewritten", plan.key, f"{seen}: another plan of the same attempt")
 
 
+def branches_begin_where_they_say(index: Index, training: Training) -> Iterator[Problem]:
+    """A run that goes on from another begins with the adapter that the other's step gave."""
+    first = next(iter(training.manifests.get(training.run, ())), None)
+    if first is None or first.parent_run is None or first.parent_step is None:
+        return
+    where, parent = f"{training.run}/0", f"{first.parent_run}/{first.parent_step}"
+    found = training.steps.get((first.parent_run, first.parent_step))
+    if found is None:
+        yield Problem(Kind.LOST, "parent-missing", where, f"it goes on from {parent}, which has no StepResult")
+    elif found[-1].adapter_sha256 != first.initial_adapter_sha256:
+        message = f"it begins with {first.initial_adapter_sha256}, but {parent} gave {found[-1].adapter_sha256}"
+        yield Problem(Kind.WRONG, "parent-sha", where, message)
+
+
 def steps_are_answered_for(index: Index, training: Training) -> Iterator[Problem]:
     """Steps follow each other without a gap; each has its plan and one result. Only the last may still be under way."""
     results = {step: found for (run, step), found in training.steps.items() if run == training.run}
@@ -284,6 +292,7 @@ RULES = (
     plans_name_what_is_there,
     manifests_hold,
     plans_are_unaltered,
+    branches_begin_where_they_say,
     steps_are_answered_for,
     versions_are_published,
     samplers_exist,

@@ -3,18 +3,22 @@
 import hashlib
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from schemas import topics
 from schemas.records import PolicyAck, Promotion
-from tentalis.inference.protocol import ServerUnavailable
+from tentalis.guard import ROLLBACK
+from tentalis.inference.protocol import Completion, Float32, Generation, ServerUnavailable
 from tentalis.kafka import read_to_end
 from tentalis.policies.process import Policies
 from tentalis.policies.sync import WEIGHTS
 from tests.integration.loop_lab import Lab, running
 from tests.kafka_fixture import Kafka, eventually
-from tests.unit.loop_records import update
+from tests.trainer_lab import rollout
+from tests.unit.loop_records import manifest, update
 from tests.unit.loop_server import LoopServer
 
 pytestmark = pytest.mark.broker
@@ -25,17 +29,17 @@ class Policy:
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
-        self.server = LoopServer()
+        self.server: LoopServer = LoopServer()
 
     async def run(self, stop: threading.Event, promotion: str = "always") -> None:
         await Policies(self.lab.settings, self.server, server_id=self.lab.name, promotion=promotion).run(stop)
 
-    def publish(self, version: int, said: bytes = b"w") -> None:
+    def publish(self, version: int, weights: bytes = b"w", said: bytes | None = None, **more: Any) -> None:
         folder = self.folder / f"v{version}"
         folder.mkdir()
-        (folder / WEIGHTS).write_bytes(b"w")
-        sha256 = hashlib.sha256(said).hexdigest()
-        self.lab.put(topics.POLICIES, update(version, policy=self.lab.name, sha256=sha256, location=folder.as_uri()))
+        (folder / WEIGHTS).write_bytes(weights)
+        values = more | {"policy": self.lab.name, "sha256": hashlib.sha256(said or weights).hexdigest()}
+        self.lab.put(topics.POLICIES, update(version, location=folder.as_uri(), **values))
 
     def acks(self) -> list[PolicyAck]:
         return self.lab.records(
@@ -122,3 +126,56 @@ def test_without_the_guard_nothing_is_promoted(policy: Policy) -> None:
         )
         policy.serves(1)
     assert [p.mode for p in policy.promotions()] == ["manual"]
+
+
+class OneWord(LoopServer):
+    """Answers with 20 tokens, but for the versions that have collapsed."""
+
+    collapsed = ""
+
+    async def generate(self, model: str, prompt: Any, **sampling: Any) -> Generation:
+        n = 1 if model == self.collapsed else 20
+        ids, logprobs = np.arange(n, dtype=np.int32), np.full(n, -1.0, dtype=np.float32)
+        return Generation(model, np.array([1, 2], dtype=np.int32), [Completion("word " * n, ids, logprobs, "stop")])
+
+    async def score(self, model: str, token_ids: Any, temperature: float = 1.0) -> Float32:
+        canary = np.array([np.nan, -1.0, -2.0], dtype=np.float32)
+        return canary if len(token_ids) == 3 else np.full(len(token_ids), -1.0, dtype=np.float32)
+
+
+def test_under_the_guard_a_collapse_is_not_served_and_one_that_is_served_is_rolled_back(policy: Policy) -> None:
+    lab = policy.lab
+    policy.server = server = OneWord()
+    server.collapsed = f"{lab.name}@v2"
+    config = "promotion: guarded\nguard: {fixture: [Hello], live_answers: 4}\n"
+    lab.put(
+        topics.RUNS,
+        manifest(lab.name, first=0).model_copy(update={"policy": lab.name, "config": config, "digest": "d"}),
+    )
+    with running(lambda stop: policy.run(stop, "run")):
+        policy.publish(0, run_id=lab.name, step=0)
+        policy.serves(0)
+        policy.publish(1, b"w1", run_id=lab.name, step=1)
+        policy.serves(1)
+        policy.publish(2, b"w2", run_id=lab.name, step=2)
+        eventually(lambda: policy.promotions()[-1].mode == ROLLBACK, 30)
+        assert policy.promotions()[-1].version == 1
+        assert "v2 was refused: answers have 1.0 tokens" in policy.promotions()[-1].reason
+        # Its users get one word from v1 after all.
+        lab.put(
+            topics.ROLLOUTS, *[rollout(f"{lab.name}-{i}", policy=lab.name, version=1, response=[7]) for i in range(4)]
+        )
+        eventually(lambda: policy.promotions()[-1].version == 0, 30)
+        policy.serves(0)
+    assert [(p.version, p.mode) for p in policy.promotions()] == [
+        (0, "guarded"),
+        (1, "guarded"),
+        (1, ROLLBACK),
+        (0, ROLLBACK),
+    ]
+    said = lab.records(topics.EVALS, lambda e: e.scenario == lab.name)
+    assert [(e.policy, e.experiment, e.passed) for e in said] == [
+        (f"{lab.name}@v1", "guard", True),
+        (f"{lab.name}@v2", "guard", False),
+        (f"{lab.name}@v1", "guard-live", False),
+    ]

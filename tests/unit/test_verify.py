@@ -305,6 +305,18 @@ def test_a_run_that_goes_on_from_another_must_not_train_its_rollouts_again() -> 
     assert [(p.rule, p.where) for p in problems] == [("trained-twice", plan.rows[0].rollout_id)]
 
 
+def test_a_branch_begins_with_what_its_parent_gave() -> None:
+    log = consistent()
+    repeated(log.manifests, 0, run_id="run-2", parent_run=RUN, parent_step=1, first_version=4)
+    log.run = "run-2"
+    assert ("parent-sha", "run-2/0") in {(p.rule, p.where) for p in check(log).problems}
+    given = next(seen.record.adapter_sha256 for seen in log.steps if seen.record.step == 1)
+    altered(log.manifests, -1, initial_adapter_sha256=given)
+    assert not {"parent-sha", "parent-missing"} & rules(log)
+    altered(log.manifests, -1, parent_step=7)
+    assert "parent-missing" in rules(log)
+
+
 def test_the_report_as_json_counts_problems_by_kind() -> None:
     log = consistent()
     trained_twice(log)
