@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 60.0
 # How often back-pressure and, with a goal, the ends of the partitions are looked at.
 PRESS_SECONDS, LOOK_SECONDS = 1.0, 1.0
+# Up to so many offers, what waits is counted whenever it changed.
+QUICK_OFFERS = 10_000
 # Offers that may lie in memory while the trainer waits for a decision or its hours; the rest stays on the log.
 HELD_OFFERS = 100_000
 NO_MOMENTS = OptimizerState({}, 0)
@@ -107,6 +109,7 @@ class Lead:
     _changed: bool = True
     _spoke: float = 0.0
     _pressed: float = 0.0
+    _seen: tuple[int, int, int] = (-1, 0, 0)
     _waits_for: str = ""
 
     @classmethod
@@ -319,12 +322,19 @@ class Lead:
 
     def press(self) -> None:
         """Says, where it changed, whether more rollouts would only be thrown away."""
-        now = time.monotonic()
-        if now - self._pressed < PRESS_SECONDS:
+        now, seen = time.monotonic(), (self.step, self.ahead, self.planner.pending)
+        # To count what waits takes a while where much does.
+        if now - self._pressed < PRESS_SECONDS and (seen == self._seen or self.planner.pending > QUICK_OFFERS):
             return
-        self._pressed = now
-        waiting = self.planner.waiting(self.version)
-        said = self.valve.due(waiting, self.ahead, now_ms())
+        self._pressed, self._seen = now, seen
+        self._say(self.planner.waiting(self.version), self.ahead)
+
+    def release(self) -> None:
+        """It ends, and nobody shall wait for it."""
+        self._say(0, 0)
+
+    def _say(self, waiting: int, ahead: int) -> None:
+        said = self.valve.due(waiting, ahead, now_ms())
         if said is not None:
             self.ledger.write(topics.POLICIES, said)
             log.info("%s", f"no more rollouts: {said.reason}" if said.closed else "rollouts are welcome again")
@@ -437,6 +447,7 @@ class Lead:
 
     def close(self) -> None:
         """Leaves."""
+        self.release()
         self.promotions.close()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from schemas import topics
-from schemas.records import Task
+from schemas.records import BackPressure, Task
 from tentalis.inference.protocol import Inference
-from tentalis.kafka import committed_offsets, end_offsets
+from tentalis.kafka import committed_offsets, end_offsets, now_ms
 from tentalis.workers.process import Worker, WorkerOptions
 from tests.integration.loop_lab import Lab, running
 from tests.kafka_fixture import Kafka, eventually
@@ -78,6 +78,28 @@ def test_a_task_waits_for_the_first_version(lab: Lab) -> None:
         assert not server.calls
         lab.put(topics.POLICY_ACKS, ack(1, policy=lab.name))
         eventually(exactly(lab, asked), 30)
+
+
+def test_tasks_of_a_run_wait_out_back_pressure_and_somebodys_question_does_not(lab: Lab) -> None:
+    server = ready(lab)
+    said = BackPressure(
+        policy=lab.name,
+        run_id=lab.name,
+        event_time=now_ms(),
+        closed=True,
+        waiting=3,
+        ahead=0,
+        max_staleness=2,
+        expires_at=now_ms() + 600_000,
+    )
+    lab.put(topics.POLICIES, said)
+    made, asked = tasks(lab, 3), tasks(lab, 1, first=3, run_id=None)
+    with running(worker(lab, server).run):
+        lab.put(topics.TASKS, *made, *asked)
+        eventually(lambda: lab.records(topics.RESULTS, lambda r: r.task.task_id == asked[0].task_id), 30)
+        assert results(lab) == []
+        lab.put(topics.POLICIES, said.model_copy(update={"closed": False}))
+        eventually(exactly(lab, made), 30)
 
 
 def test_what_a_stopped_worker_left_undone_another_one_does(lab: Lab) -> None:
