@@ -16,7 +16,7 @@ from trainer.engine import Engine
 from trainer.example import Example, example_of
 from trainer.losses.settings import Loss
 from trainer.objective import SUMMED, Counts, counts_from, objective
-from trainer.pack import pack
+from trainer.pack import Pack, pack
 from trainer.stop import Stop
 from trainer.world import World
 
@@ -46,23 +46,12 @@ def train_step(
     began = time.perf_counter()
     torch.manual_seed(plan.seed)
     rows = [row for row in plan.rows if row.rank == world.rank]
-    advantages = batch_advantages(rows, rollouts, loss, world)
-    examples = {
-        row.rollout_id: example_of(
-            rollouts[row.rollout_id], advantages=advantages.of.get(row.rollout_id), opd=row.opd, loss=loss
-        )
-        for row in rows
-    }
-    planned = [[examples[key] for key in keys] for keys in _micro_batches(rows)]
+    advantages, planned = examples_of(rows, rollouts, loss, world)
     facts = _facts(rows, rollouts, planned, version, loss)
     # The denominators are fixed over all ranks before the first micro-batch.
     totals = dict(zip(facts, world.sum(torch.tensor(list(facts.values()), dtype=torch.float64)).tolist(), strict=True))
     counts = counts_from(totals)
-    micro_batches = [
-        pack(trained).to(engine.device)
-        for batch in planned
-        if (trained := [example for example in batch if example.trains(loss)])
-    ]
+    micro_batches = [batch.to(engine.device) for batch in packs_of(planned, loss)]
     packed = time.perf_counter()
     sums = torch.zeros(len(SUMMED) + 1, dtype=torch.float64)
     positions = 0
@@ -88,6 +77,26 @@ def train_step(
         _means(totals) | advantages.metrics | {"grad_norm": grad_norm},
         {"pack": packed - began, "forward_backward": computed - packed, "optimizer": stepped - computed},
     )
+
+
+def examples_of(
+    rows: Sequence[PlanRow], rollouts: Mapping[str, Rollout], loss: Loss, world: World
+) -> tuple[Advantages, list[list[Example]]]:
+    """The advantages of the batch, and this rank's examples by micro-batch, both in the plan's order. A collective."""
+    advantages = batch_advantages(rows, rollouts, loss, world)
+    examples = {
+        row.rollout_id: example_of(
+            rollouts[row.rollout_id], advantages=advantages.of.get(row.rollout_id), opd=row.opd, loss=loss
+        )
+        for row in rows
+    }
+    return advantages, [[examples[key] for key in keys] for keys in _micro_batches(rows)]
+
+
+def packs_of(planned: Iterable[Sequence[Example]], loss: Loss) -> list[Pack]:
+    """The micro-batches in the plan's order, without what trains nothing; an empty one is left out."""
+    trained = ([example for example in batch if example.trains(loss)] for batch in planned)
+    return [pack(batch) for batch in trained if batch]
 
 
 def batch_advantages(rows: Sequence[PlanRow], rollouts: Mapping[str, Rollout], loss: Loss, world: World) -> Advantages:

@@ -35,6 +35,7 @@ from tests.trainer_lab import config, rollout
 
 # TRL imports requests without declaring it.
 TRL = ("trl==1.13.0", "torch==2.15.0", "transformers==5.17.0", "peft==0.21.2", "requests")
+MICRO_BATCH_TOKENS = 1024
 
 
 def make_rollouts(vocabulary: int, groups: int = 4) -> list[Rollout]:
@@ -72,7 +73,7 @@ def lay(settings: Settings, made: list[Rollout]) -> None:
     publisher.flush()
 
 
-def plan_for(settings: Settings, micro_batch_tokens: int) -> BatchPlan:
+def plan_for(settings: Settings) -> BatchPlan:
     """A plan of all rollouts on the topic, for one rank."""
     from trainer.offers import offer_of
     from trainer.plan import Draft, PlanHead, plan_of
@@ -83,7 +84,7 @@ def plan_for(settings: Settings, micro_batch_tokens: int) -> BatchPlan:
         record = stored.decode(codec)
         assert isinstance(record, Rollout)
         offers.append(offer_of(record, stored.partition, stored.offset, 0, 4096))
-    head = PlanHead("bench", "bench", "manifest", 1, micro_batch_tokens, 0, "bench")
+    head = PlanHead("bench", "bench", "manifest", 1, MICRO_BATCH_TOKENS, 0, "bench")
     return plan_of(Draft(tuple(offers), (), {0: len(offers)}, ()), head, 1, 1, 0)
 
 
@@ -98,7 +99,7 @@ class Ours:
     world: Any
 
     @classmethod
-    def start(cls, settings: Settings, model: Path, made: list[Rollout], dtype: str) -> "Ours":
+    def start(cls, settings: Settings, model: Path, plan: BatchPlan, dtype: str) -> "Ours":
         from trainer import runtime, world
         from trainer.engine import Engine
 
@@ -106,8 +107,8 @@ class Ours:
             model,
             policy="bench",
             run_id="bench",
-            batch_rollouts=len(made),
-            micro_batch_tokens=1024,
+            batch_rollouts=len(plan.rows),
+            micro_batch_tokens=MICRO_BATCH_TOKENS,
             threads=os.cpu_count(),
             base_dtype=dtype,
             lora={"rank": 16, "alpha": 32},
@@ -116,7 +117,7 @@ class Ours:
         runtime.prepare(runtime.threads_of(of, 1), "cpu")
         joined = world.join()
         engine = Engine(of, model, joined, "cpu")
-        return cls(settings, of, engine, plan_for(settings, of.micro_batch_tokens), joined)
+        return cls(settings, of, engine, plan, joined)
 
     def step(self) -> tuple[float, dict[str, float]]:
         """One step from the topic on: its seconds, and those of its phases."""
@@ -250,7 +251,7 @@ def main() -> None:
         from trainer.flops import packed_flops
 
         lay(settings, made)
-        ours = Ours.start(settings, model, made, dtype)
+        ours = Ours.start(settings, model, plan_for(settings), dtype)
         packs = ours.packs()
         shape = ours.engine.policy.shape()
         flops = sum(packed_flops(each.spans, len(each.targets), shape) for each in packs)
