@@ -16,7 +16,7 @@ help:
 	@echo "make test [ARGS='-k join'] [JOBS=2]  all tests; make test-fast: only those without broker, model or kills"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
-	@echo "make bench B=join|streams|trainer|swap    one benchmark; its last line on stdout is one JSON object"
+	@echo "make bench B=join|streams|trainer|replay|swap    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
 

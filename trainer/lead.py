@@ -132,6 +132,10 @@ class Lead:
         ledger = Ledger(settings, codec, config.policy)
         # Only now: what a predecessor had in flight is committed or aborted.
         run = current_run(settings, codec, config)
+        if run.first is not None and run.first.policy != config.policy:
+            raise CannotResume(
+                f"run {config.run_id} trains {run.first.policy}, not {config.policy}: a policy needs runs of its own"
+            )
         parent, start = parent_of(run), start_positions(config, run, settings)
         target = due_rollback(run)
         if target is not None:

@@ -179,6 +179,32 @@ def test_a_run_publishes_and_replays_to_the_same_bytes(lab: Lab) -> None:
     assert [step.step for step in replay(of.run_id, lab.settings, to_step=0, verify_only=True)] == [0]
 
 
+def test_two_policies_are_trained_beside_each_other_each_with_its_own_lineage(
+    kafka: Kafka, unique: str, tmp_path: Path, model: Path
+) -> None:
+    """The manager's and a worker's rollouts lie mixed on the same partitions; the trainers share broker and state."""
+    labs = [Lab(kafka, f"{unique}-{name}", tmp_path, model) for name in ("manager", "worker")]
+    for part in range(3):
+        for lab in labs:
+            lab.put(*rollouts(2, policy=lab.policy, prefix=f"{lab.policy}-{part}-", seed=part))
+    runs = [lab.config(steps=2, seed=seed) for seed, lab in enumerate(labs)]
+    started = [lab.start_trainer(of) for lab, of in zip(labs, runs, strict=True)]
+    for process, lab, of in zip(started, labs, runs, strict=True):
+        process.join(180)
+        forked.end(process)
+        assert process.exitcode == 0, lab.text(of)
+    for lab, of in zip(labs, runs, strict=True):
+        run = lab.log(of)
+        assert run.last_step == 2 and run.updates.keys() == {0, 1, 2}
+        keys = {row.rollout_id for plan in run.plans.values() for row in plan.rows}
+        assert len(keys) == 16 and all(key.startswith(f"{lab.policy}-") for key in keys)
+        assert lab.replay(of)[1]["equal"] is True
+    assert not set(labs[0].hashes(runs[0])) & set(labs[1].hashes(runs[1]))
+    taken = runs[0].model_copy(update={"policy": labs[1].policy})
+    assert labs[1].train(taken) != 0
+    assert f"run {runs[0].run_id} trains {labs[0].policy}" in labs[1].text(taken)
+
+
 def forge(lab: Lab, key: str, *, keep_digest: bool) -> None:
     """Another record under the key of a rollout, with another reward."""
     for stored in read_to_end(lab.settings, topics.ROLLOUTS):

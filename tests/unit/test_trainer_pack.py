@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,8 @@ def policy(model: Path) -> Policy:
     return made
 
 
-def alone(model: Path, policy: Policy, of: Rollout) -> Tensor:
-    """The log-probs of a rollout's trained tokens by transformers and PEFT, without anything of ours."""
+def reference_of(model: Path, policy: Policy) -> Any:
+    """The policy by transformers and PEFT, without anything of ours."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -44,7 +45,12 @@ def alone(model: Path, policy: Policy, of: Rollout) -> Tensor:
     (folder / "adapter_config.json").write_bytes(policy.adapter_config())
     (folder / "adapter_model.safetensors").write_bytes(policy.adapter_bytes())
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    reference = PeftModel.from_pretrained(base, folder).eval()
+    return PeftModel.from_pretrained(base, folder).eval()
+
+
+def alone(model: Path, policy: Policy, of: Rollout) -> Tensor:
+    """The log-probs of a rollout's trained tokens by the reference."""
+    reference = reference_of(model, policy)
     ids = torch.tensor(int32_view(of.token_ids).tolist())
     with torch.no_grad():
         logits = reference(input_ids=ids.unsqueeze(0)).logits[0, :-1] / of.sampling.temperature
@@ -55,7 +61,7 @@ def alone(model: Path, policy: Policy, of: Rollout) -> Tensor:
 def test_packed_equals_alone_and_the_adapter_loads_into_peft(model: Path, policy: Policy) -> None:
     made = [*rollouts(2, 3), rollout("other", prompt=[5], response=[9, 9, 1], temperature=0.7)]
     batch = pack(examples(made))
-    logprobs, entropies, _ = policy(batch)
+    logprobs, entropies, *_ = policy(batch)
     expected = torch.cat([alone(model, policy, r) for r in made])
     torch.testing.assert_close(logprobs.detach(), expected, atol=1e-5, rtol=1e-5)
     assert bool((entropies > 0).all())
@@ -63,6 +69,20 @@ def test_packed_equals_alone_and_the_adapter_loads_into_peft(model: Path, policy
     prompts = {r.head.task_id: r.loss_mask.index(1) for r in made}
     # A group's prompt is there once, and no rollout's last token.
     assert shared == 2 * prompts["t0"] + 2 * prompts["t1"] + len(made)
+
+
+def test_packed_equals_padded(model: Path, policy: Policy) -> None:
+    made = rollouts(3, 4)
+    ids = [torch.tensor(int32_view(r.token_ids).tolist()) for r in made]
+    padded, seen = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        for rows in (ids, [torch.ones_like(each) for each in ids])
+    )
+    with torch.no_grad():
+        logits = reference_of(model, policy)(input_ids=padded, attention_mask=seen).logits
+    picked = logits[:, :-1].log_softmax(-1).gather(2, padded[:, 1:, None]).squeeze(2)
+    expected = [picked[row, torch.tensor(list(r.loss_mask))[1:].nonzero().squeeze(1)] for row, r in enumerate(made)]
+    torch.testing.assert_close(policy(pack(examples(made))).logprobs, torch.cat(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_a_mask_with_gaps_is_one_sequence(model: Path, policy: Policy) -> None:
