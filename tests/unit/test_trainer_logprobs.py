@@ -46,7 +46,7 @@ class Case:
         )
 
     def scalar(self, scores: TokenScores) -> Tensor:
-        logprobs, entropies, candidates = scores
+        logprobs, entropies, candidates = scores[:3]
         assert candidates is not None
         there = torch.where(self.candidates < 0, 0.0, candidates)
         parts = zip(self.weights, (logprobs, entropies, there), strict=True)
@@ -62,7 +62,7 @@ def chunks_of_three(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def test_values_and_gradients_are_those_of_log_softmax() -> None:
     case = Case()
     plain, ours = case.plain(), case.ours()
-    for expected, got in zip(plain, ours, strict=True):
+    for expected, got in zip(plain[:3], ours[:3], strict=True):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     (expected,) = torch.autograd.grad(case.scalar(plain), case.hidden)
     (got,) = torch.autograd.grad(case.scalar(ours), case.hidden)
@@ -96,7 +96,7 @@ def test_a_bfloat16_head_is_within_its_rounding() -> None:
     case = Case(torch.bfloat16)
     plain, ours = case.plain(), case.ours()
     assert ours.logprobs.dtype == torch.float32
-    for expected, got in zip(plain, ours, strict=True):
+    for expected, got in zip(plain[:3], ours[:3], strict=True):
         torch.testing.assert_close(got, expected, atol=0.1, rtol=0.02)
     (expected,) = torch.autograd.grad(case.scalar(plain), case.hidden)
     (got,) = torch.autograd.grad(case.scalar(ours), case.hidden)
