@@ -37,7 +37,7 @@ from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUnavailable
 from tentalis.metrics import Exporter
-from tentalis.opd import RULE_HINTER, Teacher, TeacherRefused, rule_hint
+from tentalis.opd import RULE_HINTER, Taught, Teacher, TeacherRefused, rule_hint
 
 log = logging.getLogger(__name__)
 
@@ -75,22 +75,25 @@ def hint_half(
     *,
     kind: HintKind,
     hint: str | None = None,
-    teacher: tuple[str, bytes] | None = None,
+    taught: Taught | None = None,
 ) -> Hint:
-    """The OPD half. `teacher`: its name and float32[n] log-probs as bytes; without it the half has no tokens either."""
+    """The OPD half. Without what the teacher says the half has no tokens either."""
     sample = sample_of(result)
     return Hint(
         hint_id=derived_id("hint", result.result_id, RULE_HINTER, feedback.feedback_id),
         event_time=appended,
         opened_at=opened_at(result, appended),
-        sample=sample if teacher is not None else sample.without_tokens(),
+        sample=sample if taught is not None else sample.without_tokens(),
         source=feedback.source,
         kind=kind,
         hints=() if hint is None else (hint,),
-        teacher_policy=None if teacher is None else teacher[0],
-        teacher_logprobs=None if teacher is None else teacher[1],
+        teacher_policy=None if taught is None else taught.teacher,
+        teacher_logprobs=None if taught is None else taught.logprobs,
         hinter=RULE_HINTER,
         feedback_id=feedback.feedback_id,
+        topk=0 if taught is None else taught.topk,
+        topk_ids=b"" if taught is None else taught.topk_ids,
+        topk_logprobs=b"" if taught is None else taught.topk_logprobs,
     )
 
 
@@ -247,12 +250,12 @@ class Hinting:
             if reason is not None:
                 raise TeacherRefused(reason)
             async with turns:
-                teacher = await self._teacher.logprobs(sample, result.task.messages, hint)
+                taught = await self._teacher.logprobs(sample, result.task.messages, hint)
                 self.steps += 1
         except TeacherRefused as refusal:
             log.warning("hint rejected for result %s of task %s: %s", result.result_id, feedback.task_id, refusal)
             return hint_half(feedback, result, appended, kind=HintKind.REJECTED, hint=hint)
-        return hint_half(feedback, result, appended, kind=HintKind.ACCEPTED, hint=hint, teacher=teacher)
+        return hint_half(feedback, result, appended, kind=HintKind.ACCEPTED, hint=hint, taught=taught)
 
 
 def _place(record: LogRecord, result: Result) -> tuple[int, int, str]:
@@ -273,6 +276,7 @@ def build(
     *,
     server: str,
     teacher: str | None = None,
+    top: int = 0,
     api_key: str | None = None,
     at_once: int = AT_ONCE,
     feedback_horizon_ms: int = HORIZON_MS,
@@ -282,6 +286,7 @@ def build(
     Args:
         server: URL of the inference server.
         teacher: model or adapter on it; default: the server's base model.
+        top: likeliest tokens that the teacher is asked for at each token, for distillation over them.
         feedback_horizon_ms: how far feedback and the result it speaks of may be apart; 0: feedback carries its result.
     """
     from tentalis.inference.client import OpenAIClient
@@ -301,4 +306,4 @@ def build(
 
     codec = make_codec(settings, patience=0.0)
     pairing = make_pairing(settings, codec, feedback_horizon_ms)
-    return Hinting(codec, Teacher(client, given if teacher else base_model), pairing=pairing, at_once=at_once)
+    return Hinting(codec, Teacher(client, given if teacher else base_model, top), pairing=pairing, at_once=at_once)

@@ -212,6 +212,9 @@ def scoring(
 def hinting(
     server: Server,
     teacher: Annotated[str | None, typer.Option(help="Model or adapter on it. Default: the base model.")] = None,
+    teacher_top: Annotated[
+        int, typer.Option("--teacher-top", min=0, max=20, help="Likeliest tokens per token that it is asked for.")
+    ] = 0,
     feedback_horizon: Horizon = HOUR_S,
     state: Where = State.MEMORY,
     state_dir: StateDir = None,
@@ -223,7 +226,7 @@ def hinting(
     from streams.hinting import build
 
     horizon_ms = round(1000 * feedback_horizon)
-    make = partial(build, server=server, teacher=teacher, feedback_horizon_ms=horizon_ms)
+    make = partial(build, server=server, teacher=teacher, top=teacher_top, feedback_horizon_ms=horizon_ms)
     _stream("hinting", make, bootstrap, port, instance, state, state_dir)
 
 

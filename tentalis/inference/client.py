@@ -90,13 +90,35 @@ class OpenAIClient:
 
     async def score(self, model: str, token_ids: Sequence[int], temperature: float = 1.0) -> Float32:
         """See Inference.score. RequestRefused when `temperature` is not 1 and the server can only score at 1 (vLLM)."""
+        ids, entries = await self._prompt_logprobs(model, token_ids, temperature, 0)
+        return _own(ids, entries)
+
+    async def score_top(
+        self, model: str, token_ids: Sequence[int], temperature: float = 1.0, k: int = 1
+    ) -> tuple[Float32, Int32, Float32]:
+        """See Inference.score_top. RequestRefused as in `score`, and when the server lists fewer than k."""
+        ids, entries = await self._prompt_logprobs(model, token_ids, temperature, k)
+        top_ids = np.full((len(ids), k), -1, dtype=np.int32)
+        top_logprobs = np.full((len(ids), k), np.nan, dtype=np.float32)
+        for position in range(1, len(ids)):
+            ranked = sorted((entry["rank"], int(token), entry["logprob"]) for token, entry in entries[position].items())
+            if len(ranked) < k:
+                raise RequestRefused(502, f"{self.base_url} lists {len(ranked)} likeliest tokens; {k} were asked for.")
+            top_ids[position] = [token for _, token, _ in ranked[:k]]
+            top_logprobs[position] = [logprob for _, _, logprob in ranked[:k]]
+        return _own(ids, entries), top_ids, top_logprobs
+
+    async def _prompt_logprobs(
+        self, model: str, token_ids: Sequence[int], temperature: float, top: int
+    ) -> tuple[list[int], list[Any]]:
+        """The token ids, and the server's entries for them: {id: {logprob, rank}}, the first of them nothing."""
         ids = [int(token) for token in token_ids]
         body: dict[str, Any] = {
             "model": model,
             "prompt": ids,
             "max_tokens": 0,
             "echo": True,  # vLLM takes max_tokens 0 only together with echo
-            "prompt_logprobs": 0,
+            "prompt_logprobs": top,
             "prompt_logprobs_temperature": temperature,
             "return_token_ids": True,
         }
@@ -107,10 +129,7 @@ class OpenAIClient:
         entries = choice.get("prompt_logprobs")
         if not isinstance(entries, list) or len(entries) != len(ids):
             raise RequestRefused(502, f"{self.base_url} returned no prompt_logprobs for each of {len(ids)} tokens.")
-        scores = np.full(len(ids), np.nan, dtype=np.float32)
-        for position in range(1, len(ids)):
-            scores[position] = entries[position][str(ids[position])]["logprob"]
-        return scores
+        return ids, entries
 
     async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
         """See Inference.render (POST /tokenize)."""
@@ -220,6 +239,14 @@ def _is_messages(prompt: Sequence[Message] | Sequence[int]) -> bool:
     if not prompt:
         raise RequestRefused(400, "The prompt is empty.")
     return isinstance(prompt[0], dict)
+
+
+def _own(ids: Sequence[int], entries: Sequence[Any]) -> Float32:
+    """The log-probs of the tokens themselves, NaN for the first."""
+    scores = np.full(len(ids), np.nan, dtype=np.float32)
+    for position in range(1, len(ids)):
+        scores[position] = entries[position][str(ids[position])]["logprob"]
+    return scores
 
 
 def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:

@@ -81,6 +81,13 @@ class Inference(Protocol):
         """log p(token | the tokens before it), float32 [len(token_ids)]; index 0, which has no prefix, is NaN."""
         ...
 
+    async def score_top(
+        self, model: str, token_ids: Sequence[int], temperature: float = 1.0, k: int = 1
+    ) -> tuple[Float32, Int32, Float32]:
+        """As `score`, and the k likeliest tokens at each place, likeliest first, int32 [n, k], with their log-probs,
+        float32 [n, k]; at index 0 they are -1 and NaN."""
+        ...
+
     async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
         """The token ids that the server's chat template makes of `messages`, int32 [n]."""
         ...

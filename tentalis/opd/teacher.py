@@ -1,11 +1,12 @@
 """The teacher: log-probs of the student's own tokens under the prompt with the hint."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from schemas.records import Message, Sample
-from schemas.tensors import Float32Array, Int32Array, float32_bytes, int32_view, uint8_view
+from schemas.tensors import Float32Array, Int32Array, float32_bytes, int32_bytes, int32_view, uint8_view
 from tentalis.inference.protocol import Inference, RequestRefused, UnknownModel
 from tentalis.opd.prompt import NoUserMessage, hinted
 
@@ -17,22 +18,36 @@ class TeacherRefused(Exception):
     """There can be no teacher log-probs for this sample, however often one asks. The message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What a teacher says of the n tokens of a sample. `logprobs` float32[n] as bytes; with k likeliest tokens at each,
+    `topk_ids` int32[n, k] and `topk_logprobs` float32[n, k] as bytes, -1 and 0 outside the loss mask."""
+
+    teacher: str
+    logprobs: bytes
+    topk: int = 0
+    topk_ids: bytes = b""
+    topk_logprobs: bytes = b""
+
+
 class Teacher:
     """Scores samples with one model of an inference server.
 
     Args:
         inference: the server.
         model: names the model; asked again after the server said that it does not know it.
+        top: how many likeliest tokens are asked for at each token.
     """
 
-    def __init__(self, inference: Inference, model: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, inference: Inference, model: Callable[[], Awaitable[str]], top: int = 0) -> None:
         self._inference = inference
         self._model = model
+        self._top = top
         self._name: str | None = None
 
-    async def logprobs(self, sample: Sample, messages: Sequence[Message], hint: str) -> tuple[str, bytes]:
-        """The teacher's name, and float32[n] as bytes for the n tokens of the sample: the natural log-prob of each
-        token that the policy chose, at the temperature at which the student sampled it, 0 outside the loss mask.
+    async def logprobs(self, sample: Sample, messages: Sequence[Message], hint: str) -> Taught:
+        """The natural log-prob of each token that the policy chose, at the temperature at which the student sampled it,
+        0 outside the loss mask; and, if asked for, the likeliest tokens there.
 
         Raises:
             TeacherRefused: the prompt takes no hint, the server refuses the call as such (too long), or what it returns
@@ -49,8 +64,12 @@ class Teacher:
         name = self._name
         try:
             prefix = await self._inference.render(name, prompt)
-            scores = await self._inference.score(
-                name, np.concatenate([prefix, tokens[start:]]).tolist(), temperature=sample.sampling.temperature
+            ids, temperature = np.concatenate([prefix, tokens[start:]]).tolist(), sample.sampling.temperature
+            if not self._top:
+                scores = await self._inference.score(name, ids, temperature=temperature)
+                return Taught(name, aligned(sample, prefix, scores))
+            scores, top_ids, top_logprobs = await self._inference.score_top(
+                name, ids, temperature=temperature, k=self._top
             )
         except UnknownModel:
             self._name = None
@@ -59,7 +78,13 @@ class Teacher:
             if cause.status in _ABOUT_THE_RECORD:
                 raise TeacherRefused(str(cause)) from cause
             raise
-        return name, aligned(sample, prefix, scores)
+        own = aligned(sample, prefix, scores)
+        mask = uint8_view(sample.loss_mask) == 1
+        listed = np.full((len(mask), self._top), -1, dtype=np.int32)
+        listed_logprobs = np.zeros((len(mask), self._top), dtype=np.float32)
+        listed[start:], listed_logprobs[start:] = top_ids[len(prefix) :], top_logprobs[len(prefix) :]
+        listed[~mask], listed_logprobs[~mask] = -1, 0.0
+        return Taught(name, own, self._top, int32_bytes(listed), float32_bytes(listed_logprobs))
 
 
 def _response_start(sample: Sample) -> int:

@@ -47,5 +47,14 @@ class FakeInference:
         finally:
             self.busy -= 1
 
+    async def score_top(
+        self, model: str, token_ids: Sequence[int], temperature: float = 1.0, k: int = 1
+    ) -> tuple[Float32, Int32, Float32]:
+        """The likeliest tokens at a place are its number and those after it, a nat apart."""
+        scores = await self.score(model, token_ids, temperature)
+        ids = np.arange(len(token_ids), dtype=np.int32)[:, None] + np.arange(k, dtype=np.int32)
+        logprobs = np.broadcast_to(-1.0 - np.arange(k, dtype=np.float32), ids.shape)
+        return scores, np.where(ids < 0, -1, ids), logprobs.astype(np.float32)
+
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         raise AssertionError("a teacher never samples")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from schemas.records import Message, Sample, Sampling, sample_of
-from schemas.tensors import float32_view, int32_bytes, uint8_bytes
+from schemas.tensors import float32_view, int32_bytes, int32_view, uint8_bytes
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
-from tentalis.opd import HINT_TAG, NoUserMessage, Teacher, TeacherRefused, aligned, hinted, rule_hint
+from tentalis.opd import HINT_TAG, NoUserMessage, Taught, Teacher, TeacherRefused, aligned, hinted, rule_hint
 from tests.unit.fake_inference import FakeInference
 from tests.unit.stream_records import make_result
 
@@ -67,27 +67,42 @@ def test_a_prompt_without_a_user_takes_no_hint() -> None:
 # --- teacher ----------------------------------------------------------------------------------------------------------
 
 
-def ask(inference: FakeInference, sample: Sample | None = None, **fields: Any) -> tuple[str, bytes]:
+def ask(inference: FakeInference, sample: Sample | None = None, top: int = 0, **fields: Any) -> Taught:
     result = make_result(**fields)
 
     async def model() -> str:
         inference.asked_for_model += 1
         return "base"
 
-    return asyncio.run(Teacher(inference, model).logprobs(sample or sample_of(result), result.task.messages, HINT))
+    teacher = Teacher(inference, model, top)
+    return asyncio.run(teacher.logprobs(sample or sample_of(result), result.task.messages, HINT))
 
 
 def test_the_teacher_scores_the_students_tokens_behind_the_hinted_prompt() -> None:
     inference = FakeInference()
-    name, logprobs = ask(inference, response=(10, 11, 12, 13))
-    assert name == "base"
+    taught = ask(inference, response=(10, 11, 12, 13))
+    assert (taught.teacher, taught.topk) == ("base", 0)
     (model, tokens, temperature) = inference.scored[0]
     assert (model, temperature) == ("base", 1.0)
     prefix = inference.tokens_of(inference.rendered[0])
     assert tokens == [*prefix, 10, 11, 12, 13]
     assert HINT in inference.rendered[0][-1]["content"]
     scores = [inference.logprob(len(prefix) + i, token) for i, token in enumerate((10, 11, 12, 13))]
-    np.testing.assert_array_equal(float32_view(logprobs), np.float32([0, 0, 0, *scores]))
+    np.testing.assert_array_equal(float32_view(taught.logprobs), np.float32([0, 0, 0, *scores]))
+
+
+def test_the_teacher_lists_the_likeliest_tokens_where_it_is_asked_for_them() -> None:
+    inference = FakeInference()
+    taught = ask(inference, response=(10, 11), top=2)
+    n_prefix = len(inference.tokens_of(inference.rendered[0]))
+    none = [-1, -1]
+    assert taught.topk == 2
+    assert int32_view(taught.topk_ids).reshape(-1, 2).tolist() == [
+        *[none] * 3,
+        [n_prefix, n_prefix + 1],
+        [n_prefix + 1, n_prefix + 2],
+    ]
+    assert float32_view(taught.topk_logprobs).reshape(-1, 2).tolist() == [*[[0, 0]] * 3, [-1, -2], [-1, -2]]
 
 
 def test_the_teacher_scores_at_the_students_temperature() -> None:
@@ -150,11 +165,11 @@ def test_the_teachers_name_is_asked_for_once_and_again_when_it_is_not_known() ->
     async def story() -> list[str]:
         teacher = Teacher(inference, model)
         sample, messages = sample_of(make_result()), make_result().task.messages
-        first = (await teacher.logprobs(sample, messages, HINT))[0]
-        again = (await teacher.logprobs(sample, messages, HINT))[0]
+        first = (await teacher.logprobs(sample, messages, HINT)).teacher
+        again = (await teacher.logprobs(sample, messages, HINT)).teacher
         inference.fails = lambda call: UnknownModel(404, "not served") if call == "old" else None
         with pytest.raises(UnknownModel):
             await teacher.logprobs(sample, messages, HINT)
-        return [first, again, (await teacher.logprobs(sample, messages, HINT))[0]]
+        return [first, again, (await teacher.logprobs(sample, messages, HINT)).teacher]
 
     assert asyncio.run(story()) == ["old", "old", "new"]

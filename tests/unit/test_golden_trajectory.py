@@ -1,0 +1,87 @@
+"""Fifty steps whose numbers are written down, with the environment they were made in.
+
+In the same environment every adapter must have the recorded sha256. In another one sums round differently: there the
+losses and norms of each step are compared within TOLERANCE. Write it anew, when a change of the numbers is meant, with
+`python -m tests.unit.test_golden_trajectory`.
+"""
+
+import json
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer_lab import config, rollouts, tiny_model
+from trainer import runtime, world
+from trainer.engine import Engine
+from trainer.model import adapter_sha256
+from trainer.offers import offer_of
+from trainer.plan import Draft, PlanHead, plan_of
+from trainer.step import train_step
+from trainer.stop import Stop
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "trajectory.json"
+STEPS = 50
+TOLERANCE = 2e-3
+"""Relative, and as much absolutely: a hundred times what threads and instruction sets were seen to change."""
+NAMES = ("rl_loss", "opd_loss", "grad_norm", "mismatch_kl", "entropy")
+
+
+def environment() -> dict[str, Any]:
+    """What sums depend on."""
+    packages = ("torch", "transformers", "peft", "deepspeed", "numpy")
+    return runtime.versions(packages) | {
+        "instruction_set": runtime.instruction_set("cpu"),
+        "machine": platform.machine(),
+        "onednn": bool(torch.backends.mkldnn.is_available()),  # type: ignore[no-untyped-call]
+        "threads": 1,
+    }
+
+
+def trajectory(folder: Path) -> list[dict[str, Any]]:
+    """Metrics and adapter of each step: hybrid loss, two groups of four a step, micro-batches, one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = tiny_model(folder)
+        of = config(model, optimizer={"lr": 1e-3})
+        engine, joined = Engine(of, model, world.join(), "cpu"), world.join()
+        steps = []
+        for step in range(1, STEPS + 1):
+            made = rollouts(2, 4, seed=step, prefix=f"s{step}-")
+            offers = tuple(offer_of(r, 0, i, 0, 128) for i, r in enumerate(made))
+            head = PlanHead("run", "tiny", "m", 1, 40, 0, "owner")
+            plan = plan_of(Draft(offers, (), {0: 8}, ()), head, step, 1, 0)
+            outcome = train_step(engine, plan, step - 1, {r.key: r for r in made}, of.loss, joined, Stop())
+            steps.append(
+                {name: outcome.metrics[name] for name in NAMES}
+                | {"sha256": adapter_sha256(engine.policy.adapter_bytes())}
+            )
+        return steps
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_fifty_steps_are_those_that_were_written_down(tmp_path: Path) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    found = trajectory(tmp_path / "model")
+    here = environment()
+    recorded = golden["environment"]
+    different = {name: (value, here.get(name)) for name, value in recorded.items() if here.get(name) != value}
+    assert len(found) == len(golden["steps"]) == STEPS
+    for number, (ours, theirs) in enumerate(zip(found, golden["steps"], strict=True), 1):
+        for name in NAMES:
+            wanted = pytest.approx(theirs[name], rel=TOLERANCE, abs=TOLERANCE)
+            assert ours[name] == wanted, f"step {number}: {name}; the environment differs in {different or 'nothing'}"
+    if different:
+        pytest.skip(f"within {TOLERANCE}; not compared to the byte, for the environment differs: {different}")
+    assert [step["sha256"] for step in found] == [step["sha256"] for step in golden["steps"]]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        text = json.dumps({"environment": environment(), "steps": trajectory(Path(scratch) / "model")}, indent=1)
+    GOLDEN.write_text(text + "\n")

@@ -1,0 +1,91 @@
+"""One step over two ranks is the step over one, also where groups and sessions lie on both."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed import TCPStore
+
+from schemas.records import Rollout, TokenSpan
+from schemas.tensors import float32_bytes
+from tests.trainer_lab import config, rollouts, tiny_model
+from trainer import world
+from trainer.engine import Engine
+from trainer.losses.settings import Loss
+from trainer.offers import offer_of
+from trainer.plan import Draft, PlanHead, plan_of
+from trainer.step import train_step
+from trainer.stop import Stop
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "hybrid": {},
+    "stepwise": {"advantage": "stepwise", "aggregate": "sequence_mean"},
+    "gae": {"advantage": "gae", "kind": "gspo", "gae": {"values": "position"}},
+    "overlong": {"kind": "dapo", "overlong": {"length": 10, "buffer": 8}},
+    "pair": {"pair": {"weight": 0.5, "threshold": 0.5}, "kl": {"coef": 0.1}, "entropy_coef": 0.1},
+}
+
+
+def batch() -> list[Rollout]:
+    """Groups with scored steps, the turns of three sessions."""
+    made = []
+    for number, each in enumerate(rollouts(3, 4, seed=5)):
+        start = each.loss_mask.index(1)
+        middle = (start + each.n_tokens + 1) // 2
+        head = each.head.model_copy(update={"session_id": f"s{number % 3}", "turn_index": number // 3})
+        spans = (TokenSpan(start=start, end=middle), TokenSpan(start=middle, end=each.n_tokens))
+        scores = float32_bytes([0.1 * number, 0.5])
+        made.append(each.model_copy(update={"head": head, "step_spans": spans, "step_scores": scores}))
+    return made
+
+
+def step(model: Path, name: str, size: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The adapter after one step of this rank, and the step's metrics."""
+    loss = Loss.model_validate(LOSSES[name])
+    joined = world.join()
+    assert joined.size == size
+    engine = Engine(config(model), model, joined, "cpu")
+    made = batch()
+    offers = tuple(offer_of(r, 0, i, 0, 128, loss) for i, r in enumerate(made))
+    head = PlanHead("run", "tiny", "m", size, 30, 0, "owner", loss.pair.weight > 0)
+    plan = plan_of(Draft(offers, (), {0: len(offers)}, ()), head, 1, 1, 0)
+    assert {row.rank for row in plan.rows} == set(range(size))
+    own = {r.rollout_id: r for r in made if any(row.rollout_id == r.rollout_id for row in plan.rows)}
+    outcome = train_step(engine, plan, 0, own, loss, joined, Stop())
+    return {n: p.detach().clone() for n, p in engine.policy.adapter_parameters()}, outcome.metrics
+
+
+def test_a_step_over_two_ranks_is_the_step_over_one(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    command = [sys.executable, "-m", "tests.unit.test_trainer_ranks", str(model), str(tmp_path)]
+    ranks = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(2)]
+    try:
+        alone = {name: step(model, name, 1) for name in LOSSES}
+        assert [process.wait(180) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    for name, (parameters, metrics) in alone.items():
+        found = load_file(tmp_path / f"{name}.safetensors")
+        for key, value in parameters.items():
+            torch.testing.assert_close(found[key], value, atol=1e-5, rtol=1e-3, msg=f"{name}: {key}")
+        for key in ("rl_loss", "opd_loss", "kl_loss", "pair_loss", "grad_norm", "rl_tokens", "pairs"):
+            assert float(found[f"metric.{key}"]) == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), (name, key)
+        assert metrics["grad_norm"] > 0
+
+
+if __name__ == "__main__":
+    for each in LOSSES:
+        weights, measured = step(Path(sys.argv[1]), each, 2)
+        if world.join().rank == 0:
+            metrics = {f"metric.{key}": torch.tensor(value, dtype=torch.float64) for key, value in measured.items()}
+            save_file(weights | metrics, Path(sys.argv[2]) / f"{each}.safetensors")
