@@ -9,7 +9,7 @@ and is not on the log is written again, and a plan for the step after it is exec
 import logging
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -51,6 +51,7 @@ PRESS_SECONDS, LOOK_SECONDS = 1.0, 1.0
 QUICK_OFFERS = 10_000
 # Offers that may lie in memory while the trainer waits for a decision or its hours; the rest stays on the log.
 HELD_OFFERS = 100_000
+HELD_REASONS = ("served", "window")
 NO_MOMENTS = OptimizerState({}, 0)
 
 
@@ -294,19 +295,21 @@ class Lead:
         self._follow_policy()
         if self.ahead >= max(1, self.config.max_staleness):
             waits = f"waits: step {self.step} is trained, {self.ahead} steps beyond what is served"
-            self._heartbeat("served", waits if self.run.promoted is not None else f"{waits}: nothing is")
+            self._heartbeat("served", lambda: waits if self.run.promoted is not None else f"{waits}: nothing is")
             return False
         now = datetime.now(UTC)
         if not self.goal.by_hand and not self.windows.open_at(now):
-            self._heartbeat("window", f"waits for the hours of training: {', '.join(self.config.windows)}")
+            self._heartbeat("window", lambda: f"waits for its hours, until {self.windows.next_opening(now)}")
             return False
+        if self._waits_for in HELD_REASONS:
+            self._waits_for = ""
         return True
 
     def _new_plan(self, step: int) -> BatchPlan | None:
         if not self._changed or not self.planner.has_batch(self.version):
             self._changed = False
             here = self.planner.pending
-            self._heartbeat("rollouts", f"waits for rollouts: {here} of {self.config.batch_rollouts} are there")
+            self._heartbeat("rollouts", lambda: f"waits for rollouts: {here} of {self.config.batch_rollouts} are there")
             return None
         draft = self.planner.draft(self.version, end_offsets(self.settings, topics.ROLLOUTS))
         if draft is None:
@@ -347,7 +350,7 @@ class Lead:
     @property
     def holds(self) -> bool:
         """Whether so much waits for something else than rollouts that reading on would only fill the memory."""
-        return self._waits_for in ("served", "window") and self.planner.pending > HELD_OFFERS
+        return self._waits_for in HELD_REASONS and self.planner.pending > HELD_OFFERS
 
     def complete(self, plan: BatchPlan, outcome: Outcome, fetching: float) -> None:
         """The step is trained: checkpoint, result, adapter, announcement. Raises Fenced, BadCheckpoint,
@@ -442,12 +445,12 @@ class Lead:
         if self.run.promoted is not None:
             self.metrics.promoted(self.config.policy, self.run.promoted)
 
-    def _heartbeat(self, reason: str, text: str) -> None:
+    def _heartbeat(self, reason: str, text: Callable[[], str]) -> None:
         """Says why nothing happens: at once, and then now and again."""
         self.metrics.waits(reason)
         if reason != self._waits_for or time.monotonic() - self._spoke > HEARTBEAT_SECONDS:
             self._waits_for, self._spoke = reason, time.monotonic()
-            log.info("%s", text)
+            log.info("%s", text())
 
     def close(self) -> None:
         """Leaves."""
