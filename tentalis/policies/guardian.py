@@ -1,5 +1,6 @@
 """The guard at work: tries candidates, watches what is served, and says what it decided, each with its reasons."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -48,7 +49,8 @@ def verdict_of(
 
 
 class Guardian:
-    """The prompts of a policy stay the same as long as the process lives, so its versions are compared on the same."""
+    """As soon as there are as many prompts as the limits ask for, they stay the same as long as the process lives: the
+    versions of a policy are compared on the same, and none answers them twice."""
 
     def __init__(
         self,
@@ -62,32 +64,31 @@ class Guardian:
         self._settings, self._codec, self._server, self._log, self._by = settings, codec, server, log_state, by
         self._find_prompts = prompts
         self._prompts: dict[str, list[Task]] = {}
-        self._known: dict[tuple[str, str], Evidence] = {}
+        self._known: dict[tuple[str, ...], Evidence] = {}
 
     async def tried(self, update: PolicyUpdate) -> EvalResult | None:
         """The verdict on a candidate that the server has loaded, None while there is nothing to try it on. Raises
         InferenceError."""
         limits, policy = self._log.rule(update).limits, update.policy
-        if not self._prompts.get(policy):
-            self._prompts[policy] = self._find_prompts(self._settings, self._codec, policy, limits)
-        tasks = self._prompts[policy]
+        tasks = self._prompts.get(policy, [])
+        if len(tasks) < limits.prompts + len(limits.fixture):
+            tasks = await asyncio.to_thread(self._find_prompts, self._settings, self._codec, policy, limits)
+            self._prompts[policy] = tasks
         if not tasks:
             return None
-        served = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
-        seen = await self._evidence(update.name, update.base_model, policy, update)
-        base = await self._evidence(update.base_model, update.base_model, policy, update)
-        before = None
-        if served is not None and served.run_id and served.name != update.name:
-            before = await self._evidence(served.name, update.base_model, policy, update)
-        reasons = judge(seen, limits, base=base, served=before)
-        metrics = seen.metrics() | base.metrics("base_") | (before.metrics("served_") if before else {})
-        return verdict_of(update, CANDIDATE, metrics, reasons, self._by)
 
-    async def _evidence(self, model: str, base_model: str, policy: str, update: PolicyUpdate) -> Evidence:
-        if (model, policy) not in self._known:
-            limits = self._log.rule(update).limits
-            self._known[model, policy] = await evidence(self._server, model, base_model, self._prompts[policy], limits)
-        return self._known[model, policy]
+        async def seen_of(model: str) -> Evidence:
+            key = (model, *(task.task_id for task in tasks))
+            if key not in self._known:
+                self._known[key] = await evidence(self._server, model, update.base_model, tasks, limits)
+            return self._known[key]
+
+        served = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
+        seen, base = await seen_of(update.name), await seen_of(update.base_model)
+        before = None if served is None or served.name == update.name else await seen_of(served.name)
+        reasons = judge(seen, limits, base=base, served=before)
+        metrics = seen.metrics() | base.metrics("base_") | ({} if before is None else before.metrics("served_"))
+        return verdict_of(update, CANDIDATE, metrics, reasons, self._by)
 
     def decision(self, update: PolicyUpdate) -> Promotion:
         """What follows from a refusal: what is served stays, and the run goes on from there."""
