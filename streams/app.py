@@ -128,7 +128,13 @@ class _Worker:
             version=app_version(),
             counts=self._counts,
         )
-        self._lanes = Lanes(self._runner.run, lambda: self._runner.waiting, self.failed)
+        self._lanes = Lanes(
+            self._runner.run,
+            lambda: self._runner.waiting,
+            self.failed,
+            settings.max_batch_records,
+            settings.max_batch_bytes,
+        )
 
     # -- the process
 

@@ -294,14 +294,28 @@ class Job:
     records: Sequence[LogRecord]
     finished: Callable[[bool], None] = field(default=lambda done: None)
 
+    @property
+    def topic(self) -> str | None:
+        """The one topic of its records."""
+        return self.records[0].topic if self.records else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its values."""
+        return sum(len(record.value) for record in self.records)
+
 
 class Lanes:
     """Per partition number one lane: its batches one after the other in order, lanes beside each other.
+
+    What came while a batch was carried out is the next one, all of it: so batches are small while there is little to
+    do, and grow with the load.
 
     Args:
         run: carries out a batch.
         waiting: lanes in which nothing but a wait would be interrupted.
         fail: called when a batch fails; its lane stands still from then on.
+        most_records, most_bytes: of waiting batches that are run as one.
     """
 
     def __init__(
@@ -309,10 +323,14 @@ class Lanes:
         run: Callable[[int, Sequence[LogRecord]], Awaitable[None]],
         waiting: Callable[[], set[int]],
         fail: Callable[[Exception], None],
+        most_records: int = 1,
+        most_bytes: int = 0,
     ) -> None:
         self._run = run
         self._waiting = waiting
         self._fail = fail
+        self._most_records = most_records
+        self._most_bytes = most_bytes
         self._queues: dict[int, deque[Job]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._broken: set[int] = set()
@@ -347,17 +365,29 @@ class Lanes:
             task.cancel()
         await asyncio.gather(*running.values(), return_exceptions=True)
 
+    def _next(self, queue: deque[Job]) -> list[Job]:
+        """The batches at the head of a lane that fit into one."""
+        jobs = [queue.popleft()]
+        topic, count, size = jobs[0].topic, len(jobs[0].records), jobs[0].size
+        while queue and queue[0].topic == topic:
+            count, size = count + len(queue[0].records), size + queue[0].size
+            if count > self._most_records or size > self._most_bytes:
+                break
+            jobs.append(queue.popleft())
+        return jobs
+
     async def _lane(self, partition: int) -> None:
         queue = self._queues[partition]
         try:
             while queue:
-                job = queue.popleft()
+                jobs = self._next(queue)
                 done = False
                 try:
-                    await self._run(partition, job.records)
+                    await self._run(partition, [record for job in jobs for record in job.records])
                     done = True
                 finally:
-                    job.finished(done)
+                    for job in jobs:
+                        job.finished(done)
         except Exception as error:
             # Nothing after the failed batch may run, or its offset would be committed past it.
             self._broken.add(partition)

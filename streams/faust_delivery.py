@@ -8,6 +8,7 @@ The other workarounds, and what all of them were written against, are in `stream
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -30,11 +31,12 @@ BUSY_POLL_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What the agent gets as one event: consecutive records of one partition. `done` after its effects are
-    confirmed."""
+    """What the agent gets as one event: consecutive records of one partition, `size` bytes of values. `done` after its
+    effects are confirmed."""
 
     records: Sequence[LogRecord]
     next_offset: int
+    size: int
     done: bool = False
 
 
@@ -67,12 +69,28 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLimits:
-    """Bounds of batched delivery, per topic-partition."""
+    """Bounds of batched delivery, per topic-partition. No more is taken from the fetcher while what was taken and is
+    not yet acknowledged is more than one batch: one is carried out, and the next one grows."""
 
     max_batch_records: int
     max_batch_bytes: int
-    max_in_flight: int = 2
-    """Batches taken from the fetcher and not yet acknowledged: one being carried out, one waiting."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What was taken of a topic-partition and is not yet acknowledged."""
+
+    records: int = 0
+    bytes: int = 0
+
+    def add(self, batch: Batch, sign: int = 1) -> None:
+        """It is taken; with -1, it is acknowledged."""
+        self.records += sign * len(batch.records)
+        self.bytes += sign * batch.size
+
+    def within(self, limits: DeliveryLimits) -> bool:
+        """Whether more may be taken."""
+        return self.records <= limits.max_batch_records and self.bytes <= limits.max_batch_bytes
 
 
 class BatchSchema(Schema):
@@ -192,7 +210,7 @@ class BatchConsumer(Consumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_flight: dict[TP, int] = {}
+        self._in_flight: defaultdict[TP, InFlight] = defaultdict(InFlight)
         self._room = asyncio.Event()
         self._polling = asyncio.Lock()
         self.committed_at = time.monotonic()
@@ -210,8 +228,9 @@ class BatchConsumer(Consumer):
                     continue
                 self._room.clear()
                 active = self._get_active_partitions()
-                most = self.app.delivery_limits.max_in_flight
-                ready = {tp for tp in active if self._in_flight.get(tp, 0) < most}
+                # What is left with the fetcher holds up all partitions of that broker: aiokafka fetches nothing for
+                # 100 ms then. So everything is taken at once, and a lane makes one batch of what waits.
+                ready = {tp for tp in active if self._in_flight[tp].within(self.app.delivery_limits)}
                 if ready:
                     await self._poll(ready, POLL_S if ready == active else BUSY_POLL_S)
                 else:
@@ -241,6 +260,7 @@ class BatchConsumer(Consumer):
 
     async def _deliver(self, tp: TP, records: Sequence[LogRecord], generation: int) -> None:
         last = records[-1]
+        batch = Batch(records, last.offset + 1, sum(len(record.value) for record in records))
         message = ConsumerMessage(
             tp.topic,
             tp.partition,
@@ -249,14 +269,14 @@ class BatchConsumer(Consumer):
             0,
             None,
             None,
-            Batch(records, last.offset + 1),
+            batch,
             None,
             0,
             0,
             tp=tp,
             generation_id=generation,
         )
-        self._in_flight[tp] = self._in_flight.get(tp, 0) + 1
+        self._in_flight[tp].add(batch)
         await self.wait_first(self.callback(message), self.suspend_flow.wait())
 
     def ack(self, message: Any) -> bool:
@@ -266,9 +286,9 @@ class BatchConsumer(Consumer):
         message.acked = True
         if message.generation_id != self.app.consumer_generation_id:
             return False
-        self._in_flight[message.tp] = self._in_flight.get(message.tp, 1) - 1
-        self._room.set()
         batch: Batch = message.value
+        self._in_flight[message.tp].add(batch, -1)
+        self._room.set()
         if batch.done:
             self._acked[message.tp] = [batch.next_offset]
         return batch.done

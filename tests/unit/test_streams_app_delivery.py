@@ -215,6 +215,29 @@ def test_lanes_keep_order_within_a_partition_and_run_beside_each_other() -> None
     asyncio.run(main())
 
 
+def test_what_waits_in_a_lane_is_one_batch_within_bounds_and_of_one_topic() -> None:
+    async def main() -> None:
+        ran: list[list[int]] = []
+
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            ran.append([one.offset for one in records])
+            await asyncio.sleep(0)
+
+        done: list[int] = []
+        lanes = Lanes(work, set, lambda error: pytest.fail(str(error)), most_records=3, most_bytes=100)
+        waiting = [record(offset) for offset in range(5)]
+        waiting += [waiting[0]._replace(offset=5, value=bytes(99)), waiting[0]._replace(topic="another", offset=6)]
+        for one in waiting:
+            lanes.submit(0, Job([one], lambda ok, offset=one.offset: done.append(offset)))  # type: ignore[misc]
+        lanes.submit(0, Job((), lambda ok: done.append(7)))
+        while len(done) < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert ran == [[0, 1, 2], [3, 4], [5], [6], []]
+        assert done == list(range(8))
+
+    asyncio.run(main())
+
+
 def test_nothing_runs_after_a_batch_that_failed() -> None:
     async def main() -> None:
         failures: list[Exception] = []

@@ -1,6 +1,7 @@
 """The guards against Faust's defects: for which source they were written, and what they do without a broker."""
 
 import asyncio
+from collections import defaultdict
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from streams.faust_delivery import (
     DeliveryLimits,
     GroupLost,
     GuardedConsumerThread,
+    InFlight,
     log_record,
     split,
 )
@@ -116,7 +118,7 @@ class Bookkeeping(BatchConsumer):
 
     def __init__(self) -> None:
         self._unacked_messages: set[Any] = set()
-        self._in_flight: dict[Any, int] = {}
+        self._in_flight = defaultdict(InFlight)
         self._acked: dict[Any, list[int]] = {}
         self._room = asyncio.Event()
         self.app = SimpleNamespace(consumer_generation_id=2)
@@ -131,7 +133,7 @@ class Message:
 
 
 def message(next_offset: int, done: bool, generation: int = 2) -> Message:
-    return Message(Batch([], next_offset, done), generation)
+    return Message(Batch([], next_offset, 0, done), generation)
 
 
 def test_only_what_is_done_may_be_committed() -> None:
@@ -144,6 +146,22 @@ def test_only_what_is_done_may_be_committed() -> None:
     # Of an earlier generation: the partition may belong to another worker by now.
     assert not consumer.ack(message(30, done=True, generation=1))
     assert consumer._new_offset(("t", 0)) == 10
+
+
+def test_no_more_is_taken_than_one_batch_beside_the_one_at_work() -> None:
+    limits, taken = DeliveryLimits(max_batch_records=2, max_batch_bytes=100), InFlight()
+    records = [LogRecord("t", 0, n, 0, "k", b"") for n in range(2)]
+    one, large = Batch(records[:1], 1, 10), Batch(records[:1], 1, 95)
+    taken.add(one)
+    taken.add(one)
+    assert taken.within(limits)
+    taken.add(one)
+    assert not taken.within(limits)
+    taken.add(one, -1)
+    assert taken.within(limits)
+    taken.add(large)
+    taken.add(one, -1)
+    assert not taken.within(limits)
 
 
 def test_batches_are_cut_by_records_and_bytes_and_keep_the_order() -> None:
