@@ -98,6 +98,10 @@ def rollouts_are_of_one_result(index: Index) -> Iterator[Problem]:
         taught = hint.teacher_logprobs if hint is not None and says_something(hint) else None
         if rollout.teacher_logprobs != taught:
             yield mixed("the teacher's log-probs are not those of an accepted hint")
+        if hint is not None and (rollout.topk, rollout.topk_ids, rollout.topk_logprobs) != (
+            (hint.topk, hint.topk_ids, hint.topk_logprobs) if taught is not None else (0, b"", b"")
+        ):
+            yield mixed("the teacher's likeliest tokens are not those of an accepted hint")
 
 
 def _named_by(index: Index) -> dict[str, list[Outcome]]:
@@ -208,6 +212,7 @@ def groups_add_up(index: Index) -> Iterator[Problem]:
                     sizes != (task.n_samples, closed)
                     or not _close(rollout.group_mean, mean)
                     or not _close(rollout.group_std, spread)
+                    or rollout.n_rewarded not in (None, len(rewards))
                 ):
                     yield Problem(
                         Kind.WRONG,

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.digest import digest_holds
 from schemas.records import HintKind, Outcome, OutcomeKind, Record, Source, Status, TaskHead
-from schemas.tensors import float32_view
+from schemas.tensors import float32_bytes, float32_view, int32_bytes
 from tests.unit.join_support import LIMITS, START, fold, forget, head, hint, open_, sample, score, tick
 
 NONE, REJECTED = HintKind.NONE, HintKind.REJECTED
@@ -32,6 +32,22 @@ def test_both_halves_in_either_order_make_one_rollout(first: str) -> None:
         ("score", 1 if first == "score" else 2, 3),
         ("hint", 2 if first == "score" else 1, 3),
     ]
+
+
+def test_likeliest_tokens_and_the_number_of_rewards_come_through() -> None:
+    task = head(n=3, opd=None)
+    samples = [sample(task, index, f"r{index}") for index in range(3)]
+    scores = [score(s, reward) for s, reward in zip(samples, (0.5, 1.0, None), strict=True)]
+    written = fold((10, open_(task)), *((20, each) for each in scores))
+    assert {key: (r.n_closed, r.n_rewarded) for key, r in written.rollouts.items()} == {"t1/0": (3, 2), "t1/1": (3, 2)}
+    assert all(digest_holds(rollout) for rollout in written.rollouts.values())
+
+    s = sample(head())
+    listed = {"topk": 2, "topk_ids": int32_bytes(range(8)), "topk_logprobs": float32_bytes([-1.0] * 8)}
+    rollout = fold((10, open_(head())), (20, score(s)), (30, hint(s).model_copy(update=listed))).rollouts["t1/0"]
+    assert {name: getattr(rollout, name) for name in listed} == listed
+    assert rollout.n_rewarded is None and digest_holds(rollout)
+    assert not digest_holds(rollout.model_copy(update={"topk_ids": int32_bytes([9] * 8)}))
 
 
 def test_a_half_opens_its_task_without_an_open() -> None:

@@ -167,6 +167,11 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "another sampler": (redigested(policy_spans=(PolicySpan(start=2, policy="assistant@v9"),)), "mixed-rollout"),
     "the reward of another answer": (redigested(reward=0.25), "mixed-rollout"),
     "the teacher of another answer": (redigested(teacher_logprobs=float32_bytes([-7] * 4)), "mixed-rollout"),
+    "the likeliest tokens of another answer": (
+        redigested(topk=1, topk_ids=int32_bytes([7] * 4), topk_logprobs=float32_bytes([-1] * 4)),
+        "mixed-rollout",
+    ),
+    "a wrong number of rewards": (redigested(n_rewarded=1), "group-statistics"),
     "a rollout of an unknown result": (redigested(result_id="none"), "mixed-rollout"),
     "an origin that is not there": (
         lambda log: altered(
