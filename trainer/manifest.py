@@ -11,7 +11,7 @@ from tentalis.inference.models import model_digest, tokenizer_digest
 from tentalis.kafka import end_offsets, now_ms
 from tentalis.lineage import Node
 from trainer.config import ConfigError, TrainerConfig, config_text
-from trainer.model import INITIALISER
+from trainer.model import GIVEN, INITIALISER
 from trainer.runlog import RunLog
 from trainer.runtime import device_of, instruction_set, threads_of, versions
 
@@ -42,7 +42,7 @@ def manifest_of(
         base_sha256=model_digest(model_folder),
         tokenizer_sha256=tokenizer_digest(model_folder),
         adapter_seed=config.seed,
-        adapter_initialiser=INITIALISER,
+        adapter_initialiser=INITIALISER if config.initial_adapter is None else GIVEN,
         initial_adapter_sha256=initial_adapter,
         parent_run=None if parent is None else parent.run,
         parent_step=None if parent is None else parent.step,

@@ -20,6 +20,7 @@ from trainer.lora import lora_linear
 from trainer.pack import Pack, Span
 
 INITIALISER = "A: uniform(+-1/sqrt(in)) seeded by sha256(seed/name), B: 0 (v1)"
+GIVEN = "the adapter in the folder that the configuration names"
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
