@@ -1,9 +1,12 @@
 """When a decision makes a branch, where the branch begins, what stays on disk, and when a start by hand is done."""
 
+from pathlib import Path
+
 from schemas.records import PolicyUpdate, Position, Promotion
 from tests.unit.loop_records import T0, manifest, plan, step_result, update
 from trainer.branch import branched, due_rollback, parent_of, start_of_branch
 from trainer.goal import FOREVER, Goal
+from trainer.publish import prune_adapters
 from trainer.retention import needed
 from trainer.runlog import RunLog
 
@@ -79,6 +82,16 @@ def test_what_can_still_be_needed_stays() -> None:
     # The log tells of one promotion only: what may have been served before stays.
     assert needed(present, 19, 0, [15], set()) == {13, 14, *range(15, 20)}
     assert needed(present, 19, 0, [], set()) == set(present), "nothing is decided yet"
+
+
+def test_adapters_are_pruned_by_number_but_for_those_that_are_needed(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters" / "assistant"
+    for name in [*(f"v{version}" for version in range(12)), "vnotes", ".v12.half"]:
+        (folder / name).mkdir(parents=True)
+    prune_adapters(tmp_path, "assistant", 3, lambda present: {1, 99} & set(present))
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"v1", "v9", "v10", "v11", "vnotes", ".v12.half"}
+    prune_adapters(tmp_path, "nobody", 3, set)
 
 
 def test_a_start_by_hand_ends_when_what_was_asked_for_is_done() -> None:
