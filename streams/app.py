@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException
 from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
-from streams.processor import Aged, Processor, StateUnreadable, Stepwise, Timed
+from streams.processor import Aged, Bounded, Processor, StateUnreadable, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import TopicsWrong, check_topics, forbidden_of
 from streams.state import Diverged, Fold, StateStore, ensure_changelog, read_changelog
@@ -290,7 +290,9 @@ class _Worker:
                 self._lanes.submit(partition, Job(()))
 
     def _not_ready(self) -> str | None:
-        return None if self._ready else "its partitions are not assigned and recovered"
+        if not self._ready:
+            return "its partitions are not assigned and recovered"
+        return self._processor.full() if isinstance(self._processor, Bounded) else None
 
     def _lag(self) -> Mapping[tuple[str, int], int]:
         if not self._ready:

@@ -8,6 +8,7 @@ them 3. the local table                                        -> cannot fail 4.
 after its last record is committed soon after -> the batch comes again"""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from schemas.codec import SchemasUnavailable
 from streams.dlq import Produce, check, key_bytes, letter
-from streams.processor import Dead, Effects, LogRecord, Output, Processor, Retryable, StateUnreadable, Timed
+from streams.processor import Bounded, Dead, Effects, LogRecord, Output, Processor, Retryable, StateUnreadable, Timed
 from streams.state import OFFSET_HEADER, Entry, as_entries
 from tentalis.dlq.limits import DeadLimits
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 FRAMING_BYTES = 512
 """Room that a record needs in its batch beside key, value and headers."""
+ROOM_S = 1.0
 NO_OFFSET = -1
 """Of changes that no record brings: their deletions are stamped with the offset of what they delete."""
 
@@ -124,7 +126,9 @@ class BatchRunner:
         self.store = store
         self.counts = counts or Counts()
         self.waiting: set[int] = set()
-        """Partitions in a Retryable back-off."""
+        """Partitions in a Retryable back-off, or that wait for room."""
+        self._bounded = processor if isinstance(processor, Bounded) else None
+        self._moved = asyncio.Event()
         self._sink = sink
         self._changelog = changelog
         self._limits = limits
@@ -143,6 +147,8 @@ class BatchRunner:
         if not records:
             await self.expire(partition)
             return
+        if self._bounded is not None and self._bounded.waits(partition):
+            await self._room(self._bounded, partition)
         started = time.monotonic()
         try:
             effects, prepared = await self._process(partition, records)
@@ -158,6 +164,18 @@ class BatchRunner:
         self.counts.records += len(records)
         self.counts.batch_seconds(time.monotonic() - started)
         self.counts.progressed_at = time.monotonic()
+        self._moved.set()
+
+    async def _room(self, processor: Bounded, partition: int) -> None:
+        self.waiting.add(partition)
+        try:
+            while processor.waits(partition):
+                # Room comes from a batch of another partition, or with a partition that is taken away.
+                self._moved.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._moved.wait(), ROOM_S)
+        finally:
+            self.waiting.discard(partition)
 
     async def expire(self, partition: int) -> None:
         """What time alone brings about in a partition. Raises whatever kept an effect from being confirmed."""

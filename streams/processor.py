@@ -174,6 +174,17 @@ class Timed(Protocol):
 
 
 @runtime_checkable
+class Bounded(Protocol):
+    """What a processor has besides if it holds no more than it was allowed to: then the input waits."""
+
+    def waits(self, partition: int) -> bool:
+        """Whether a partition is not to be read on now. Asked before each batch, and until it says no."""
+
+    def full(self) -> str | None:
+        """Why no partition is read on until somebody does something; None if that is not so."""
+
+
+@runtime_checkable
 class Stepwise(Protocol):
     """What a processor has besides if one batch may take long: a sign that it gets on."""
 

@@ -109,13 +109,26 @@ STREAM_RECOVERED = _stream(
 )
 STREAM_STATE_BYTES = _stream("state_disk_bytes", Kind.GAUGE, "State on disk, 0 where it lies in memory.", "bytes")
 STREAM_WAITING = _stream(
-    "waiting_partitions", Kind.GAUGE, "Partitions that wait for something outside (a model server).", "partitions"
+    "waiting_partitions",
+    Kind.GAUGE,
+    "Partitions that wait: for something outside (a model server), or for room.",
+    "partitions",
 )
 STREAM_LAG = _stream("lag_records", Kind.GAUGE, "Records not yet acknowledged.", "records", "topic", "partition")
 
 # The join
 
 JOIN_OPEN = Metric("tentalis_join_open_tasks", Kind.GAUGE, "Tasks that wait for halves.", ("join",), unit="tasks")
+JOIN_OPEN_BYTES = Metric(
+    "tentalis_join_open_bytes", Kind.GAUGE, "Bytes of the halves that open tasks wait with.", ("join",), unit="bytes"
+)
+JOIN_PAUSED = Metric(
+    "tentalis_join_paused_partitions",
+    Kind.GAUGE,
+    "Partitions that are not read on because as much is open as may be; all of them if the bound is reached.",
+    ("join",),
+    unit="partitions",
+)
 JOIN_OLDEST = Metric(
     "tentalis_join_oldest_open_seconds",
     Kind.GAUGE,

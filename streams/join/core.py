@@ -33,7 +33,7 @@ from streams.join.state import (
     phase_and_since,
     short,
 )
-from streams.processor import Change, Table, payload_of
+from streams.processor import OFFSET_BYTES, Change, Table, payload_of
 
 DAY_MS = 24 * 3600 * 1000
 BEGINNING = -(2**63)
@@ -78,6 +78,8 @@ class Partition:
         self.applied, self.time = -1, BEGINNING
         self._flushed = -1
         self._open: dict[str, Task] = {}
+        self.open_bytes = 0
+        """Bytes, as on the log, of the halves that open tasks wait with."""
         self._markers: Markers = InMemory()
         self._kept: HalvesOnDisk | None = None
         # A heap of (due, task_id). An entry whose time is not the task's is stale and passed over.
@@ -138,7 +140,13 @@ class Partition:
             for slot in task.slots.values():
                 for payload in (slot.score, slot.hint):
                     if payload is not None:
-                        payload.value = self._found(task_id, payload.offset, halves)
+                        value = self._found(task_id, payload.offset, halves)
+                        if self._kept is None:
+                            payload.value = value
+                        else:
+                            value = self._kept.value(payload.offset)
+                        payload.size = len(value) - OFFSET_BYTES
+                        self.open_bytes += payload.size
         for offset in halves:
             if offset > self.applied:
                 # Its record comes again. Deleting it now could hit what a successor writes under the same key.
@@ -306,7 +314,8 @@ class Partition:
 
     def _fill(self, task_id: str, task: Task, slot: Slot, half: Score | Hint, raw: bytes) -> None:
         self._ledger.keep_half(self.applied, raw)
-        payload = Payload(self.applied, half)
+        payload = Payload(self.applied, half, size=len(raw))
+        self.open_bytes += payload.size
         if isinstance(half, Score):
             slot.score, slot.score_at = payload, self.time
         else:
@@ -455,6 +464,7 @@ class Partition:
         for payload in (slot.score, slot.hint):
             if payload is not None:
                 self._ledger.drop_half(payload.offset)
+                self.open_bytes -= payload.size
         slot.score = slot.hint = None
 
     def _record(self, payload: Payload | None) -> Score | Hint | None:

@@ -50,11 +50,13 @@ class Phase(IntEnum):
 
 @dataclass(slots=True)
 class Payload:
-    """A half that is in: where it lies, and the record, or its state value until somebody needs the record."""
+    """A half that is in: where it lies, its bytes on the log, and the record, or its state value until somebody needs
+    the record."""
 
     offset: int
     record: Score | Hint | None = None
     value: bytes = b""
+    size: int = 0
 
 
 @dataclass(slots=True)

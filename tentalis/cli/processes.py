@@ -232,6 +232,26 @@ def hinting(
 
 @app.command()
 def join(
+    max_open_tasks: Annotated[
+        int | None,
+        typer.Option(
+            "--max-open-tasks",
+            min=1,
+            envvar="TENTALIS_MAX_OPEN_TASKS",
+            help="Open tasks in this process at which its input waits. Default: no bound.",
+            show_default=False,
+        ),
+    ] = None,
+    max_open_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-open-bytes",
+            min=1,
+            envvar="TENTALIS_MAX_OPEN_BYTES",
+            help="The same of the bytes of the halves that they wait with.",
+            show_default=False,
+        ),
+    ] = None,
     state: Where = State.MEMORY,
     state_dir: StateDir = None,
     port: MetricsPort = None,
@@ -240,17 +260,15 @@ def join(
 ) -> None:
     """Halves to rollouts and outcomes."""
     from streams.join.processor import JoinProcessor
+    from streams.join.room import Bound
     from tentalis.kafka import make_codec
 
-    _stream(
-        "join",
-        lambda settings: JoinProcessor(make_codec(settings, patience=0.0)),
-        bootstrap,
-        port,
-        instance,
-        state,
-        state_dir,
-    )
+    bound = Bound(max_open_tasks, max_open_bytes)
+
+    def make(settings: Settings) -> JoinProcessor:
+        return JoinProcessor(make_codec(settings, patience=0.0), bound=bound)
+
+    _stream("join", make, bootstrap, port, instance, state, state_dir)
 
 
 @app.command(short_help="Windowed means per manager and worker.")

@@ -5,18 +5,21 @@ import random
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from schemas import topics
-from schemas.records import HintKind, Record, Source
+from schemas.records import HintKind, Outcome, Record, Source
 from streams.join.processor import JoinProcessor
 from streams.processor import LogRecord
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, Stored, make_codec, now_ms, read_to_end
 from tentalis.local.broker import EmbeddedBroker
+from tentalis.local.ports import free_port
 from tests.kafka_fixture import ensure_topics, eventually
 from tests.unit.join_support import drive, head, hint, open_, sample, score
 
@@ -28,12 +31,12 @@ TASKS, KILLS = 80, 4
 class Worker:
     """`tentalis serve join` as a process of its own."""
 
-    def __init__(self, bootstrap: str, home: Path, name: str) -> None:
+    def __init__(self, bootstrap: str, home: Path, name: str, *options: str) -> None:
         self.log = home / f"{name}.log"
         environment = os.environ | {"TENTALIS_BOOTSTRAP": bootstrap, "TENTALIS_HOME": str(home)}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tentalis.cli", "serve", "join", "--instance", "0"],
+                [sys.executable, "-m", "tentalis.cli", "serve", "join", "--instance", "0", *options],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -124,11 +127,13 @@ def test_killed_at_any_moment_it_writes_what_the_log_says(
     samples: set[str] = set()
     for number in range(KILLS):
         samples |= produce(settings, chance, f"task-{number}")
-        workers.append(Worker(str(settings.bootstrap), tmp_path, f"killed-{number}"))
+        # In turns: whoever has its state in memory writes behind the back of whoever has it on disk.
+        state = ("rocksdb", "memory", "rocksdb", "rocksdb")[number % 4]
+        workers.append(Worker(str(settings.bootstrap), tmp_path, f"killed-{number}", "--state", state))
         progresses(settings, workers[-1])
         time.sleep(chance.uniform(0.0, 0.3))  # the moment of the kill is the experiment
         workers[-1].end(kill=True)
-    workers.append(Worker(str(settings.bootstrap), tmp_path, "last"))
+    workers.append(Worker(str(settings.bootstrap), tmp_path, "last", "--state", "rocksdb"))
 
     def complete() -> bool:
         return samples <= {key for topic, key in written(settings)[1] if topic == topics.OUTCOMES}
@@ -141,3 +146,46 @@ def test_killed_at_any_moment_it_writes_what_the_log_says(
     assert values == folded(settings)
     assert all(len(different) == 1 for different in values.values()), "a key has one value for ever"
     print({"tasks": KILLS * TASKS, "keys": len(values), "writes": len(stored), "kills": KILLS})
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_at_its_bound_the_input_waits_and_goes_on_where_there_is_room(
+    settings: Settings, workers: list[Worker], tmp_path: Path
+) -> None:
+    publisher, codec = Publisher(settings, "test", make_codec(settings)), make_codec(settings)
+    now, tasks = now_ms(), [head(f"bound-{number}", opd=None, deadline_ms=3_600_000) for number in range(60)]
+    for task in tasks:
+        publisher.send(topics.HALVES, open_(task, now))
+    publisher.flush()
+
+    def kinds() -> list[str]:
+        outcomes = [record.decode(codec) for record in read_to_end(settings, topics.OUTCOMES)]
+        mine = [outcome for outcome in outcomes if isinstance(outcome, Outcome) and outcome.key.startswith("bound-")]
+        return [outcome.kind.value for outcome in mine]
+
+    port = free_port()
+    options = ("--max-open-tasks", "20", "--metrics-port", str(port))
+    workers.append(Worker(str(settings.bootstrap), tmp_path, "bounded", *options))
+    log = workers[-1].log
+    eventually(lambda: "no partition is read on" in log.read_text(), 60, message=lambda: log.read_text()[-2000:])
+    paused = float(topics.table().keyed_partitions)
+    assert f"tentalis_join_paused_partitions {paused}" in asked(port, "/metrics")[1]
+    assert asked(port, "/healthz")[0] == 200
+    status, reason = asked(port, "/readyz")
+    assert status == 503 and "the bound is 20 tasks" in reason
+    for task in tasks:
+        publisher.send(topics.HALVES, score(sample(task), at=now))
+    publisher.flush()
+    assert workers[-1].end() == 0
+    assert kinds() == [], "nothing is evicted, and what would make room lies behind"
+    workers.append(Worker(str(settings.bootstrap), tmp_path, "roomy", "--max-open-tasks", "100"))
+
+    eventually(lambda: kinds() == ["rl"] * 60, 60, 0.5, lambda: workers[-1].log.read_text()[-2000:])
