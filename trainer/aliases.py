@@ -115,7 +115,7 @@ VARIABLES: Mapping[str, Alias] = {
 ELSEWHERE: Mapping[str, str] = {
     "TRAINING_CHECKPOINT_DIR": "checkpoints lie below TENTALIS_HOME",
     "TRAINING_GROUP_SIZE": "a task says how many samples it wants: `tentalis manager --samples`",
-    "TRAINING_KL_BETA": "the ratio to the sampler is bounded instead; a KL term is off",
+    "TRAINING_KL_BETA": "see `loss.kl`; theirs was k1 against the base, which as a loss has no gradient on average",
     "TRAINER_BACKEND": "there is one trainer",
 }
 """Variables of the ancestors that mean nothing here, and what to use instead."""

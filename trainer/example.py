@@ -57,6 +57,8 @@ def _widened(parts: Sequence[Signal]) -> list[Signal]:
     """With room for equally many hints and likeliest tokens."""
     shapes = [part.teacher_ids.shape for part in parts]
     hints, k = max(shape[1] for shape in shapes), max(shape[2] for shape in shapes)
+    if hints * k == 0:
+        return list(parts)
     widened = []
     for part, shape in zip(parts, shapes, strict=True):
         room = (0, k - shape[2], 0, hints - shape[1])

@@ -143,8 +143,10 @@ def lab(kafka: Kafka, unique: str, tmp_path: Path, model: Path) -> Lab:
 
 
 def test_a_run_publishes_and_replays_to_the_same_bytes(lab: Lab) -> None:
+    """With what is off by default: the other tests have the defaults."""
     lab.lay(7)
-    of = lab.config()
+    parts = {"kl": {"coef": 0.1, "against": "base"}, "pair": {"weight": 0.1, "threshold": 0.5}, "entropy_coef": 0.01}
+    of = lab.config(loss={"kind": "dapo", "overlong": {"length": 12, "buffer": 8}} | parts)
     assert lab.train_by_command(of, ranks=1) == 0, lab.text(of)
     run = lab.log(of)
     assert run.last_step == 3
