@@ -114,10 +114,11 @@ def diff(one: Version, other: Version, bootstrap: Bootstrap = None, output: Outp
         _print(output, difference)
         return
     steps = difference["steps_between"]
+    print(f"one: {left.name}\nother: {right.name}")
     print(f"same weights: {'yes' if difference['same_weights'] else 'no'}")
     print(f"steps between: {'they have no common run' if steps is None else steps}\n")
     rows = [(name, *sides) for part in ("config", "metrics") for name, sides in difference[part].items()]
-    print_table(("what", left.name, right.name), rows)
+    print_table(("what", "one", "other"), rows)
 
 
 @app.command(short_help="Have a version served.")
