@@ -25,8 +25,8 @@ from trainer.stop import Stop
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trajectory.json"
 STEPS = 50
-TOLERANCE = 2e-3
-"""Relative, and as much absolutely: a hundred times what threads and instruction sets were seen to change."""
+TOLERANCE = 1e-4
+"""Relative, and as much absolutely. Measured: another instruction set (no AVX) changes 8e-7, a second thread 2e-7."""
 NAMES = ("rl_loss", "opd_loss", "grad_norm", "mismatch_kl", "entropy")
 
 

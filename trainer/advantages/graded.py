@@ -53,6 +53,7 @@ def graded(rollout: Rollout) -> Graded | None:
     if rollout.reward is None:
         return None
     scores = float32_view(rollout.step_scores).tolist()
+    # Not strict: what does not fit is refused where rollouts are read, but runs of before may have trained on it.
     return Graded(
         rollout.rollout_id,
         rollout.head.task_id,
@@ -65,7 +66,7 @@ def graded(rollout: Rollout) -> Graded | None:
         0.0 if rollout.group_std is None else rollout.group_std,
         rollout.n_tokens,
         answer_length(rollout),
-        tuple((span.start, span.end, score) for span, score in zip(rollout.step_spans, scores, strict=True)),
+        tuple((span.start, span.end, score) for span, score in zip(rollout.step_spans, scores, strict=False)),
     )
 
 
