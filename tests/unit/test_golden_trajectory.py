@@ -30,12 +30,20 @@ TOLERANCE = 1e-4
 NAMES = ("rl_loss", "opd_loss", "grad_norm", "mismatch_kl", "entropy")
 
 
+def processor() -> str:
+    """The CPU's model: libraries choose kernels by it, not by the instruction set alone."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def environment() -> dict[str, Any]:
     """What sums depend on."""
     packages = ("torch", "transformers", "peft", "deepspeed", "numpy")
     return runtime.versions(packages) | {
         "instruction_set": runtime.instruction_set("cpu"),
         "machine": platform.machine(),
+        "processor": processor(),
         "onednn": bool(torch.backends.mkldnn.is_available()),  # type: ignore[no-untyped-call]
         "threads": 1,
     }
