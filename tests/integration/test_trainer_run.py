@@ -380,14 +380,23 @@ def test_a_topic_full_of_garbage_stops_the_trainer_instead_of_emptying_it(lab: L
 
 
 def test_a_rollback_goes_on_as_a_new_run_and_trains_nothing_twice(lab: Lab) -> None:
-    lab.lay(11)
+    made = rollouts(11, policy=lab.policy, prefix=f"{lab.policy}-")
+    lab.put(*made[:24])
     of = lab.config(steps=None, keep_checkpoints=1, windows=["00:00-00:01", "12:00-12:01"])
+    branch = of.model_copy(update={"run_id": f"{of.run_id}.1"})
     assert lab.train(of, "steps=3") == 0, lab.text(of)
     before = lab.log(of)
     assert before.last_step == 3, "by hand, whatever the hours are"
-    promote(lab, 1, "rollback")
-    assert lab.train(of, "caught_up") == 0, lab.text(of)
-    branch = of.model_copy(update={"run_id": f"{of.run_id}.1"})
+    process = lab.start_trainer(of, "steps=2")
+    try:
+        eventually(lambda: "goes on after step 3" in lab.text(of), 120, 0.1, lambda: lab.text(of))
+        promote(lab, 1, "rollback")
+        eventually(lambda: lab.log(branch).manifests, 60, 0.2, lambda: lab.text(of))
+        lab.put(*made[24:])
+        process.join(120)
+        assert process.exitcode == 0, lab.text(of)
+    finally:
+        forked.end(process)
     run = lab.log(branch)
     assert run.first is not None and (run.first.parent_run, run.first.parent_step) == (of.run_id, 1)
     assert run.first.first_version == 4, "no name is used twice"
