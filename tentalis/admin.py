@@ -231,6 +231,14 @@ class KafkaAdmin:
         """How many partitions each topic of the broker has."""
         return {name: len(topic.partitions) for name, topic in self._metadata().items()}
 
+    def topic_id(self, name: str) -> str:
+        """Kafka's own id of a topic: another one after it was deleted and made again, and on every cluster. Raises
+        Forbidden, KafkaException."""
+        from confluent_kafka import TopicCollection
+
+        future = self._client.describe_topics(TopicCollection([name]))[name]
+        return str(self._result(future, Operation.DESCRIBE, name).topic_id)
+
     def _configs(self, names: Sequence[str], *, only_set: bool = False) -> dict[str, dict[str, str]]:
         from confluent_kafka.admin import ConfigResource, ConfigSource
 

@@ -4,6 +4,7 @@ Processes of their own all the same: they read their environment, have their own
 `python -m trainer` begins from nothing is shown by the tests that run it as a command.
 """
 
+import json
 import multiprocessing
 import os
 import sys
@@ -47,9 +48,21 @@ def train(argument: str) -> int:
 
 def replay(run_id: str) -> int:
     """Prints the report as JSON."""
-    from trainer.replay import main
+    from trainer.replay_show import main
 
     return main(Settings.from_env(), run_id, as_json=True)
+
+
+def commands(wanted: str) -> int:
+    """Several commands, a JSON array of their arguments; prints exit code, stdout and stderr of each as a JSON line."""
+    from typer.testing import CliRunner
+
+    from tentalis.cli.main import app
+
+    for arguments in json.loads(wanted):
+        done = CliRunner().invoke(app, arguments)
+        print(json.dumps([done.exit_code, done.stdout, done.stderr]))
+    return 0
 
 
 def _child(run: Callable[[str], int], argument: str, environment: Mapping[str, str], out: Path, err: Path) -> None:

@@ -34,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
     logs.configure()
     if options.command == "replay-rank":
-        from trainer.replay import replay_rank
+        from trainer.replay_job import replay_rank
 
         return replay_rank(options.spec)
     goal = Goal(options.steps, options.until_caught_up)

@@ -78,8 +78,8 @@ def _size(rollout: Rollout) -> int:
 
 
 def fetch(settings: Settings, codec: Codec, rows: Iterable[PlanRow], cache: Cache) -> dict[str, Rollout]:
-    """The rollouts of the rows by key. What is not in the cache is read at its recorded offset, then searched forward
-    in its partition, then in the whole of it (the topic may have been moved). Raises BadRollouts.
+    """The rollouts of the rows by key. What is not in the cache is read where it was last seen, then searched for in
+    the whole topic, which may have been moved, with other partitions even. Raises BadRollouts.
     """
     found: dict[str, Rollout] = {}
     missing: dict[str, PlanRow] = {}
@@ -92,9 +92,9 @@ def fetch(settings: Settings, codec: Codec, rows: Iterable[PlanRow], cache: Cach
     for start, end in _searches(missing):
         if not missing:
             break
-        for stored, rollout in _rollouts(settings, codec, start, end):
+        for stored, rollout in readable_rollouts(settings, codec, start, end):
             wanted = missing.get(rollout.rollout_id)
-            same = wanted is not None and wanted.partition == stored.partition and rollout.digest == wanted.digest
+            same = wanted is not None and rollout.digest == wanted.digest
             if same and not rollout.forgotten and digest_holds(rollout):
                 found[rollout.rollout_id] = rollout
                 cache.trace(rollout.rollout_id, tracing.traceparent_of(stored.headers))
@@ -115,7 +115,7 @@ def forgotten_of(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> s
     start = {p: min(row.offset for row in mine) for p, mine in places.items()}
     return {
         rollout.rollout_id
-        for stored, rollout in _rollouts(settings, codec, start, ends)
+        for stored, rollout in readable_rollouts(settings, codec, start, ends)
         if rollout.forgotten and (stored.partition, rollout.rollout_id) in planned
     }
 
@@ -126,24 +126,28 @@ def _searches(missing: Mapping[str, PlanRow]) -> Iterator[tuple[dict[int, int], 
     for row in missing.values():
         places.setdefault(row.partition, []).append(row.offset)
     yield {p: min(o) for p, o in places.items()}, {p: max(o) + 1 for p, o in places.items()}
-    yield {row.partition: 0 for row in missing.values()}, None
+    yield {}, None
 
 
 def examine(
-    settings: Settings, codec: Codec, rows: Iterable[PlanRow], unreadable: list[str] | None = None
+    settings: Settings,
+    codec: Codec,
+    rows: Iterable[PlanRow],
+    unreadable: list[str] | None = None,
+    places: dict[str, tuple[int, int]] | None = None,
 ) -> list[Problem]:
     """Reads the whole rollout topic and says what is wrong with the planned rollouts; nothing means all can be
     trained on.
 
     A key with a record of another digest, or whose content is not what its digest says, is forged, also when the
     planned record is there too; a husk is exempt. What is no record at all is added to `unreadable`, with its place and
-    the reason.
+    the reason; `places` gets partition and offset of what is genuine.
     """
     planned = {row.rollout_id: row for row in rows}
     genuine: set[str] = set()
     forgotten: set[str] = set()
     problems: list[Problem] = []
-    for stored, rollout in _rollouts(settings, codec, {}, None, unreadable):
+    for stored, rollout in readable_rollouts(settings, codec, unreadable=unreadable):
         row = planned.get(rollout.rollout_id)
         if row is None:
             continue
@@ -162,6 +166,8 @@ def examine(
             )
         else:
             genuine.add(row.rollout_id)
+            if places is not None:
+                places[row.rollout_id] = stored.partition, stored.offset
     forged = {problem.rollout_id for problem in problems}
     for key, row in planned.items():
         place = Place(topics.ROLLOUTS, row.partition, row.offset)
@@ -175,11 +181,11 @@ def examine(
     return problems
 
 
-def _rollouts(
+def readable_rollouts(
     settings: Settings,
     codec: Codec,
-    start: Mapping[int, int],
-    end: Mapping[int, int] | None,
+    start: Mapping[int, int] | None = None,
+    end: Mapping[int, int] | None = None,
     unreadable: list[str] | None = None,
 ) -> Iterator[tuple[Stored, Rollout]]:
     """The readable records. `start` and `end` as in `read_to_end`."""

@@ -187,17 +187,24 @@ class Policy(nn.Module):
                 parameter.copy_(tensors[name])
 
     @torch.no_grad()
-    def score(self, token_ids: Tensor) -> Tensor:
-        """log p(token | those before it) at temperature 1, float32 [n] on the CPU; the first, which has no prefix, is
-        0."""
-        n, token_ids = len(token_ids), token_ids.to(self._device)
-        hidden = self.backbone(
-            input_ids=token_ids.unsqueeze(0),
+    def hidden(self, token_ids: Tensor) -> Tensor:
+        """The last hidden states of one sequence: int64 [n] -> [n, hidden size]."""
+        n = len(token_ids)
+        result: Tensor = self.backbone(
+            input_ids=token_ids.to(self._device).unsqueeze(0),
             position_ids=torch.arange(n, device=self._device).unsqueeze(0),
             use_cache=False,
             spans=(Span(0, n, 0, 0),),
         ).last_hidden_state[0]
-        rows, at_one = self.lm.get_output_embeddings().weight, torch.ones(n - 1, device=self._device)
+        return result
+
+    @torch.no_grad()
+    def score(self, token_ids: Tensor) -> Tensor:
+        """log p(token | those before it) at temperature 1, float32 [n] on the CPU; the first, which has no prefix, is
+        0."""
+        token_ids = token_ids.to(self._device)
+        hidden = self.hidden(token_ids)
+        rows, at_one = self.lm.get_output_embeddings().weight, torch.ones(len(hidden) - 1, device=self._device)
         scores = token_scores(hidden[:-1], self._head, rows, token_ids[1:], at_one)
         return torch.cat((torch.zeros(1), scores.logprobs.cpu()))
 

@@ -280,7 +280,7 @@ def plan_of(draft: Draft, head: PlanHead, step: int, attempt: int, event_time: i
         Position(topic=topics.ROLLOUTS, partition=p, offset=offset) for p, offset in sorted(draft.low_water.items())
     )
     groups = [offer.task_id for offer in draft.rows]
-    return _identified(
+    return identified(
         BatchPlan(
             run_id=head.run_id,
             step=step,
@@ -311,7 +311,7 @@ def next_attempt(
         for row in plan.rows
         if row.rollout_id in forgotten
     ]
-    return _identified(
+    return identified(
         plan.model_copy(
             update={
                 "attempt": plan.attempt + 1,
@@ -327,5 +327,6 @@ def next_attempt(
     )
 
 
-def _identified(plan: BatchPlan) -> BatchPlan:
+def identified(plan: BatchPlan) -> BatchPlan:
+    """The plan under the id that its content gives it."""
     return plan.model_copy(update={"plan_id": record_digest(plan, {"plan_id", "event_time", "owner"})})

@@ -10,7 +10,9 @@ import typer
 
 from tentalis.cli.common import (
     ERROR,
+    USAGE,
     Bootstrap,
+    CommandError,
     Format,
     Output,
     before_a_stack,
@@ -79,7 +81,10 @@ def _check_overrides(overrides: list[str]) -> None:
 def replay(
     run: Annotated[str, typer.Argument(help="Id of the run.")],
     from_step: Annotated[
-        int | None, typer.Option("--from-step", min=0, help="First step to show; training begins where the run began.")
+        int | None,
+        typer.Option(
+            "--from-step", min=0, help="First step to compare; training begins at the newest checkpoint before it."
+        ),
     ] = None,
     to_step: Annotated[int | None, typer.Option("--to-step", min=0, help="Last step to train again.")] = None,
     verify_only: Annotated[
@@ -92,6 +97,18 @@ def replay(
         ),
     ] = False,
     into: Annotated[Path | None, typer.Option("--into", help="Keep the replayed adapters in this folder.")] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", min=1, help="Train in another number of processes: compared within a tolerance."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SETTING=VALUE",
+            help="What if: the same data in the same order with this setting of the trainer, side by side. Repeatable.",
+        ),
+    ] = None,
     base_model: Annotated[
         str | None,
         typer.Option("--base-model", help="Where the base model is now, if not where the run's configuration says."),
@@ -101,13 +118,17 @@ def replay(
 ) -> None:
     """Trains a run again from its topics and compares the sha256 of every step.
 
-    Exits with 0 only if all are equal; with --allow-missing, all before the first that lacks a rollout.
+    Exits with 0 only if all are equal; with --allow-missing, all before the first that lacks a rollout. With --set it
+    trains a counterfactual run and compares the two.
     """
-    from trainer import replay as the_replay
+    wanted = _settings_of(changes or [])
+    if wanted and (verify_only or allow_missing or ranks):
+        raise CommandError("--set goes with none of --verify-only, --allow-missing, --ranks", USAGE)
+    from trainer.replay_show import main
 
     configure_logging("INFO")
     with reached(bootstrap) as settings:
-        code = the_replay.main(
+        code = main(
             settings,
             run,
             from_step=from_step,
@@ -117,8 +138,17 @@ def replay(
             into=into,
             base_model=base_model,
             as_json=output is Output.JSON,
+            ranks=ranks,
+            changes=wanted,
         )
     raise typer.Exit(code)
+
+
+def _settings_of(changes: list[str]) -> dict[str, str]:
+    for change in changes:
+        if "=" not in change:
+            raise CommandError(f"--set {change}: SETTING=VALUE is expected, such as optimizer.lr=1e-4", USAGE)
+    return {name.strip(): value for name, _, value in (change.partition("=") for change in changes)}
 
 
 def verify(

@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tentalis.cli import dlq, forget, loop, policy, processes, records, schemas, stack, system, topics, train
+from tentalis.cli import (
+    archive,
+    dlq,
+    forget,
+    loop,
+    policy,
+    processes,
+    records,
+    rollouts,
+    schemas,
+    stack,
+    system,
+    topics,
+    train,
+)
 from tentalis.cli.common import configure_logging, explain
 from tentalis.cli.system import print_version
 
@@ -63,8 +77,11 @@ app.command(short_help="Start the local stack and stay.")(stack.up)
 app.command(short_help="Stop the local stack; its data stays.")(stack.down)
 app.command(short_help="The processes of the local stack.")(stack.status)
 app.command(short_help="Train a run again from its topics: equal or not.")(loop.replay)
+app.command(short_help="A run as files, for another cluster or a shelf.", name="export")(archive.export)
+app.command(short_help="Put an exported run onto this log.", name="import")(archive.import_)
 app.command(short_help="Check a run: nothing lost, twice or mixed.")(loop.verify)
 app.command(short_help="Let somebody leave: husks for rollouts, no live state.")(forget.forget)
+app.add_typer(rollouts.app, name="rollouts", short_help="What was tried and how it went: list, show, query.")
 app.add_typer(topics.app, name="topics", short_help="Topics on the broker, held against our table.")
 app.add_typer(schemas.app, name="schemas", short_help="The Avro schemas: check, list, show, register, fingerprint.")
 app.command(short_help="Show records of a topic.")(records.consume)

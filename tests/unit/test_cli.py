@@ -72,6 +72,10 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "manager",
         "train",
         "verify",
+        "export",
+        "import",
+        "rollouts list",
+        "rollouts query",
         "consume",
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tentalis.config import Settings
-from trainer import replay
+from trainer import replay_show
 from trainer.fetch import BadRollouts, Problem
 
 
@@ -19,9 +19,9 @@ def test_the_option_that_helps_is_named_and_only_then(
     def refuse(*_: object, **__: object) -> None:
         raise BadRollouts([Problem(kind, "t/0", "why") for kind in kinds])
 
-    monkeypatch.setattr(replay, "replay", refuse)
+    monkeypatch.setattr(replay_show, "replay", refuse)
     for as_json in (False, True):
-        assert replay.main(Settings(home=tmp_path), "run", as_json=as_json) == 1
+        assert replay_show.main(Settings(home=tmp_path), "run", as_json=as_json) == 1
         said = capsys.readouterr()
         assert ("--allow-missing" in said.err) is helps
         assert all(f"{kind}: t/0: why" in said.out for kind in kinds)

@@ -1,0 +1,187 @@
+"""A run replayed from a checkpoint, under another configuration, with another number of ranks, and, after it was
+exported, on a log with other partitions that has really been compacted and on which somebody was forgotten."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from schemas import topics
+from schemas.avro import all_current
+from schemas.records import Rollout
+from tentalis.admin import publish_schemas
+from tentalis.config import Settings
+from tentalis.forget.core import husk
+from tentalis.kafka import Publisher, make_codec, read_to_end
+from tentalis.local.broker import EmbeddedBroker
+from tests import forked
+from tests.integration.test_trainer_run import Lab
+from tests.kafka_fixture import Kafka, eventually
+from tests.trainer_lab import tiny_model
+
+pytestmark = pytest.mark.broker
+
+
+def commands(folder: Path, environment: dict[str, str], *wanted: list[str]) -> list[tuple[int, Any, str]]:
+    """Commands with JSON on stdout, one after the other, in one process of their own."""
+    out, err = folder / "commands.json", folder / "commands.log"
+    out.unlink(missing_ok=True)
+    each = json.dumps([[*arguments, "-o", "json"] for arguments in wanted])
+    process = forked.start(forked.commands, each, environment, out, err)
+    try:
+        process.join(240)
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        assert len(lines) == len(wanted), err.read_text()
+        return [(code, json.loads(said) if said else None, logged) for code, said, logged in lines]
+    finally:
+        forked.end(process)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def test_a_run_is_replayed_otherwise_and_elsewhere(
+    kafka: Kafka, unique: str, tmp_path: Path, model: Path, own_broker: EmbeddedBroker
+) -> None:
+    lab = Lab(kafka, unique[-14:].strip("-"), tmp_path, model)
+    lab.lay(7)
+    of = lab.config()
+    assert lab.train(of) == 0, lab.text(of)
+    archive = tmp_path / "archive"
+    later, other, two, exported = commands(
+        tmp_path,
+        lab.environment(),
+        ["replay", of.run_id, "--from-step", "3"],
+        [
+            "replay",
+            of.run_id,
+            "--set",
+            "lr=0.02",
+            "--set",
+            "optimizer.weight_decay=0.01",
+            "--into",
+            str(tmp_path / "cf"),
+        ],
+        ["replay", of.run_id, "--ranks", "2", "--into", str(tmp_path / "two")],
+        ["export", of.run_id, "--into", str(archive)],
+    )
+    assert (later[0], [step["step"] for step in later[1]["steps"]], later[1]["equal"]) == (0, [3], True), later
+    assert "training begins at the checkpoint after step 2" in later[2]
+
+    code, report, _ = other
+    assert code == 0, other
+    assert report["changes"] == {
+        "optimizer.lr": {"recorded": 0.01, "changed": 0.02},
+        "optimizer.weight_decay": {"recorded": 0.0, "changed": 0.01},
+    }
+    assert [step["step"] for step in report["steps"]] == [1, 2, 3]
+    assert all(step["kl_to_recorded"] > 0 and step["adapter_distance"] > 0 for step in report["steps"])
+    first = report["steps"][0]
+    assert first["recorded"]["reward_mean"] == first["changed"]["reward_mean"]
+    assert first["recorded"]["grad_norm"] == first["changed"]["grad_norm"]  # the same first gradient, another step
+    page = (tmp_path / "cf" / "report.html").read_text()
+    assert "optimizer.lr" in page and "<svg" in page and "http" not in page
+    own = lab.log(lab.config().model_copy(update={"run_id": report["run_id"]}))
+    assert own.first is not None and (own.first.parent_run, own.first.parent_step) == (of.run_id, None)
+    assert own.policy == report["policy"] != of.policy and not own.updates
+
+    code, report, _ = two
+    assert code == 0 and all(step["equal"] or step["distance"] < 1e-4 for step in report["steps"]), two
+    assert exported[0] == 0 and exported[1]["records"]["Rollout"] == 24, exported
+
+    elsewhere = Elsewhere(own_broker, tmp_path)
+    environment = lab.environment() | {
+        "TENTALIS_BOOTSTRAP": own_broker.bootstrap,
+        "TENTALIS_HOME": str(tmp_path / "elsewhere"),
+    }
+    damaged = archive / next(name for name, entry in exported[1]["files"].items() if entry["record"] == "BatchPlan")
+    intact = damaged.read_bytes()
+    damaged.write_bytes(intact[:-9] + b"x" + intact[-8:])
+    ((code, _, said),) = commands(tmp_path, environment, ["import", str(archive)])
+    assert code == 1 and f"{damaged}: damaged" in said
+    damaged.write_bytes(intact)
+    asked = ["rollouts", "query", f"SELECT count(*) AS n FROM rollouts WHERE policy = '{lab.policy}'"]
+    here, once, again, there = commands(
+        tmp_path,
+        environment,
+        [*asked, "--bootstrap-server", kafka.bootstrap],
+        ["import", str(archive)],
+        ["import", str(archive)],
+        asked,
+    )
+    assert (here[1], there[1]) == ([{"n": 28}], [{"n": 24}]) and "another cluster): 24 rollouts" in there[2], (
+        here,
+        there,
+    )
+    assert once[1]["written"] == {"Rollout": 24, "RunManifest": 1, "BatchPlan": 3, "StepResult": 4}, once
+    assert again[1]["written"] == dict.fromkeys(once[1]["written"], 0), again
+
+    leaver = lab.log(of).plans[3, 1].rows[0].rollout_id
+    elsewhere.write_all_again_and_forget(leaver)
+    eventually(lambda: set(elsewhere.keys().values()) == {1}, 120, 0.5, lambda: str(elsewhere.keys()))
+    found = {rollout.rollout_id: rollout for rollout in elsewhere.rollouts()}
+    assert found[leaver].forgotten and not found[leaver].token_ids
+    kept, gone, anew, fewer = commands(
+        tmp_path,
+        environment,
+        ["replay", of.run_id, "--to-step", "2"],
+        ["replay", of.run_id],
+        ["import", str(archive)],
+        asked,
+    )
+    assert fewer[1] == [{"n": 23}], fewer
+    assert (kept[0], kept[1]["equal"], len(kept[1]["steps"])) == (0, True, 3), kept
+    assert (gone[0], [problem.split(":")[:2] for problem in gone[1]["problems"]]) == (1, [["forgotten", f" {leaver}"]])
+    assert anew[1]["forgotten"] == [leaver] and anew[1]["written"]["Rollout"] == 0, anew
+
+
+class Elsewhere:
+    """Another cluster: three partitions of rollouts, and compaction as soon as there is something to compact."""
+
+    def __init__(self, broker: EmbeddedBroker, folder: Path) -> None:
+        self.settings = Settings(bootstrap=broker.bootstrap, home=folder / "elsewhere", cache=folder / "cache")
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        config = {
+            "cleanup.policy": "compact",
+            "segment.ms": "100",
+            "min.cleanable.dirty.ratio": "0.001",
+            "min.compaction.lag.ms": "0",
+            "max.compaction.lag.ms": "1000",
+            "max.message.bytes": topics.table()[topics.ROLLOUTS].config["max.message.bytes"],
+        }
+        others = (topics.RUNS, topics.BATCHES, topics.POLICIES, topics.SCHEMAS)
+        made = [NewTopic(name, 1, 1, config=topics.table()[name].config) for name in others]
+        for created in admin.create_topics([NewTopic(topics.ROLLOUTS, 3, 1, config=config), *made]).values():
+            created.result(30)
+        backoff = ConfigEntry("log.cleaner.backoff.ms", "200", incremental_operation=AlterConfigOpType.SET)
+        (node,) = admin.list_topics(timeout=30).brokers
+        itself = ConfigResource(ResourceType.BROKER, str(node), incremental_configs=[backoff])
+        for changed in admin.incremental_alter_configs([itself]).values():
+            changed.result(30)
+        eventually(lambda: set(admin.list_topics(timeout=30).topics) >= {topics.ROLLOUTS, *others}, 30)
+        publish_schemas(self.settings, all_current())
+        self.codec = make_codec(self.settings)
+        self.publisher = Publisher(self.settings, "test", self.codec)
+
+    def rollouts(self) -> list[Rollout]:
+        lying = read_to_end(self.settings, topics.ROLLOUTS)
+        records = [stored.decode(self.codec) for stored in lying if stored.key != "later"]
+        return [record for record in records if isinstance(record, Rollout)]
+
+    def write_all_again_and_forget(self, key: str) -> None:
+        for rollout in self.rollouts():
+            self.publisher.send(topics.ROLLOUTS, husk(rollout) if rollout.rollout_id == key else rollout)
+        self.publisher.flush()
+
+    def keys(self) -> Counter[str]:
+        """Records per key of the run. The newest segment is never compacted, so there is always something after it."""
+        for partition in range(3):
+            self.publisher.send_bytes(topics.ROLLOUTS, b"later", b"later", partition=partition)
+        self.publisher.flush()
+        keys = (stored.key for stored in read_to_end(self.settings, topics.ROLLOUTS))
+        return Counter(key for key in keys if key is not None and key != "later")

@@ -1,0 +1,81 @@
+"""What a counterfactual may change, what it is called, and the page about it. Nothing is trained here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.records import RunManifest
+from tests.trainer_lab import config
+from trainer.compare import Distance
+from trainer.config import ConfigError, config_text
+from trainer.config_file import parse_config
+from trainer.counterfactual import Comparison, Pair, _arms
+from trainer.side_by_side import as_dict, page_of
+
+
+def manifest(**more: object) -> RunManifest:
+    of = config(Path("model"), run_id="run-7", policy="tiny", **more)
+    return RunManifest(
+        run_id="run-7",
+        digest="d",
+        event_time=1,
+        policy="tiny",
+        first_version=3,
+        config=config_text(of),
+        base_model="m",
+        base_sha256="s",
+        tokenizer_sha256="t",
+        adapter_seed=0,
+        adapter_initialiser="i",
+        initial_adapter_sha256="a",
+        threads=1,
+        instruction_set="x",
+        device="cpu",
+        world_size=1,
+    )
+
+
+def test_it_is_a_run_of_its_own_named_by_what_was_changed() -> None:
+    (arm,) = _arms([manifest()], {"optimizer.lr": "0.5"}, 2)
+    (same,) = _arms([manifest()], {"lr": "5e-1"}, 2)
+    (other,) = _arms([manifest()], {"lr": "0.25"}, 2)
+    assert arm.manifest.run_id == same.manifest.run_id != other.manifest.run_id
+    assert arm.manifest.run_id.startswith("run-7.cf-") and arm.manifest.policy.startswith("tiny.cf-")
+    assert (arm.manifest.parent_run, arm.manifest.parent_step, arm.manifest.first_version) == ("run-7", 2, 3)
+    assert parse_config(arm.manifest.config, "x") == arm.config
+    assert (arm.config.optimizer.lr, arm.config.run_id, arm.was.optimizer.lr) == (0.5, arm.manifest.run_id, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_rollouts": "4"}, "--set: batch_rollouts cannot be changed: the recorded plans are executed"),
+        ({"policy": "else"}, "--set: policy cannot be changed"),
+        ({"run_id": "else"}, "--set: run_id cannot be changed"),
+        ({"lr": "0.01"}, "changes nothing"),
+        ({"optimizer.lrr": "1"}, "optimizer.lrr: no such setting, did you mean lr?"),
+    ],
+)
+def test_what_it_cannot_change(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set") as error:
+        _arms([manifest()], changes, 0)
+    assert message in str(error.value)
+
+
+def test_manifests_that_differ_make_one_counterfactual() -> None:
+    arms = _arms([manifest(), manifest(micro_batch_tokens=32)], {"lr": "0.5"}, 0)
+    assert len({arm.manifest.run_id for arm in arms}) == 1
+
+
+def test_the_page_is_one_file_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    def pair(step: int) -> Pair:
+        return Pair(step, {"rl_loss": 1.0, "reward_mean": 0.5}, {"rl_loss": float(step)}, "a", "b", 0.1, distance)
+
+    distance = Distance(0.5, float("nan"))
+    of = Comparison("r.cf-1", "r<b>", 0, "p.cf-1", {"lora.targets": ("all", "<i>")}, (pair(1), pair(2)), tmp_path)
+    page = page_of(of)
+    assert "<i>" not in page and "r<b>" not in page and "&lt;i&gt;" in page
+    assert page.count("<svg") == 3 and "http" not in page and "<script" not in page
+    data = json.loads(json.dumps(as_dict(of)))
+    assert data["steps"][0]["adapter_distance_relative"] is None and data["steps"][1]["changed"]["rl_loss"] == 2.0
