@@ -460,6 +460,53 @@ TRAINER_ADVANTAGE = Metric(
     ("part",),
 )
 TRAINER_REWARD = Metric("tentalis_trainer_reward", Kind.GAUGE, "Mean reward of the last step.", ("trainer",))
+TRAINER_REWARD_STD = Metric(
+    "tentalis_trainer_reward_deviation", Kind.GAUGE, "Standard deviation of the last step's rewards.", ("trainer",)
+)
+TRAINER_AGES = Metric(
+    "tentalis_trainer_rollout_ages_total",
+    Kind.COUNTER,
+    "Rollouts of completed steps by age in versions: 0, 1, 2, 3_4, 5_8, 9_up.",
+    ("trainer",),
+    ("age",),
+    "rollouts",
+)
+TRAINER_JOINS = Metric(
+    "tentalis_trainer_joins_total",
+    Kind.COUNTER,
+    "Rollouts of completed steps by what they were joined of: rl, opd, both.",
+    ("trainer",),
+    ("kind",),
+    "rollouts",
+)
+TRAINER_HINTS = Metric(
+    "tentalis_trainer_hint_acceptance_ratio",
+    Kind.GAUGE,
+    "Share of the hints that the last step's tasks asked for that became a teacher.",
+    ("trainer",),
+    unit="ratio",
+)
+TRAINER_RATIO = Metric(
+    "tentalis_trainer_importance_ratio",
+    Kind.GAUGE,
+    "Mean ratio of the trained policy's probabilities to the sampler's, last step; 1 on policy.",
+    ("trainer",),
+    unit="ratio",
+)
+TRAINER_ESS = Metric(
+    "tentalis_trainer_effective_sample_ratio",
+    Kind.GAUGE,
+    "(sum w)^2 / (n sum w^2) of those ratios, last step; 1 on policy.",
+    ("trainer",),
+    unit="ratio",
+)
+TRAINER_MFU = Metric(
+    "tentalis_trainer_mfu_ratio",
+    Kind.GAUGE,
+    "Share of the device's matrix product peak that the last step's forward and backward pass used, causal.",
+    ("trainer",),
+    unit="ratio",
+)
 TRAINER_STALENESS = Metric(
     "tentalis_trainer_staleness_versions",
     Kind.GAUGE,

@@ -63,6 +63,22 @@ class Optimizer(Part):
         return self
 
 
+class Tracking(Part):
+    """Where the metrics of each step go besides the log and /metrics. A tracker that fails is named once and left out;
+    training does not wait for it (the extra `tracking` of the package has the libraries)."""
+
+    to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """None, one or both of tensorboard and wandb."""
+    folder: str | None = None
+    """Where their files go; null: STATE/tracking/RUN."""
+    wandb_project: str = "tentalis"
+    """The project in W&B; the run there has this run's id."""
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """offline: files that `wandb sync` uploads; online: as it happens, with the login of the environment."""
+    peak_tflops: Positive | None = None
+    """What one rank's device can do at most, for MFU; null: the fastest of a few matrix products at the start."""
+
+
 def _start(start: Any) -> Any:
     if isinstance(start, dict) and any(partition < 0 or offset < 0 for partition, offset in start.items()):
         raise ValueError("partitions and offsets are not negative")
@@ -137,6 +153,7 @@ class TrainerConfig(Part):
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     loss: Loss = Loss()
+    tracking: Tracking = Tracking()
 
 
 def config_text(config: TrainerConfig) -> str:

@@ -1,10 +1,13 @@
 """Floating point operations that a packed micro-batch needs, forward and backward: what MFU is a fraction of."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from trainer.pack import Span
 
 
@@ -35,3 +38,25 @@ def packed_flops(spans: "Sequence[Span]", trained_tokens: int, shape: Shape) -> 
         + trained_tokens * 4.0 * shape.head
         + pairs * 12.0 * shape.layers * shape.width
     )
+
+
+def matmul_peak(dtype: "torch.dtype", device: str, n: int, rounds: int) -> float:
+    """Operations per second of the fastest of some products of two n x n matrices, as the trainer computes them."""
+    import torch
+
+    from trainer.frozen import Frozen
+
+    x, head, best = (
+        torch.ones(n, n, dtype=dtype, device=device),
+        Frozen.of(torch.ones(n, n, dtype=dtype, device=device)),
+        0.0,
+    )
+    for _ in range(rounds):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        head.project(x)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, 2.0 * n**3 / (time.perf_counter() - began))
+    return best

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
+
 from schemas.codec import Codec
 from schemas.ids import policy_name
 from schemas.records import BatchPlan
@@ -24,6 +26,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.fetch import Cache, fetch
+from trainer.flops import matmul_peak
 from trainer.goal import FOREVER, Goal
 from trainer.intake import Intake
 from trainer.lead import Lead, step_name
@@ -31,6 +34,7 @@ from trainer.metrics import TrainerMetrics
 from trainer.runtime import device_of, prepare, threads_of
 from trainer.step import train_step
 from trainer.stop import Stop, stop_on_signals
+from trainer.tracking import Trackers
 from trainer.world import Channel, World
 
 log = logging.getLogger(__name__)
@@ -61,6 +65,8 @@ def run(
         except TooManyDead as error:
             log.critical("the trainer stops: %s", error)
             return EXIT_TOO_MANY_DEAD
+        finally:
+            metrics.close()
     return 0
 
 
@@ -72,6 +78,8 @@ def _run(
     model_folder = resolve_model(config.base_model, settings.cache)
     engine = Engine(config, model_folder, world, device)
     initial = engine.policy.adapter_bytes()
+    if world.rank == 0:
+        _track(config, settings, metrics, world, device)
     done = 0
     while True:
         stop.check()
@@ -86,6 +94,16 @@ def _run(
             lead.close()
         if not rolled_back:
             return
+
+
+def _track(config: TrainerConfig, settings: Settings, metrics: TrainerMetrics, world: World, device: str) -> None:
+    if config.tracking.peak_tflops is None:
+        dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
+        peak = matmul_peak(dtype, device, *((8192, 8) if device == "cuda" else (768, 4)))
+    else:
+        peak = config.tracking.peak_tflops * 1e12
+    trackers = Trackers(config.tracking, config.run_id, config.model_dump(mode="json"), settings.home)
+    metrics.track(trackers, peak * world.size)
 
 
 def _train(

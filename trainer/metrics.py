@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from schemas.records import BatchPlan
 from tentalis import metrics
 from tentalis.metrics import Exporter
+from trainer.composition import AGES, JOINED
+from trainer.tracking import Trackers
 
 WAITS = ("rollouts", "served", "window")
 PARTS = ("rl", "opd")
@@ -34,11 +36,20 @@ class TrainerMetrics:
         }
         self._of_step = {
             "reward_mean": exporter.gauge(metrics.TRAINER_REWARD),
+            "reward_std": exporter.gauge(metrics.TRAINER_REWARD_STD),
+            "hint_acceptance": exporter.gauge(metrics.TRAINER_HINTS),
+            "ratio_mean": exporter.gauge(metrics.TRAINER_RATIO),
+            "effective_sample_size": exporter.gauge(metrics.TRAINER_ESS),
             "staleness_mean": exporter.gauge(metrics.TRAINER_STALENESS),
             "mismatch_kl": exporter.gauge(metrics.TRAINER_KL),
             "entropy": exporter.gauge(metrics.TRAINER_ENTROPY),
             "grad_norm": exporter.gauge(metrics.TRAINER_GRADIENT),
         }
+        self._ages = exporter.counter(metrics.TRAINER_AGES)
+        self._joins = exporter.counter(metrics.TRAINER_JOINS)
+        self._mfu = exporter.gauge(metrics.TRAINER_MFU)
+        self._peak = 0.0
+        self._trackers: Trackers | None = None
         self._pending = exporter.gauge(metrics.TRAINER_PENDING)
         self._drops = exporter.counter(metrics.TRAINER_DROPS)
         self._lag = exporter.gauge(metrics.TRAINER_LAG)
@@ -52,6 +63,15 @@ class TrainerMetrics:
     def not_ready(self) -> str | None:
         """Why it would not train now, None once the run is recovered."""
         return None if self._ready else "the model is loaded and the run recovered from the log first"
+
+    def track(self, trackers: Trackers, peak: float) -> None:
+        """From now on steps go to trackers too. peak: FLOP/s of all ranks together, for MFU."""
+        self._trackers, self._peak = trackers, peak
+
+    def close(self) -> None:
+        """The trainer ends."""
+        if self._trackers is not None:
+            self._trackers.close()
 
     def recovered(self, policy: str, step: int, version: int) -> None:
         """The run is where its log and checkpoints say, and goes on."""
@@ -101,6 +121,15 @@ class TrainerMetrics:
                 gauge.labels(part).set(outcome[f"{part}_{name}"])
         for name, gauge in self._of_step.items():
             gauge.set(outcome[name])
+        for age in AGES:
+            self._ages.labels(age).inc(outcome[f"staleness_{age}"])
+        for kind in JOINED:
+            self._joins.labels(kind).inc(outcome[f"joined_{kind}"])
+        computing = seconds["forward_backward"] * self._peak
+        mfu = outcome["model_flops"] / computing if computing else 0.0
+        self._mfu.set(mfu)
+        if self._trackers is not None:
+            self._trackers.step(step, {**outcome, "mfu": mfu}, seconds)
 
     def promoted(self, policy: str, version: int) -> None:
         """A version was promoted."""

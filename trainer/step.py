@@ -10,10 +10,12 @@ import torch
 
 from schemas.ids import parse_policy_name
 from schemas.records import BatchPlan, PlanRow, Rollout
+from trainer import composition
 from trainer.advantages.batch import Advantages, advantages_of
 from trainer.advantages.graded import graded
 from trainer.engine import Engine
 from trainer.example import Example, example_of
+from trainer.flops import packed_flops
 from trainer.losses.settings import Loss
 from trainer.objective import SUMMED, Counts, counts_from, objective
 from trainer.pack import Pack, pack
@@ -53,8 +55,9 @@ def train_step(
     counts = counts_from(totals)
     micro_batches = [batch.to(engine.device) for batch in packs_of(planned, loss)]
     packed = time.perf_counter()
-    sums = torch.zeros(len(SUMMED) + 1, dtype=torch.float64)
-    positions = 0
+    sums = torch.zeros(len(SUMMED) + 2, dtype=torch.float64)
+    positions, flops = 0, 0.0
+    shape = engine.policy.shape()
     for batch in micro_batches:
         stop.check()
         base = engine.policy.base_logprobs(batch) if loss.kl.coef > 0 and loss.kl.against == "base" else None
@@ -62,15 +65,16 @@ def train_step(
         total, part_sums = objective(scores, batch.signal, loss, counts, base)
         engine.backward(total)
         positions += len(batch.input_ids)
-        sums[:-1] += torch.stack([part_sums[name].cpu().double() for name in SUMMED])
+        flops += packed_flops(batch.spans, len(batch.targets), shape)
+        sums[:-2] += torch.stack([part_sums[name].cpu().double() for name in SUMMED])
     if not micro_batches:
         engine.backward(engine.anchor())
     stop.check()
     computed = time.perf_counter()
     grad_norm = engine.step(plan.step)
     stepped = time.perf_counter()
-    sums[-1] = positions
-    totals |= dict(zip((*SUMMED, "positions"), world.sum(sums).tolist(), strict=True))
+    sums[-2], sums[-1] = positions, flops
+    totals |= dict(zip((*SUMMED, "positions", "model_flops"), world.sum(sums).tolist(), strict=True))
     if totals["trained_rollouts"] == 0:
         log.warning("step %d: no rollout has an advantage (equal rewards, no hints); it trains nothing", plan.step)
     return Outcome(
@@ -139,6 +143,7 @@ def _facts(
         "reward": sum(rewards),
         "reward_squared": sum(reward * reward for reward in rewards),
         "staleness": float(sum(staleness)),
+        **composition.counts([rollouts[row.rollout_id] for row in rows], version),
     } | {f"n_{name}": count for name, count in asdict(Counts.of(planned, loss)).items()}
 
 
@@ -147,8 +152,9 @@ def _means(totals: Mapping[str, float]) -> dict[str, float]:
         return totals[name] / totals[over] if totals[over] else 0.0
 
     reward = mean("reward", "rewarded")
-    counts = ("rollouts", "trained_rollouts", "tokens", "rl_tokens", "positions")
+    counts = ("rollouts", "trained_rollouts", "tokens", "rl_tokens", "positions", "model_flops")
     return {name: totals[name] for name in counts} | {
+        **composition.metrics(totals),
         "opd_tokens": totals["n_opd"],
         "pairs": totals["n_pairs"],
         "reward_mean": reward,

@@ -5,6 +5,7 @@ import re
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,7 +30,10 @@ from tentalis.metrics import CATALOGUE, PROCESSES, Exporter, Kind, exported_by, 
 from tentalis.policies.process import PolicyMetrics
 from tentalis.workers.process import WorkerMetrics
 from tests.unit.join_support import CODEC, LIMITS, PARTITION, START, head, hint, open_, sample, score, tick
+from trainer import composition
+from trainer.config import Tracking
 from trainer.metrics import TrainerMetrics
+from trainer.tracking import Trackers
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 UNITS = ("seconds", "bytes", "ratio")
@@ -156,7 +160,13 @@ def test_the_trainer_says_what_it_waits_for_and_what_a_step_was() -> None:
     outcome = dict.fromkeys(
         ("rl_loss", "opd_loss", "rl_clip_fraction", "opd_clip_fraction", "rl_advantage_abs", "opd_advantage_abs"), 0.5
     ) | dict.fromkeys(("reward_mean", "staleness_mean", "mismatch_kl", "entropy", "grad_norm"), 0.25)
+    outcome |= dict.fromkeys(("reward_std", "hint_acceptance", "ratio_mean", "effective_sample_size"), 0.5)
+    outcome |= dict.fromkeys(composition.names(), 0.0) | {"staleness_3_4": 6.0, "joined_both": 2.0, "model_flops": 5e9}
     outcome |= {"tokens": 300.0, "rollouts": 8.0, "trained_rollouts": 6.0}
+    told: list[dict[str, float]] = []
+    trackers = Trackers(Tracking(), "run", {}, Path())
+    trackers._trackers.append(SimpleNamespace(step=lambda step, values: told.append(values)))  # type: ignore[arg-type]
+    made.track(trackers, 1e10)
     made.stepped("p", 4, 8, outcome, {"fetch": 1.0, "forward_backward": 2.0})
     made.read(1, {"0": 5}, 2)
     made.read(1, {"0": 0}, 3)
@@ -169,6 +179,9 @@ def test_the_trainer_says_what_it_waits_for_and_what_a_step_was() -> None:
     }
     assert {name: read(name) for name in values} == values
     assert read("tentalis_trainer_rollouts_total", {"use": "idle"}) == 2
+    assert read("tentalis_trainer_rollout_ages_total", {"age": "3_4"}) == 6
+    assert read("tentalis_trainer_joins_total", {"kind": "both"}) == 2
+    assert read("tentalis_trainer_mfu_ratio") == told[0]["train/mfu"] == 0.25
     assert read("tentalis_trainer_lag_records", {"partition": "0"}) == 0
     assert read("tentalis_trainer_phase_seconds_total", {"phase": "forward_backward"}) == 2
 
