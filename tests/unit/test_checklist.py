@@ -1,0 +1,132 @@
+"""What an heir of the ancestors' systems must keep to: bus and join. The maths is in test_losses.py and beside it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from schemas import avro, topics
+from schemas.records import RECORDS, Feedback, HintKind, Source
+from tentalis.cli.values import from_plain, to_plain
+from tests.trainer_lab import rollout
+from tests.unit.join_support import LIMITS, alive, fold, head, hint, log_of, open_, process, sample, score, tick, worker
+from tests.unit.stream_records import make_feedback, make_result, make_task
+from trainer.offers import malformed
+
+NEWS = {"name": "added_by_a_later_version", "type": "string", "default": "", "doc": "x"}
+
+
+def examples() -> list[Any]:
+    of = sample(head())
+    result = make_result()
+    return [
+        make_task(),
+        result,
+        make_feedback(result),
+        open_(head()),
+        score(of),
+        hint(of),
+        rollout(teacher=[-1, -2, -3]),
+    ]
+
+
+@pytest.mark.parametrize("record", examples(), ids=lambda record: type(record).__name__)
+def test_checklist_01_records_round_trip_and_outlive_their_schema(record: Any) -> None:
+    name = type(record).__name__
+    assert from_plain(type(record), json.loads(json.dumps(to_plain(record)))) == record
+    reader = avro.current(name)
+    text = json.loads(reader.text)
+    # A later version added a field, an earlier one lacked those that have a default.
+    later = avro.AvroSchema.parse(json.dumps(text | {"fields": [*text["fields"], NEWS]}))
+    assert RECORDS[name].model_validate(avro.read(later, reader, avro.write(later, record.model_dump()))) == record
+    optional = [field["name"] for field in text["fields"] if "default" in field]
+    needed = [field for field in text["fields"] if field["name"] not in optional]
+    before = avro.AvroSchema.parse(json.dumps(text | {"fields": needed}))
+    read = avro.read(before, reader, avro.write(before, record.model_dump()))
+    old = RECORDS[name].model_validate(read)
+    assert all(getattr(old, field["name"]) == getattr(record, field["name"]) for field in needed)
+    assert set(optional) <= set(read)
+
+
+@pytest.mark.parametrize("wrong", [-0.01, 1.01, float("nan")])
+def test_checklist_02_scores_outside_0_and_1_are_refused_with_the_reason(wrong: float) -> None:
+    with pytest.raises(ValidationError, match="score") as refused:
+        make = make_feedback(make_result())
+        Feedback.model_validate(make.model_dump() | {"score": wrong})
+    assert re.search("greater than or equal to 0|less than or equal to 1|finite", str(refused.value))
+
+
+def test_checklist_03_what_fails_is_set_aside_and_the_next_record_is_handled() -> None:
+    good = sample(head())
+    written = fold((0, b"no record at all"), (1, score(good)), (2, hint(good)))
+    assert written.dead and [outcome.kind.value for outcome in written.outcomes.values()] == ["both"]
+
+
+def test_checklist_04_every_topic_of_the_ancestors_has_one_of_ours() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ancestors.md").read_text()
+    rows = re.findall(r"^\| `([a-z.{}]+)` \| `(tentalis\.[a-z.0-9-]+)` \| (\w+) \|$", page, re.MULTILINE)
+    assert {theirs for theirs, _, _ in rows} == {
+        *("tasks.{type}", "results.{type}", "feedback.scored", "training.rollouts", "training.combined"),
+        *("model.updates", "sessions.logged", "sessions.start", "sessions.end", "opd.hints", "meta.rollouts"),
+        *("meta.updates", "skills.created", "alignment.evals", "alignment.audit"),
+    }
+    for _, ours, record in rows:
+        assert record in topics.table().records_of(ours)
+
+
+ONE = sample(head())
+TWO = sample(head(), result="of another worker")
+
+
+@pytest.mark.parametrize(
+    ("halves", "outcomes"),
+    [
+        pytest.param([(0, hint(ONE)), (10, score(ONE))], {"t1/0": "both"}, id="hint then rollout"),
+        pytest.param([(0, score(ONE)), (10, hint(ONE))], {"t1/0": "both"}, id="rollout then hint"),
+        pytest.param([(0, score(ONE)), (101, tick())], {"t1/0": "rl"}, id="rollout and no hint in time"),
+        pytest.param(
+            [(0, score(ONE)), (101, tick()), (200, hint(ONE, id="h"))],
+            {"t1/0": "rl", "t1/0/late/h": "late"},
+            id="late hint",
+        ),
+        pytest.param(
+            [(0, score(ONE)), (1, score(ONE)), (2, hint(ONE)), (3, score(ONE))], {"t1/0": "both"}, id="rollout twice"
+        ),
+        pytest.param(
+            [(0, score(ONE)), (1, score(TWO)), (2, hint(TWO)), (3, hint(ONE))],
+            {"t1/0": "both", f"t1/0/superseded/{TWO.result_id}": "superseded"},
+            id="two workers, one task",
+        ),
+    ],
+)
+def test_checklist_05_the_join_in_every_order(halves: Any, outcomes: dict[str, str]) -> None:
+    written = fold(*halves)
+    assert {key: outcome.kind.value for key, outcome in written.outcomes.items()} == outcomes
+    assert written.rollouts["t1/0"].result_id == ONE.result_id, "one answer's reward, never with another's hint"
+
+
+def test_checklist_06_memory_is_bounded_by_age_and_a_tasks_size_by_count() -> None:
+    join = worker({})
+    tasks = [(i, open_(head(f"t{i}"))) for i in range(50)]
+    process(join, log_of(*tasks))
+    assert len(alive(join)) >= 50
+    over = 1_000 + LIMITS.marker_ttl_ms + 100
+    join = worker({})
+    process(join, log_of(*tasks, (over, tick()), (2 * over, tick())))
+    assert not [key for key in alive(join) if key.startswith("t/")] and len(alive(join)) < 5
+    assert fold((0, open_(head(n=LIMITS.max_samples + 1)))).dead == [(0, "validate")]
+
+
+def test_checklist_07_teacher_log_probs_of_another_length_train_nothing() -> None:
+    longer = sample(head(), n=6)
+    wrong = hint(longer).model_copy(update={"teacher_logprobs": hint(ONE).teacher_logprobs})
+    written = fold((0, score(longer)), (10, wrong), (1001, tick()))
+    assert written.dead == [(1, "validate")]
+    assert not written.rollouts["t1/0"].has_opd and written.rollouts["t1/0"].teacher_logprobs is None
+    short = rollout(teacher=[-1, -1, -1]).model_copy(update={"teacher_logprobs": b"\0" * 4})
+    assert malformed(short, 64) == "7 tokens but 1 values in teacher_logprobs"
+    assert fold((0, score(ONE)), (5, hint(ONE, HintKind.REJECTED))).rollouts["t1/0"].has_opd is False
+    assert Source.USER is hint(ONE).source
