@@ -28,7 +28,6 @@ def examples() -> list[Any]:
         make_feedback(result),
         open_(head()),
         score(of),
-        hint(of),
         rollout(teacher=[-1, -2, -3]),
     ]
 
