@@ -114,6 +114,8 @@ VARIABLES: Mapping[str, Alias] = {
 
 ELSEWHERE: Mapping[str, str] = {
     "TRAINING_CHECKPOINT_DIR": "checkpoints lie below TENTALIS_HOME",
+    "TRAINING_SCHEDULE_ENABLED": "training has hours if `windows` names any",
+    "TRAINING_SCHEDULE_HOURS": 'say `windows: ["02:00-06:00"]` in the file; `time_zone` is UTC, as theirs was',
     "TRAINING_GROUP_SIZE": "a task says how many samples it wants: `tentalis manager --samples`",
     "TRAINING_KL_BETA": "see `loss.kl`; theirs was k1 against the base, which as a loss has no gradient on average",
     "TRAINER_BACKEND": "there is one trainer",
