@@ -101,7 +101,8 @@ class Checkpoint(BaseModel):
 def save(
     root: Path, state: CheckpointState, adapter: bytes, adapter_config: bytes, optimizer: OptimizerState
 ) -> Checkpoint:
-    """Writes a checkpoint below `root` and returns it verified. Raises BadCheckpoint."""
+    """Writes a checkpoint below `root` and returns it verified. One of the same plan and content that is there already
+    stays as it is. Raises BadCheckpoint."""
     from safetensors.torch import save as to_bytes
 
     moments = dict(sorted(optimizer.moments.items()))
@@ -109,13 +110,28 @@ def save(
     state = state.model_copy(update={"files": {name: sha256_hex(data) for name, data in files.items()}})
     written = state.model_dump_json(indent=2).encode() + b"\n"
     folder = root / state.folder_name
-    if folder.exists():
-        # The same plan, executed again after a crash before its result was on the log.
-        shutil.rmtree(folder)
-    write_folder(folder, files | {STATE_FILE: written})
-    checkpoint = Checkpoint(folder=folder, state=state)
+    present = _present(folder, state)
+    if present is None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        try:
+            write_folder(folder, files | {STATE_FILE: written})
+        except OSError:
+            # A successor executed the same plan meanwhile: what it stands on is not taken away.
+            present = _present(folder, state)
+            if present is None:
+                raise
+    checkpoint = present or Checkpoint(folder=folder, state=state)
     checkpoint.verify()
     return checkpoint
+
+
+def _present(folder: Path, state: CheckpointState) -> Checkpoint | None:
+    """The checkpoint in a folder if it has these files. Raises BadCheckpoint."""
+    if not (folder / STATE_FILE).exists():
+        return None
+    found = Checkpoint.read(folder)
+    return found if found.state.files == state.files else None
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
