@@ -7,6 +7,7 @@ Processes of their own all the same: they read their environment, have their own
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tentalis import logs
 from tentalis.config import Settings
+from tests.commit_points import stop_at
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.forked_preload"])
@@ -37,11 +39,15 @@ def end(process: ForkServerProcess) -> None:
 
 
 def train(argument: str) -> int:
-    """One rank, of a configuration file; on further lines what a person gives by hand: `steps=3`, `caught_up`."""
+    """One rank, of a configuration file; on further lines what a person gives by hand: `steps=3`, `caught_up`; and
+    where the process sends itself a signal (tests/commit_points.py): `SIGKILL at saved 2`."""
     from trainer.goal import Goal
     from trainer.launch import launch
 
     config, *by_hand = argument.splitlines()
+    for name, at, point in (each.partition(" at ") for each in by_hand):
+        if at:
+            stop_at(point, signal.Signals[name])
     steps = next((int(each.removeprefix("steps=")) for each in by_hand if each.startswith("steps=")), None)
     return launch(Path(config), ranks=1, goal=Goal(steps, caught_up="caught_up" in by_hand))
 

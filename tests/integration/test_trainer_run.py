@@ -1,8 +1,7 @@
-"""The trainer on a real broker: a run, its replay, a kill at any point, forgeries."""
+"""The trainer on a real broker: a run, its replay, forgeries. Kills and zombies: test_trainer_faults.py."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from multiprocessing.context import ForkServerProcess
@@ -219,35 +218,6 @@ def forge(lab: Lab, key: str, *, keep_digest: bool) -> None:
     raise AssertionError(f"no rollout {key}")
 
 
-def test_killed_between_any_two_writes_it_ends_with_the_same_bytes(lab: Lab) -> None:
-    lab.lay(9)
-    calm, killed = lab.config("calm", steps=4), lab.config("killed", steps=4)
-    assert lab.train(calm) == 0, lab.text(calm)
-    first = lab.log(calm).highest_version + 1
-    checkpoints = lab.settings.home / "checkpoints" / killed.run_id
-    adapters = lab.settings.home / "adapters" / lab.policy
-    points = {
-        "after the plan of step 1": lambda: (1, 1) in lab.log(killed).plans,
-        "after the checkpoint of step 2": lambda: any(checkpoints.glob("000002-*")),
-        "after the adapter of step 3": lambda: (adapters / f"v{first + 3}").exists(),
-    }
-    for name, reached in points.items():
-        process = lab.start_trainer(killed)
-        try:
-            eventually(reached, 120, 0.002, f"never {name}: {lab.text(killed)[-2000:]}")
-        finally:
-            forked.end(process)
-    assert lab.train(killed) == 0, lab.text(killed)
-    assert lab.hashes(killed) == lab.hashes(calm)
-    run = lab.log(killed)
-    assert sorted(run.updates)[-5:] == list(range(first, first + 5))
-    assert all(run.updates[first + step].sha256 == sha256 for step, sha256 in enumerate(lab.hashes(killed)))
-    rows = [row.rollout_id for plan in run.plans.values() for row in plan.rows]
-    assert len(rows) == len(set(rows)) == 32
-    code, report = lab.replay(killed)
-    assert (code, report["equal"], len(report["steps"])) == (0, True, 5), report
-
-
 def test_two_ranks_train_the_same_plans_as_one(lab: Lab) -> None:
     lab.lay(7)
     one, two = lab.config("one"), lab.config("two")
@@ -302,24 +272,6 @@ def plan_left_by_a_dead_world_of_two(lab: Lab, of: TrainerConfig) -> BatchPlan:
     assert draft is not None
     head = PlanHead(of.run_id, of.policy, first.manifest_digest, 2, of.micro_batch_tokens, of.seed, "dead")
     return plan_of(draft, head, 2, 1, now_ms())
-
-
-def test_a_zombie_writes_nothing_when_it_wakes_up(lab: Lab) -> None:
-    of = lab.config()
-    zombie = lab.start_trainer(of)
-    try:
-        eventually(lambda: "reads partitions" in lab.text(of), 120, 0.1, lambda: lab.text(of))
-        os.kill(zombie.pid, signal.SIGSTOP)
-        lab.lay(7)
-        assert lab.train(of) == 0, lab.text(of)
-        before = lab.log(of)
-        os.kill(zombie.pid, signal.SIGCONT)
-        zombie.join(60)
-        assert zombie.exitcode not in (0, None), lab.text(of)
-    finally:
-        forked.end(zombie)
-    assert lab.log(of) == before
-    assert before.last_step == 3 and len(before.plans) == 3
 
 
 def checkpoint_of(lab: Lab, of: TrainerConfig) -> Path:
