@@ -8,7 +8,7 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast lint bench results chaos fuzz format lock clean
+.PHONY: help demo test test-fast lint bench results chaos soak fuzz format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,9 +16,10 @@ help:
 	@echo "make test [ARGS='-k join'] [JOBS=2]  all tests; make test-fast: only those without broker, model or kills"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
-	@echo "make bench B=join|streams|trainer|replay|swap    one benchmark; its last line on stdout is one JSON object"
+	@echo "make bench B=join|growth|recovery|streams|trainer|replay|swap    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
+	@echo "make soak [DURATION=1800] [RATE=150] [STATE=memory|rocksdb] the streams under a steady load: memory, lag, warnings; one JSON line"
 
 # stdout belongs to the command that is asked for (`-o json`), so everything about installing goes to stderr.
 .venv: $(STAMP)
@@ -60,6 +61,9 @@ results: $(STAMP)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m tests.chaos.rota --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/python -m tests.chaos.soak --seconds $(or $(DURATION),1800) --rate $(or $(RATE),150) --state $(or $(STATE),memory) $(ARGS)
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.chaos.fuzz -n $(or $(N),100000) --seed $(or $(SEED),1)

@@ -31,7 +31,7 @@ from schemas.records import Rollout
 from tentalis.config import Settings
 from tentalis.kafka import end_offsets, make_codec, read_to_end
 from tests.bench.join_load import Half, halves, send
-from tests.bench.lab import environment_with, log, own_kafka, report
+from tests.bench.lab import cpu_seconds, environment_with, log, own_kafka, report
 
 QUIX = ("quixstreams==3.28.1", "fastavro")
 BROKER_CORE, WORKER_CORE = 0, 1
@@ -81,25 +81,23 @@ def outcomes_since(settings: Settings, start: dict[int, int]) -> list[tuple[int,
     return sorted((record.timestamp, str(record.key)) for record in stored)
 
 
-def until_written(settings: Settings, start: dict[int, int], count: int, child: "subprocess.Popen[bytes]") -> int:
-    """Waits for so many outcomes; how many there are. Raises RuntimeError if the process ends or stands still."""
+def until_written(settings: Settings, start: dict[int, int], count: int, *children: "subprocess.Popen[bytes]") -> int:
+    """Waits for so many outcomes; how many there are.
+
+    Raises RuntimeError if a process ends, or nothing comes for three minutes.
+    """
     seen, heard = 0, time.monotonic()
     while seen < count:
         time.sleep(0.2)
         now = sum(end_offsets(settings, topics.OUTCOMES).values()) - sum(start.values())
         if now != seen:
             seen, heard = now, time.monotonic()
-        if child.poll() is not None or time.monotonic() - heard > 90:
+        codes = [child.poll() for child in children]
+        if any(code is not None for code in codes) or time.monotonic() - heard > 180:
             raise RuntimeError(
-                f"{child.args!r} stands still with {seen} of {count} outcomes (exit code {child.poll()})"
+                f"{children[0].args!r} stands still with {seen} of {count} outcomes (exit codes {codes})"
             )
     return seen
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mb(pid: int) -> float:

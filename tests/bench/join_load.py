@@ -30,16 +30,18 @@ from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, headers_of
 
-TOKENS, PROMPT = 1000, 200
+TOKENS = 1000
 
 Half = tuple[str, bytes, list[tuple[str, bytes]]]
 """Key, value, headers."""
 
 
-def _sample(task_id: str, rng: np.random.Generator) -> Sample:
-    tokens = int32_bytes(rng.integers(0, 49_000, TOKENS))
-    logprobs = -rng.exponential(0.7, TOKENS).astype(np.float32)
-    logprobs[:PROMPT] = 0.0
+def sample_of(task_id: str, rng: np.random.Generator, n_tokens: int = TOKENS) -> Sample:
+    """A sample of so many tokens, the first fifth of them its prompt."""
+    prompt = n_tokens // 5
+    tokens = int32_bytes(rng.integers(0, 49_000, n_tokens))
+    logprobs = -rng.exponential(0.7, n_tokens).astype(np.float32)
+    logprobs[:prompt] = 0.0
     return Sample(
         head=TaskHead(
             task_id=task_id,
@@ -54,13 +56,13 @@ def _sample(task_id: str, rng: np.random.Generator) -> Sample:
         ),
         sample_index=0,
         result_id=derived_id("result", task_id),
-        response_digest=sha256_hex(tokens[4 * PROMPT :]),
+        response_digest=sha256_hex(tokens[4 * prompt :]),
         worker_id="worker",
         token_ids=tokens,
-        loss_mask=b"\0" * PROMPT + b"\1" * (TOKENS - PROMPT),
+        loss_mask=b"\0" * prompt + b"\1" * (n_tokens - prompt),
         sampler_logprobs=float32_bytes(logprobs),
         logprobs_mode=LogprobsMode.PROCESSED,
-        policy_spans=(PolicySpan(start=PROMPT, policy="bench@v3"),),
+        policy_spans=(PolicySpan(start=prompt, policy="bench@v3"),),
     )
 
 
@@ -109,7 +111,7 @@ def halves(name: str, tasks: int, spread: int, open_every: int, codec: Codec) ->
     waiting: dict[int, Sample] = {}
     for _, index, is_hint in sorted(order):
         if index not in waiting:
-            sample = waiting[index] = _sample(f"{name}-{index}", rng)
+            sample = waiting[index] = sample_of(f"{name}-{index}", rng)
         else:
             sample = waiting.pop(index)
         record: Record = hint_of(sample, now, index % 2 == 1, rng) if is_hint else score_of(sample, now)

@@ -1,20 +1,43 @@
-"""One join worker under an application id of its own: `python -m tests.bench.join_ours BOOTSTRAP APP_ID STATE_DIR`."""
+"""One join worker under an application id of its own: `python -m tests.bench.join_ours BOOTSTRAP APP_ID STATE_DIR`.
 
+The options set what a command of the product has no setting for (how long closed tasks are remembered), or what several
+workers side by side must not share.
+"""
+
+import argparse
 import sys
 from pathlib import Path
 
 from streams.app import StreamSettings, ensure_changelog, run
+from streams.join.core import DAY_MS, Limits
 from streams.join.processor import JoinProcessor
 from tentalis.config import Settings
 from tentalis.kafka import make_codec
 
 
-def main(bootstrap: str, app_id: str, state_dir: str) -> int:
-    processor = JoinProcessor(make_codec(Settings(bootstrap=bootstrap)))
-    processor.app_id = app_id
-    ensure_changelog(bootstrap, app_id, "state", 8)
-    return run(processor, StreamSettings(bootstrap=bootstrap, state_dir=Path(state_dir), instance="bench"))
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bootstrap")
+    parser.add_argument("app_id")
+    parser.add_argument("state_dir", type=Path)
+    parser.add_argument("--state", choices=["memory", "rocksdb"], default="memory")
+    parser.add_argument("--instance", default="bench")
+    parser.add_argument("--metrics-port", type=int)
+    parser.add_argument("--marker-ttl-ms", type=int, default=DAY_MS)
+    options = parser.parse_args()
+    codec = make_codec(Settings(bootstrap=options.bootstrap))
+    processor = JoinProcessor(codec, Limits(marker_ttl_ms=options.marker_ttl_ms))
+    processor.app_id = options.app_id
+    ensure_changelog(options.bootstrap, options.app_id, "state", 8)
+    settings = StreamSettings(
+        bootstrap=options.bootstrap,
+        state_dir=options.state_dir,
+        state=options.state,
+        metrics_port=options.metrics_port,
+        instance=options.instance,
+    )
+    return run(processor, settings)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -64,11 +64,23 @@ def peak_mib(reset: bool = False) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 @contextmanager
-def own_kafka() -> Iterator[Settings]:
-    """A broker in a temporary folder with every topic applied."""
+def own_kafka(lines: dict[str, str] | None = None) -> Iterator[Settings]:
+    """A broker in a temporary folder with every topic applied. `lines`: further lines of its configuration."""
     with tempfile.TemporaryDirectory() as folder:
-        broker = EmbeddedBroker(Path(folder) / "kafka", free_port(), free_port())
+        broker = EmbeddedBroker(Path(folder) / "kafka", free_port(), free_port(), settings=lines)
         broker.start()
         try:
             broker.wait_ready(60)
