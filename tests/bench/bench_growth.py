@@ -7,7 +7,8 @@ time of all workers per task, from the first tenth on. Workers, broker and this 
 State: a worker begins with 10k, 100k, 1M tasks that are remembered (a tenth of them open, each with a half of 20
 tokens; written to the changelog by join_state.py), in memory and in RocksDB, and folds a load of its own on top. Then
 it is killed with -9 and started again on an empty disk, and with RocksDB once more on the disk as it was left: seconds
-from starting the process to its first outcome, imports included (compare the row of 0 tasks).
+from starting the process to its first outcome (`_recovery_s`; imports and joining the group included, as the row of 0
+tasks shows), and of them in reading the state (`_read_s`, and how many records of the changelog that were).
 
 BENCH_TASKS is the largest state (1,000,000); the loads scale with it.
 """
@@ -25,10 +26,11 @@ from schemas import topics
 from streams.app import ensure_changelog
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, end_offsets, make_codec
+from tentalis.local.ports import free_port
 from tests.bench.bench_join import ROOT, outcomes_since, stop, until_written
 from tests.bench.join_load import halves, send
 from tests.bench.join_state import PARTITIONS, state_rows
-from tests.bench.lab import cpu_seconds, log, own_kafka, report, rss_mib
+from tests.bench.lab import cpu_seconds, log, metrics_of, own_kafka, report, rss_mib
 
 OPEN_SHARE = 10
 LITTLE = 20
@@ -48,12 +50,14 @@ class Group:
     def __post_init__(self) -> None:
         self.app_id = f"growth-{uuid.uuid4().hex[:8]}"
         self.folder = self.settings.home / self.app_id
+        self.port = free_port()
 
     def start(self, number: int = 0) -> Child:
         """One of its workers."""
         where = str(self.folder / str(number))
         command = [sys.executable, "-m", "tests.bench.join_ours", self.settings.require_bootstrap(), self.app_id, where]
         command += ["--state", self.state, "--instance", f"worker-{number}"]
+        command += ["--metrics-port", str(self.port)] if number == 0 else []
         quiet = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "TENTALIS_LOG": "WARNING"}
         return subprocess.Popen(command, cwd=ROOT, env=os.environ | quiet)
 
@@ -124,9 +128,14 @@ def on_state(settings: Settings, state: str, keys: int, n_tokens: int, load: int
         found = group.folded(load, [child])
         for kept in (False, True) if state == "rocksdb" else (False,):
             stop(child, signal.SIGKILL)
-            name = "recovery_kept_s" if kept else "recovery_s"
+            prefix = "kept" if kept else "empty"
             seconds, child = group.recovered(kept=kept)
-            found[name] = round(seconds, 2)
+            metrics = metrics_of(group.port)
+            found |= {
+                f"{prefix}_recovery_s": round(seconds, 2),
+                f"{prefix}_read_s": round(metrics["tentalis_stream_recovery_seconds"], 2),
+                f"{prefix}_read_records": round(metrics["tentalis_stream_recovered_records"]),
+            }
             # Until the probe is committed: the next successor must not hear it again.
             time.sleep(2.5)
         found["disk_mib"] = round(sum(f.stat().st_size for f in group.folder.rglob("*") if f.is_file()) / 2**20)

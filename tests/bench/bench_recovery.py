@@ -1,8 +1,8 @@
 """Recovery of 100,000 open tasks with payload (9 KB each, 1,000 tokens) and 900,000 closed ones, after a kill -9.
 
-The state is written to the changelog by join_state.py, one broker and one worker, in memory and in RocksDB: seconds
-from starting the process to its first outcome on an empty disk (`recovery_s`), and on the disk as it was left
-(`recovery_kept_s`); resident memory and CPU per task of the load that was folded on that state before.
+The state is written to the changelog by join_state.py, one broker and one worker, in memory and in RocksDB: what a
+successor on an empty disk needs (`empty_`), and one on the disk as it was left (`kept_`), named as in bench_growth.py;
+resident memory and CPU per task of the load that was folded on that state before.
 
 BENCH_TASKS is the number of tasks (1,000,000), a tenth of them open.
 """

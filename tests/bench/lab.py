@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +34,8 @@ from tentalis.config import Settings
 from tentalis.kafka import committed_offsets
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
+
+METRIC = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$", re.M)
 
 
 def log(text: str) -> None:
@@ -74,6 +79,16 @@ def rss_mib(pid: int) -> float:
     """Resident memory of a process now."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def metrics_of(port: int) -> dict[str, float]:
+    """Each metric of a process, summed over its labels. Raises OSError if it does not answer."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found: dict[str, float] = defaultdict(float)
+    for name, value in METRIC.findall(text):
+        found[name] += float(value)
+    return found
 
 
 @contextmanager
