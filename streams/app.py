@@ -361,7 +361,10 @@ class _Worker:
                         partition,
                         len(lost),
                     )
-                    await self._sink.send([changelog_record(self._changelog, partition, entry) for entry in lost])
+                    end = await self._sink.send([changelog_record(self._changelog, partition, entry) for entry in lost])
+                    if not isinstance(self._store, StateStore):
+                        # Or its database would not know it is complete up to there, nor from there on.
+                        self._store.apply(partition, [lost], [end])
                 if isinstance(self._store, StateStore) and isinstance(fold, Fold):
                     self._store.load(partition, fold.state())
         for partition in partitions:

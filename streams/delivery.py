@@ -409,9 +409,11 @@ class Lanes:
         except Exception as error:
             # Nothing after the failed batch may run, or its offset would be committed past it.
             self._broken.add(partition)
-            while queue:
-                queue.popleft().finished(False)
             log.exception("partition %d: a batch could not be completed", partition)
             self._fail(error)
         finally:
+            # Also of a lane that was cancelled: what came to it meanwhile belongs to an assignment that is over, and
+            # before the records of the next one would make those look as if they had been applied.
+            while queue:
+                queue.popleft().finished(False)
             self._tasks.pop(partition, None)

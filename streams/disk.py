@@ -14,8 +14,10 @@ Keys of a database begin with a byte that says what they are:
 - AGE + since + key: an index of the values to which the application gives an age, oldest first.
 """
 
+import errno
 import fcntl
 import logging
+import os
 import shutil
 import struct
 import time
@@ -35,6 +37,11 @@ GRAVE_MS = CHANGELOG_MIN_LAG_MS // 2
 IDLE_MS = 12 * 3600 * 1000
 """A database that nobody used for so long is made anew: brokers keep a deletion for a day (`delete.retention.ms`), and
 one that was not seen would leave its value alive here for good."""
+REWRITTEN_S = 24 * 3600
+"""RocksDB rewrites every file that is older, and with it leaves out what was deleted or replaced: as often as the
+changelog's own compaction (`max.compaction.lag.ms`), so that what somebody asked to forget goes from here as well."""
+TIDY_S = 3600.0
+GONE = ".gone"
 CACHE_BYTES = 64 * 2**20
 BUFFERS_BYTES = 64 * 2**20
 """Of all databases of a process together: blocks read, and writes not yet in a file."""
@@ -92,6 +99,8 @@ class Resources:
         made.set_min_blob_size(2048)
         made.set_blob_file_size(32 * 2**20)
         made.set_enable_blob_gc(True)
+        # By default three quarters of the blob files keep what was deleted from them until all of it is.
+        made.set_blob_gc_age_cutoff(1.0)
         made.set_blob_compression_type(DBCompressionType.lz4())
         return made
 
@@ -202,9 +211,20 @@ class Database:
         except Exception as error:
             raise self._damaged(error) from error
 
+    def flush(self) -> None:
+        """What was written so far lies in files, where deletions have their effect one day."""
+        try:
+            self._db.flush()
+        except Exception as error:
+            raise self._damaged(error) from error
+
     def close(self) -> None:
         """Nothing of it can be used any more."""
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001 - rocksdict raises no other
+            # What was confirmed and is not in its files is on the changelog; it is closed all the same.
+            log.warning("the state in %s was left behind as it is: %s", self._path, error)
 
     def _buckets(self) -> set[int]:
         found: set[int] = set()
@@ -215,6 +235,8 @@ class Database:
         return found
 
     def _damaged(self, error: Exception) -> StateUnreadable:
+        if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+            return StateUnreadable(f"there is no room for the state in {self._path}: {error}")
         (self._path / DAMAGED).touch()
         return StateUnreadable(f"the state in {self._path} cannot be read: {error}")
 
@@ -323,11 +345,10 @@ class DiskStore:
         """What the changelog is (see `identity_of`); a database of another is made anew."""
         self._resources = Resources()
         self._open: dict[int, Database] = {}
-        for left in self._folder.iterdir():
-            if left.is_dir() and 1000 * (time.time() - max(file.stat().st_mtime for file in left.iterdir())) > IDLE_MS:
-                shutil.rmtree(left)
+        self._tidied = time.monotonic()
         self.rebuilt = 0
         """Databases that were not believed."""
+        self._sweep()
 
     def open(self, partition: int, *, anew: bool = False) -> DiskFold:
         """The database of a partition, to be brought up to date.
@@ -343,7 +364,7 @@ class DiskStore:
             self.rebuilt += 1
             if reason:
                 log.warning("the state in %s %s: made anew from the changelog", path, reason)
-            shutil.rmtree(path)
+            _discard(path)
         if partition not in self._open:
             path.mkdir(parents=True)
             database = self._open[partition] = Database(path, self._database(path), identity, self._age)
@@ -373,6 +394,11 @@ class DiskStore:
             if end is not None and end - len(wave) + 1 == position:
                 position = end + 1
         database.write((entry for wave in waves for entry in wave), position)
+        if time.monotonic() - self._tidied > TIDY_S:
+            self._tidied = time.monotonic()
+            for owned in self._open.values():
+                owned.flush()
+            self._sweep()
 
     def size(self) -> int:
         """Bytes on disk of the owned partitions."""
@@ -383,6 +409,20 @@ class DiskStore:
         for partition in list(self._open):
             self.drop(partition)
         self._lock.close()
+
+    def _sweep(self) -> None:
+        """Removes what nobody has used for so long that it would not be believed, also where workers were that are
+        gone: what was deleted from the changelog meanwhile lies there still."""
+        for folder in self._folder.parent.iterdir():
+            left = [path for path in folder.glob("*/") if _idle(path) or path.suffix == GONE]
+            if folder == self._folder:
+                for path in left:
+                    if not (path.name.isdigit() and int(path.name) in self._open):
+                        _discard(path)
+            elif left and (lock := _locked(folder)) is not None:
+                with lock:
+                    for path in left:
+                        _discard(path)
 
     def _try(self, partition: int, path: Path, identity: str) -> str | None:
         """Opens what is there; otherwise why it cannot be believed."""
@@ -407,9 +447,11 @@ class DiskStore:
         from rocksdict import Rdict
 
         try:
-            return Rdict(str(path), options=self._resources.options())
+            opened = Rdict(str(path), options=self._resources.options())
+            opened.set_options({"periodic_compaction_seconds": str(REWRITTEN_S)})
+            return opened
         except Exception as error:
-            if "LOCK" in str(error):
+            if any(words in str(error) for words in ("While lock file", "lock hold by current process")):
                 raise StoreLocked(f"another process uses the state in {path}: give each its own --state-dir") from error
             raise StateUnreadable(str(error)) from error
 
@@ -425,7 +467,7 @@ def _distrust(meta: bytes | None, identity: str) -> str | None:
     if found != identity:
         return f"is a copy of another changelog ({found}; here it is {identity})"
     idle = time.time() - used / 1000
-    if 1000 * idle > IDLE_MS:
+    if abs(1000 * idle) > IDLE_MS:  # a time to come: the clock was set, and how long it really was is not known
         return f"was last in use {idle / 3600:.0f} hours ago, and deletions are known for {IDLE_MS // 3600_000} only"
     return None
 
@@ -439,15 +481,40 @@ def _own_folder(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
     number = 0
     while True:
         own = folder / (f"{name}-{number}" if number else name)
-        own.mkdir(parents=True, exist_ok=True)
-        lock = (own / "owner").open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            number += 1
-        else:
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _locked(own)
+        if lock is not None:
             return own, lock
+        number += 1
+
+
+def _locked(own: Path) -> IO[bytes] | None:
+    """The lock of a process's folder, None if it has an owner."""
+    lock = (own / "owner").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def _idle(path: Path) -> bool:
+    # Of the folder: its files come and go with every flush, under the hands of whoever owns it.
+    try:
+        return 1000 * (time.time() - path.stat().st_mtime) > IDLE_MS
+    except FileNotFoundError:
+        return False
+
+
+def _discard(path: Path) -> None:
+    """Removes a database. Under another name first: what is left of one that was removed in part might be believed."""
+    gone = path.with_suffix(GONE)
+    if path != gone:
+        if gone.exists():
+            shutil.rmtree(gone)
+        path.rename(gone)
+    shutil.rmtree(gone)
 
 
 def identity_of(client: Mapping[str, Any], topic: str) -> str:

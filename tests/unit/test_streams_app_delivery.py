@@ -282,6 +282,33 @@ def test_quiesce_lets_the_running_finish_and_gives_up_the_rest() -> None:
     asyncio.run(main())
 
 
+def test_what_comes_to_a_lane_while_it_is_given_up_is_not_run_before_what_comes_after() -> None:
+    """Those records belong to an assignment that is over; in the next one they may lie ahead of where it begins."""
+
+    async def main() -> None:
+        ran: list[int] = []
+        stuck, over, done = asyncio.Event(), asyncio.Event(), list[bool]()
+
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            ran.extend(record.offset for record in records)
+            stuck.set()
+            await over.wait()
+
+        lanes = Lanes(work, set, lambda error: pytest.fail(str(error)))
+        lanes.submit(0, Job([record(5)], done.append))
+        await stuck.wait()
+        giving_up = asyncio.create_task(lanes.quiesce(0.01))
+        await asyncio.sleep(0)
+        lanes.submit(0, Job([record(6)], done.append))
+        await giving_up
+        over.set()
+        lanes.submit(0, Job([record(0)], done.append))
+        await asyncio.gather(*lanes._tasks.values())
+        assert (ran, done) == ([5, 0], [False, False, True])
+
+    asyncio.run(main())
+
+
 class Clockwork(Script):
     """A processor that also has something to do when time alone goes on."""
 

@@ -1,18 +1,26 @@
 """State on disk: which databases are believed, what a restart reads of the changelog, and which record wins."""
 
+import asyncio
+import contextlib
 import os
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streams.app import StreamSettings, _Worker
 from streams.delivery import Store
-from streams.disk import IDLE_MS, DiskStore
+from streams.disk import IDLE_MS, DiskFold, DiskStore, StoreLocked
+from streams.dlq import Produce
+from streams.join.processor import JoinProcessor
 from streams.processor import StateUnreadable, Table, stamped
 from streams.state import Entry, Fold, StateStore
+from tests.unit.join_support import CODEC
 
 
 def put(key: str, offset: int, text: str = "") -> Entry:
@@ -184,10 +192,151 @@ def test_a_database_that_was_away_for_too_long_is_made_anew(
     bench.log = []  # the deletion of `a` came and was compacted away
     later = time.time() + IDLE_MS / 1000 + 60
     monkeypatch.setattr("streams.disk.time.time", lambda: later)
-    for file in (bench.folder / "worker" / "0").iterdir():
-        os.utime(file, (later, later))
+    os.utime(bench.folder / "worker" / "0", (later, later))
     assert bench.start() == {}
     assert "was last in use 12 hours ago" in caplog.text
+
+
+def test_a_database_of_a_time_to_come_is_made_anew(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as ahead:
+        later = time.time() + 30 * 24 * 3600
+        ahead.setattr("streams.disk.time.time", lambda: later)
+        bench.start()
+        bench.write(put("a", 1))
+        bench.stop()
+    bench.log = []
+    assert bench.start() == {}
+    assert "was last in use -720 hours ago" in caplog.text
+
+
+def test_what_was_killed_while_it_made_or_removed_a_database_leaves_nothing_that_is_believed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bench.folder / "worker" / "0").mkdir(parents=True)  # killed before RocksDB wrote anything there
+    bench.start()
+    bench.write(put("a", 1))
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    bench.log = [put("b", 2)]
+    with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
+        kill.setattr("streams.disk.shutil.rmtree", killed)
+        bench.start(anew=True)
+    assert bench.start() == {"b": stamped(2, b"")}
+    assert [path.name for path in (bench.folder / "worker").iterdir() if path.is_dir()] == ["0"]
+
+
+def test_what_workers_left_that_are_gone_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    stores = [DiskStore(tmp_path, name=name) for name in ("here", "there", "left")]
+    for store in stores:
+        store.open(0)
+        store.open(1)
+    stores[2].close()
+    stores[0].drop(1)
+    for folder in tmp_path.glob("*/*/"):
+        os.utime(folder, (0, 0))
+    later = DiskStore(tmp_path, name="new")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*/")} == {
+        "here/0", "here/1", "there/0", "there/1",
+    }  # fmt: skip
+    stores[0]._tidied = -1e9
+    stores[0].apply(0, [], [])
+    assert {path.name for path in (tmp_path / "here").glob("*/")} == {"0"}, "it was taken away long ago"
+    for store in (*stores[:2], later):
+        store.close()
+
+
+@pytest.mark.parametrize("size", [100, 4000])
+def test_what_was_deleted_leaves_the_files_in_time(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes, not only for those who ask for the key: small values, and halves in files of their own."""
+    monkeypatch.setattr("streams.disk.REWRITTEN_S", 1)
+    store = DiskStore(tmp_path)
+    store.open(0)
+    secret = os.urandom(16)
+
+    def flush(*entries: Entry) -> None:
+        store._tidied = -1e9
+        store.apply(0, [entries], [])
+
+    def on_disk() -> bool:
+        for path in (tmp_path / "worker" / "0").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # RocksDB removes files meanwhile
+                if secret in path.read_bytes():
+                    return True
+        return False
+
+    flush(Entry("half/0/1", stamped(1, secret + os.urandom(size)), 1), put("half/0/2", 2, "x" * size))
+    assert on_disk()
+    flush(gone("half/0/1", 3))
+    deadline = time.monotonic() + 60
+    while on_disk():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+        flush(put("clock/0", 4))
+    assert dict(store.entries(0)).keys() == {"half/0/2", "clock/0"}
+    store.close()
+
+
+def test_without_room_it_says_so_and_goes_on_from_there_when_there_is_some(bench: Bench) -> None:
+    bench.start()
+    bench.write(put("a", 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(
+            StateUnreadable, match=r"there is no room for the state in .*worker/0: IO error: .*File too large"
+        ):
+            bench.write(put("b", 2, "x" * 2**21))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert bench.start() == bench.whole().state()
+    assert bench.read == 1, "the copy was not thrown away"
+
+
+def test_nobody_else_may_look_into_it(bench: Bench) -> None:
+    bench.start()
+    assert (bench.folder / "worker").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_path_with_lock_in_its_name_is_not_taken_for_one(tmp_path: Path) -> None:
+    folder = tmp_path / "BLOCKS"
+    store = DiskStore(folder)
+    store.open(0)
+    store.close()
+    (folder / "worker" / "0" / "CURRENT").write_text("MANIFEST-999999\n")
+    store = DiskStore(folder)
+    assert store.open(0).position == 0 and store.rebuilt == 1
+    with pytest.raises(StoreLocked):
+        store._database(folder / "worker" / "0")
+    store.close()
+
+
+def test_what_recovery_writes_again_is_known_by_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that took no notice of it would not go on, and the next restart read all that came after."""
+    worker = _Worker(JoinProcessor(CODEC), StreamSettings("127.0.0.1:1", tmp_path, state="rocksdb"))
+    right, late = put("clock/0", 5, "clocks.."), put("clock/0", 3, "clocks..")
+
+    async def read_changelog(topic: str, folds: dict[int, DiskFold], *rest: object) -> None:
+        folds[0].add(right)
+        folds[0].add(late)
+        folds[0].settle(2)
+
+    class Sink:
+        async def send(self, records: list[Produce]) -> int:
+            assert [record.value for record in records] == [right.value]
+            return 2
+
+    monkeypatch.setattr("streams.app.read_changelog", read_changelog)
+    monkeypatch.setattr(worker, "_identity", lambda: "id")
+    monkeypatch.setattr(worker, "_sink", Sink())
+    monkeypatch.setattr(worker, "_metrics", SimpleNamespace())
+    asyncio.run(worker._restore([0]))
+    assert isinstance(worker._store, DiskStore)
+    assert worker._store.open(0).position == 3
+    worker._store.close()
 
 
 @pytest.mark.parametrize("what", ["CURRENT", "sst"])
