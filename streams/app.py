@@ -375,6 +375,7 @@ class _Worker:
                 if anew or isinstance(self._store, StateStore):
                     raise
                 raise StateUnreadable(f"the state on disk of partition {partition} is not right: {error}") from error
+            self._progressed()
 
     def _make_store(self) -> "StateStore | DiskStore":
         settings, processor = self._settings, self._processor

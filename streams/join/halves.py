@@ -7,6 +7,8 @@ from streams.processor import Table
 
 HOT_BYTES = 8 * 2**20
 """Of decoded halves that are kept per partition, beside those of the batch at hand."""
+OBJECT_BYTES = 3 * 2**10
+"""What a decoded half takes besides its bytes; most of them are hints of a few hundred."""
 
 
 class HalvesOnDisk:
@@ -20,8 +22,8 @@ class HalvesOnDisk:
 
     def add(self, payload: Payload, size: int) -> None:
         """A half that now waits, decoded, and its bytes on the log."""
-        self._hot.append((payload, size))
-        self._bytes += size
+        self._hot.append((payload, size + OBJECT_BYTES))
+        self._bytes += size + OBJECT_BYTES
 
     def flushed(self) -> None:
         """What was added so far will be in the table before the next call."""

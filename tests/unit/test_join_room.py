@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.delivery import BatchRunner
+from streams.disk import DiskTable
 from streams.dlq import Produce
+from streams.join.halves import HOT_BYTES, HalvesOnDisk
 from streams.join.processor import JoinProcessor
 from streams.join.room import Bound, Load, Stage
+from streams.join.state import Payload
 from streams.processor import LogRecord
 from streams.state import StateStore
 from tentalis.dlq.limits import DeadLimits
-from tests.unit.join_support import CODEC, LIMITS, PARTITION, drive, head, open_, record_at, sample, score, tick
+from tests.unit.join_support import CODEC, LIMITS, PARTITION, drive, head, hint, open_, record_at, sample, score, tick
 
 LOADS = st.dictionaries(
     st.integers(0, 7), st.builds(Load, st.integers(0, 20), st.integers(0, 2000), st.integers(0, 100)), min_size=1
@@ -66,6 +69,17 @@ def test_it_counts_the_bytes_that_wait_as_they_lie_on_the_log() -> None:
     assert made.waits(PARTITION) and f"{waiting:,} bytes are open, the bound is 1 bytes" in str(made.full())
     drive(made.process(PARTITION, [record_at(2, 2000, tick())]))
     assert made.partitions[PARTITION].open_bytes == 0 and not made.waits(PARTITION) and made.full() is None
+
+
+def test_on_disk_as_few_small_halves_stay_decoded_as_large_ones() -> None:
+    """A hint of some hundred bytes is ten times as large in memory: 30,000 of them are not 8 MiB."""
+    kept, record = HalvesOnDisk(DiskTable(None), PARTITION), hint(sample(head("a")))  # type: ignore[arg-type]
+    payloads = [Payload(offset, record) for offset in range(30_000)]
+    for payload in payloads:
+        kept.add(payload, 300)
+    kept.flushed()
+    kept.flushed()
+    assert sum(payload.record is not None for payload in payloads) <= HOT_BYTES / 3000
 
 
 def test_a_partition_waits_until_another_has_made_room(caplog: pytest.LogCaptureFixture) -> None:

@@ -333,7 +333,11 @@ def test_what_recovery_writes_again_is_known_by_the_database(tmp_path: Path, mon
     monkeypatch.setattr(worker, "_identity", lambda: "id")
     monkeypatch.setattr(worker, "_sink", Sink())
     monkeypatch.setattr(worker, "_metrics", SimpleNamespace())
+    worker._counts.progressed_at = 0.0
     asyncio.run(worker._restore([0]))
+    assert worker._counts.progressed_at > 0, (
+        "much state takes long to take over, and the watchdog is patient for so long"
+    )
     assert isinstance(worker._store, DiskStore)
     assert worker._store.open(0).position == 3
     worker._store.close()
