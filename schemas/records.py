@@ -348,6 +348,7 @@ class Open(Record):
     event_time: Millis
     opened_at: Millis
     head: TaskHead
+    task_at: Millis | None = None
 
     @property
     def key(self) -> str:
@@ -373,6 +374,7 @@ class Score(Record):
     votes: tuple[str, ...] = ()
     scorer: Name
     feedback_id: str | None = None
+    task_at: Millis | None = None
 
     @property
     def key(self) -> str:
@@ -402,6 +404,7 @@ class Hint(Record):
     topk: Annotated[Int, Field(ge=0)] = 0
     topk_ids: Int32s = b""
     topk_logprobs: Float32s = b""
+    task_at: Millis | None = None
 
     @model_validator(mode="after")
     def _teacher_scores_the_students_tokens(self) -> "Hint":

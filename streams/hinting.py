@@ -94,6 +94,7 @@ def hint_half(
         topk=0 if taught is None else taught.topk,
         topk_ids=b"" if taught is None else taught.topk_ids,
         topk_logprobs=b"" if taught is None else taught.topk_logprobs,
+        task_at=result.opened_at,
     )
 
 

@@ -40,7 +40,13 @@ def opened_by_task(task: Task, appended: int) -> Open | None:
     """The Open of a task appended at `appended` (ms), None if it opens with its first feedback."""
     if task.terms.opens is not Opens.AT_ONCE:
         return None
-    return Open(open_id=derived_id("open", task.task_id), event_time=appended, opened_at=appended, head=task.head)
+    return Open(
+        open_id=derived_id("open", task.task_id),
+        event_time=appended,
+        opened_at=appended,
+        head=task.head,
+        task_at=appended,
+    )
 
 
 def opened_by_feedback(feedback: Feedback, appended: int) -> Open | None:
@@ -53,6 +59,7 @@ def opened_by_feedback(feedback: Feedback, appended: int) -> Open | None:
         event_time=appended,
         opened_at=appended,
         head=task.head,
+        task_at=feedback.result.opened_at,
     )
 
 
@@ -72,6 +79,7 @@ def score_of_result(result: Result, verdict: Verdict, scorer: str, appended: int
         reward=verdict.reward,
         components=verdict.components,
         scorer=scorer,
+        task_at=result.opened_at,
     )
 
 
@@ -109,6 +117,7 @@ def score_of_feedback(feedback: Feedback, appended: int) -> Score | None:
         components={} if reward is None else {"feedback": reward},
         scorer=FEEDBACK_SCORER,
         feedback_id=feedback.feedback_id,
+        task_at=result.opened_at,
     )
 
 

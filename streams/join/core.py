@@ -46,7 +46,7 @@ class Refused(ValueError):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`marker_ttl_ms`: how long (log time) a closed task is remembered; also the bound on deadlines, and the age at
-    which a half is too old to open a task. `max_samples`: the largest group. `forget_ttl_ms`: how long a request to
+    which a task is too old to be opened. `max_samples`: the largest group. `forget_ttl_ms`: how long a request to
     forget is remembered; not shorter than tasks, results and feedback are kept."""
 
     marker_ttl_ms: int = DAY_MS
@@ -239,6 +239,13 @@ class Partition:
     def _expired(self, since: int) -> bool:
         return since + self._limits.marker_ttl_ms < self.time
 
+    def _too_old(self, record: Open | Score | Hint) -> bool:
+        """Whether the task of a record that would open it may have closed already, and be forgotten.
+
+        A task closes no earlier than it was appended, so younger than that no marker has expired.
+        """
+        return self._expired(record.opened_at) or (record.task_at is not None and self._expired(record.task_at))
+
     def _wait(self, task_id: str, task: Task, due: int) -> None:
         task.due = due
         heapq.heappush(self._timers, (due, task_id))
@@ -270,7 +277,7 @@ class Partition:
         self._check(head, task)
         if task is not None and task.phase is Phase.OPEN:
             return []
-        if not self._expired(record.opened_at) and not self._leaves(head, record.opened_at):
+        if not self._too_old(record) and not self._leaves(head, record.opened_at):
             return self._open_task(head, record.opened_at, task)[1]
         task = task or Task(self.applied, Phase.UNOPENED, self.time)
         event = short(record.event_id)
@@ -296,7 +303,7 @@ class Partition:
 
         emissions: list[Emission] = []
         leaves = self._leaves(sample.head, half.opened_at)
-        opens = _answers(half) and not leaves and not self._expired(half.opened_at)
+        opens = _answers(half) and not leaves and not self._too_old(half)
         if (task is None or task.phase is Phase.UNOPENED) and opens:
             task, emissions = self._open_task(sample.head, half.opened_at, task)
         elif task is None:

@@ -152,6 +152,7 @@ def _hint(chance: random.Random, result: Result) -> Hint:
         teacher_policy="base" if accepted else None,
         teacher_logprobs=float32_bytes([-0.25] * (len(sample.token_ids) // 4)) if accepted else None,
         hinter="driver",
+        task_at=result.opened_at,
     )
 
 

@@ -183,6 +183,11 @@ class Oracle:
                 return True
         return False
 
+    def youth(self, record: Open | Score | Hint) -> bool:
+        """Whether all that a record says of its task's age is within the time that a closed task is remembered."""
+        times = [record.opened_at] if record.task_at is None else [record.opened_at, record.task_at]
+        return all(time >= self.now - self.ttl for time in times)
+
     def open(self, head: TaskHead, opened_at: int) -> Known:
         task = self.tasks.setdefault(head.task_id, Known(self.now))
         task.head, task.opened = head, min(opened_at, self.now)
@@ -194,7 +199,7 @@ class Oracle:
         task = self.tasks.get(record.head.task_id)
         if task is not None and task.head is not None:
             return
-        if record.opened_at + self.ttl >= self.now and not self.left(record.head, record.opened_at):
+        if self.youth(record) and not self.left(record.head, record.opened_at):
             self.open(record.head, record.opened_at)
             return
         task = self.tasks.setdefault(record.head.task_id, Known(self.now))
@@ -210,7 +215,7 @@ class Oracle:
         if task is not None and half.event_id in task.events:
             return
         left = self.left(sample.head, half.opened_at)
-        welcome = expected(half) and half.opened_at + self.ttl >= self.now and not left
+        welcome = expected(half) and self.youth(half) and not left
         if (task is None or task.head is None) and welcome:
             task = self.open(sample.head, half.opened_at)
         if task is None:

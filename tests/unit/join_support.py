@@ -75,7 +75,13 @@ def sample(task: TaskHead, index: int = 0, result: str = "r1", *, status: Status
 
 
 def score(
-    of: Sample, reward: float | None = 1.0, *, at: int = START, source: Source = Source.RESULT, id: str = ""
+    of: Sample,
+    reward: float | None = 1.0,
+    *,
+    at: int = START,
+    source: Source = Source.RESULT,
+    id: str = "",
+    task_at: int | None = None,
 ) -> Score:
     name = id or derived_id("score", of.result_id, source.value)
     components = {} if reward is None else {"plain": reward}
@@ -88,6 +94,7 @@ def score(
         reward=reward,
         components=components,
         scorer="rule/1",
+        task_at=task_at,
     )
 
 
@@ -98,6 +105,7 @@ def hint(
     at: int = START,
     source: Source = Source.USER,
     id: str = "",
+    task_at: int | None = None,
 ) -> Hint:
     accepted = kind is HintKind.ACCEPTED
     return Hint(
@@ -111,11 +119,12 @@ def hint(
         teacher_policy="base" if accepted else None,
         teacher_logprobs=float32_bytes([-0.25] * (len(of.token_ids) // 4)) if accepted else None,
         hinter="rule/1",
+        task_at=task_at,
     )
 
 
-def open_(task: TaskHead, at: int = START) -> Open:
-    return Open(open_id=derived_id("open", task.task_id), event_time=at, opened_at=at, head=task)
+def open_(task: TaskHead, at: int = START, task_at: int | None = None) -> Open:
+    return Open(open_id=derived_id("open", task.task_id), event_time=at, opened_at=at, head=task, task_at=task_at)
 
 
 def tick() -> Tick:

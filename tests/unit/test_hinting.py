@@ -150,7 +150,7 @@ def test_feedback_on_the_whole_task_speaks_of_the_result_it_carries() -> None:
 def test_a_task_that_opens_with_feedback_was_opened_when_that_was_appended() -> None:
     terms = Terms(rl=Source.NEXT_STATE, opd=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
     hint = one(run(feedback_on_log(result=make_result(make_task(terms=terms)), source=Source.NEXT_STATE)))
-    assert hint.opened_at == 9_000
+    assert (hint.opened_at, hint.task_at) == (9_000, make_result().opened_at)
 
 
 # --- the server -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 import pytest
 
+from schemas import topics
 from schemas.digest import digest_holds
-from schemas.records import HintKind, Outcome, OutcomeKind, Record, Source, Status, TaskHead
+from schemas.records import HintKind, Opens, Outcome, OutcomeKind, Record, Source, Status, TaskHead
 from schemas.tensors import float32_bytes, float32_view, int32_bytes
 from tests.unit.join_support import LIMITS, START, fold, forget, head, hint, open_, sample, score, tick
 
@@ -395,6 +396,42 @@ def test_tasks_beyond_the_limits_are_dead_letters() -> None:
     too_many = head(n=LIMITS.max_samples + 1)
     written = fold((0, open_(too_long)), (1, score(sample(too_long))), (2, open_(too_many)), (9999, tick()))
     assert written.dead == [(0, "validate"), (1, "validate"), (2, "validate")] and not written.outcomes
+
+
+def test_a_task_closed_and_forgotten_is_not_opened_by_the_next_feedback() -> None:
+    """Terms that open with the first feedback: every half brings a fresh `opened_at`."""
+    task = head(rl=Source.USER, opd=Source.USER, opens=Opens.FIRST_FEEDBACK)
+    s, again = sample(task), LIMITS.marker_ttl_ms + 20
+    second = score(s, source=Source.USER, at=START + again, id="s2", task_at=START)
+    other = hint(s, at=START + again, id="h2", task_at=START)
+    opened = open_(task, START + again, START)
+    written = fold(
+        (10, score(s, source=Source.USER, at=START + 10, task_at=START)),
+        (11, hint(s, at=START + 11, task_at=START)),
+        (again, tick()),
+        *((again, late) for late in (opened, second, other)),
+        (again + 2000, tick()),
+    )
+    late = dict.fromkeys((f"t1/0/late/{id}" for id in (opened.open_id, "s2", "h2")), "late")
+    assert kinds(written.outcomes) == {"t1/0": "both"} | late
+    assert [key for topic, key, _ in written.produced if topic == topics.OUTCOMES].count("t1/0") == 1
+    assert set(written.rollouts) == {"t1/0", "t1/0/opd/h2"}
+
+
+def test_a_first_feedback_opens_its_task_until_that_is_as_old_as_markers_live() -> None:
+    task = head(rl=Source.USER, opd=Source.USER, opens=Opens.FIRST_FEEDBACK)
+    s, ttl = sample(task), LIMITS.marker_ttl_ms
+    for after, task_at, kind in ((ttl, START, "rl"), (ttl + 1, START, "late"), (9 * ttl, None, "rl")):
+        said = score(s, source=Source.USER, at=START + after, task_at=task_at)
+        written = fold((after, open_(task, START + after, task_at)), (after, said), (after + 2000, tick()))
+        assert written.outcomes["t1/0" if kind == "rl" else f"t1/0/late/{said.score_id}"].kind.value == kind
+        assert ("t1/0" in written.outcomes) == ("t1/0" in written.rollouts) == (kind == "rl")
+
+
+def test_a_failed_answer_is_late_by_its_tasks_age_too() -> None:
+    s, after = sample(head(), status=Status.FAILED), LIMITS.marker_ttl_ms + 1
+    written = fold((after, score(s, -1.0, at=START + after, task_at=START)))
+    assert set(kinds(written.outcomes).values()) == {"late"} and not written.rollouts
 
 
 def test_a_task_announced_twice_is_one_task() -> None:

@@ -14,8 +14,8 @@ from tests.unit.join_support import PARTITION, START, drive, forget, head, hint,
 
 RECORDS = 3000
 OUTPUTS = "f219e2d638c8e964d09b3a45c6be1a3d7ee495e29a76643409dfd280d10fd9ca"
-CHANGES = "ffbb0c63b5a6f619e13063af161855b0715055ddb5b88069d08633aae893a7af"
-DEAD = "8d1a52038211018b2486521245a42d5de45b7ec0e8a93fdd2937970824428bac"
+CHANGES = "c2b4c7eb52ce9e9b59fdaf0dd48748c5e665ea0d1cebb2ee19ebe239952b752e"
+DEAD = "ed431e31d8a4797b3c38b75077e75337c49c9b4231a717b17037fc076939c92f"
 
 
 def varied(half: Score | Hint, chance: random.Random) -> Score | Hint:

@@ -84,8 +84,8 @@ def record_of(spec: Spec) -> Record:
         case "forget":
             return forget(user_id=f"user-{task.task_id}") if rest[0] else forget(before=START + 500)
         case "open":
-            return open_(task, START + rest[0])
-    index, result, stranger, variant, at = rest
+            return open_(task, START + rest[0], since(rest[1]))
+    index, result, stranger, variant, at, appended = rest
     terms = task.terms
     named = terms.rl if what == "score" else terms.opd
     source = Source.OPERATOR if stranger or named is None else named
@@ -96,11 +96,15 @@ def record_of(spec: Spec) -> Record:
     ident = "/".join(map(str, (what, task.task_id, task.n_samples, of.sample_index, result, source.value, variant)))
     if what == "score":
         reward = {"first": 0.1, "second": -0.7, "third": 0.2, "fourth": 0.3}.get(variant)
-        return score(of, reward, at=START + at, source=source, id=ident)
+        return score(of, reward, at=START + at, source=source, id=ident, task_at=since(appended))
     kind = {"first": HintKind.ACCEPTED, "second": HintKind.REJECTED, "unknown": HintKind.NONE}.get(
         variant, HintKind.ACCEPTED
     )
-    return hint(of, kind, at=START + at, source=source, id=ident)
+    return hint(of, kind, at=START + at, source=source, id=ident, task_at=since(appended))
+
+
+def since(after: int | None) -> int | None:
+    return None if after is None else START + after
 
 
 @functools.cache
@@ -110,7 +114,7 @@ def encoded(spec: Spec) -> tuple[str, bytes]:
 
 
 @st.composite
-def specs(draw: Any, names: str, failing: str, now: int) -> Spec | None:
+def specs(draw: Any, names: str, failing: str, now: int, known: dict[str, int], faithful: bool) -> Spec | None:
     what = draw(st.sampled_from(["score"] * 7 + ["hint"] * 7 + ["open"] * 2 + ["tick"] * 2 + ["forget", "rubbish"]))
     if what == "rubbish":
         return None
@@ -123,24 +127,32 @@ def specs(draw: Any, names: str, failing: str, now: int) -> Spec | None:
         name = {"b": "b'", "c": "c'"}.get(name, name)
     # Mostly opened within the last moments, sometimes as good as too old, or in the future.
     at = draw(st.sampled_from([now // 200 * 200] * 9 + [now - 900, now - 4700, 10**9]))
+    # When the task itself was appended: at the latest when the log first speaks of it. Some do not say.
+    first = known.setdefault(TASKS[name].task_id, known[""])
+    task_at = first if faithful else draw(st.sampled_from([None] * 3 + [first] * 9 + [now - 4700, 10**9]))
     if what == "open":
-        return what, name, at
+        return what, name, at, task_at
     index = draw(st.integers(0, TASKS[name].n_samples - 1))
     result = draw(st.sampled_from(["failed" if name in failing else "r1"] * 19 + ["r2"]))
     variant = draw(st.sampled_from(["first"] * 8 + ["second", "unknown", "longer", "forged"]))
-    return what, name, index, result, draw(st.integers(0, 9)) == 0, variant, at
+    return what, name, index, result, draw(st.integers(0, 9)) == 0, variant, at, task_at
 
 
 @st.composite
-def logs(draw: Any, most: int = 40) -> list[tuple[int, Spec | None]]:
-    """(append time after START, spec or None for rubbish) each; offsets are the places in the list."""
+def logs(draw: Any, most: int = 40, faithful: bool = False) -> list[tuple[int, Spec | None]]:
+    """(append time after START, spec or None for rubbish) each; offsets are the places in the list.
+
+    `faithful`: every record says of its task when it was appended, and says the same, as scoring and hinting do.
+    """
     names = draw(st.sampled_from(["abcde", "a", "ab", "bd", "ce", "be"]))
     failing = draw(st.sampled_from(["", "", "", "ad", "bc", "e"]))
     found: list[tuple[int, Spec | None]] = []
+    known = {"": -(10**6)}  # stream time, and of each task that was named
     now = 0
     for _ in range(draw(st.integers(1, most))):
         now += draw(st.sampled_from(STEPS * 4 + LEAPS))
-        found.append((now, draw(specs(names, failing, now))))
+        known[""] = max(known[""], now)
+        found.append((now, draw(specs(names, failing, now, known, faithful))))
     return found
 
 
@@ -196,6 +208,7 @@ cuts = st.builds(
     back=st.sampled_from([0, 0, 1, 3, 1000]),
     wakes=st.sampled_from([None, 0, 1, 3]),
 )
+ROUGH = st.lists(st.integers(1, 6), min_size=1, max_size=4), st.dictionaries(st.integers(0, 9), cuts, max_size=3)
 
 
 @settings(QUICK, max_examples=2 * EXAMPLES)
@@ -295,6 +308,19 @@ def test_every_sample_of_an_opened_task_has_one_outcome(log: list[tuple[int, Spe
         assert [outcome.rollout_digest for outcome in told] == [rollout.digest]
 
 
+@QUICK
+@given(logs(most=60, faithful=True), *ROUGH)
+def test_no_task_has_two_ends_however_late_something_comes(
+    log: list[tuple[int, Spec | None]], sizes: list[int], plan: dict[int, Cut]
+) -> None:
+    """(f) Opened as late as its first feedback may open it, closed and long forgotten, a task is not opened again."""
+    partition = Partitioned(records(log, tail=1))
+    produced = set(partition.run(sizes, plan).produced)
+    for topic in (topics.OUTCOMES, topics.ROLLOUTS):
+        keys = [key for written, key, _ in produced if written == topic and key.count("/") == 1]
+        assert len(keys) == len(set(keys))
+
+
 # Added up in another order, the rewards of first, third and fourth have another mean.
 VARIANTS = (None, "first", "first", "third", "third", "fourth", "fourth", "second", "unknown")
 Sample = tuple[str, int]
@@ -308,7 +334,7 @@ def in_time(draw: Any) -> dict[Sample, list[Spec]]:
         for index in range(TASKS[name].n_samples):
             variants = {what: draw(st.sampled_from(VARIANTS)) for what in ("score", "hint")}
             found[name, index] = [
-                (what, name, index, "r1", False, variant, 0) for what, variant in variants.items() if variant
+                (what, name, index, "r1", False, variant, 0, 0) for what, variant in variants.items() if variant
             ]
     return found
 
@@ -319,15 +345,12 @@ def arrival(draw: Any, halves: dict[Sample, list[Spec]]) -> list[tuple[int, Spec
     back."""
     specs = [spec for half in halves.values() for spec in half]
     specs += draw(st.lists(st.sampled_from(specs), max_size=4)) if specs else []
-    specs += [("open", name, 0) for name in ("p", "q")]
+    specs += [("open", name, 0, 0) for name in ("p", "q")]
     now, log = 0, []
     for spec in draw(st.permutations(specs)):
         now = min(290, now + draw(st.sampled_from([0, 0, 1, 40])))
         log.append((now - draw(st.sampled_from([0, 0, 0, 50])), spec))
     return log
-
-
-ROUGH = st.lists(st.integers(1, 6), min_size=1, max_size=4), st.dictionaries(st.integers(0, 9), cuts, max_size=3)
 
 
 @QUICK
@@ -378,7 +401,10 @@ def test_nothing_due_is_left_after_a_record(log: list[tuple[int, Spec | None]], 
 
 def test_a_header_that_comes_back_from_the_dead_is_not_believed() -> None:
     """A header deleted long ago, flushed again by a zombie after compaction took the deletion: no second outcome."""
-    log: list[tuple[int, Spec | None]] = [(0, ("open", "a", 0)), *((at, ("tick", "a")) for at in (1001, 7000, 7001))]
+    log: list[tuple[int, Spec | None]] = [
+        (0, ("open", "a", 0, None)),
+        *((at, ("tick", "a")) for at in (1001, 7000, 7001)),
+    ]
     partition = Partitioned(records(log))
     partition.run([1])
     stale = next(entry for entry in partition.changelog if entry.key == "task/a")

@@ -56,6 +56,7 @@ def test_either_order_gives_the_same_bytes(kind: str) -> None:
 def test_feedback_that_opens_a_task_opens_it_when_it_was_appended() -> None:
     broker = told("scoring", (bare("a", 0, "f"), 200), (result("a", 0), 300))
     opened, score = (read(output) for output in broker.outputs)
+    assert opened.task_at == score.task_at == make_result().opened_at
     assert opened.opened_at == score.opened_at == 200 and opened.head.terms.opens is Opens.FIRST_FEEDBACK
 
 

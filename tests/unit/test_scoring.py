@@ -46,7 +46,7 @@ def one(effects: Effects, kind: type[Record]) -> Any:
 
 def test_a_task_opens_at_its_append_time() -> None:
     opened = one(run(on_log(topics.TASKS, make_task(), timestamp=777)), Open)
-    assert (opened.opened_at, opened.event_time, opened.key) == (777, 777, "t1")
+    assert (opened.opened_at, opened.event_time, opened.key, opened.task_at) == (777, 777, "t1", 777)
     assert opened.head == make_task().head
 
 
@@ -57,6 +57,7 @@ def test_a_task_that_opens_with_its_first_feedback_is_opened_by_that() -> None:
     opened, score = halves(run(on_log(topics.FEEDBACK, feedback, timestamp=999)))
     assert isinstance(opened, Open) and isinstance(score, Score)
     assert opened.opened_at == score.opened_at == 999
+    assert opened.task_at == score.task_at == make_result(task).opened_at, "not the feedback's, however late it comes"
     assert opened.head == task.head and score.reward == 1.0
 
 
@@ -93,7 +94,7 @@ def test_a_result_is_scored_by_its_verifier() -> None:
     score = one(run(on_log(topics.RESULTS, result, timestamp=888)), Score)
     assert score.reward == 1.0 and score.components["satisfied"] == 1.0
     assert (score.source, score.scorer, score.feedback_id) == (Source.RESULT, "taste/1", None)
-    assert (score.event_time, score.opened_at) == (888, result.opened_at)
+    assert (score.event_time, score.opened_at, score.task_at) == (888, result.opened_at, result.opened_at)
     assert score.sample.result_id == result.result_id and score.sample.sample_index == 2
     assert score.sample.token_ids == result.prompt_token_ids + result.response_token_ids
 

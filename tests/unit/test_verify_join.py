@@ -13,6 +13,7 @@ from schemas.records import (
     Feedback,
     Hint,
     HintKind,
+    Open,
     Opens,
     Outcome,
     Record,
@@ -51,11 +52,11 @@ class Day:
     def at(self, after: int, spread: int, task: Task | None = None) -> int:
         """A time from `after` on, mostly soon, sometimes past the deadline, rarely past the memory of the join.
 
-        That last once per task, and not for tasks that open with feedback: what the join does with a task that it has
-        forgotten depends on what comes then alone (it may open it anew, or bind its samples to other results).
+        That last once per task: to which result the join binds a sample that it has forgotten depends on what comes
+        then alone.
         """
         late = self.rng.random()
-        if late < 0.03 and task is not None and task.terms.opens is Opens.AT_ONCE and task.task_id not in self.far:
+        if late < 0.03 and task is not None and task.task_id not in self.far:
             self.far.add(task.task_id)
             return after + self.rng.randrange(3 * MARKER_MS)
         return after + self.rng.randrange(2 * DEADLINE_MS if late < 0.15 else spread)
@@ -75,10 +76,13 @@ class Day:
         task = self.writer.task(str(number), self.rng.randint(1, 3), terms)
         if opens is Opens.AT_ONCE:
             opened = self.log.opens.pop()  # the join decides where it lies
-            self.half(self.at(self.now, 200, task), opened.record.model_copy(update={"opened_at": self.now}))
+            self.half(self.at(self.now, 200, task), self.opened(task, self.now, opened.record.open_id))
         for index in range(task.n_samples):
             for answer in range(self.rng.choices([0, 1, 2], [0.1, 0.75, 0.15])[0]):
                 self.result(task, index, answer)
+
+    def opened(self, task: Task, opened_at: int, identity: str) -> Open:
+        return Open(open_id=identity, event_time=1, opened_at=opened_at, head=task.head, task_at=self.now)
 
     def result(self, task: Task, index: int, answer: int) -> None:
         status = Status.FAILED if self.rng.random() < 0.1 else Status.OK
@@ -102,7 +106,11 @@ class Day:
         )
         self.writer.put(self.log.feedback, topics.FEEDBACK, feedback)
         task, terms = result.task, result.task.terms
-        opened_at = self.now if terms.opens is Opens.AT_ONCE else when
+        opened_at = self.now
+        if terms.opens is Opens.FIRST_FEEDBACK:
+            opened_at = when
+            identity = derived_id("open", task.task_id, feedback.feedback_id)
+            self.half(self.at(when, 400, task), self.opened(task, when, identity))
         if terms.rl is source or self.rng.random() < 0.1:
             self.half(self.at(when, 400, task), self.score(result, source, feedback, opened_at))
         if terms.opd is source or self.rng.random() < 0.1:
@@ -121,6 +129,7 @@ class Day:
             components={} if reward is None else {"words": 3.0},
             scorer="rule/1",
             feedback_id=feedback.feedback_id if feedback else None,
+            task_at=self.now,
         )
 
     def hint(self, result: Result, feedback: Feedback, opened_at: int) -> Hint:
@@ -136,6 +145,7 @@ class Day:
             teacher_logprobs=float32_bytes([-0.5] * (len(sample.token_ids) // 4)) if accepted else None,
             hinter="rule/1",
             feedback_id=feedback.feedback_id,
+            task_at=self.now,
         )
 
 
