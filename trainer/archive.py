@@ -176,7 +176,9 @@ def _index(folder: Path) -> dict[str, Any]:
         index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         version, files = index["format"], index["files"]
     except (OSError, ValueError, KeyError) as error:
-        raise BadArchive(f"{folder / INDEX}: no index of an exported run: {error}") from error
+        raise BadArchive(
+            f"{folder / INDEX}: no index of an exported run: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if version != FORMAT:
         raise BadArchive(f"{folder / INDEX}: format {version}, this version reads {FORMAT}")
     wrong = [problem for file in files if (problem := _damage(folder / file))]

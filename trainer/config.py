@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tentalis.guard import Limits
 from trainer.losses.settings import Loss
@@ -85,6 +85,10 @@ def _start(start: Any) -> Any:
     return start
 
 
+def _listed(hours: Any) -> Any:
+    return (hours,) if isinstance(hours, str) else hours
+
+
 def _hours(hours: tuple[str, ...]) -> tuple[str, ...]:
     for text in hours:
         Hours.parse(text)
@@ -144,8 +148,7 @@ class TrainerConfig(Part):
     promotion: Literal["always", "guarded", "manual"] = "always"
     """Who decides that a new version is served: nobody (each is), the guard, or a person with `tentalis policy`."""
     guard: Limits = Limits()
-    """What a version must keep to under `promotion: guarded`."""
-    windows: Annotated[tuple[str, ...], AfterValidator(_hours)] = ()
+    windows: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_hours)] = ()
     """Hours in which steps begin, as `02:00-06:00`, also over midnight; none: always. The log is the buffer. They are
     no part of a step: a replay ignores them."""
     time_zone: Annotated[str, AfterValidator(_zone)] = "UTC"

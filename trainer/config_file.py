@@ -179,7 +179,7 @@ def _problem(error: Any, sources: Mapping[str, str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] != "extra_forbidden":
         source = sources.get(name, name)
-        problem = error["msg"] + _nearest_value(error)
+        problem = error["msg"].removeprefix("Value error, ") + _nearest_value(error)
         return f"{name}: {problem}" if source == name else f"{source} ({name}): {problem}"
     near = nearest(name)
     return f"{name}: no such setting" + (f", did you mean {near}?" if near else "")

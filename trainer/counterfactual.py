@@ -93,7 +93,7 @@ def counterfactual(
     """
     codec = make_codec(settings)
     recording = checked_recording(run_id, settings, codec, from_step, to_step, False, unreadable)
-    start = recording.results[0].step if recording.beginning is None else recording.beginning.state.step
+    start = recording.results[0].step
     if recording.inherited:
         parent = recording.inherited[-1].run
         raise CannotReplay(
@@ -164,8 +164,9 @@ def _arm(manifest: RunManifest, was: TrainerConfig, config: TrainerConfig, name:
             "policy": policy,
             "config": config_text(config),
             "parent_run": manifest.run_id,
-            # From the beginning nothing is inherited, not even the first adapter, which may be of another shape.
-            "parent_step": start or None,
+            # From where nothing was trained yet nothing is inherited, not even the first adapter, which may be of
+            # another shape. A branch's first adapter is its parent's.
+            "parent_step": start if start or manifest.parent_step is not None else None,
             "adapter_seed": config.seed,
             "device": device,
             "instruction_set": runtime.instruction_set(device),

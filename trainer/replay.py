@@ -158,7 +158,7 @@ def checked_recording(
             f"run {run_id} has steps {results[0].step} to {results[-1].step}; there is nothing from step {from_step} on"
         )
     beginning = beginning_of(settings, run, results, from_step) if train else None
-    begin = from_step - 1 if not train else results[0].step if beginning is None else beginning.state.step
+    begin = from_step - 1 if not train else _first_step(run, results, beginning)
     results = [result for result in results if result.step >= begin]
     plans = [plan for plan in plans if plan.step > begin]
     inherited = ancestors(settings, codec, run) if beginning is None and begin <= results[0].step else []
@@ -271,12 +271,21 @@ def beginning_of(settings: Settings, run: RunLog, results: Sequence[StepResult],
     return own or _recorded_checkpoint(settings, manifest.parent_run, {step: results[0]}, step, plan=False)
 
 
+def _first_step(run: RunLog, results: Sequence[StepResult], beginning: Checkpoint | None) -> int:
+    """The step that training goes on from. A checkpoint of the parent counts that run's steps, not this one's."""
+    if beginning is None or beginning.state.run_id != run.run_id:
+        return results[0].step
+    return beginning.state.step
+
+
 def _recorded_checkpoint(
     settings: Settings, run_id: str, results: Mapping[int, StepResult], wanted: int, *, plan: bool = True
 ) -> Checkpoint | None:
     """The newest checkpoint of a run up to a step that is what the log recorded: of the run itself, or of an earlier
     replay of it."""
-    roots = [settings.home / "checkpoints" / run_id, *(settings.home / "replays").glob(f"{run_id}-*")]
+    replays = settings.home / "replays"
+    # A branch's replay leaves what it trained of its ancestors in folders below its own.
+    roots = [settings.home / "checkpoints" / run_id, *replays.glob(f"{run_id}-*"), *replays.glob(f"*/{run_id}")]
     found: list[Checkpoint] = []
     for root in roots:
         try:

@@ -66,23 +66,22 @@ def _print(comparison: Comparison) -> None:
     )
     for name, (old, new) in comparison.changes.items():
         console.print(f"  {name}: {old} -> {new}", markup=False)
-    table = Table(title=f"{comparison.parent_run} | {comparison.run_id}", title_justify="left")
-    for column in ("step", "reward", "RL loss", "OPD loss", "gradient norm", "KL to recorded", "adapter distance"):
+    # Two lines a step: what they have in common, and no line longer than the narrowest of terminals.
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for column in ("reward", "RL loss", "OPD loss", "gradient", "KL", "distance"):
         table.add_column(column, no_wrap=True, justify="right")
     for pair in comparison.steps:
-        table.add_row(
-            str(pair.step),
-            _number(pair.recorded.get("reward_mean")),
-            *(
-                f"{_number(pair.recorded.get(name))} | {_number(pair.changed.get(name))}"
-                for name in ("rl_loss", "opd_loss", "grad_norm")
-            ),
-            f"{pair.kl:.2e}",
-            f"{_number(pair.distance.absolute)} ({pair.distance.relative:.0%})"
-            if math.isfinite(pair.distance.relative)
-            else _number(pair.distance.absolute),
-        )
+        relative = f" ({pair.distance.relative:.0%})" if math.isfinite(pair.distance.relative) else ""
+        for name, side, more in (
+            ("recorded", pair.recorded, ("", "")),
+            ("changed", pair.changed, (f"{pair.kl:.2e}", _number(pair.distance.absolute) + relative)),
+        ):
+            losses = (_number(side.get(metric)) for metric in ("reward_mean", "rl_loss", "opd_loss", "grad_norm"))
+            table.add_row("" if side is pair.changed else str(pair.step), name, *losses, *more)
     console.print(table)
+    console.print("KL: of the changed policy to the recorded one, nats per token; distance: between the adapters.")
 
 
 def _number(value: float | None) -> str:

@@ -223,21 +223,6 @@ def ask(child: "subprocess.Popen[str]") -> dict[str, float]:
     return found
 
 
-def matmul_peak(dtype: str) -> float:
-    """Operations per second of the fastest product of two large matrices, as the trainer computes them."""
-    import torch
-
-    from trainer.frozen import Frozen
-
-    n, best = 2048, 0.0
-    x, head = torch.randn(n, n).to(getattr(torch, dtype)), Frozen.of(torch.randn(n, n).to(getattr(torch, dtype)))
-    for _ in range(12):
-        began = time.perf_counter()
-        head.project(x)
-        best = max(best, 2.0 * n**3 / (time.perf_counter() - began))
-    return best
-
-
 def main() -> None:
     from transformers import AutoConfig
 
@@ -248,7 +233,9 @@ def main() -> None:
     made = make_rollouts(AutoConfig.from_pretrained(model).vocab_size, int(os.environ.get("BENCH_GROUPS", "4")))
     tokens = sum(each.n_tokens for each in made)
     with own_kafka() as settings, trl(model, made, dtype) as peer:
-        from trainer.flops import packed_flops
+        import torch
+
+        from trainer.flops import matmul_peak, packed_flops
 
         lay(settings, made)
         ours = Ours.start(settings, model, plan_for(settings), dtype)
@@ -269,7 +256,7 @@ def main() -> None:
             seconds["bare"] += passes
             seconds["trl"].append(theirs["seconds"])
         checkpoint, publish = ours.commit()
-        peak = matmul_peak(dtype)
+        peak = matmul_peak(getattr(torch, dtype), "cpu", 2048, 12)
     # The first round warms up.
     median = {name: float(np.median(values[len(values) // (rounds + 1) :])) for name, values in seconds.items()}
     report(

@@ -11,7 +11,7 @@ from trainer.compare import Distance
 from trainer.config import ConfigError, config_text
 from trainer.config_file import parse_config
 from trainer.counterfactual import Comparison, Pair, _arms
-from trainer.side_by_side import as_dict, page_of
+from trainer.side_by_side import as_dict, page_of, present
 
 
 def manifest(**more: object) -> RunManifest:
@@ -47,6 +47,14 @@ def test_it_is_a_run_of_its_own_named_by_what_was_changed() -> None:
     assert (arm.config.optimizer.lr, arm.config.run_id, arm.was.optimizer.lr) == (0.5, arm.manifest.run_id, 0.01)
 
 
+def test_that_of_a_branch_begins_with_what_the_branch_began_with() -> None:
+    (arm,) = _arms([manifest()], {"lr": "0.5"}, 0)
+    assert arm.manifest.parent_step is None, "its first adapter is its own"
+    branch = manifest().model_copy(update={"parent_run": "run-6", "parent_step": 5})
+    (arm,) = _arms([branch], {"lr": "0.5"}, 0)
+    assert (arm.manifest.parent_run, arm.manifest.parent_step) == ("run-7", 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -66,6 +74,17 @@ def test_what_it_cannot_change(changes: dict[str, str], message: str) -> None:
 def test_manifests_that_differ_make_one_counterfactual() -> None:
     arms = _arms([manifest(), manifest(micro_batch_tokens=32)], {"lr": "0.5"}, 0)
     assert len({arm.manifest.run_id for arm in arms}) == 1
+
+
+def test_the_report_in_a_terminal_is_whole_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"reward_mean": -0.31163, "rl_loss": -0.041877, "opd_loss": -0.012934, "grad_norm": 0.81746}
+    distance = Distance(0.53462, 0.99)
+    pairs = tuple(Pair(step, metrics, dict(metrics), "a", "b", 8.07e-3, distance) for step in (1, 1000))
+    present(Comparison("r.cf-1", "r", 0, "p.cf-1", {"optimizer.lr": (0.01, 0.0001)}, pairs, tmp_path), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    numbers = ["-0.3116", "-0.04188", "-0.01293", "0.8175"]
+    assert ["1000", "recorded", *numbers] in [line.split() for line in lines]
+    assert ["changed", *numbers, "8.07e-03", "0.5346", "(99%)"] in [line.split() for line in lines]
 
 
 def test_the_page_is_one_file_and_escapes_what_it_shows(tmp_path: Path) -> None:

@@ -219,3 +219,10 @@ def test_contradicting_fields_are_malformed() -> None:
 def test_segments_travel_as_json() -> None:
     part = Segment(2, 5, 9, (offer_of(rollout(), 2, 7, 1, 100),))
     assert Segment.from_json(part.to_json()) == part
+
+
+def test_one_window_needs_no_list_and_a_wrong_one_is_told_in_words() -> None:
+    of = "run_id: r\npolicy: p\nbase_model: m\nbase_model_name: m\nwindows: "
+    assert parse_config(of + "22:00-06:00", "f").windows == ("22:00-06:00",)
+    with pytest.raises(ConfigError, match=r"^f: windows: '25:00-06:00': there is no such time of day"):
+        parse_config(of + "25:00-06:00", "f")
