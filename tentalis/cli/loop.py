@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,9 +38,9 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running afterwards.")] = False,
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")] = 1,
-    overrides: Annotated[
+    changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the trainer, as loss.opd_weight=0; repeatable."),
+        typer.Option("--set", metavar="SETTING=VALUE", help="A setting of the trainer, as loss=dapo. Repeatable."),
     ] = None,
     output: Format = Output.TABLE,
 ) -> None:
@@ -49,7 +49,8 @@ def demo(
 
     settings = resolve_settings(join_stack=False)
     before_a_stack(settings)
-    _check_overrides(overrides or [])
+    # What is wrong with them is said before a model is fetched.
+    _configured(dict.fromkeys(("run_id", "policy", "base_model", "base_model_name"), "demo"), tuple(changes or ()))
     code = the_demo.run(
         settings,
         scenario=scenario.value,
@@ -57,25 +58,25 @@ def demo(
         policy_model=policy_model,
         keep=keep,
         ranks=ranks,
-        overrides=tuple(overrides or ()),
+        changes=tuple(changes or ()),
+        configured=_configured,
         as_json=output is Output.JSON,
     )
     raise typer.Exit(code)
 
 
-def _check_overrides(overrides: list[str]) -> None:
-    """Before anything is started. Raises typer.BadParameter."""
-    import yaml
+def _configured(config: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
+    """The trainer's settings with those of --set in place. Raises CommandError."""
+    from trainer.config import ConfigError, TrainerConfig
+    from trainer.config_file import overridden
 
-    from tentalis.overrides import BadOverride, with_overrides
-    from trainer.config import ConfigError, TrainerConfig, config_text
-    from trainer.config_file import parse_config
-
-    base = TrainerConfig(run_id="demo", policy="demo", base_model="demo", base_model_name="demo")
+    if not changes:
+        return config
     try:
-        parse_config(yaml.safe_dump(with_overrides(yaml.safe_load(config_text(base)), overrides)), "--set")
-    except (BadOverride, ConfigError) as error:
-        raise typer.BadParameter(str(error), param_hint="--set") from error
+        changed = overridden(TrainerConfig.model_validate(config), _settings_of(list(changes)), "--set")
+    except ConfigError as error:
+        raise CommandError(str(error), USAGE) from error
+    return changed.model_dump(mode="json")
 
 
 def replay(

@@ -17,7 +17,7 @@ from tentalis.config import Settings
 from tentalis.demo import answers as showcase
 from tentalis.demo.lag import Groups, LagProbe, drain, groups_of
 from tentalis.demo.report import SCORE_COLUMNS, Report, comparison, score_row, write_report
-from tentalis.demo.runs import Run, RunKind, open_run
+from tentalis.demo.runs import Configured, Run, RunKind, open_run
 from tentalis.demo.stats import Stats
 from tentalis.demo.summary import Answer, Summary, summarise
 from tentalis.demo.view import Snapshot, live_view, plain_line
@@ -69,7 +69,7 @@ class DemoOptions:
     keep: bool = False
     as_json: bool = False
     ranks: int = 1
-    overrides: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 class Processes(Protocol):
@@ -82,7 +82,7 @@ class Processes(Protocol):
     def halted(self) -> Mapping[str, str]: ...
 
 
-def play(options: DemoOptions, settings: Settings) -> int:
+def play(options: DemoOptions, settings: Settings, configured: Configured) -> int:
     """Plays the whole demo. Returns 0, or INTERRUPTED after Ctrl-C; raises DemoFailed and what the stack raises."""
     from rich.console import Console
 
@@ -95,8 +95,8 @@ def play(options: DemoOptions, settings: Settings) -> int:
     scenario = make_scenario(options.scenario, settings.data)
     with signals_unwind(), StateDir(settings.home) as state:
         model = prepare_model(console, options, settings)
-        kind = RunKind(options.scenario, options.steps, str(model), options.overrides)
-        run = open_run(state.folder("runs"), kind, scenario, time.time())
+        kind = RunKind(options.scenario, options.steps, str(model), options.changes)
+        run = open_run(state.folder("runs"), kind, scenario, time.time(), configured)
         console.print(
             f"{'going on with' if run.resumed else 'beginning'} run {run.run_id} in {state.path}", soft_wrap=True
         )
@@ -372,8 +372,8 @@ def _flags(options: DemoOptions) -> list[str]:
         flags += ["--ranks", str(options.ranks)]
     if options.policy_model is not None:
         flags += ["--policy-model", options.policy_model]
-    for override in options.overrides:
-        flags += ["--set", shlex.quote(override)]
+    for change in options.changes:
+        flags += ["--set", shlex.quote(change)]
     return flags
 
 

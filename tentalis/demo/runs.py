@@ -2,15 +2,19 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from tentalis.overrides import with_overrides
 from tentalis.scenarios import Scenario
 
 TASKS_PER_STEP = 4
+
+Configured = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]
+"""Settings of the trainer, and changes as a person wrote them, to the settings with the changes in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class RunKind:
     scenario: str
     steps: int
     base_model: str
-    overrides: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def unfinished(runs: Path, kind: RunKind) -> Run | None:
             continue
         try:
             found = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
-            found = RunKind(**found | {"overrides": tuple(found.get("overrides", ()))})
+            found = RunKind(**found | {"changes": tuple(found.get("changes", ()))})
         except (OSError, ValueError, TypeError):  # begun, but never as far as that
             continue
         if found == kind:
@@ -68,7 +72,14 @@ def newest(runs: Path) -> Run | None:
     return Run(configs[-1].parent.name, configs[-1].parent, resumed=True) if configs else None
 
 
-def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float) -> Run:
+def unchanged(config: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
+    """For whoever has no changes. Raises ValueError otherwise."""
+    if changes:
+        raise ValueError(f"nobody puts the changes {changes} in")
+    return config
+
+
+def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float, configured: Configured = unchanged) -> Run:
     """The unfinished run of this kind, or a new one named after `now` (seconds since the epoch)."""
     found = unfinished(runs, kind)
     if found is not None:
@@ -76,7 +87,7 @@ def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float) -> Run:
     stamp = int(now)
     while (folder := runs / time.strftime("demo-%Y%m%d-%H%M%S", time.gmtime(stamp))).exists():
         stamp += 1
-    config = yaml.safe_dump(trainer_config(folder.name, kind, scenario), sort_keys=False)
+    config = yaml.safe_dump(configured(trainer_config(folder.name, kind, scenario), kind.changes), sort_keys=False)
     folder.mkdir(parents=True)
     (folder / "demo.json").write_text(json.dumps(asdict(kind), indent=1), encoding="utf-8")
     # The configuration last: without it the run does not count as begun.
@@ -84,10 +95,9 @@ def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float) -> Run:
     return Run(folder.name, folder, resumed=False)
 
 
-def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, object]:
-    """The trainer's settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4, unless
-    overridden. Raises BadOverride."""
-    config = {
+def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, Any]:
+    """The trainer's settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4."""
+    return {
         "run_id": run_id,
         "policy": scenario.policy,
         "base_model": kind.base_model,
@@ -100,4 +110,3 @@ def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, 
         "optimizer": {"lr": 3e-4},
         "loss": {"rl_weight": 1.0, "opd_weight": 1.0 if scenario.terms.opd else 0.0},
     }
-    return with_overrides(config, kind.overrides)

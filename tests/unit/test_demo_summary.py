@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tentalis.cli.loop import _configured
 from tentalis.demo.play import DemoOptions, _flags, next_commands, printable
 from tentalis.demo.report import Report, html_of, write_report
 from tentalis.demo.runs import RunKind, open_run, unfinished
@@ -203,7 +204,7 @@ def test_an_unfinished_run_is_gone_on_with_and_a_finished_one_is_not(tmp_path: P
 def test_a_run_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     scenario = make_scenario("assistant")
     open_run(tmp_path, KIND, scenario, 1_700_000_000.0)
-    overridden = replace(KIND, overrides=("loss.opd_weight=0",))
+    overridden = replace(KIND, changes=("loss.opd_weight=0",))
     for other in (RunKind("assistant", 3, KIND.base_model), RunKind("math", 15, KIND.base_model), overridden):
         assert unfinished(tmp_path, other) is None
     # Killed before its configuration was written: never begun.
@@ -221,10 +222,11 @@ def test_the_trainers_configuration(tmp_path: Path) -> None:
 
 
 def test_a_run_with_settings_of_its_own_goes_on_with_them(tmp_path: Path) -> None:
-    kind = replace(KIND, overrides=("loss.opd_weight=0", "seed=3"))
-    first = open_run(tmp_path, kind, make_scenario("assistant"), 0.0)
+    kind = replace(KIND, changes=("loss.opd_weight=0", "seed=3", "loss=dapo"))
+    first = open_run(tmp_path, kind, make_scenario("assistant"), 0.0, _configured)
     config = yaml.safe_load(first.config.read_text(encoding="utf-8"))
-    assert (config["loss"], config["seed"]) == ({"rl_weight": 1.0, "opd_weight": 0}, 3)
+    assert (config["loss"]["rl_weight"], config["loss"]["opd_weight"], config["loss"]["kind"]) == (1.0, 0.0, "dapo")
+    assert config["seed"] == 3
     assert open_run(tmp_path, kind, make_scenario("assistant"), 5.0).run_id == first.run_id
 
 
@@ -234,4 +236,4 @@ def test_how_to_go_on() -> None:
     assert next_commands("r", stays=True) == (*first, "tentalis status"), "`up` is refused while the stack stays"
     assert _flags(DemoOptions()) == []
     assert _flags(DemoOptions("math", 3, "m")) == ["--scenario", "math", "--steps", "3", "--policy-model", "m"]
-    assert _flags(DemoOptions(overrides=("a.b=1", "c=[1, 2]"))) == ["--set", "a.b=1", "--set", "'c=[1, 2]'"]
+    assert _flags(DemoOptions(changes=("a.b=1", "c=[1, 2]"))) == ["--set", "a.b=1", "--set", "'c=[1, 2]'"]
