@@ -32,7 +32,7 @@ from schemas.records import (
 )
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.config import Settings
-from tentalis.kafka import Publisher, make_codec, now_ms
+from tentalis.kafka import DeliveryFailed, Publisher, make_codec, now_ms
 
 DEADLINE_MS, WINDOW_MS = 12_000, 3_000
 TOKENS = 48
@@ -190,6 +190,7 @@ class Driver:
         waiting: list[tuple[float, int, str, Record]] = []
         serial = itertools.count()
         began, made, halves = time.monotonic(), 0, 0
+        sent: list[tuple[str, Record]] = []
         while made < self.tasks or waiting:
             now = time.monotonic() - began
             while made < self.tasks and made * self.seconds / self.tasks <= now:
@@ -199,9 +200,18 @@ class Driver:
             while waiting and waiting[0][0] <= now:
                 _, _, topic, record = heapq.heappop(waiting)
                 publisher.send(topic, record)
+                sent.append((topic, record))
                 self.sent += 1
                 halves += topic == topics.HALVES
                 if topic == topics.HALVES and halves % self.garbage == 0:
                     publisher.send_bytes(topic, record.key.encode(), chance.randbytes(40), [])
             time.sleep(0.02)
-        publisher.flush(120)
+        try:
+            publisher.flush(150)
+        except DeliveryFailed:
+            # librdkafka now and then stays silent towards a broker that was killed until its records time out. What a
+            # client does then is to send them again; that everything comes twice is one more thing to stand.
+            again = Publisher(self.settings, "driver", make_codec(self.settings))
+            for topic, record in sent:
+                again.send(topic, record)
+            again.flush(150)
