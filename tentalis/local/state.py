@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -18,6 +19,8 @@ from tentalis.local.child import MARK, kill_marked, marks
 from tentalis.local.ports import free_port, listener_of, port_is_free
 
 log = logging.getLogger(__name__)
+
+_LAST_MOMENT = 3.0
 
 FOLDERS = ("kafka", "logs", "checkpoints", "adapters", "reports")
 
@@ -196,13 +199,13 @@ class StateDir:
 
 
 def request_stop(path: Path, timeout: float = 15.0) -> int | None:
-    """Ask the holder of a state directory to stop (SIGTERM) and wait until it has.
+    """Ask the holder of a state directory to stop (SIGTERM) and wait until it has, and its process with it.
 
     Returns:
         The process id that stopped, or None if nothing ran.
 
     Raises:
-        StateError: it is still there after `timeout` seconds.
+        StateError: it still holds the directory after `timeout` seconds.
     """
     state = StateDir(path)
     pid = state.holder()
@@ -213,12 +216,19 @@ def request_stop(path: Path, timeout: float = 15.0) -> int | None:
         try:
             if state.holder() == pid:  # the handle is for whoever has the id now: look again
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
+                _await_release(state, pid, timeout)
+                # An interpreter takes a moment to end after its last line; a holder may also have more to do.
+                select.select([handle], [], [], _LAST_MOMENT)
         finally:
             os.close(handle)
     except ProcessLookupError:  # it ended between the two lines
         return pid
     except PermissionError as error:
         raise StateError(f"process {pid} holds {state.path} and belongs to somebody else: {error}") from error
+    return pid
+
+
+def _await_release(state: StateDir, pid: int, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while state.holder() == pid:
         if time.monotonic() > deadline:
@@ -227,7 +237,6 @@ def request_stop(path: Path, timeout: float = 15.0) -> int | None:
                 f"`kill -9 {pid}` ends it and everything that it supervises."
             )
         time.sleep(0.05)
-    return pid
 
 
 def write_whole(path: Path, content: Any) -> None:

@@ -108,6 +108,15 @@ def test_stop_waits_until_the_holder_has_let_go(tmp_path: Path) -> None:
     assert StateDir(tmp_path).holder() is None
 
 
+def test_stop_waits_for_the_last_moment_of_the_process_too(tmp_path: Path) -> None:
+    last = "import atexit; atexit.register(time.sleep, 0.5); signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+    with hold(tmp_path, last + "print('there', flush=True); time.sleep(60)") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        assert request_stop(tmp_path, 20) == process.pid
+        assert process.poll() == 0
+
+
 def test_a_holder_that_does_not_stop_is_named(tmp_path: Path) -> None:
     process = hold(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)")
     with process:
