@@ -27,6 +27,12 @@ def test_garbage_is_dead_lettered_and_ctrl_c_stops_within_ten_seconds_and_the_ne
         200,
         message="the applications did not become ready",
     )
+    # The manifest holds where the run begins to read: garbage that lies before that is nobody's.
+    eventually(
+        lambda: home.run("consume", "tentalis.runs.v1", "--from", "earliest", "--exit", "-o", "json").stdout.strip(),
+        200,
+        message="the trainer did not begin",
+    )
     for name in INPUTS:
         for garbage in GARBAGE:
             done = home.run("produce", f"tentalis.{name}.v1", "--raw", "--key", "garbage", stdin=garbage)
