@@ -19,8 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ from tentalis.config import Settings
 from tentalis.kafka import make_codec, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
-from tests.bench.lab import cpu_seconds, rss_mib
+from tests.bench.lab import cpu_seconds, metrics_of, rss_mib
 from tests.chaos.driver import Driver
 from tests.chaos.rota import NOBODY, say
 from tests.kafka_fixture import ensure_topics, eventually
@@ -41,7 +39,6 @@ from tests.kafka_fixture import ensure_topics, eventually
 MEMORY_S = 300
 EARLY_S = 300.0
 COMPLAINT = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) |^Traceback")
-METRIC = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$", re.M)
 
 
 class Worker:
@@ -59,16 +56,8 @@ class Worker:
         return b"owns partitions" in self.log.read_bytes()
 
     def metrics(self) -> dict[str, float]:
-        """Each metric, summed over its labels. Empty while the worker does not answer."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
-                text = answer.read().decode()
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            return {}
-        found: dict[str, float] = defaultdict(float)
-        for name, value in METRIC.findall(text):
-            found[name] += float(value)
-        return found
+        """Each metric, summed over its labels. Raises OSError while the worker does not answer."""
+        return metrics_of(self.port)
 
     def complaints(self) -> list[str]:
         """What it said at WARNING or above."""
@@ -104,20 +93,28 @@ class Samples:
 
     began: float = field(default_factory=time.monotonic)
     at: list[float] = field(default_factory=list)
+    unanswered: int = 0
     rss: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     totals: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, workers: Sequence[Worker], broker_pid: int) -> None:
-        """One look at every process. Raises RuntimeError if a worker is gone."""
-        self.at.append(time.monotonic() - self.began)
-        self.rss["broker"].append(rss_mib(broker_pid))
+        """One look at every process; none if one of them does not answer. Raises RuntimeError if a worker is gone."""
         sums: dict[str, float] = defaultdict(float)
         for worker in workers:
             if worker.process.poll() is not None:
                 raise RuntimeError(f"{worker.name} ended with {worker.process.returncode}: see {worker.log}")
-            self.rss[worker.name].append(rss_mib(worker.process.pid))
-            for name, value in worker.metrics().items():
+            try:
+                found = worker.metrics()
+            except OSError as error:
+                say(f"{worker.name} does not answer: {error}")
+                self.unanswered += 1
+                return
+            for name, value in found.items():
                 sums[name] += value
+        self.at.append(time.monotonic() - self.began)
+        self.rss["broker"].append(rss_mib(broker_pid))
+        for worker in workers:
+            self.rss[worker.name].append(rss_mib(worker.process.pid))
         for label, metric in SERIES.items():
             self.totals[label].append(sums[metric])
 
@@ -176,25 +173,26 @@ def run(folder: Path, *, seconds: float, rate: float, state: str, every: float, 
         eventually(lambda: all(worker.ready() for worker in workers), 60, 0.5, "every worker owns partitions")
         driver = Driver(settings, "soak", round(rate * seconds), seconds, seed, garbage=sys.maxsize)
         driver.start()
-        samples = Samples()
+        samples, looks = Samples(), 0
         before = _cpu(workers, broker)
         # What comes after the last task is the tail of the load, not the load.
         while samples.began + seconds > time.monotonic():
             samples.take(workers, broker.process.pid)
-            say(_line(samples))
-            time.sleep(max(0.0, samples.began + every * len(samples.at) - time.monotonic()))
+            if samples.at:
+                say(_line(samples))
+            looks += 1
+            time.sleep(max(0.0, samples.began + every * looks - time.monotonic()))
         lasted = time.monotonic() - samples.began
         busy = {name: (spent - before[name]) / lasted for name, spent in _cpu(workers, broker).items()}
         eventually(lambda: driver.done, 120, 1.0, "everything is sent")
         say(f"all is sent: {driver.sent} records; waiting for the rest")
-        left = Samples()
-
-        def drained() -> bool:
-            left.take(workers, broker.process.pid)  # type: ignore[union-attr]
-            return left.totals["open_tasks"][-1] == 0
-
-        eventually(drained, 180, 2.0, lambda: f"still open: {left.totals['open_tasks'][-1]:.0f} tasks")
-        lost = missing(settings)
+        left, deadline = Samples(), time.monotonic() + 180
+        lost = [""]
+        while lost and time.monotonic() < deadline:
+            time.sleep(2.0)
+            left.take(workers, broker.process.pid)
+            if left.totals["open_tasks"][-1:] == [0] or time.monotonic() > deadline:
+                lost = missing(settings)
         complaints = [line for worker in workers for line in worker.complaints()]
         report = {
             "tasks": driver.tasks,
@@ -206,6 +204,8 @@ def run(folder: Path, *, seconds: float, rate: float, state: str, every: float, 
             "rss_mib": {n: [round(samples.early(n)), round(rss[-1])] for n, rss in samples.rss.items()},
             "growth_mib_h": {name: round(samples.growth(name), 1) for name in samples.rss},
             **{name: _range(samples, values) for name, values in samples.totals.items()},
+            "left_open": left.totals["open_tasks"][-1:],
+            "unanswered_looks": samples.unanswered,
             "warnings": len(complaints),
             "first_warnings": complaints[:5],
             "lost": len(lost),
