@@ -779,12 +779,20 @@ class BackPressure(Record):
 # --- the other topics -------------------------------------------------------------------------------------------------
 
 
+class SessionEventKind(StrEnum):
+    UNKNOWN = "unknown"
+    TURN = "turn"
+    END = "end"
+
+
 class SessionEvent(Record):
+    """What a gateway says of a call once it is over. `turn_index` is not read: who links the turns counts them."""
+
     ID_FIELD = "session_event_id"
     session_event_id: Name
     event_time: Millis
     session_id: Name
-    turn_index: Annotated[Int, Field(ge=0)]
+    turn_index: Annotated[Int, Field(ge=0)] = 0
     turn_type: str = "main"
     worker_id: str = ""
     model: str = ""
@@ -794,6 +802,27 @@ class SessionEvent(Record):
     response_token_ids: Int32s = b""
     sampler_logprobs: Float32s = b""
     done: bool = False
+    kind: SessionEventKind = SessionEventKind.TURN
+    decided_by: str = ""
+    user_id: str | None = None
+    policy: str = ""
+    request: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs_mode: LogprobsMode = LogprobsMode.NONE
+    sampling: Sampling = Sampling()
+    finish_reason: str = ""
+    status: Status = Status.OK
+    not_trainable: str = ""
+    elapsed_s: Annotated[float, AfterValidator(_finite), Field(ge=0.0)] = 0.0
+    gateway_id: str = ""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> "SessionEvent":
+        if self.sampler_logprobs and len(self.sampler_logprobs) != len(self.response_token_ids):
+            raise ValueError(
+                f"{len(self.sampler_logprobs) // 4} log-probs for {len(self.response_token_ids) // 4} response tokens"
+            )
+        return self
 
     @property
     def key(self) -> str:
