@@ -61,6 +61,8 @@ class Worker:
         self._began = self.log.stat().st_size if self.log.exists() else 0
         command = [sys.executable, "-m", "tentalis.cli", "serve", application, "--instance", instance]
         command += ["--server", NOBODY] if application == "hinting" else []
+        # Partitions move between workers with and without state on disk, and back to databases that were left behind.
+        command += ["--state", "memory" if instance.endswith("-0") else "rocksdb"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
