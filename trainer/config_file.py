@@ -63,9 +63,7 @@ def overridden(config: TrainerConfig, changes: Mapping[str, str], where: str) ->
         if key in KEYS and key not in TrainerConfig.model_fields:
             said.alias(key, KEYS[key], value)
         else:
-            # `loss=cispo` for loss.kind=cispo: what a person means.
-            kind = isinstance(value, str) and f"{key}.kind" in known_names()
-            said.say(f"{key}.kind" if kind else key, value, key)
+            said.own(key, value)
     data = config.model_dump(mode="json")
     for path, value in said.settled().items():
         _put(data, path, value)
@@ -93,9 +91,11 @@ class _Said:
     def own(self, path: str, value: Any) -> None:
         """A setting under our own name, with those below it."""
         if isinstance(value, dict) and path in _sections():
-            self._implied.setdefault(path, {})
             for key, inner in value.items():
                 self.own(f"{path}.{key}", inner)
+        elif isinstance(value, str) and f"{path}.kind" in known_names():
+            # `loss: cispo` for loss.kind: cispo: what a person means.
+            self.say(f"{path}.kind", value, path)
         else:
             self.say(path, value, path)
 
@@ -180,6 +180,9 @@ def _problem(error: Any, sources: Mapping[str, str]) -> str:
     if error["type"] != "extra_forbidden":
         source = sources.get(name, name)
         problem = error["msg"].removeprefix("Value error, ") + _nearest_value(error)
+        if error["type"] == "model_type":
+            below = [path.removeprefix(f"{name}.") for path in known_names() if path.startswith(f"{name}.")]
+            problem = f"a mapping of its settings is expected ({', '.join(below[:3])}, ...), not {error['input']!r}"
         return f"{name}: {problem}" if source == name else f"{source} ({name}): {problem}"
     near = nearest(name)
     return f"{name}: no such setting" + (f", did you mean {near}?" if near else "")

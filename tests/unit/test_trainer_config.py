@@ -102,9 +102,12 @@ def test_toml_is_understood_too(tmp_path: Path) -> None:
         ("eps_clip: 0.1\neps_clip_high: 0.3\n", ("loss", "clip_high"), 0.3),
         ("learning_rate: 1e-4\n", ("optimizer", "lr"), 1e-4),
         ("lora_rank: 4\n", ("lora", "rank"), 4),
+        ("loss: dapo\n", ("loss", "kind"), "dapo"),
+        ("loss: dapo\nppo_clip_ratio: 0.1\n", ("loss", "kind"), "dapo"),
+        ("lora: {}\n", ("lora", "rank"), 16),
     ],
 )
-def test_the_keys_of_other_systems_are_understood(line: str, setting: tuple[str, str], value: float) -> None:
+def test_the_keys_of_other_systems_are_understood(line: str, setting: tuple[str, str], value: object) -> None:
     of = parse_config(MINIMAL + line, "x.yaml")
     assert getattr(getattr(of, setting[0]), setting[1]) == value
 
@@ -139,7 +142,8 @@ def test_the_ancestors_variables_fill_in_what_the_file_leaves_open(caplog: pytes
         ("lr: -1\n", {}, "x.yaml: lr (optimizer.lr): Input should be greater than 0"),
         ("lerning_rate: 1\n", {}, "lerning_rate: no such setting, did you mean learning_rate?"),
         ("clip_low: 1\n", {}, "clip_low: no such setting, did you mean loss.clip_low?"),
-        ("lora: 3\n", {}, "x.yaml: lora: Input should be"),
+        ("lora: 3\n", {}, "x.yaml: lora: a mapping of its settings is expected (rank, alpha, targets, ...), not 3"),
+        ("loss: dappo\n", {}, "did you mean dapo?"),
     ],
 )
 def test_what_is_said_twice_or_wrongly_is_named(line: str, variables: dict[str, str], message: str) -> None:
@@ -165,6 +169,8 @@ def test_settings_changed_by_name() -> None:
     changed = overridden(
         of, {"optimizer.lr": "1e-5", "ppo_clip_ratio": "0.1", "loss": "clipped", "start": "{0: 4}"}, "--set"
     )
+    part = overridden(changed, {"loss": "{kind: gspo}"}, "--set").loss
+    assert (part.kind, part.clip_high) == ("gspo", 0.1), "what a part does not name stays as it was"
     assert (changed.optimizer.lr, changed.loss.clip_high, changed.loss.kind, changed.start) == (
         1e-5,
         0.1,
