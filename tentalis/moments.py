@@ -1,6 +1,7 @@
 """Points in time as people write them, on every command alike."""
 
 import re
+import time
 from datetime import UTC, datetime
 
 FORMS = "2026-01-31T12:00:00Z, or 90s, 30m, 1h, 2d for ago"
@@ -31,3 +32,17 @@ def rfc3339_ms(text: str) -> int:
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     except OverflowError as error:  # in the first or the last hours that a date can have
         raise ValueError(str(error)) from None
+
+
+LAST_MS = 253_402_300_800_000
+"""Midnight after the last day that RFC 3339 can write."""
+
+
+def written(ms: int) -> str:
+    """A point in time (ms since the epoch) as people read it: RFC 3339 in UTC, to the second. What no calendar has
+    stays a number.
+
+    >>> written(1_000)
+    '1970-01-01T00:00:01Z'
+    """
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ms / 1000)) if 0 <= ms < LAST_MS else str(ms)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tentalis.cli.common import DRIFT, ERROR, USAGE, Bootstrap, CommandError, Format, Output, reached, show
+from tentalis.moments import written
 
 if TYPE_CHECKING:
     from schemas.codec import Codec
@@ -104,12 +105,6 @@ def _selected(box: Letterbox, wanted: Filter, limit: int | None = None) -> list[
     return [case for case in cases if wanted.matches(case)][:limit]
 
 
-def _time(at_ms: int) -> str:
-    return (
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ms / 1000)) if 0 <= at_ms < 253402300800000 else str(at_ms)
-    )
-
-
 def _key(key: bytes | None) -> str | None:
     return None if key is None else key.decode("utf-8", "backslashreplace")
 
@@ -120,9 +115,9 @@ def _row(case: Case) -> dict[str, Any]:
     return {
         "letter": str(letter.place),
         "state": case.state.value,
-        "failed": _time(letter.failed_at),
+        "failed": written(letter.failed_at),
         "failures": len(case.earlier) + 1,
-        "first_failed": _time((case.earlier[0] if case.earlier else letter).failed_at),
+        "first_failed": written((case.earlier[0] if case.earlier else letter).failed_at),
         "record": None if letter.origin is None else str(letter.origin),
         "group": letter.group or None,
         "stage": letter.stage or None,
@@ -215,11 +210,11 @@ def _whole(case: Case, raw: Raw, codec: Codec) -> dict[str, Any]:
         "headers": {name: text(value) for name, value in own_headers(raw.headers)},
         "history": [
             *(
-                {"at": _time(one.failed_at), "what": "failed", "letter": str(one.place), "error": one.error}
+                {"at": written(one.failed_at), "what": "failed", "letter": str(one.place), "error": one.error}
                 for one in case.earlier
             ),
             {
-                "at": _time(case.letter.failed_at),
+                "at": written(case.letter.failed_at),
                 "what": "failed",
                 "letter": str(case.letter.place),
                 "error": case.letter.error,

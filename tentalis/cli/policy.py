@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tentalis.cli.common import USAGE, Bootstrap, CommandError, print_json, print_table, reached
+from tentalis.moments import written
 
 if TYPE_CHECKING:
     from schemas.records import PolicyUpdate, Record
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Versions of policies: look, promote, roll back, keep.", no_args_is_help=True, rich_markup_mode=None
 )
 
+TIMES = ("published", "at")
 COLUMNS = ("version", "run", "step", "state", "guard", "served_by", "cannot_serve", "pinned")
 
 
@@ -229,6 +231,7 @@ def _decide(
 
 
 def _lines(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """For people: what lies deeper under its path, times and numbers as they are read."""
     rows: list[tuple[str, Any]] = []
     for name, inner in value.items():
         if isinstance(inner, dict):
@@ -236,6 +239,8 @@ def _lines(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         elif isinstance(inner, list):
             for number, item in enumerate(inner):
                 rows += _lines(item, f"{prefix}{name}.{number}.")
+        elif name in TIMES:
+            rows.append((f"{prefix}{name}", written(inner)))
         else:
             rows.append((f"{prefix}{name}", f"{inner:.6g}" if isinstance(inner, float) else inner))
     return rows

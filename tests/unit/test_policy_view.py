@@ -3,6 +3,7 @@
 import pytest
 
 from schemas.records import EvalResult, Pin
+from tentalis.cli.policy import _lines
 from tentalis.guard import CANDIDATE
 from tentalis.policies.view import UnknownVersion, View
 from tests.unit.loop_records import T0, ack, manifest, promotion, step_result, update
@@ -95,3 +96,13 @@ def test_a_rollback_by_itself_goes_to_what_was_served_before_and_not_abandoned()
     assert view().before("assistant").name == "assistant@v0", "v4 has the weights of v1, and v2 was abandoned"
     with pytest.raises(UnknownVersion, match="name the version"):
         view().before("math")
+
+
+def test_people_read_times_and_programs_numbers() -> None:
+    of = view()
+    details = of.details(of.named("assistant@v1")) | {"published": 1_700_000_000_000}
+    details["promotions"][0]["at"] = 1_700_000_001_999
+    lines = dict(_lines(details))
+    assert lines["published"] == "2023-11-14T22:13:20Z"
+    assert lines["promotions.0.at"] == "2023-11-14T22:13:21Z"
+    assert details["published"] == 1_700_000_000_000
