@@ -527,6 +527,9 @@ TRAINER_ENTROPY = Metric(
 TRAINER_GRADIENT = Metric(
     "tentalis_trainer_gradient_norm", Kind.GAUGE, "Norm of the last step's gradient.", ("trainer",)
 )
+TRAINER_RATE = Metric(
+    "tentalis_trainer_learning_rate", Kind.GAUGE, "Learning rate of the last step, by its schedule.", ("trainer",)
+)
 TRAINER_PENDING = Metric(
     "tentalis_trainer_pending_offers",
     Kind.GAUGE,

@@ -78,13 +78,14 @@ class Engine:
         """A loss of zero that reaches every parameter: with it a rank without rows joins the reduction too."""
         return torch.stack([parameter.sum() for _, parameter in self._parameters]).sum() * 0.0
 
-    def step(self, number: int) -> float:
-        """Reduces, clips, updates at the rate of step `number` of the run; returns the gradient's norm before clipping.
-        Raises Diverged."""
+    def step(self, number: int) -> dict[str, float]:
+        """Reduces, clips, updates at the rate of step `number` of the run; returns that rate and the gradient's norm
+        before clipping. Raises Diverged."""
+        rate = learning_rate(number, self._options)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(number, self._options)
+            group["lr"] = rate
         self._engine.step()
-        return self._grad_norm
+        return {"grad_norm": self._grad_norm, "learning_rate": rate}
 
     def _clip_gradient(self) -> None:
         norm = torch.nn.utils.clip_grad_norm_([p for _, p in self._parameters], self._clip, foreach=False)

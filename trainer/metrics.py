@@ -44,6 +44,7 @@ class TrainerMetrics:
             "mismatch_kl": exporter.gauge(metrics.TRAINER_KL),
             "entropy": exporter.gauge(metrics.TRAINER_ENTROPY),
             "grad_norm": exporter.gauge(metrics.TRAINER_GRADIENT),
+            "learning_rate": exporter.gauge(metrics.TRAINER_RATE),
         }
         self._ages = exporter.counter(metrics.TRAINER_AGES)
         self._joins = exporter.counter(metrics.TRAINER_JOINS)

@@ -71,14 +71,14 @@ def train_step(
         engine.backward(engine.anchor())
     stop.check()
     computed = time.perf_counter()
-    grad_norm = engine.step(plan.step)
+    updated = engine.step(plan.step)
     stepped = time.perf_counter()
     sums[-2], sums[-1] = positions, flops
     totals |= dict(zip((*SUMMED, "positions", "model_flops"), world.sum(sums).tolist(), strict=True))
     if totals["trained_rollouts"] == 0:
         log.warning("step %d: no rollout has an advantage (equal rewards, no hints); it trains nothing", plan.step)
     return Outcome(
-        _means(totals) | advantages.metrics | {"grad_norm": grad_norm},
+        _means(totals) | advantages.metrics | updated,
         {"pack": packed - began, "forward_backward": computed - packed, "optimizer": stepped - computed},
     )
 

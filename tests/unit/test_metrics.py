@@ -159,7 +159,7 @@ def test_the_trainer_says_what_it_waits_for_and_what_a_step_was() -> None:
     assert read("tentalis_trainer_waiting", {"reason": "rollouts"}) == 1
     outcome = dict.fromkeys(
         ("rl_loss", "opd_loss", "rl_clip_fraction", "opd_clip_fraction", "rl_advantage_abs", "opd_advantage_abs"), 0.5
-    ) | dict.fromkeys(("reward_mean", "staleness_mean", "mismatch_kl", "entropy", "grad_norm"), 0.25)
+    ) | dict.fromkeys(("reward_mean", "staleness_mean", "mismatch_kl", "entropy", "grad_norm", "learning_rate"), 0.25)
     outcome |= dict.fromkeys(("reward_std", "hint_acceptance", "ratio_mean", "effective_sample_size"), 0.5)
     outcome |= dict.fromkeys(composition.names(), 0.0) | {"staleness_3_4": 6.0, "joined_both": 2.0, "model_flops": 5e9}
     outcome |= {"tokens": 300.0, "rollouts": 8.0, "trained_rollouts": 6.0}
@@ -182,6 +182,7 @@ def test_the_trainer_says_what_it_waits_for_and_what_a_step_was() -> None:
     assert read("tentalis_trainer_rollout_ages_total", {"age": "3_4"}) == 6
     assert read("tentalis_trainer_joins_total", {"kind": "both"}) == 2
     assert read("tentalis_trainer_mfu_ratio") == told[0]["train/mfu"] == 0.25
+    assert read("tentalis_trainer_learning_rate") == told[0]["train/learning_rate"] == 0.25
     assert read("tentalis_trainer_lag_records", {"partition": "0"}) == 0
     assert read("tentalis_trainer_phase_seconds_total", {"phase": "forward_backward"}) == 2
 

@@ -151,6 +151,13 @@ def test_the_first_step_on_its_own_samples_has_ratio_one_and_no_divergence(of: T
     assert metrics["grad_norm"] > 0.0
 
 
+def test_a_step_says_at_which_rate_it_was_made(of: TrainerConfig) -> None:
+    warming = of.model_copy(update={"optimizer": of.optimizer.model_copy(update={"warmup_steps": 4})})
+    engine = engine_of(warming)
+    rates = [run_step(engine, warming, BATCHES[0], step).metrics["learning_rate"] for step in (1, 2)]
+    assert rates == [0.0025, 0.005]
+
+
 def test_a_batch_without_any_advantage_warns_and_leaves_the_adapter(
     of: TrainerConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
