@@ -11,6 +11,10 @@ from streams.join.state import TASK, Phase, phase_and_since
 from streams.processor import Table
 
 NEVER = 2**63
+FORGET_AT = 10_000
+"""Expired markers whose ages are taken out of the table's index at once. One by one, each would be a range of its own
+in RocksDB's buffer, all from the same key on; every read after a write sorts those anew, in time and bytes that grow
+with the square of their number."""
 
 
 class Markers(Protocol):
@@ -97,7 +101,8 @@ class OnDisk:
         self._table, self._passed = table, before
         self._fresh = InMemory()
         self._opened: set[str] = set()
-        self._flushed = self._passed_any = False
+        self._flushed = False
+        self._stale = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -149,7 +154,8 @@ class OnDisk:
                 gone[task_id] = None
         gone |= dict.fromkeys(self._fresh.expire(before))
         self.oldest = min(self.oldest, self._fresh.oldest)
-        self._passed, self._passed_any = before, self._passed_any or bool(gone)
+        self._passed = before
+        self._stale += len(gone)
         self._count -= len(gone)
         yield from gone
 
@@ -160,7 +166,7 @@ class OnDisk:
         if self._flushed:
             self._flushed = False
             self._fresh, self._opened = InMemory(), set()
-            if self._passed_any:
+            if self._stale >= FORGET_AT:
                 # Not before: after a crash, time starts again from where the batch began.
                 self._table.forget_ages(self._passed)
-                self._passed_any = False
+                self._stale = 0

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from streams.app import StreamSettings, _Worker
 from streams.delivery import Store
-from streams.disk import IDLE_MS, DiskFold, DiskStore, StoreLocked
+from streams.disk import IDLE_MS, Database, DiskFold, DiskStore, StoreLocked
 from streams.dlq import Produce
+from streams.join import markers
 from streams.join.processor import JoinProcessor
+from streams.join.state import TASK, Phase, Task, encode_task
 from streams.processor import StateUnreadable, Table, stamped
 from streams.state import Entry, Fold, StateStore
 from tests.unit.join_support import CODEC
@@ -389,3 +391,24 @@ def test_ages_are_found_in_order_and_from_where_one_wants(tmp_path: Path) -> Non
     assert list(table.aged(8)) == [(300, "m/300")]
     assert list(table.scan("m/3")) == [("m/300", stamped(0, b"300"))]
     store.close()
+
+
+def test_ages_are_forgotten_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markers, "FORGET_AT", 10)
+    store = DiskStore(tmp_path, JoinProcessor(CODEC).age)
+    store.open(0)
+    table = store.entries(0)
+    assert isinstance(table, Table)
+    store.apply(0, [[_closed(f"t{since:02}", since) for since in range(40)]], [])
+    forgotten: list[int] = []
+    monkeypatch.setattr(Database, "forget_ages", lambda database, before: forgotten.append(before))
+    remembered = markers.OnDisk(table, 0)
+    for batch in range(1, 36):
+        assert list(remembered.expire(batch)) == [f"t{batch - 1:02}"]
+        remembered.flushed()
+    assert forgotten == [10, 20, 30]
+    store.close()
+
+
+def _closed(task_id: str, since: int) -> Entry:
+    return Entry(TASK + task_id, encode_task(Task(0, Phase.CLOSED, since)), 0)
