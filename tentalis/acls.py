@@ -144,6 +144,13 @@ ROLES: dict[str, Role] = {
             _group("tentalis-worker-", prefixed=True),
         ),
         _role(
+            "gateway",
+            "`tentalis serve gateway`",
+            _reads(topics.POLICY_ACKS, topics.SESSIONS),
+            _follows(),
+            _writes(topics.SESSIONS),
+        ),
+        _role(
             "manager",
             "`tentalis manager`",
             _reads(

@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 STREAMS = ("scoring", "hinting", "join", "aggregation")
-PROCESSES = (*STREAMS, "model", "policies", "worker", "manager", "trainer")
+PROCESSES = (*STREAMS, "gateway", "model", "policies", "worker", "manager", "trainer")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LONG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
@@ -580,6 +580,61 @@ TRAINER_TURN = Metric(
     "When the training loop last came round, since the epoch.",
     ("trainer",),
     unit="seconds",
+)
+
+# The gateway
+
+GATEWAY_CALLS = Metric(
+    "tentalis_gateway_calls_total",
+    Kind.COUNTER,
+    "Calls passed on, by path and status; broken: a stream that could not be completed.",
+    ("gateway",),
+    ("path", "status"),
+    "calls",
+)
+GATEWAY_SECONDS = Metric(
+    "tentalis_gateway_call_seconds",
+    Kind.HISTOGRAM,
+    "From a call taken up to its complete answer, the backend's time included.",
+    ("gateway",),
+    ("path",),
+    "seconds",
+    buckets=LONG_SECONDS,
+)
+GATEWAY_TURNS = Metric(
+    "tentalis_gateway_turns_total",
+    Kind.COUNTER,
+    "Turns by kind (main, side), by who decided it and the session (header, body, default, heuristic), and by the sign "
+    "that a guess went by.",
+    ("gateway",),
+    ("kind", "decided_by", "session_by", "sign"),
+    "turns",
+)
+GATEWAY_TRAINABLE = Metric(
+    "tentalis_gateway_trainable_total",
+    Kind.COUNTER,
+    "Turns written down, by whether they can be trained on: yes or no. Each record says why not.",
+    ("gateway",),
+    ("trainable",),
+    "turns",
+)
+GATEWAY_RECORDED = Metric(
+    "tentalis_gateway_recorded_total",
+    Kind.COUNTER,
+    "What became of turns: log, spool (on disk), drained (from there to the log), lost (its client was refused), off.",
+    ("gateway",),
+    ("became",),
+    "turns",
+)
+GATEWAY_SPOOLED = Metric(
+    "tentalis_gateway_spooled_turns", Kind.GAUGE, "Turns on disk that wait for the broker.", ("gateway",), unit="turns"
+)
+GATEWAY_HOLDS = Metric(
+    "tentalis_gateway_holds_total",
+    Kind.COUNTER,
+    "Times that a call waited because its backend was taking new weights.",
+    ("gateway",),
+    unit="waits",
 )
 
 CATALOGUE: tuple[Metric, ...] = tuple(

@@ -12,6 +12,7 @@ from tentalis.cli import (
     archive,
     dlq,
     forget,
+    keys,
     loop,
     policy,
     processes,
@@ -88,6 +89,7 @@ app.command(short_help="Show records of a topic.")(records.consume)
 app.command(short_help="Write records to a topic from JSON.")(records.produce)
 app.add_typer(dlq.app, name="dlq", short_help="Dead letters: look, replay, drop.")
 app.add_typer(policy.app, name="policy", short_help="Versions of policies: look, promote, roll back, keep.")
+app.add_typer(keys.app, name="keys", short_help="API keys of the gateway: create, list, revoke.")
 app.add_typer(processes.app, name="serve", short_help="Run one process of the stack.")
 app.command(short_help="Answer tasks with the newest policy.")(processes.worker)
 app.command(short_help="Give tasks and the users' feedback.")(processes.manager)

@@ -285,6 +285,80 @@ def aggregation(
     _stream("aggregation", build, bootstrap, port, instance, state, state_dir)
 
 
+@app.command(short_help="Where agents ask for completions; what is said is recorded.")
+def gateway(
+    server: Annotated[
+        str | None,
+        typer.Option("--server", envvar="TENTALIS_SERVER", help="URL of the one backend, where no --config is given."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", help="What the one backend is asked for, whatever model a client names."),
+    ] = None,
+    server_id: Annotated[
+        str, typer.Option("--server-id", help="Whose acknowledgements tell what is served.")
+    ] = "local",
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", exists=True, dir_okay=False, help="YAML: backends, policies and bounds."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8200,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            envvar="TENTALIS_KEYS",
+            help="File of API keys, see `tentalis keys`. Default: none are asked for, which only 127.0.0.1 may do.",
+            show_default=False,
+        ),
+    ] = None,
+    no_keys: Annotated[bool, typer.Option("--no-keys", help="Ask nobody for a key, wherever it listens.")] = False,
+    gateway_id: Annotated[
+        str | None,
+        typer.Option("--gateway-id", help="Its own, lasting name. Default: host name and port.", show_default=False),
+    ] = None,
+    spool_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--spool-dir",
+            help="Where turns wait on disk while the broker is away. Default: gateway/ID in TENTALIS_HOME.",
+            show_default=False,
+        ),
+    ] = None,
+    metrics_port: MetricsPort = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """An OpenAI-compatible proxy that writes down what is said. Any number of them may serve one session."""
+    configure_logging("INFO")
+    from tentalis.gateway.process import serve
+    from tentalis.gateway.settings import GatewaySettings
+
+    if keys is None and not no_keys and host not in ("127.0.0.1", "::1", "localhost"):
+        raise CommandError(
+            f"on {host} anybody could ask: name a file of API keys with --keys (`tentalis keys create` makes one), "
+            "or say --no-keys",
+            USAGE,
+        )
+    name = gateway_id or f"{socket.gethostname()}-{port}"
+    if config is not None:
+        told = GatewaySettings.from_file(config, gateway_id=name)
+    elif server is not None:
+        told = GatewaySettings.simple(server, server_id=server_id, policy=policy, gateway_id=name)
+    else:
+        raise CommandError("name the backend: --server URL, or --config FILE for several", USAGE)
+    settings = settings_of_role("gateway", bootstrap)
+    serve(
+        told,
+        settings,
+        host=host,
+        port=port,
+        keys=keys,
+        spool=spool_dir or settings.home / "gateway" / told.gateway_id,
+        metrics_port=metrics_port,
+    )
+
+
 def worker(
     server: Server,
     environment: Annotated[str, typer.Option(help="Kind of tasks that it answers.")] = "chat",

@@ -22,6 +22,7 @@ from streams.join.processor import JoinProcessor
 from streams.processor import LogRecord, Processor
 from streams.scoring import Scoring
 from tentalis import metrics
+from tentalis.gateway.measures import Measures
 from tentalis.health import Health, PortTaken, served
 from tentalis.inference.engine import EngineStats
 from tentalis.inference.server import ServerMetrics
@@ -54,6 +55,8 @@ def exporter_of(process: str) -> Exporter:
             return _stream(Scoring(codec))
         case "hinting":
             return _stream(Hinting(codec, cast(Any, None)))
+        case "gateway":
+            return Measures(lambda: 0).exporter
         case "join":
             return _stream(JoinProcessor(codec))
         case "aggregation":

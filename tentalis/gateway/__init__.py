@@ -1,0 +1,1 @@
+"""The gateway: where people's agents ask for completions, and where what they said is written down."""

@@ -1,0 +1,160 @@
+"""The gateway as an ASGI application. What it needs comes in `Deps`; further routes come with `install` functions."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from schemas.codec import Codec
+from tentalis.config import Settings
+from tentalis.gateway.backends import Backends
+from tentalis.gateway.eventlog import EventLog
+from tentalis.gateway.failure import Refused, openai_error
+from tentalis.gateway.keys import Caller, Keys, Scope, presented
+from tentalis.gateway.measures import Measures
+from tentalis.gateway.proxy import Proxy
+from tentalis.gateway.recorder import NotRecorded, Recorder
+from tentalis.gateway.served import ServedView
+from tentalis.gateway.settings import GatewaySettings
+from tentalis.gateway.shapes import ChatShape, CompletionShape, Shape
+from tentalis.health import Health
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """What the routes of a gateway work with.
+
+    Attributes:
+        settings: of the gateway.
+        kafka: of the process; where the broker is.
+        codec: of the records.
+        keys: who may do what.
+        events: acknowledged writing of any record: `await deps.events.append(topic, record)`.
+        recorder: session events, to the log or to disk.
+        served: which versions the backends serve.
+        backends: their clients.
+        measures: metrics; `measures.exporter` takes more.
+    """
+
+    settings: GatewaySettings
+    kafka: Settings
+    codec: Codec
+    keys: Keys
+    events: EventLog
+    recorder: Recorder
+    served: ServedView
+    backends: Backends
+    measures: Measures
+
+    def caller(self, request: Request, scope: Scope) -> Caller:
+        """Who makes this request. Raises Refused (401, 403), which the application answers with its status."""
+        return self.keys.caller(presented(request.headers.raw), scope)
+
+
+Install = Callable[[FastAPI, Deps], None]
+"""Adds routes to the application, at its making."""
+
+
+def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
+    """The application over what is already running; it drains the spool and learns models while it is up."""
+    proxy = Proxy(deps.settings, deps.keys, deps.backends, deps.served.name, deps.recorder, deps.measures)
+
+    ended: list[str] = []
+
+    def gone_wrong(job: "asyncio.Task[None]") -> None:
+        if not job.cancelled() and (error := job.exception()) is not None:
+            log.error("a job of the gateway ended", exc_info=error)
+            ended.append(f"a job of it ended: {error!r}")
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        jobs = [asyncio.create_task(deps.recorder.drain()), asyncio.create_task(deps.backends.learn())]
+        for job in jobs:
+            job.add_done_callback(gone_wrong)
+        yield
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await proxy.finish()
+        await deps.backends.close()
+
+    app = FastAPI(title="Tentalis gateway", lifespan=lifespan)
+    app.add_exception_handler(Refused, _on_refused)
+    app.add_exception_handler(NotRecorded, _on_not_recorded)
+    health = Health(
+        deps.measures.exporter, lambda: not_ready(deps), lambda: deps.events.fatal or next(iter(ended), None)
+    )
+
+    @app.get("/healthz", include_in_schema=False)
+    @app.get("/readyz", include_in_schema=False)
+    async def answer_health(request: Request) -> Response:
+        answer = health.answer(request.url.path)
+        return Response(answer.body, answer.status, {"Content-Type": answer.content_type})
+
+    _add(app, proxy, "/v1/chat/completions", ChatShape())
+    _add(app, proxy, "/v1/completions", CompletionShape())
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """The policies and base models that can be asked for."""
+        deps.caller(request, Scope.CHAT)
+        return {"object": "list", "data": _models(deps)}
+
+    @app.post("/v1/sessions/{session_id}/end")
+    async def end_session(session_id: str, request: Request) -> dict[str, str]:
+        """Ends a session: its last turn gets no next state."""
+        return await proxy.end_session(request, session_id)
+
+    for install in extensions:
+        install(app, deps)
+    app.state.health = health
+    return app
+
+
+def not_ready(deps: Deps) -> str | None:
+    """Why no call would be answered well now, None if one would."""
+    if deps.settings.policies and not deps.served.caught_up:
+        return "the acknowledgements of the policies are not read to their end yet"
+    if not any(deps.backends.base_models.values()):
+        return "no backend has said which models it serves yet"
+    return deps.events.fatal
+
+
+def _add(app: FastAPI, proxy: Proxy, path: str, shape: Shape) -> None:
+    async def answer(request: Request) -> Response:
+        return await proxy.answer(request, shape)
+
+    app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path)
+
+
+def _models(deps: Deps) -> list[dict[str, Any]]:
+    card = {"object": "model", "created": 0, "owned_by": "tentalis"}
+    backends = {backend.name: backend for backend in deps.settings.backends}
+    cards: dict[str, dict[str, Any]] = {}
+    for policy in deps.settings.policies:
+        server = backends[policy.backend].server_id
+        assert server is not None
+        cards[policy.name] = {"id": policy.name, **card, "root": deps.served.name(server, policy.name)}
+    for name, models in deps.backends.base_models.items():
+        for model in models:
+            cards.setdefault(model, {"id": model, **card, "owned_by": name})
+    return list(cards.values())
+
+
+async def _on_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    body = openai_error(error.status, error.kind, str(error))
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
+
+
+async def _on_not_recorded(request: Request, error: Exception) -> Response:
+    log.error("%s", error)
+    body = openai_error(503, "server_error", "this cannot be written down now; try again")
+    return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})

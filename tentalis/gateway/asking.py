@@ -1,0 +1,127 @@
+"""What is asked of a backend beyond what the client asked: tokens, and a distribution that is known. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.records import Sampling
+from tentalis.gateway.capture import Capture, Wants
+from tentalis.gateway.failure import Refused
+from tentalis.gateway.routing import Route
+from tentalis.gateway.sessions_of import BODY_FIELDS
+
+# Left out of a body, a server may put its model's own generation defaults here.
+_BARE: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_PENALTIES: dict[str, float] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "min_tokens": 0,
+}
+_BENT = ("logit_bias", "bad_words", "allowed_token_ids")
+_GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+# Nobody said how long the answer may be.
+_UNBOUNDED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body for a backend, and what the client itself wants of the answer."""
+
+    body: dict[str, Any]
+    wants: Wants
+    n: int
+    stream: bool
+
+
+def asked(body: Mapping[str, Any], to: Route, *, chat: bool, tokens: bool) -> Asked:
+    """The body to send. `tokens`: ask for token ids and log-probs, and pin what the distribution is; for the calls to
+    backends that can give them. Raises Refused (400)."""
+    sent = {name: value for name, value in body.items() if name not in BODY_FIELDS}
+    n = sent.get("n")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+        raise Refused(400, "n must be a whole number of at least 1")
+    stream = sent.get("stream")
+    if not (stream is None or isinstance(stream, bool)):
+        raise Refused(400, "stream must be true or false")
+    options = sent.get("stream_options")
+    if not (options is None or isinstance(options, dict)):
+        raise Refused(400, "stream_options must be an object")
+    wants = Wants(
+        logprobs=bool(sent.get("logprobs")) if chat else sent.get("logprobs") is not None,
+        token_ids=bool(sent.get("return_token_ids")),
+        usage=bool((options or {}).get("include_usage")),
+    )
+    if to.model is not None:
+        sent["model"] = to.model
+    if to.sampling is not None:
+        for name in (*_PENALTIES, *_BENT, "top_k"):
+            sent.pop(name, None)
+        sent |= {"temperature": to.sampling.temperature, "top_p": 1.0}
+    if tokens:
+        if to.policy:
+            sent = _BARE | {name: value for name, value in sent.items() if value is not None}
+        sent["return_token_ids"] = True
+        if not wants.logprobs:
+            sent["logprobs"] = True if chat else 0
+    return Asked(sent, wants, n or 1, bool(stream))
+
+
+def refuses_tokens(status: int, text: str) -> bool:
+    """Whether an error says that a server does not know what only we have asked for."""
+    named = ("return_token_ids", "logprobs", "top_k", "min_p", "repetition_penalty")
+    return status in (400, 422) and any(name in text for name in named)
+
+
+def sampling_of(sent: Mapping[str, Any]) -> Sampling | None:
+    """The sampling that a body asks for; None where its numbers are none that can be recorded."""
+    stop = sent.get("stop")
+    limit = sent.get("max_completion_tokens") or sent.get("max_tokens") or _UNBOUNDED
+    try:
+        return Sampling(
+            temperature=1.0 if sent.get("temperature") is None else sent["temperature"],
+            top_p=1.0 if sent.get("top_p") is None else sent["top_p"],
+            top_k=max(0, sent.get("top_k") or 0),
+            max_tokens=limit,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            constrained=constrained(sent),
+        )
+    except (ValueError, TypeError):
+        return None
+
+
+def constrained(sent: Mapping[str, Any]) -> bool:
+    """Whether a grammar or a forced tool decides among the tokens."""
+    shape = sent.get("response_format")
+    forced = sent.get("tool_choice") not in (None, "none", "auto")
+    plain = shape is None or (isinstance(shape, dict) and shape.get("type") == "text")
+    return forced or not plain or any(sent.get(name) for name in _GRAMMARS)
+
+
+def not_trainable(sent: Mapping[str, Any], to: Route, capture: Capture, *, tokens: bool, n: int) -> str:
+    """Why a turn cannot be trained on, in words for a person; "" if it can."""
+    if not to.policy:
+        return "no policy was asked for: a plain model answered"
+    if to.unserved:
+        return f"no version of {to.policy} is served yet: the base model answered"
+    if not tokens or not capture.has_token_ids:
+        return f"the backend {to.backend.name} gives no token ids"
+    if capture.tokens() is None:
+        return f"the backend {to.backend.name} gave token ids and log-probs that do not fit together"
+    if n != 1:
+        return f"{n} answers were asked for: which of them the client used is not known"
+    sampling = sampling_of(sent)
+    if sampling is None:
+        return "the sampling parameters cannot be recorded"
+    if sampling.temperature == 0:
+        return "sampled greedily (temperature 0)"
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        return "truncated sampling (top_p or top_k)"
+    if sampling.constrained:
+        return "a grammar or a forced tool constrained the sampling"
+    if any(sent.get(name) not in (None, unused) for name, unused in _PENALTIES.items()) or any(
+        sent.get(name) for name in _BENT
+    ):
+        return "penalties or biases bent the distribution"
+    return ""

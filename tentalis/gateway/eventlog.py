@@ -1,0 +1,140 @@
+"""Records to Kafka from an event loop: each append tells when the broker has it."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from schemas.codec import Codec
+from schemas.records import Record
+from tentalis.acls import READERS
+from tentalis.config import Settings
+from tentalis.gateway.spool import Spooled
+from tentalis.kafka import (
+    checked_size,
+    consumer_config,
+    end_offsets,
+    headers_of,
+    now_ms,
+    producer_config,
+    read_to_end,
+)
+
+log = logging.getLogger(__name__)
+
+# How far the clocks of two machines, or of one before and after a restart, may be apart.
+CLOCK_SLACK_MS = 120_000
+
+
+class NotDelivered(Exception):
+    """The broker did not take a record, or it is not known whether it did."""
+
+
+class EventLog:
+    """An acknowledged producer (acks=all, idempotent). One per process; `append` on any event loop's thread.
+
+    `source`: who writes, for the records' headers.
+    """
+
+    def __init__(self, settings: Settings, source: str, codec: Codec) -> None:
+        self._settings, self._codec, self._source = settings, codec, source
+        self.fatal: str | None = None
+        # Whoever appends waits for the answer: there is nothing to linger for.
+        self._producer = Producer(producer_config(settings) | {"linger.ms": 0, "error_cb": self._erred})
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="event-log", daemon=True)
+        self._thread.start()
+
+    def prepared(self, topic: str, record: Record, traceparent: str | None = None) -> Spooled:
+        """The record as it goes to the log. Raises RecordTooLarge, SchemasUnavailable."""
+        value = checked_size(topic, record.key, self._codec.encode(topic, record))
+        headers = tuple(headers_of(record, self._source, traceparent))
+        return Spooled(record.event_id, topic, record.key.encode(), value, headers, now_ms())
+
+    def send(self, record: Spooled, done: Callable[[KafkaError | None], None]) -> None:
+        """Queues a record; `done` is called on the poll thread with what became of it.
+
+        Raises NotDelivered while the local queue is full.
+        """
+        try:
+            self._producer.produce(
+                record.topic,
+                record.value,
+                record.key,
+                headers=list(record.headers),
+                on_delivery=lambda error, _message: done(error),
+            )
+        except BufferError as error:
+            raise NotDelivered("the queue to the broker is full") from error
+        except KafkaException as error:
+            raise NotDelivered(f"the broker is not asked: {error.args[0].str()}") from error
+
+    def sent(self, record: Spooled) -> "asyncio.Future[None]":
+        """As `send`, for the running event loop: done once the broker has it, or raises NotDelivered."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: KafkaError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(NotDelivered(f"the broker did not take a record: {error.str()}"))
+                future.exception()  # whoever stopped waiting has heard enough
+
+        def done(error: KafkaError | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, error)
+
+        self.send(record, done)
+        return future
+
+    async def append(self, topic: str, record: Record, within_s: float = 10.0) -> None:
+        """Returns once the broker has the record. Raises NotDelivered, RecordTooLarge."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self.sent(self.prepared(topic, record))), within_s)
+        except TimeoutError as error:
+            raise NotDelivered(f"the broker did not confirm within {within_s:g} s: is it up?") from error
+
+    def present(self, topic: str, since: int, wanted: Collection[str]) -> set[str]:
+        """Which of these event ids lie on the log, by their header, from `since` (ms since the epoch) on.
+
+        Blocking. Raises KafkaException, NoSuchTopic, TimeoutError while the log cannot be read.
+        """
+        start = _offsets_at(self._settings, topic, since - CLOCK_SLACK_MS)
+        found = set()
+        for stored in read_to_end(self._settings, topic, start=start):
+            for name, value in stored.headers:
+                if name == "ce_id" and (event_id := value.decode("utf-8", "replace")) in wanted:
+                    found.add(event_id)
+        return found
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Waits a little for what is under way."""
+        self._producer.flush(timeout)
+        self._stop.set()
+        self._thread.join(timeout)
+
+    def _poll(self) -> None:
+        while not self._stop.is_set():
+            self._producer.poll(0.1)
+
+    def _erred(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal = error.str()
+            log.error("the producer cannot go on: %s", error.str())
+
+
+def _offsets_at(settings: Settings, topic: str, since: int) -> dict[int, int]:
+    """Per partition the first offset that is not older."""
+    ends = end_offsets(settings, topic)
+    consumer = Consumer(consumer_config(settings, READERS))
+    try:
+        asked = [TopicPartition(topic, p, max(0, since)) for p in ends]
+        found = consumer.offsets_for_times(asked, timeout=15)
+        return {t.partition: t.offset if t.offset >= 0 else ends[t.partition] for t in found}
+    finally:
+        consumer.close()

@@ -1,0 +1,92 @@
+"""Chat messages as clients send them, made into the ones that the log keeps. Pure."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from schemas.records import Message
+from tentalis.gateway.failure import Refused
+
+# Bytes of an image (or sound) that are kept beside the text; of a longer one only that it was there.
+KEPT_IMAGE_BYTES = 64 * 1024
+_REQUEST_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+_ROLES = {"developer": "system"}
+_DATA_URL = re.compile(r"^data:([\w.+/-]{0,100})[;,]")
+
+
+def checked(messages: Any) -> list[dict[str, Any]]:
+    """The messages, if they are a list of objects with roles. Raises Refused (400)."""
+    if not isinstance(messages, list) or not messages:
+        raise Refused(400, "messages must be a list of at least one message")
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise Refused(400, f"messages[{at}] must be an object, not {type(message).__name__}")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            raise Refused(400, f"messages[{at}].role must be a text")
+        if not (content is None or isinstance(content, str | list)):
+            raise Refused(400, f"messages[{at}].content must be a text, a list of parts, or null")
+        if isinstance(content, list) and not all(isinstance(part, dict | str) for part in content):
+            raise Refused(400, f"messages[{at}].content must hold objects")
+    return messages
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: parts joined, `[image]` (or another type) for what is no text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(_text_of_part(part) for part in content)
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text")
+    if kind in ("text", "input_text", "output_text", "refusal"):
+        text = part.get("text", part.get("refusal", ""))
+        return text if isinstance(text, str) else ""
+    return f"[{'image' if 'image' in str(kind) else kind}]"
+
+
+def normalised(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Messages of role and text: developer is system, lists are joined, null is empty."""
+    return tuple(Message(role=_ROLES.get(m["role"], m["role"]), content=text_of(m.get("content"))) for m in messages)
+
+
+def unspoken(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+    """JSON of what of a request its normalised messages do not say: tools and their calls, names, and content that is
+    no plain text; "" if there is nothing. Data over KEPT_IMAGE_BYTES is replaced by a note.
+    """
+    kept: dict[str, Any] = {name: body[name] for name in _REQUEST_FIELDS if body.get(name) is not None}
+    originals = {
+        str(at): {key: _light(value) for key, value in message.items() if key != "role"}
+        for at, message in enumerate(messages)
+        if any(key not in ("role", "content") for key in message) or not _plain(message.get("content"))
+    }
+    if originals:
+        kept["messages"] = originals
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
+
+
+def _plain(content: Any) -> bool:
+    if isinstance(content, list):
+        return all(isinstance(part, str) or (part.get("type") == "text" and len(part) == 2) for part in content)
+    return True
+
+
+def _light(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > KEPT_IMAGE_BYTES and (found := _DATA_URL.match(value)):
+        return f"data:{found[1]};left-out,{len(value)} characters"
+    if isinstance(value, dict):
+        if isinstance(value.get("data"), str) and len(value["data"]) > KEPT_IMAGE_BYTES:
+            value = value | {"data": f"left out: {len(value['data'])} characters"}
+        return {key: _light(each) for key, each in value.items()}
+    return [_light(each) for each in value] if isinstance(value, list) else value
+
+
+def texts(messages: Sequence[Message], role: str) -> Iterator[str]:
+    """The texts of one role, in order."""
+    return (message.content for message in messages if message.role == role)

@@ -1,0 +1,141 @@
+"""Records on local disk, for as long as the broker does not take them.
+
+One file per record, named by its event id: written beside, fsynced, renamed, and the folder fsynced, so that a file of
+that name is whole whenever the process or the machine stops. The folder belongs to one process at a time.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+log = logging.getLogger(__name__)
+
+_SUFFIX, _BAD = ".record", ".damaged"
+
+
+class SpoolTaken(Exception):
+    """Another process has the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A record as it is to be sent. `since`: ms since the epoch, before which it cannot have reached the log."""
+
+    event_id: str
+    topic: str
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+    since: int
+
+    def to_bytes(self) -> bytes:
+        """A line of JSON, then the value."""
+        head = {
+            "event_id": self.event_id,
+            "topic": self.topic,
+            "key": b64encode(self.key).decode(),
+            "headers": [[name, b64encode(value).decode()] for name, value in self.headers],
+            "since": self.since,
+            "sha256": hashlib.sha256(self.value).hexdigest(),
+        }
+        return json.dumps(head).encode() + b"\n" + self.value
+
+    @classmethod
+    def of(cls, data: bytes) -> "Spooled":
+        """Raises ValueError for bytes that are damaged."""
+        line, _, value = data.partition(b"\n")
+        try:
+            head = json.loads(line)
+            if hashlib.sha256(value).hexdigest() != head["sha256"]:
+                raise ValueError("the value is not what its sha256 says")
+            headers = tuple((str(name), b64decode(text)) for name, text in head["headers"])
+            return cls(head["event_id"], head["topic"], b64decode(head["key"]), value, headers, int(head["since"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a spooled record: {error!r}") from error
+
+
+class Spool:
+    """The folder. Every method may be called on any thread. Raises SpoolTaken, OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock: IO[bytes] = (folder / ".lock").open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise SpoolTaken(
+                f"another gateway uses the spool {folder}: give each its own --gateway-id or --spool-dir"
+            ) from error
+        self._mutex = threading.Lock()
+        for torn in folder.glob("*.tmp"):  # never acknowledged to anybody
+            torn.unlink()
+        self._held = {path.name for path in folder.glob(f"*{_SUFFIX}")}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, record: Spooled) -> None:
+        """Returns once the record is on disk for good. Raises OSError: it is not, and nothing is left of it."""
+        name = _name(record.event_id)
+        temporary = self.folder / f"{name}.{threading.get_ident()}.tmp"
+        try:
+            with temporary.open("wb") as file:
+                file.write(record.to_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self.folder / name)
+            self._sync_folder()
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        with self._mutex:
+            self._held.add(name)
+
+    def remove(self, event_id: str) -> None:
+        """Forgets a record that is on the log; one that is not here is no error."""
+        name = _name(event_id)
+        with self._mutex:
+            self._held.discard(name)
+        (self.folder / name).unlink(missing_ok=True)
+
+    def records(self) -> Iterator[Spooled]:
+        """What is held now, oldest first. Damaged files are set aside and named in the log."""
+        with self._mutex:
+            names = list(self._held)
+        paths = [self.folder / name for name in names]
+        for path in sorted((path for path in paths if path.exists()), key=lambda path: path.stat().st_mtime_ns):
+            try:
+                yield Spooled.of(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                log.error("%s is damaged and set aside: %s", path, error)
+                path.rename(path.with_suffix(_BAD))
+                with self._mutex:
+                    self._held.discard(path.name)
+
+    def close(self) -> None:
+        """Lets another process have the folder."""
+        self._lock.close()
+
+    def _sync_folder(self) -> None:
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _name(event_id: str) -> str:
+    # Ids of other writers may hold anything, and a file name may not.
+    return hashlib.sha256(event_id.encode()).hexdigest()[:40] + _SUFFIX

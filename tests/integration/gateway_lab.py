@@ -1,0 +1,340 @@
+"""A gateway over HTTP in this process: a scripted OpenAI-compatible backend before it, a log in memory behind it."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from confluent_kafka import KafkaError
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from schemas import topics
+from schemas.codec import Codec
+from schemas.records import PolicyAck, Record, SessionEvent
+from tentalis.config import Settings
+from tentalis.gateway.app import Deps, Install, build_app
+from tentalis.gateway.backends import Backends
+from tentalis.gateway.connections import impatient
+from tentalis.gateway.eventlog import EventLog
+from tentalis.gateway.keys import Keys
+from tentalis.gateway.measures import Measures
+from tentalis.gateway.recorder import Recorder
+from tentalis.gateway.served import ServedView
+from tentalis.gateway.settings import GatewaySettings
+from tentalis.gateway.spool import Spool, Spooled
+from tests.kafka_fixture import eventually
+
+CODEC = Codec()
+PROMPT_IDS = [11, 12, 13]
+WORDS = ("Good", " day", ", friend", "!")
+
+
+class MemoryLog(EventLog):
+    """EventLog without a broker: `away` while none answers. What it took lies in `taken`, in order."""
+
+    def __init__(self) -> None:
+        self.fatal = None
+        self.taken: list[Spooled] = []
+        self.away = False
+        self._codec, self._source = CODEC, "tentalis/gateway/test"
+        self._waiting: list[tuple[Spooled, Callable[[KafkaError | None], None]]] = []
+        self._mutex = threading.Lock()
+
+    def send(self, record: Spooled, done: Callable[[KafkaError | None], None]) -> None:
+        with self._mutex:
+            if self.away:
+                self._waiting.append((record, done))
+                return
+            self.taken.append(record)
+        done(None)
+
+    def back(self, *, lost: bool = False) -> None:
+        """The broker is there again: takes what waited, or the client had given up on it."""
+        with self._mutex:
+            waiting, self._waiting, self.away = self._waiting, [], False
+            if not lost:
+                self.taken += [record for record, _ in waiting]
+        for _, done in waiting:
+            done(KafkaError(KafkaError._MSG_TIMED_OUT) if lost else None)
+
+    def present(self, topic: str, since: int, wanted: Any) -> set[str]:
+        if self.away:
+            raise TimeoutError("the broker is away")
+        return {record.event_id for record in self.taken} & set(wanted)
+
+    def close(self, timeout: float = 0.0) -> None:
+        pass
+
+    @property
+    def events(self) -> list[SessionEvent]:
+        """The session events, decoded as any reader would."""
+        return [event for event in map(decoded, list(self.taken)) if isinstance(event, SessionEvent)]
+
+
+def decoded(record: Spooled) -> Record:
+    expected = topics.table().records_of(record.topic)
+    return CODEC.decode(record.value, topic=record.topic, partition=0, offset=0, expected=expected)
+
+
+@dataclass
+class Script:
+    """How the backend behaves; what it was asked lies in `bodies`, each with its headers in `heads`."""
+
+    words: tuple[str, ...] = WORDS
+    token_ids: bool = True
+    finish_reason: str = "stop"
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    error: tuple[int, bytes, str] | None = None
+    models: tuple[str, ...] = ("base",)
+    adapters: set[str] = field(default_factory=set)
+    refuses: str | None = None  # a field that it does not know
+    break_after: int | None = None
+    gate: threading.Event | None = None  # before the second word
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[dict[str, str]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+def backend_app(script: Script) -> FastAPI:
+    """A server that answers every chat with the script's words, one token each."""
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        cards = [{"id": name, "parent": None} for name in script.models]
+        return {"data": cards + [{"id": name, "parent": script.models[0]} for name in sorted(script.adapters)]}
+
+    def refusal(body: dict[str, Any]) -> Response | None:
+        if script.error is not None:
+            status, content, kind = script.error
+            return Response(content, status, {"content-type": kind, "retry-after": "7"})
+        if script.refuses is not None and script.refuses in body:
+            message = f"Unrecognized request argument supplied: {script.refuses}"
+            return JSONResponse({"error": {"message": message}}, 400)
+        if body["model"] not in (*script.models, *script.adapters):
+            return JSONResponse({"error": {"message": f"The model {body['model']!r} does not exist."}}, 404)
+        return None
+
+    def choice(body: dict[str, Any], index: int, words: tuple[str, ...], begin: int, last: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {"index": index, "finish_reason": script.finish_reason if last else None}
+        entries = [{"token": word, "logprob": -0.5, "bytes": None, "top_logprobs": []} for word in words]
+        found["logprobs"] = {"content": entries} if body.get("logprobs") and script.token_ids else None
+        if body.get("return_token_ids") and script.token_ids:
+            found["token_ids"] = [100 + begin + at for at in range(len(words))]
+        return found
+
+    def head(body: dict[str, Any], kind: str) -> dict[str, Any]:
+        return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": body["model"]}
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body = await request.json()
+        script.bodies.append(body)
+        script.heads.append(dict(request.headers))
+        if (refused := refusal(body)) is not None:
+            return refused
+        exact = bool(body.get("return_token_ids")) and script.token_ids
+        if body.get("stream"):
+            return StreamingResponse(stream(body, exact), media_type="text/event-stream")
+        if script.gate is not None:
+            await until(script.gate, request)
+        said: dict[str, Any] = {"role": "assistant", "content": "".join(script.words)}
+        if script.tool_calls:
+            said |= {"content": None, "tool_calls": script.tool_calls}
+        choices = [
+            {"message": said} | choice(body, index, script.words, 0, True) for index in range(body.get("n") or 1)
+        ]
+        usage = {"prompt_tokens": 3, "completion_tokens": len(script.words), "total_tokens": 3 + len(script.words)}
+        answer = head(body, "chat.completion") | {"choices": choices, "usage": usage}
+        return JSONResponse(answer | ({"prompt_token_ids": PROMPT_IDS} if exact else {}))
+
+    async def until(gate: threading.Event, request: Request | None = None) -> None:
+        try:
+            while not gate.is_set():
+                if request is not None and await request.is_disconnected():
+                    script.cancelled.set()
+                    return
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            script.cancelled.set()
+            raise
+
+    async def stream(body: dict[str, Any], exact: bool) -> AsyncIterator[str]:
+        start = head(body, "chat.completion.chunk")
+        first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        yield sse(start | {"choices": [first]} | ({"prompt_token_ids": PROMPT_IDS} if exact else {}))
+        for at, word in enumerate(script.words):
+            if at == 1 and script.gate is not None:
+                await until(script.gate)
+            if at == script.break_after:
+                raise RuntimeError("the backend breaks off, as the script says")
+            delta: dict[str, Any] = {"content": word}
+            last = at + 1 == len(script.words)
+            if last and script.tool_calls:
+                delta = {"tool_calls": [{"index": i, **call} for i, call in enumerate(script.tool_calls)]}
+            yield sse(start | {"choices": [{"delta": delta} | choice(body, 0, (word,), at, last)]})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            usage = {"prompt_tokens": 3, "completion_tokens": len(script.words), "total_tokens": 3 + len(script.words)}
+            yield sse(start | {"choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await request.json()
+        script.bodies.append(body)
+        if (refused := refusal(body)) is not None:
+            return refused
+        found = {"index": 0, "text": "".join(script.words), "finish_reason": "length", "logprobs": None}
+        if body.get("logprobs") is not None:
+            found["logprobs"] = {"tokens": list(script.words), "token_logprobs": [-0.5] * len(script.words)}
+        if body.get("return_token_ids"):
+            found |= {"token_ids": [100 + at for at in range(len(script.words))], "prompt_token_ids": PROMPT_IDS}
+        return JSONResponse(head(body, "text_completion") | {"choices": [found]})
+
+    return app
+
+
+def sse(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+@contextmanager
+def listening(app: Any, **more: Any) -> Iterator[str]:
+    """The application on a free port of its own."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, ws="none", **({"http": "h11"} | more)
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started, 20, message="the server does not start")
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+
+
+@dataclass
+class Lab:
+    """A gateway at `url`, with what is before and behind it."""
+
+    url: str
+    script: Script
+    log: MemoryLog
+    deps: Deps
+    http: httpx.Client
+
+    def chat(self, *texts: str, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+        """A whole chat completion; texts alternate between user and assistant."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+        body = {"model": "assistant", "messages": messages} | more
+        return self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    def stream(self, *texts: str, headers: dict[str, str] | None = None, **more: Any) -> list[dict[str, Any] | None]:
+        """The chunks of a streamed one, None for [DONE]."""
+        with self.streaming(*texts, headers=headers, **more) as response:
+            return list(chunks(response))
+
+    def streaming(self, *texts: str, headers: dict[str, str] | None = None, **more: Any) -> Any:
+        messages = [{"role": "user", "content": text} for text in texts]
+        body = {"model": "assistant", "messages": messages, "stream": True} | more
+        return self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers)
+
+    def serve(self, version: int, policy: str = "assistant") -> None:
+        """The backend has the version, and its acknowledgement is read."""
+        self.script.adapters.add(f"{policy}@v{version}")
+        self.deps.served.apply(ack(policy, version))
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.deps.measures.exporter.registry.get_sample_value(name, labels) or 0.0
+
+
+def chunks(response: httpx.Response) -> Iterator[dict[str, Any] | None]:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield None if line == "data: [DONE]" else json.loads(line[6:])
+
+
+def ack(policy: str, version: int, server_id: str = "local") -> PolicyAck:
+    return PolicyAck(server_id=server_id, policy=policy, version=version, event_time=1, sha256="0" * 64, ok=True)
+
+
+def settings_for(url: str, **more: Any) -> GatewaySettings:
+    """One backend and one policy, which answers to every model's name."""
+    simple = GatewaySettings.simple(url, server_id="local", policy="assistant", gateway_id="gw-1")
+    return GatewaySettings.model_validate(simple.model_dump() | {"ack_s": 0.3} | more)
+
+
+@contextmanager
+def lab(
+    folder: Path,
+    script: Script | None = None,
+    *,
+    keys: Path | None = None,
+    secret: str | None = None,
+    extensions: tuple[Install, ...] = (),
+    backend_url: str | None = None,
+    **more: Any,
+) -> Iterator[Lab]:
+    """`more` goes into the gateway's settings; `secret` is the backend's own key."""
+    script = script or Script()
+    with listening(backend_app(script)) as own:
+        url = backend_url or own
+        settings = settings_for(url, **more)
+        log, spool = MemoryLog(), Spool(folder / "spool")
+        measures = Measures(lambda: len(spool))
+        deps = Deps(
+            settings=settings,
+            kafka=Settings(),
+            codec=CODEC,
+            keys=Keys(keys),
+            events=log,
+            recorder=Recorder(log, spool, settings.ack_s, measures.recorded),
+            served=ServedView(),
+            backends=Backends(settings.backends, {"local": secret}),
+            measures=measures,
+        )
+        deps.served.caught_up = True
+        app = build_app(deps, extensions)
+        with listening(app, http=impatient(settings.header_s)) as at, httpx.Client(base_url=at, timeout=20) as http:
+            made = Lab(at, script, log, deps, http)
+            eventually(lambda: http.get("/readyz").status_code == 200, 20, message="the gateway is not ready")
+            try:
+                yield made
+            finally:
+                if script.gate is not None:
+                    script.gate.set()
+        spool.close()
+
+
+def wait_for(check: Callable[[], Any], message: str = "") -> Any:
+    return eventually(check, 20, message=message)
+
+
+__all__ = [
+    "Lab",
+    "MemoryLog",
+    "Script",
+    "ack",
+    "chunks",
+    "decoded",
+    "lab",
+    "listening",
+    "settings_for",
+    "time",
+    "wait_for",
+]
