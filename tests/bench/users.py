@@ -2,7 +2,7 @@
 
 Each has one rule of taste, the ones of the OpenClaw-RL paper: the student wants no answer that looks like a machine's
 (no bold, lists or boxes), the assistant teacher wants comments that are long enough, the teacher wants them friendly
-and praising. A rule sees the form of an answer, never whether it is true; so the results show words and topic beside it.
+and praising. A rule sees the form of an answer, never whether it is true; so results show words and topic beside.
 """
 
 from __future__ import annotations
