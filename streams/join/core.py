@@ -379,7 +379,7 @@ class Partition:
         if head.terms.deadline_ms >= limits.marker_ttl_ms:
             raise Refused(
                 f"task {head.task_id} has a deadline of {head.terms.deadline_ms} ms; it must be below the "
-                f"{limits.marker_ttl_ms} ms for which a closed task is remembered"
+                f"{limits.marker_ttl_ms} ms for which a closed task is remembered (--marker-ttl of the join)"
             )
         if task is None or task.phase is Phase.UNOPENED:
             return

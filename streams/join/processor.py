@@ -7,7 +7,7 @@ from functools import partial
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
-from schemas.records import Outcome, OutcomeKind, Record, Rollout, Tick
+from schemas.records import Outcome, OutcomeKind, Record, Rollout, Terms, Tick
 from streams.delivery import FRAMING_BYTES, size_of
 from streams.dlq import Produce, key_bytes
 from streams.join.core import BEGINNING, Limits, Partition, Refused, Tally
@@ -15,6 +15,7 @@ from streams.join.emit import Emission, Place
 from streams.join.room import Bound, Load, Stage
 from streams.join.state import TASK, Phase, phase_and_since
 from streams.join.traces import Traces
+from streams.pairing import HORIZON_MS
 from streams.processor import Dead, Effects, LogRecord, Output
 from tentalis import metrics, tracing
 from tentalis.kafka import headers_of, now_ms
@@ -26,6 +27,22 @@ APP_ID = "tentalis-join"
 SAY_EVERY_S = 60.0
 KEPT_BYTES = FRAMING_BYTES + 64
 """What the changelog adds to a half: key, applied offset, framing."""
+
+
+def limits_of(marker_ttl_ms: int) -> Limits:
+    """The limits of a join that remembers closed tasks for so long (log time).
+
+    Raises ValueError if it would forget tasks of the default terms before they are over, or before their first feedback
+    may have come.
+    """
+    shortest = max(Terms().deadline_ms, HORIZON_MS)
+    if marker_ttl_ms <= shortest:
+        raise ValueError(
+            f"closed tasks must be remembered for more than {shortest // 1000:,} s: so long is the deadline of a task "
+            "that names none, and so long may feedback wait for its result. Choose a time above the longest deadline "
+            "of your tasks and above what their first feedback may take"
+        )
+    return Limits(marker_ttl_ms=marker_ttl_ms)
 
 
 class JoinProcessor:

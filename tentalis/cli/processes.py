@@ -74,7 +74,7 @@ Horizon = Annotated[
         "dead letter at once, and nothing is kept.",
     ),
 ]
-HOUR_S = 3600.0
+HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 class Promote(StrEnum):
@@ -232,6 +232,15 @@ def hinting(
 
 @app.command()
 def join(
+    marker_ttl: Annotated[
+        float,
+        typer.Option(
+            "--marker-ttl",
+            envvar="TENTALIS_MARKER_TTL",
+            help="Seconds of log time for which a closed task is remembered: above the longest deadline and what first "
+            "feedback may take. Part of what a log means: the same in every worker and in a replay.",
+        ),
+    ] = DAY_S,
     max_open_tasks: Annotated[
         int | None,
         typer.Option(
@@ -259,14 +268,18 @@ def join(
     bootstrap: Bootstrap = None,
 ) -> None:
     """Halves to rollouts and outcomes."""
-    from streams.join.processor import JoinProcessor
+    from streams.join.processor import JoinProcessor, limits_of
     from streams.join.room import Bound
     from tentalis.kafka import make_codec
 
     bound = Bound(max_open_tasks, max_open_bytes)
+    try:
+        limits = limits_of(round(1000 * marker_ttl))
+    except ValueError as error:
+        raise CommandError(f"--marker-ttl {marker_ttl:g} (TENTALIS_MARKER_TTL): {error}", USAGE) from error
 
     def make(settings: Settings) -> JoinProcessor:
-        return JoinProcessor(make_codec(settings, patience=0.0), bound=bound)
+        return JoinProcessor(make_codec(settings, patience=0.0), limits, bound=bound)
 
     _stream("join", make, bootstrap, port, instance, state, state_dir)
 

@@ -18,6 +18,7 @@ from schemas import topics
 from schemas.codec import Codec
 from schemas.records import Record, Result
 from schemas.tensors import float32_bytes
+from streams.join.processor import limits_of
 from tentalis.admin import Impossible
 from tentalis.cli import common
 from tentalis.cli.common import CommandError, explain, print_table, resolve_settings
@@ -472,3 +473,11 @@ def test_no_line_of_a_list_of_commands_is_cut_off() -> None:
     for group in ([], ["topics"], ["dlq"], ["serve"], ["schemas"]):
         shown = runner.invoke(app, [*group, "--help"], terminal_width=80).stdout
         assert "Commands:" in shown and "..." not in shown.split("Commands:")[1], group
+
+
+@pytest.mark.parametrize("how", [{"args": ("--marker-ttl", "3600")}, {"env": {"TENTALIS_MARKER_TTL": "3600"}}])
+def test_a_join_that_forgets_tasks_before_they_are_over_is_refused(how: dict[str, Any]) -> None:
+    done = runner.invoke(app, ["serve", "join", *how.get("args", ())], env=how.get("env"))
+    assert done.exit_code == 2
+    assert "--marker-ttl 3600" in done.stderr and "more than 3,600 s" in done.stderr
+    assert limits_of(3_600_001).marker_ttl_ms == 3_600_001
