@@ -32,6 +32,7 @@ from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead
 from tentalis.health import Health
 from tentalis.kafka import client_config, producer_config
 from tentalis.security import aiokafka
+from tentalis.service import UNMENDABLE, Unmendable
 
 if TYPE_CHECKING:
     from streams.disk import DiskStore
@@ -248,6 +249,9 @@ class _Worker:
         if refusal is not None:
             log.critical("%s ends: %s. Nothing unconfirmed was committed", self._processor.app_id, refusal)
             return EXIT_FORBIDDEN
+        if isinstance(self._failure, Unmendable):
+            log.critical("%s ends: %s. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
+            return UNMENDABLE
         log.critical("%s ends: %r. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
         return EXIT_CRASHED
 

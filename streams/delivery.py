@@ -21,6 +21,7 @@ from streams.dlq import Produce, check, key_bytes, letter
 from streams.processor import Bounded, Dead, Effects, LogRecord, Output, Processor, Retryable, StateUnreadable, Timed
 from streams.state import OFFSET_HEADER, Entry, as_entries
 from tentalis.dlq.limits import DeadLimits
+from tentalis.service import Unmendable
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class BatchRunner:
         started = time.monotonic()
         try:
             effects, prepared = await self._process(partition, records)
-        except StateUnreadable:
+        except (StateUnreadable, Unmendable):
             raise
         except Exception as error:
             log.exception("%s: a batch of %d failed; one by one now", records[0], len(records))
@@ -198,7 +199,7 @@ class BatchRunner:
             if len(records) > 1:
                 try:
                     effects, prepared = await self._process(partition, [record])
-                except StateUnreadable:
+                except (StateUnreadable, Unmendable):
                     raise
                 except Exception as alone:
                     log.exception("%s goes to the dead-letter topic", record)

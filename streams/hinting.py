@@ -2,23 +2,27 @@
 
 | feedback | Hint |
 |---|---|
-| from the source that the hint answers to, nothing to say (no text, too short, praise) | `none`, without tokens |
+| from the source that the hint answers to, nothing to say (no text, praise, no hint in it) | `none`, without tokens |
 | from it, with a hint | `accepted`, with the teacher's log-probs |
-| from it, with a hint that cannot be learnt from (below) | `rejected`, hint kept, without tokens and log-probs |
+| from it, on an answer not to be learnt from, or with hints not to be taught (below) | `rejected`, without tokens |
 | from a source that the terms do not name at all, with an accepted hint | `accepted`: a late half |
 | from any other | no Hint |
 
-Not to be learnt from: a failed or empty answer, one whose importance ratio has no meaning (greedy, truncated or
-constrained sampling), a call that the server refuses for what is in it (longer than its context, a temperature it
-cannot score at), scores that are not one finite number per token.
+Who finds the hints is set per environment (`tentalis.opd.hinters`, docs/hints.md): a rule, a judge model, or nobody.
 
-A server that is away, does not know the teacher or wants no requests now is waited for; one that fails on a call is
-asked again a few times. A batch that is tried again asks only for what it has no answer to (`streams.answers`).
+Not to be learnt from: a failed or empty answer, one whose importance ratio has no meaning (greedy, truncated or
+constrained sampling); no hinter is asked about it. Not to be taught: a call that the server refuses for what is in it
+(longer than its context, a temperature it cannot score at), scores that are not one finite number per token.
+
+A server or judge that is away, does not know the model or wants no requests now is waited for; one that fails on a call
+is asked again a few times. A batch that is tried again asks only for what it has no answer to (`streams.answers`), and
+a judge no second time because the teacher failed.
 Feedback that names a task and no more is paired with the results it speaks of (`streams.pairing`, docs/feedback.md).
 Owner of the dead letters of feedback: what cannot be read, what no result came for (`no_result`), what the server fails
 on every time.
 """
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -37,13 +41,17 @@ from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUnavailable
 from tentalis.metrics import Exporter
-from tentalis.opd import RULE_HINTER, Taught, Teacher, TeacherRefused, rule_hint
+from tentalis.opd import Hinter, Proposal, RuleHinter, Taught, Teacher, TeacherRefused
+from tentalis.opd.config import ANY, Hinters
+from tentalis.opd.hinters import NOTHING_SAID, PRAISE
+from tentalis.rewards import ScorerAway
 
 log = logging.getLogger(__name__)
 
 APP_ID = "tentalis-hinting"
 AT_ONCE = 32
-"""Calls to the teacher in flight, over all partitions: what the server can batch."""
+"""Calls to the teacher in flight, over all partitions: what the server can batch. And as many questions to judges."""
+UNTRAINABLE = "untrainable"
 TRIES = 5
 """Times that a server may fail on one record (5xx) before it is a dead letter."""
 
@@ -63,9 +71,11 @@ def answers(feedback: Feedback, result: Result) -> bool:
     return feedback.source is result.task.terms.opd
 
 
-def hint_text(feedback: Feedback) -> str | None:
-    """The hint in a feedback, None if it says nothing to do otherwise. Praise is no hint, however long."""
-    return None if feedback.polarity is Polarity.POSITIVE else rule_hint(feedback.text)
+def silence(feedback: Feedback) -> str | None:
+    """Why a feedback says nothing to do otherwise, None if it may. Praise is no hint, however long."""
+    if feedback.polarity is Polarity.POSITIVE:
+        return PRAISE
+    return None if feedback.text.strip() else NOTHING_SAID
 
 
 def hint_half(
@@ -73,23 +83,25 @@ def hint_half(
     result: Result,
     appended: int,
     *,
+    hinter: str,
     kind: HintKind,
-    hint: str | None = None,
+    hints: tuple[str, ...] = (),
     taught: Taught | None = None,
 ) -> Hint:
-    """The OPD half. Without what the teacher says the half has no tokens either."""
+    """The OPD half. Without what the teacher says the half has no tokens either; with it, its hints are those that were
+    taught, and the teacher's log-probs those under the first of them."""
     sample = sample_of(result)
     return Hint(
-        hint_id=derived_id("hint", result.result_id, RULE_HINTER, feedback.feedback_id),
+        hint_id=derived_id("hint", result.result_id, hinter, feedback.feedback_id),
         event_time=appended,
         opened_at=opened_at(result, appended),
         sample=sample if taught is not None else sample.without_tokens(),
         source=feedback.source,
         kind=kind,
-        hints=() if hint is None else (hint,),
+        hints=hints if taught is None else taught.hints,
         teacher_policy=None if taught is None else taught.teacher,
         teacher_logprobs=None if taught is None else taught.logprobs,
-        hinter=RULE_HINTER,
+        hinter=hinter,
         feedback_id=feedback.feedback_id,
         topk=0 if taught is None else taught.topk,
         topk_ids=b"" if taught is None else taught.topk_ids,
@@ -105,25 +117,36 @@ class Hinting:
     """The application; see the module's text.
 
     Args:
+        hinters: by environment, `*` for those that are not named.
         pairing: for feedback without its result; without one such feedback is a dead letter.
-        at_once: most calls to the teacher in flight.
+        at_once: most calls to the teacher in flight, and most questions to judges.
     """
 
     app_id = APP_ID
     topics: tuple[str, ...] = (topics.RESULTS, topics.FEEDBACK)
 
     def __init__(
-        self, codec: Codec, teacher: Teacher, *, pairing: Pairing | None = None, at_once: int = AT_ONCE
+        self,
+        codec: Codec,
+        teacher: Teacher,
+        *,
+        hinters: Mapping[str, Hinter] | None = None,
+        pairing: Pairing | None = None,
+        at_once: int = AT_ONCE,
     ) -> None:
         self._codec = codec
         self._teacher = teacher
+        self._hinters: Mapping[str, Hinter] = {ANY: RuleHinter()} if hinters is None else hinters
         self._pairing = pairing
-        # By offset of the feedback and result: what is made of them, and its trace.
+        # By offset of the feedback and result: the hints in it; and what is made of them, with its trace.
+        self._proposals = Answers[tuple[int, str], Proposal](at_once)
         self._answers = Answers[tuple[int, str], tuple[Hint | Dead | None, str | None]](at_once)
         self._hints = dict.fromkeys((HintKind.ACCEPTED, HintKind.REJECTED, HintKind.NONE), 0)
+        self._without: Counter[str] = Counter()
+        self._votes: Counter[str] = Counter()
         self._failures: Counter[tuple[int, int, str]] = Counter()
         self.steps = 0
-        """Calls to the teacher answered so far."""
+        """Questions to judges and calls to the teacher answered so far."""
         if pairing is None:
             self.topics = (topics.FEEDBACK,)
         self.table: str | None = None if pairing is None else TABLE
@@ -132,6 +155,8 @@ class Hinting:
         """Its own metrics."""
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
         exporter.read(metrics.HINTS, lambda: {(kind.value,): count for kind, count in self._hints.items()})
+        exporter.read(metrics.HINTS_NONE, lambda: {(reason,): count for reason, count in self._without.items()})
+        exporter.read(metrics.HINT_VOTES, lambda: {(said,): count for said, count in self._votes.items()})
         measure_pairing(self._pairing, exporter)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
@@ -141,6 +166,7 @@ class Hinting:
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""
+        self._proposals.revoke(partition)
         self._answers.revoke(partition)
         if self._pairing is not None:
             self._pairing.revoke(partition)
@@ -163,9 +189,11 @@ class Hinting:
         """Hints of a batch of feedback, or of results that feedback waits for, in the order of the input; the teacher
         is asked for many at once.
 
-        Raises Retryable while the teacher cannot be asked, or a record cannot be read again.
+        Raises:
+            Retryable: a judge or the teacher cannot be asked now, or a record cannot be read again.
+            OtherTokenizer: the teacher's tokens are not the student's.
         """
-        with self._answers.batch(partition, records):
+        with self._proposals.batch(partition, records), self._answers.batch(partition, records):
             return await self._process(partition, records)
 
     async def _process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
@@ -174,8 +202,13 @@ class Hinting:
             pairs = await self._pairing.with_results(partition, records)
         else:
             pairs = await self._feedback(partition, records, effects)
+        wanted = [paired for paired in pairs if self._wanted(paired)]
+        keys = [(paired.record.offset, paired.result.result_id) for paired in wanted]
+        asked = zip(keys, [partial(self._proposed, paired) for paired in wanted], strict=True)
+        proposals = await self._proposals.ask(partition, list(asked))
         questions = [
-            ((paired.record.offset, paired.result.result_id), partial(self._traced, paired)) for paired in pairs
+            (key, partial(self._traced, paired, proposal))
+            for key, paired, proposal in zip(keys, wanted, proposals, strict=True)
         ]
         made = await self._answers.ask(partition, questions)
         for each, traceparent in made:
@@ -184,9 +217,10 @@ class Hinting:
             elif each is not None:
                 effects.outputs.append(output(self._codec, topics.HALVES, each, APP_ID, traceparent))
         await self._settle(partition, effects)
-        for each, _ in made:
+        for (each, _), proposal in zip(made, proposals, strict=True):
             if isinstance(each, Hint):
                 self._hints[each.kind] += 1
+                self._without[proposal.reason] += each.kind is HintKind.NONE
         return effects
 
     async def _settle(self, partition: int, effects: Effects) -> None:
@@ -211,17 +245,40 @@ class Hinting:
         effects.dead += [_no_result(record, feedback) for record, feedback in too_late]
         return pairs
 
-    async def _traced(self, paired: Paired, turns: Turns) -> tuple[Hint | Dead | None, str | None]:
+    def _wanted(self, paired: Paired) -> bool:
+        """Whether anything becomes of it: also a late half, where the terms do not name the source at all."""
+        feedback, result = paired.feedback, paired.result
+        return answers(feedback, result) or not named(result.task.terms, feedback.source)
+
+    def _hinter(self, result: Result) -> Hinter:
+        return self._hinters.get(result.task.environment) or self._hinters[ANY]
+
+    async def _proposed(self, paired: Paired, turns: Turns) -> Proposal:
+        feedback, result = paired.feedback, paired.result
+        reason = silence(feedback)
+        if reason is None and (untrainable := not_trainable_by_ratio(sample_of(result))) is not None:
+            log.warning("no hint for result %s of task %s: %s", result.result_id, feedback.task_id, untrainable)
+            reason = UNTRAINABLE
+        if reason is not None:
+            return Proposal(reason=reason)
+        try:
+            async with turns:
+                proposal = await self._hinter(result).propose(feedback, result)
+        except ScorerAway as error:
+            raise Retryable(f"the hint judge cannot be asked: {error}") from error
+        self.steps += bool(proposal.votes)
+        self._votes.update({said.value: count for said, count in proposal.votes.items()})
+        return proposal
+
+    async def _traced(self, paired: Paired, proposal: Proposal, turns: Turns) -> tuple[Hint | Dead | None, str | None]:
         parent = tracing.continued(paired.record.headers, paired.record.key)
         with tracing.span("hint", parent=parent) as span:
-            return await self._hint(paired, turns), span.traceparent
+            return await self._hint(paired, proposal, turns), span.traceparent
 
-    async def _hint(self, paired: Paired, turns: Turns) -> Hint | Dead | None:
+    async def _hint(self, paired: Paired, proposal: Proposal, turns: Turns) -> Hint | Dead | None:
         feedback, result = paired.feedback, paired.result
-        if not answers(feedback, result) and named(result.task.terms, feedback.source):
-            return None
         try:
-            hint = await self._half(feedback, result, paired.record.timestamp, turns)
+            hint = await self._half(paired, proposal, turns)
         except ServerUnavailable as error:
             raise Retryable(f"the teacher is away: {error}") from error
         except RequestRefused as error:
@@ -241,22 +298,21 @@ class Hinting:
         del self._failures[place]
         return Dead.of(record, "process", error)
 
-    async def _half(self, feedback: Feedback, result: Result, appended: int, turns: Turns) -> Hint:
-        hint = hint_text(feedback)
-        if hint is None:
-            return hint_half(feedback, result, appended, kind=HintKind.NONE)
-        sample = sample_of(result)
+    async def _half(self, paired: Paired, proposal: Proposal, turns: Turns) -> Hint:
+        feedback, result = paired.feedback, paired.result
+        half = partial(
+            hint_half, feedback, result, paired.record.timestamp, hinter=self._hinter(result).name, hints=proposal.hints
+        )
+        if not proposal.hints:
+            return half(kind=HintKind.REJECTED if proposal.reason == UNTRAINABLE else HintKind.NONE)
         try:
-            reason = not_trainable_by_ratio(sample)
-            if reason is not None:
-                raise TeacherRefused(reason)
             async with turns:
-                taught = await self._teacher.logprobs(sample, result.task.messages, hint)
+                taught = await self._teacher.logprobs(sample_of(result), result.task.messages, proposal.hints)
                 self.steps += 1
         except TeacherRefused as refusal:
             log.warning("hint rejected for result %s of task %s: %s", result.result_id, feedback.task_id, refusal)
-            return hint_half(feedback, result, appended, kind=HintKind.REJECTED, hint=hint)
-        return hint_half(feedback, result, appended, kind=HintKind.ACCEPTED, hint=hint, taught=taught)
+            return half(kind=HintKind.REJECTED)
+        return half(kind=HintKind.ACCEPTED, taught=taught)
 
 
 def _place(record: LogRecord, result: Result) -> tuple[int, int, str]:
@@ -276,35 +332,25 @@ def build(
     settings: Settings,
     *,
     server: str,
-    teacher: str | None = None,
-    top: int = 0,
-    api_key: str | None = None,
+    hinters: Hinters,
     at_once: int = AT_ONCE,
     feedback_horizon_ms: int = HORIZON_MS,
 ) -> Hinting:
     """The application for a process.
 
     Args:
-        server: URL of the inference server.
-        teacher: model or adapter on it; default: the server's base model.
-        top: likeliest tokens that the teacher is asked for at each token, for distillation over them.
+        server: URL of the student's inference server.
+        hinters: who makes hints, and who teaches.
         feedback_horizon_ms: how far feedback and the result it speaks of may be apart; 0: feedback carries its result.
+    Raises:
+        OtherTokenizer: a teacher elsewhere has another tokenizer than the student.
+        NoApiKey: an environment variable that is named for a key is not set.
     """
-    from tentalis.inference.client import OpenAIClient
     from tentalis.kafka import make_codec
+    from tentalis.opd.wiring import look_at_teacher, make_hinters, make_teacher
 
-    client = OpenAIClient(server, api_key)
-
-    async def base_model() -> str:
-        cards = await client.models()
-        bases = [str(card["id"]) for card in cards if not card.get("parent")]
-        if not bases:
-            raise ServerUnavailable(f"{server} lists no base model")
-        return bases[0]
-
-    async def given() -> str:
-        return str(teacher)
-
+    asyncio.run(look_at_teacher(hinters.teacher, server))
     codec = make_codec(settings, patience=0.0)
     pairing = make_pairing(settings, codec, feedback_horizon_ms)
-    return Hinting(codec, Teacher(client, given if teacher else base_model, top), pairing=pairing, at_once=at_once)
+    teacher = make_teacher(hinters.teacher, server)
+    return Hinting(codec, teacher, hinters=make_hinters(hinters), pairing=pairing, at_once=at_once)

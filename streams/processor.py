@@ -117,6 +117,7 @@ class Processor(Protocol):
 
         Raises:
             Retryable, SchemasUnavailable: try this batch again later; blocks the partition, dead-letters nothing.
+            Unmendable: it is set up so that it cannot work: the worker ends.
             Exception: the batch is tried again record by record; what fails alone goes to the dead-letter topic.
         """
 

@@ -221,6 +221,23 @@ HINTS = Metric(
     ("kind",),
     "records",
 )
+HINTS_NONE = Metric(
+    "tentalis_hinting_none_total",
+    Kind.COUNTER,
+    "Halves without a hint, by why: nothing_said, praise, off, declined, too_short, too_long, unreadable (no vote of "
+    "the judge could be read), lost (no vote came).",
+    ("hinting",),
+    ("reason",),
+    "records",
+)
+HINT_VOTES = Metric(
+    "tentalis_hinting_judge_votes_total",
+    Kind.COUNTER,
+    "Votes of hint judges by what they said: accepted, declined, too_short, too_long, unreadable, lost.",
+    ("hinting",),
+    ("vote",),
+    "votes",
+)
 AGGREGATION_LATE = Metric(
     "tentalis_aggregation_late_total",
     Kind.COUNTER,
@@ -559,6 +576,13 @@ TRAINER_DEAD = Metric(
     "Records of rank 0's partitions sent to the dead-letter topic.",
     ("trainer",),
     unit="records",
+)
+TRAINER_WITHOUT_TOPK = Metric(
+    "tentalis_trainer_without_topk_total",
+    Kind.COUNTER,
+    "Rollouts whose hint trains nothing: the loss distils over likeliest tokens, and the teacher was asked for none.",
+    ("trainer",),
+    unit="rollouts",
 )
 TRAINER_WAITING = Metric(
     "tentalis_trainer_waiting",

@@ -17,7 +17,7 @@ from tentalis.kafka import Publisher, Stored, consumer_config, passes
 from tentalis.refusal import refused
 from trainer.fetch import Cache
 from trainer.losses.settings import Loss
-from trainer.offers import Offer, Segment, malformed, offer_of
+from trainer.offers import Offer, Segment, malformed, offer_of, without_topk
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class Intake:
         self._held = False
         self.dead = 0
         """Dead letters written."""
+        self.without_topk = 0
+        """Rollouts whose OPD part trains nothing, since top-K is asked for and their teacher was not asked for it."""
         self._consumer = Consumer(
             consumer_config(settings, group, instance=instance)
             | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
@@ -138,6 +140,7 @@ class Intake:
             return None
         traceparent = tracing.traceparent_of(stored.headers) if tracing.enabled() else None
         self._cache.put(partition, offset, record, traceparent)
+        self.without_topk += without_topk(record, self._loss)
         return offer_of(record, partition, offset, stored.timestamp, self._max_tokens, self._loss)
 
     def _problem(self, rollout: Rollout) -> str | None:

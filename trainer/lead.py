@@ -112,6 +112,7 @@ class Lead:
     _pressed: float = 0.0
     _seen: tuple[int, int, int] = (-1, 0, 0)
     _waits_for: str = ""
+    _told: bool = False
 
     @classmethod
     def recover(
@@ -256,7 +257,14 @@ class Lead:
             for segment in report["segments"]:
                 self.planner.take(Segment.from_json(segment))
                 self._changed = True
-            self.metrics.read(report["rank"], report["lag"], report["dead"])
+            self.metrics.read(report["rank"], report["lag"], report["dead"], report["without_topk"])
+            if report["without_topk"] and not self._told:
+                self._told = True
+                log.warning(
+                    "rollouts come with hints, but without the likeliest tokens that opd_kind: topk distils from: "
+                    "their OPD part trains nothing. Ask the teacher for them: teacher.top in hinting's file, or "
+                    "--teacher-top"
+                )
         if reports:
             self.metrics.pending(self.planner.pending)
 

@@ -144,7 +144,8 @@ def _train(
         segments = intake.poll(POLL_SECONDS)
         if segments:
             offered = [segment.to_json() for segment in segments]
-            channel.report({"rank": world.rank, "segments": offered, "lag": intake.lag(), "dead": intake.dead})
+            found = {"lag": intake.lag(), "dead": intake.dead, "without_topk": intake.without_topk}
+            channel.report({"rank": world.rank, "segments": offered, **found})
         match channel.next_command():
             case None:
                 if lead is not None:

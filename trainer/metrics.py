@@ -20,6 +20,7 @@ class TrainerMetrics:
         self.exporter = exporter = Exporter("trainer")
         self._ready = False
         self._dead: dict[int, int] = {}
+        self._untaught: dict[int, int] = {}
         self._steps = exporter.counter(metrics.TRAINER_STEPS)
         self._step = exporter.gauge(metrics.TRAINER_STEP)
         self._version = exporter.gauge(metrics.TRAINER_VERSION)
@@ -55,6 +56,7 @@ class TrainerMetrics:
         self._drops = exporter.counter(metrics.TRAINER_DROPS)
         self._lag = exporter.gauge(metrics.TRAINER_LAG)
         self._dead_letters = exporter.counter(metrics.TRAINER_DEAD)
+        self._without_topk = exporter.counter(metrics.TRAINER_WITHOUT_TOPK)
         self._waiting = exporter.gauge(metrics.TRAINER_WAITING)
         self._pressure = exporter.gauge(metrics.TRAINER_PRESSURE)
         self._batches = exporter.gauge(metrics.TRAINER_BATCHES)
@@ -84,12 +86,15 @@ class TrainerMetrics:
         """The loop came round."""
         self._turn.set(time.time())
 
-    def read(self, rank: int, lag: Mapping[str, int], dead: int) -> None:
-        """What a rank says of its partitions: records not read, and its dead letters since it began."""
+    def read(self, rank: int, lag: Mapping[str, int], dead: int, without_topk: int = 0) -> None:
+        """What a rank says of its partitions: records not read, and since it began its dead letters, and the rollouts
+        that came without the likeliest tokens that the loss needs."""
         for partition, behind in lag.items():
             self._lag.labels(partition).set(behind)
         self._dead_letters.inc(dead - self._dead.get(rank, 0))
         self._dead[rank] = dead
+        self._without_topk.inc(without_topk - self._untaught.get(rank, 0))
+        self._untaught[rank] = without_topk
 
     def pending(self, count: int) -> None:
         """Offers that no plan has considered."""

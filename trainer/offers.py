@@ -14,6 +14,7 @@ from trainer.advantages.graded import answer_length, equal_rewards, n_rewarded
 from trainer.losses.settings import Loss
 
 FORGOTTEN = "forgotten"
+WITHOUT_TOPK = "a hint without the likeliest tokens that opd_kind: topk needs"
 PLAIN = Loss()
 
 
@@ -103,6 +104,11 @@ def no_rl(rollout: Rollout, loss: Loss) -> str | None:
     return "too long an answer" if too_long(answer_length(rollout), loss) else None
 
 
+def without_topk(rollout: Rollout, loss: Loss) -> bool:
+    """Whether a rollout has a teacher who was not asked for what the loss distils from: its OPD part trains nothing."""
+    return loss.opd_kind == "topk" and rollout.has_opd and rollout.topk == 0
+
+
 def _unfit(rollout: Rollout, parts: tuple[bool, bool], max_tokens: int, loss: Loss) -> str | None:
     if rollout.forgotten:
         return FORGOTTEN
@@ -122,6 +128,8 @@ def _unfit(rollout: Rollout, parts: tuple[bool, bool], max_tokens: int, loss: Lo
     if rollout.n_tokens > max_tokens:
         return f"over {max_tokens} tokens"
     if not any(parts):
+        if without_topk(rollout, loss):
+            return WITHOUT_TOPK
         return no_rl(rollout, loss) if rollout.has_rl else "neither reward nor teacher"
     return None
 

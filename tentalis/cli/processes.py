@@ -211,9 +211,24 @@ def scoring(
 @app.command()
 def hinting(
     server: Server,
-    teacher: Annotated[str | None, typer.Option(help="Model or adapter on it. Default: the base model.")] = None,
+    hinters: Annotated[
+        Path | None,
+        typer.Option(
+            "--hinters",
+            envvar="TENTALIS_HINTERS",
+            help="YAML file: who makes hints in which environment, and who teaches (docs/hints.md). Default: the rule "
+            "everywhere, and the server's base model.",
+            show_default=False,
+        ),
+    ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Without --hinters: model or adapter on the server. Default: the base model.")
+    ] = None,
     teacher_top: Annotated[
-        int, typer.Option("--teacher-top", min=0, max=20, help="Likeliest tokens per token that it is asked for.")
+        int,
+        typer.Option(
+            "--teacher-top", min=0, max=20, help="Without --hinters: likeliest tokens per token that it is asked for."
+        ),
     ] = 0,
     feedback_horizon: Horizon = HOUR_S,
     state: Where = State.MEMORY,
@@ -224,9 +239,14 @@ def hinting(
 ) -> None:
     """Feedback to hints, with the teacher's log-probs."""
     from streams.hinting import build
+    from tentalis.opd.config import Hinters, TeacherSettings, load_hinters
 
-    horizon_ms = round(1000 * feedback_horizon)
-    make = partial(build, server=server, teacher=teacher, top=teacher_top, feedback_horizon_ms=horizon_ms)
+    if hinters is not None and (teacher is not None or teacher_top):
+        raise CommandError(f"--teacher and --teacher-top are said in {hinters}, as teacher.model and .top", USAGE)
+    chosen = Hinters(teacher=TeacherSettings(model=teacher, top=teacher_top))
+    if hinters is not None:
+        chosen = load_hinters(hinters)
+    make = partial(build, server=server, hinters=chosen, feedback_horizon_ms=round(1000 * feedback_horizon))
     _stream("hinting", make, bootstrap, port, instance, state, state_dir)
 
 

@@ -11,7 +11,7 @@ from streams.pairing import Pairing
 from streams.processor import Dead, Effects, LogRecord, Output
 from streams.scoring import Scoring
 from streams.state import Entry, Fold, StateStore, as_entries
-from tentalis.opd import Teacher
+from tentalis.opd import OneModel, Teacher
 from tests.unit.fake_inference import FakeInference
 from tests.unit.stream_records import CODEC, make_feedback, make_result, make_task, on_log, raw, unchecked
 
@@ -65,7 +65,7 @@ def make_app(kind: str, logs: Logs | None) -> App:
     async def model() -> str:
         return "base"
 
-    return Hinting(CODEC, Teacher(FakeInference(), model), pairing=pairing)
+    return Hinting(CODEC, Teacher(FakeInference(), OneModel(model)), pairing=pairing)
 
 
 @dataclass

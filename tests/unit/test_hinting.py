@@ -18,7 +18,7 @@ from streams.processor import Effects, LogRecord, Retryable
 from streams.state import StateStore
 from tentalis.dlq.limits import DeadLimits
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
-from tentalis.opd import Teacher
+from tentalis.opd import OneModel, Teacher
 from tests.unit.fake_inference import FakeInference
 from tests.unit.stream_records import (
     CODEC,
@@ -40,7 +40,7 @@ def hinting(inference: FakeInference, **options: Any) -> Hinting:
     async def model() -> str:
         return "base"
 
-    return Hinting(CODEC, Teacher(inference, model), **options)
+    return Hinting(CODEC, Teacher(inference, OneModel(model)), **options)
 
 
 def run(*records: LogRecord, inference: FakeInference | None = None, app: Hinting | None = None) -> Effects:
@@ -105,7 +105,7 @@ def test_nothing_to_say_is_said_without_tokens_and_without_the_teacher(text: str
 def test_a_hint_on_what_cannot_be_trained_on_is_rejected_unasked(fields: dict[str, Any]) -> None:
     inference = FakeInference()
     hint = one(run(feedback_on_log(result=make_result(**fields)), inference=inference))
-    assert hint.kind is HintKind.REJECTED and hint.hints == (WISH,)
+    assert hint.kind is HintKind.REJECTED and hint.hints == ()
     assert hint.teacher_logprobs is None and hint.sample.token_ids == b""
     assert not inference.rendered
 

@@ -10,7 +10,7 @@ import pytest
 from schemas.records import Message, Sample, Sampling, sample_of
 from schemas.tensors import float32_view, int32_bytes, int32_view, uint8_bytes
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
-from tentalis.opd import HINT_TAG, NoUserMessage, Taught, Teacher, TeacherRefused, aligned, hinted, rule_hint
+from tentalis.opd import HINT_TAG, NoUserMessage, OneModel, Taught, Teacher, TeacherRefused, aligned, hinted, rule_hint
 from tests.unit.fake_inference import FakeInference
 from tests.unit.stream_records import make_result
 
@@ -74,8 +74,8 @@ def ask(inference: FakeInference, sample: Sample | None = None, top: int = 0, **
         inference.asked_for_model += 1
         return "base"
 
-    teacher = Teacher(inference, model, top)
-    return asyncio.run(teacher.logprobs(sample or sample_of(result), result.task.messages, HINT))
+    teacher = Teacher(inference, OneModel(model), top)
+    return asyncio.run(teacher.logprobs(sample or sample_of(result), result.task.messages, [HINT]))
 
 
 def test_the_teacher_scores_the_students_tokens_behind_the_hinted_prompt() -> None:
@@ -163,13 +163,13 @@ def test_the_teachers_name_is_asked_for_once_and_again_when_it_is_not_known() ->
         return names.pop(0)
 
     async def story() -> list[str]:
-        teacher = Teacher(inference, model)
+        teacher = Teacher(inference, OneModel(model))
         sample, messages = sample_of(make_result()), make_result().task.messages
-        first = (await teacher.logprobs(sample, messages, HINT)).teacher
-        again = (await teacher.logprobs(sample, messages, HINT)).teacher
+        first = (await teacher.logprobs(sample, messages, [HINT])).teacher
+        again = (await teacher.logprobs(sample, messages, [HINT])).teacher
         inference.fails = lambda call: UnknownModel(404, "not served") if call == "old" else None
         with pytest.raises(UnknownModel):
-            await teacher.logprobs(sample, messages, HINT)
-        return [first, again, (await teacher.logprobs(sample, messages, HINT)).teacher]
+            await teacher.logprobs(sample, messages, [HINT])
+        return [first, again, (await teacher.logprobs(sample, messages, [HINT])).teacher]
 
     assert asyncio.run(story()) == ["old", "old", "new"]

@@ -25,7 +25,7 @@ from streams.join.processor import JoinProcessor
 from streams.processor import Dead, Effects, LogRecord, Output
 from streams.scoring import Scoring
 from tentalis import tracing
-from tentalis.opd import Teacher
+from tentalis.opd import OneModel, Teacher
 from tentalis.policies.core import PolicyLog
 from tentalis.policies.sync import WEIGHTS, Sync
 from tentalis.tracing import TracingError, derived, provider_of, span, traceparent_of
@@ -74,7 +74,7 @@ def teacher() -> Teacher:
     async def model() -> str:
         return "base"
 
-    return Teacher(FakeInference(), model)
+    return Teacher(FakeInference(), OneModel(model))
 
 
 def streamed(traceparent: str | None, *, heard: bool = True) -> Effects:

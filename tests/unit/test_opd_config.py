@@ -1,0 +1,79 @@
+"""The file that says who makes hints and who teaches."""
+
+from pathlib import Path
+
+import pytest
+
+from tentalis.opd.config import BadHinters, Hinters, Judge, load_hinters, parse_hinters
+from tentalis.opd.wiring import make_hinters, make_teacher
+from tentalis.rewards.chat import NoApiKey
+
+FILE = """
+hinters:
+  chat:
+    kind: judge
+    endpoint: {url: "http://127.0.0.1:9/v1", model: qwen, api_key_env: HINT_KEY, time_limit_s: 30}
+    votes: 3
+    select: all
+  "*": {kind: rule}
+teacher: {url: "https://gpu.example.org/v1", model: large, api_key_env: TEACHER_KEY, top: 8}
+"""
+KEYS = {"HINT_KEY": "one", "TEACHER_KEY": "two"}
+
+
+def test_a_file_makes_hinters_and_a_teacher(tmp_path: Path) -> None:
+    path = tmp_path / "hinters.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    settings = load_hinters(path)
+    assert isinstance(settings.hinters["chat"], Judge) and settings.teacher.top == 8
+    made = make_hinters(settings, KEYS)
+    assert made["chat"].name.startswith("judge/1-") and made["*"].name == "rule/2"
+    assert make_teacher(settings.teacher, "http://127.0.0.1:9", KEYS).top == 8
+
+
+def test_a_file_without_anything_is_the_rule_and_the_base_model() -> None:
+    assert parse_hinters("{}", "file") == Hinters()
+    assert make_hinters(Hinters())["*"].name == "rule/2"
+
+
+@pytest.mark.parametrize("variable", ["HINT_KEY", "TEACHER_KEY"])
+def test_a_key_that_is_not_set_is_named(variable: str) -> None:
+    settings = parse_hinters(FILE, "file")
+    with pytest.raises(NoApiKey, match=variable):
+        env = {name: key for name, key in KEYS.items() if name != variable}
+        make_hinters(settings, env)
+        make_teacher(settings.teacher, "http://127.0.0.1:9", env)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hinters: [", "not YAML"),
+        ("- rule", "a mapping"),
+        ("hinters: {chat: {kind: rule}}", "in all other environments"),
+        ('hinters: {"*": {kind: magic}}', "magic"),
+        ('hinters: {"*": {kind: judge}}', "hinters.*.endpoint: Field required"),
+        ('hinters: {"*": {kind: rule, votes: 3}}', "votes"),
+        (FILE.replace("time_limit_s: 30", "time_limit_s: 101"), "hinters.chat: endpoint.time_limit_s above 100"),
+        (FILE.replace("votes: 3", "votes: 0"), "hinters.chat.votes"),
+        (FILE.replace("select: all", "select: best"), "hinters.chat.select"),
+        (FILE.replace(", top: 8", ""), "needs teacher.top above 0"),
+        (FILE.replace("top: 8", "top: 21"), "teacher.top"),
+        (FILE.replace("model: large, ", ""), "the model's name there"),
+        ("teacher: {same_weights: true, model: x}", "without model and url"),
+        ("teacher: {api_key_env: KEY}", "the teacher's own url"),
+        ('teacher: {url: "ftp://x", model: m}', "http"),
+        ('teacher: {url: "http://u:secret@x", model: m}', "password"),
+        ("theacher: {}", "theacher"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(text: str, why: str) -> None:
+    with pytest.raises(BadHinters) as refused:
+        parse_hinters(text, "hinters.yaml")
+    assert str(refused.value).startswith("hinters.yaml: ") and why in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadHinters, match=r"none\.yaml: No such file"):
+        load_hinters(tmp_path / "none.yaml")
