@@ -162,6 +162,11 @@ class Task(Record):
         return self.task_id
 
     @property
+    def answered(self) -> bool:
+        """Whether it is a turn of a conversation: somebody has answered it already, and what came next is awaited."""
+        return Source.NEXT_STATE in (self.terms.rl, self.terms.opd)
+
+    @property
     def head(self) -> TaskHead:
         return TaskHead(
             task_id=self.task_id,

@@ -131,6 +131,12 @@ def _auditor() -> Iterator[Grant]:
 ROLES: dict[str, Role] = {
     role.name: role
     for role in (
+        _application(
+            "sessions",
+            (topics.SESSIONS,),
+            (topics.SESSIONS, topics.TASKS, topics.RESULTS, topics.FEEDBACK),
+            table="state",
+        ),
         _application("scoring", (topics.TASKS, topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
         _application("hinting", (topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
         _application("join", (topics.HALVES,), (topics.HALVES, topics.ROLLOUTS, topics.OUTCOMES), table="state"),
@@ -187,7 +193,7 @@ ROLES: dict[str, Role] = {
             "forget",
             "`tentalis forget`",
             _auditor(),
-            _writes(topics.HALVES, topics.ROLLOUTS),
+            _writes(topics.HALVES, topics.SESSIONS, topics.ROLLOUTS),
             [Grant(Resource.TOPIC, "tentalis", Operation.DESCRIBE_CONFIGS, prefixed=True)],
         ),
         _role(

@@ -27,7 +27,7 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-STREAMS = ("scoring", "hinting", "join", "aggregation")
+STREAMS = ("sessions", "scoring", "hinting", "join", "aggregation")
 PROCESSES = (*STREAMS, "gateway", "model", "policies", "worker", "manager", "trainer")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -115,6 +115,89 @@ STREAM_WAITING = _stream(
     "partitions",
 )
 STREAM_LAG = _stream("lag_records", Kind.GAUGE, "Records not yet acknowledged.", "records", "topic", "partition")
+
+# Sessions
+
+SESSIONS_OPEN = Metric(
+    "tentalis_sessions_open_sessions", Kind.GAUGE, "Sessions that have not ended.", ("sessions",), unit="sessions"
+)
+SESSIONS_REMEMBERED = Metric(
+    "tentalis_sessions_remembered_sessions",
+    Kind.GAUGE,
+    "Sessions that have ended, or had side turns alone, and are still remembered.",
+    ("sessions",),
+    unit="sessions",
+)
+SESSIONS_OPEN_BYTES = Metric(
+    "tentalis_sessions_open_bytes",
+    Kind.GAUGE,
+    "Bytes of the turns whose next state is awaited.",
+    ("sessions",),
+    unit="bytes",
+)
+SESSIONS_PAUSED = Metric(
+    "tentalis_sessions_paused_partitions",
+    Kind.GAUGE,
+    "Partitions that are not read on because as much is open as may be; all of them if the bound is reached.",
+    ("sessions",),
+    unit="partitions",
+)
+SESSIONS_TIME = Metric(
+    "tentalis_sessions_stream_timestamp_seconds",
+    Kind.GAUGE,
+    "Stream time, since the epoch: the newest append time folded.",
+    ("sessions",),
+    ("partition",),
+    "seconds",
+)
+SESSIONS_TURNS = Metric(
+    "tentalis_sessions_turns_total", Kind.COUNTER, "Turns by type: main, side.", ("sessions",), ("type",), "turns"
+)
+SESSIONS_NOT_TRAINABLE = Metric(
+    "tentalis_sessions_not_trainable_turns_total",
+    Kind.COUNTER,
+    "Main turns that got no task, by reason (the first 32 different ones, then other).",
+    ("sessions",),
+    ("reason",),
+    "turns",
+)
+SESSIONS_NEXT_STATES = Metric(
+    "tentalis_sessions_next_states_total",
+    Kind.COUNTER,
+    "Next states by who spoke: user, tool, other; none: nobody, or the session ended.",
+    ("sessions",),
+    ("role",),
+    "turns",
+)
+SESSIONS_ENDED = Metric(
+    "tentalis_sessions_ended_total",
+    Kind.COUNTER,
+    "Sessions by what ended them: header, call, idle.",
+    ("sessions",),
+    ("by",),
+    "sessions",
+)
+SESSIONS_DUPLICATES = Metric(
+    "tentalis_sessions_duplicates_total",
+    Kind.COUNTER,
+    "Events that were on the log a second time and changed nothing.",
+    ("sessions",),
+    unit="records",
+)
+SESSIONS_LATE = Metric(
+    "tentalis_sessions_late_turns_total",
+    Kind.COUNTER,
+    "Main turns that were appended after a later one of their conversation.",
+    ("sessions",),
+    unit="turns",
+)
+SESSIONS_FORGOTTEN = Metric(
+    "tentalis_sessions_forgotten_total",
+    Kind.COUNTER,
+    "Events of somebody who asked to be forgotten, passed over.",
+    ("sessions",),
+    unit="records",
+)
 
 # The join
 

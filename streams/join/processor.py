@@ -1,6 +1,5 @@
 """The join as a stream application: decodes halves, folds them, encodes what comes out."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from streams.delivery import FRAMING_BYTES, size_of
 from streams.dlq import Produce, key_bytes
 from streams.join.core import BEGINNING, Limits, Partition, Refused, Tally
 from streams.join.emit import Emission, Place
-from streams.join.room import Bound, Load, Stage
+from streams.join.room import Bound, Load, Room
 from streams.join.state import TASK, Phase, phase_and_since
 from streams.join.traces import Traces
 from streams.pairing import HORIZON_MS
@@ -21,10 +20,7 @@ from tentalis import metrics, tracing
 from tentalis.kafka import headers_of, now_ms
 from tentalis.metrics import Exporter
 
-log = logging.getLogger(__name__)
-
 APP_ID = "tentalis-join"
-SAY_EVERY_S = 60.0
 KEPT_BYTES = FRAMING_BYTES + 64
 """What the changelog adds to a half: key, applied offset, framing."""
 
@@ -68,9 +64,7 @@ class JoinProcessor:
         self.partitions: dict[int, Partition] = {}
         self._codec = codec
         self._limits = limits or Limits()
-        self._bound = bound or Bound()
-        self._bounded = bound is not None and (bound.tasks is not None or bound.bytes is not None)
-        self._stage, self._said_at = Stage.FREE, 0.0
+        self._room = Room(bound or Bound(), self._loads, "tasks")
         self._record_limit = record_limit or topics.table().record_limit_bytes
         self._expected = topics.table().records_of(topics.HALVES)
         self._tally = Tally()
@@ -85,7 +79,7 @@ class JoinProcessor:
         exporter.read(metrics.JOIN_OPEN, lambda: sum(fold.open_tasks for fold in folds.values()))
         exporter.read(metrics.JOIN_REMEMBERED, lambda: sum(fold.markers for fold in folds.values()))
         exporter.read(metrics.JOIN_OPEN_BYTES, lambda: sum(fold.open_bytes for fold in folds.values()))
-        exporter.read(metrics.JOIN_PAUSED, self._paused)
+        exporter.read(metrics.JOIN_PAUSED, self._room.paused)
         exporter.read(metrics.JOIN_OLDEST, self._oldest_seconds)
         exporter.read(
             metrics.JOIN_TIME,
@@ -105,47 +99,14 @@ class JoinProcessor:
 
     def waits(self, partition: int) -> bool:
         """Whether a partition is not read on, because too much is open (see `streams.join.room`)."""
-        if not self._bounded:
-            return False
-        loads = self._loads()
-        self._say(self._bound.stage(loads))
-        return self._bound.waits(loads, partition)
+        return self._room.waits(partition)
 
     def full(self) -> str | None:
         """Why nothing is read on; None if something is."""
-        if not self._bounded or self._bound.stage(self._loads()) is not Stage.FULL:
-            return None
-        return f"its input waits: {self._open_now()}. Raise the bound, or start another worker"
+        return self._room.full()
 
     def _loads(self) -> dict[int, Load]:
         return {p: Load(fold.open_tasks, fold.open_bytes, fold.time) for p, fold in self.partitions.items()}
-
-    def _open_now(self) -> str:
-        loads = self._loads().values()
-        tasks, size, bound = sum(load.tasks for load in loads), sum(load.bytes for load in loads), self._bound
-        most = [
-            f"{most:,} {unit}" for most, unit in ((bound.tasks, "tasks"), (bound.bytes, "bytes")) if most is not None
-        ]
-        return f"{tasks:,} tasks with {size:,} bytes are open, the bound is {' and '.join(most)}"
-
-    def _say(self, stage: Stage) -> None:
-        now = time.monotonic()
-        # Between FREE and TURNS it may go back and forth with every batch.
-        if stage is Stage.FREE or (stage is self._stage and now - self._said_at < SAY_EVERY_S):
-            return
-        self._stage, self._said_at = stage, now
-        if stage is Stage.TURNS:
-            log.warning("%s: partitions are read one at a time, the oldest clock first", self._open_now())
-        else:
-            log.error(
-                "%s: no partition is read on. Nothing is lost, and nothing is evicted: raise --max-open-tasks or "
-                "--max-open-bytes, let state lie on disk, or start another worker, which takes partitions over",
-                self._open_now(),
-            )
-
-    def _paused(self) -> int:
-        loads = self._loads()
-        return sum(self._bound.waits(loads, partition) for partition in loads) if self._bounded else 0
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Raises StateError if the entries cannot come from the join."""

@@ -304,6 +304,53 @@ def join(
     _stream("join", make, bootstrap, port, instance, state, state_dir)
 
 
+@app.command(short_help="Links the turns of conversations.")
+def sessions(
+    idle: Annotated[
+        float,
+        typer.Option(
+            "--idle",
+            min=1.0,
+            max=24 * HOUR_S - 1,
+            envvar="TENTALIS_SESSION_IDLE",
+            help="Seconds of log time after its last main turn at which a session has ended; below a day, after which "
+            "the join takes no feedback on a turn.",
+        ),
+    ] = 23 * HOUR_S,
+    max_open_sessions: Annotated[
+        int | None,
+        typer.Option(
+            "--max-open-sessions",
+            min=1,
+            envvar="TENTALIS_MAX_OPEN_SESSIONS",
+            help="Open sessions in this process at which its input waits. Default: no bound.",
+            show_default=False,
+        ),
+    ] = None,
+    max_open_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-open-bytes",
+            min=1,
+            envvar="TENTALIS_MAX_OPEN_BYTES",
+            help="The same of the bytes of the turns whose next state is awaited.",
+            show_default=False,
+        ),
+    ] = None,
+    state: Where = State.MEMORY,
+    state_dir: StateDir = None,
+    port: MetricsPort = None,
+    instance: Instance = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Session events to tasks, results, and what came next as feedback."""
+    from streams.join.room import Bound
+    from streams.sessions.processor import build
+
+    make = partial(build, idle_ms=round(1000 * idle), bound=Bound(max_open_sessions, max_open_bytes))
+    _stream("sessions", make, bootstrap, port, instance, state, state_dir)
+
+
 @app.command(short_help="Windowed means per manager and worker.")
 def aggregation(
     state: Where = State.MEMORY,

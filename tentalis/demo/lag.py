@@ -18,6 +18,7 @@ Groups = Mapping[str, Sequence[str]]
 def groups_of(environment: str, policy: str) -> Groups:
     """The consumer groups of the stack, in the order in which records pass through them, and what each reads."""
     return {
+        "tentalis-sessions": (topics.SESSIONS,),
         f"tentalis-worker-{environment}": (topics.TASKS,),
         "tentalis-scoring": (topics.TASKS, topics.RESULTS, topics.FEEDBACK),
         "tentalis-hinting": (topics.RESULTS, topics.FEEDBACK),

@@ -162,7 +162,8 @@ class Census:
             case Outcome():
                 found = request.concerns(record.head, record.event_time)
             case SessionEvent():
-                mine = record.session_id in self.sessions or record.session_id == request.session_id
+                asked = request.session_id in (None, record.session_id) and request.user_id in (None, record.user_id)
+                mine = record.session_id in self.sessions or (request.asks and asked)
                 return mine and (request.before is None or record.event_time < request.before)
             case _:
                 return False

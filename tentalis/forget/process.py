@@ -26,14 +26,14 @@ from tentalis.kafka import (
     read_to_end,
 )
 
-LIVE = {topics.HALVES: ("tentalis-join",)}
+LIVE = {topics.HALVES: ("tentalis-join",), topics.SESSIONS: ("tentalis-sessions",)}
 """Where a request is told to the applications that keep what people wrote: topic -> consumer groups that apply it.
 
 An application that keeps records of people in a table adds its line here, takes `Forget` on that topic in its step, and
 the topic's entry in schemas/topics.yaml names the record.
 """
 
-CHANGELOGS = (topics.changelog("tentalis-join", "state"),)
+CHANGELOGS = (topics.changelog("tentalis-join", "state"), topics.changelog("tentalis-sessions", "state"))
 POLL_S = 0.2
 
 

@@ -233,7 +233,7 @@ class Worker:
             log.warning("skipped: %s", error)  # scoring owns the dead letters of tasks
             return None
         assert isinstance(record, Task)
-        if record.environment != self._options.environment:
+        if record.environment != self._options.environment or record.answered:
             return None
         wanted = record.target_worker
         return record if (wanted == self._options.worker_id if lane.targeted else wanted is None) else None

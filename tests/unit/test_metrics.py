@@ -21,6 +21,7 @@ from streams.hinting import Hinting
 from streams.join.processor import JoinProcessor
 from streams.processor import LogRecord, Processor
 from streams.scoring import Scoring
+from streams.sessions.processor import SessionsProcessor
 from tentalis import metrics
 from tentalis.gateway.measures import Measures
 from tentalis.health import Health, PortTaken, served
@@ -51,6 +52,8 @@ def exporter_of(process: str) -> Exporter:
     """What the process itself sets up, without what it works on."""
     codec = Codec()
     match process:
+        case "sessions":
+            return _stream(SessionsProcessor(codec))
         case "scoring":
             return _stream(Scoring(codec))
         case "hinting":

@@ -14,6 +14,7 @@ from streams.app import _credentials
 from streams.hinting import Hinting
 from streams.join.processor import JoinProcessor
 from streams.scoring import Scoring
+from streams.sessions.processor import SessionsProcessor
 from tentalis import security
 from tentalis.acls import ROLES, Operation, Resource, rewritten, roles_with
 from tentalis.cli.main import app
@@ -178,7 +179,8 @@ def test_the_table_names_topics_that_there_are_and_gives_each_right_to_few() -> 
 def test_every_application_may_read_its_inputs_and_write_its_dead_letters() -> None:
     codec = Codec(None)
     built = {"join": JoinProcessor(codec).topics, "scoring": Scoring.topics, "hinting": Hinting.topics}
-    for role, inputs in (built | {"aggregation": Aggregation.topics}).items():
+    built |= {"aggregation": Aggregation.topics, "sessions": SessionsProcessor.topics}
+    for role, inputs in built.items():
         for topic in inputs:
             assert role in roles_with(Resource.TOPIC, topic, Operation.READ)
             assert role in roles_with(Resource.TOPIC, topics.dlq(topic), Operation.WRITE)
