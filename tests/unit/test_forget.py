@@ -144,8 +144,8 @@ def test_a_census_finds_what_names_no_more_than_the_task() -> None:
         outcome_id="o", outcome_key="a/b/0", event_time=59, kind=OutcomeKind.RL, head=task.head, sample_index=0
     )
     census.take(topics.OUTCOMES, outcome, 59)
-    for session_id, at in (("s", 59), ("s", 60), ("t", 59)):
-        event = SessionEvent(session_event_id="e", event_time=at, session_id=session_id, turn_index=0)
+    for session_id, user_id, at in (("s", None, 59), ("s", None, 60), ("t", None, 59), ("t", "u", 58), ("t", "v", 59)):
+        event = SessionEvent(session_event_id="e", event_time=at, session_id=session_id, user_id=user_id)
         census.take(topics.SESSIONS, event, at)
     for key in ("a/b", "a/b/0/late/x", "a", "c", None):
         census.letter(topics.dlq(topics.HALVES), key, 90)
@@ -156,7 +156,7 @@ def test_a_census_finds_what_names_no_more_than_the_task() -> None:
         "feedback.v1": (1, 80),
         "halves.v1": (1, 51),
         "outcomes.v1": (1, 59),
-        "sessions.v1": (1, 59),
+        "sessions.v1": (2, 59),
         "halves.v1.dlq": (2, 90),
     }
 

@@ -8,6 +8,7 @@ from schemas import topics
 from schemas.records import (
     Opens,
     Polarity,
+    Record,
     Result,
     Sampling,
     SessionEventKind,
@@ -87,13 +88,13 @@ def test_checklist_15_next_state_is_the_last_message_of_the_next_main_request() 
 
 @pytest.mark.parametrize("way", ["header", "call", "idle", "side"])
 def test_checklist_16_the_end_and_idle_time_flush_the_last_turn_with_nothing_to_say(way: str) -> None:
-    last = {
+    endings: dict[str, list[tuple[int, Record | bytes]]] = {
         "header": [(20, TWO.model_copy(update={"done": True}))],
         "call": [(20, TWO), (30, end())],
         "idle": [(20, TWO), (1021, tick())],
         "side": [(20, TWO), (30, side("x", done=True))],
-    }[way]
-    partition = fold((0, ONE), *last, (1100, end("again")), (1200, tick()), (3000, tick()))
+    }
+    partition = fold((0, ONE), *endings[way], (1100, end("again")), (1200, tick()), (3000, tick()))
     assert partition.heard == [("1", "user", "more"), ("2", "", "")], "exactly one, and it says nothing"
     assert partition.feedback[-1].polarity is Polarity.NONE
     state = partition.start().partitions[PARTITION]
@@ -231,7 +232,7 @@ def test_a_request_that_names_another_or_nobody_changes_nothing() -> None:
 
 
 def test_what_cannot_be_understood_is_a_dead_letter() -> None:
-    odd = [
+    odd: list[Record | bytes] = [
         turn("1", "hello", turn_type="heartbeat"),
         turn("2", "hello", kind=SessionEventKind.UNKNOWN),
         b"rubbish",
