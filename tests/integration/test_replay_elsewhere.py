@@ -21,6 +21,7 @@ from tests import forked
 from tests.integration.test_trainer_run import Lab
 from tests.kafka_fixture import Kafka, eventually
 from tests.trainer_lab import tiny_model
+from trainer.replay import TOLERANCE
 
 pytestmark = pytest.mark.broker
 
@@ -91,7 +92,7 @@ def test_a_run_is_replayed_otherwise_and_elsewhere(
     assert own.policy == report["policy"] != of.policy and not own.updates
 
     code, report, _ = two
-    assert code == 0 and all(step["equal"] or step["distance"] < 1e-4 for step in report["steps"]), two
+    assert code == 0 and all(step["equal"] or step["distance"] < TOLERANCE for step in report["steps"]), two
     assert exported[0] == 0 and exported[1]["records"]["Rollout"] == 24, exported
 
     elsewhere = Elsewhere(own_broker, tmp_path)
