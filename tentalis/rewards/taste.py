@@ -23,7 +23,7 @@ from pydantic import Field
 
 from schemas.records import Result, Task
 from tentalis.rewards.verdict import Data, Verdict, data_of
-from tentalis.rewards.words import all_stems, content_stems, is_function_word, sentences, words
+from tentalis.words import all_stems, content_stems, is_function_word, sentences, words
 
 _LIST_LINE = re.compile(r"^\s*(?:[-*+•‣◦▪–—·]\s+\S|\(?(?:\d{1,2}|[A-Za-z]|[ivx]{1,4})[.)]\s+\S)", re.MULTILINE)
 _FIRST_ITEM = re.compile(r"(?:^|[\s:(])1[.)]\s+\S")

@@ -10,7 +10,7 @@ from tentalis import rewards
 from tentalis.rewards import BadVerifierData, UnknownEnvironment, UnknownVerifier
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.taste import TasteData, is_plain, taste
-from tentalis.rewards.words import content_stems
+from tentalis.words import content_stems
 from tests.unit.stream_records import GOOD, make_result, make_task
 
 

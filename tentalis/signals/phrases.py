@@ -1,0 +1,133 @@
+"""What people say when an answer was right, and when it was not."""
+
+import re
+
+MOST_CHARS = 1500
+"""A message is judged by its beginning: who complains says so before the document that follows."""
+
+_FIRST_SENTENCES = 3
+
+
+def _any(words: str) -> str:
+    """One of several words; `_` stands for a space within one."""
+    return "(?:" + "|".join(word.replace("_", " ") for word in words.split()) + ")"
+
+
+_PRAISE = _any(
+    "perfect great excellent awesome wonderful brilliant lovely fantastic amazing exactly nice cool good right helpful "
+    "what_i_needed what_i_wanted what_i_was_looking_for"
+)
+_THANKS = (
+    rf"^\W*{_any('ok okay oh ah wow yes yep great good')}?[\s,.!]*(?:thanks|thank you|thx|ty\b|cheers)",
+    r"^\W*(?:(?:that|this|it)(?:'s| is| was) |you(?:'re| are) )?"
+    rf"(?:{_any('just exactly absolutely so really very')} )*{_PRAISE}\b",
+    r"^\W*(?:it|that|this) (?:works|worked|helps|helped)\b",
+    r"^\W*(?:got it|not bad|no problem|no worries|i love (?:it|this|that))\b",
+    r"^\s*(?:👍|❤|🙏)",
+    r"^\W*no\W+(?:that(?:'s| is|'ll be| will be) (?:all|it|fine|everything|ok)|i(?:'m| am) (?:done|good|fine))\b",
+    r"^\W*no\W+(?:thanks|thank|need|problem|worries|idea|nothing)\b",
+)
+_IRONY = r"^\W*(?:nice|good) try\b"
+
+_THAT = "(?:that|this|it)"
+_ANSWER = "(?:answer|reply|response|text|code|summary|version|solution|last|first|second)"
+_YOURS = rf"(?:it|that|this|the {_ANSWER}|your {_ANSWER})"
+_THING = "(?:it|that|this|the (?:code|test|tests|script|link|command|page|button))"
+_WRONG = "(?:wrong|incorrect|false|not (?:true|right|correct))"
+_NOT = "(?:doesn't|does not|didn't|did not)"
+_NO_QUESTION = r"\b(?!.*\?)"
+_YOU_DID = _any(
+    "forgot missed ignored left skipped misunderstood misread made_it made_a_mistake made_an_error didn't did_not "
+    "have_not haven't were_supposed were_asked"
+)
+_YOU_SPOILT = _any("broke broken lost deleted removed changed dropped made_up invented mixed_up confused repeated")
+_REWORK = _any("redo undo revert rewrite rephrase reword fix correct change shorten simplify expand redraft make")
+_TOO = _any("long short complicated vague wordy formal informal technical verbose simple brief generic rude detailed")
+_HOW = _any("much far way a_bit a_little that's that_is that_was this_is it's it_is")
+_STOP = r"(?:don't|do not|never|stop|avoid|no more)"
+_DOING = _any(
+    "use using write writing add adding put sound sounding repeat repeating say saying apologise apologising include "
+    "including give bullet list lists bold"
+)
+_LAYOUT = r"(?:bullets?|bullet points|lists?|bold|markdown|headings|emojis?|tables?|code)"
+_AGAIN = _any("try do write start redo check count look read calculate think guess")
+_STATE = _any("nicer kinder briefer shorter clearer more less friendlier concise brief polite simpler longer fewer")
+
+_OBJECTIONS = (
+    # A plain no, said to a statement.
+    rf"^\W*(?:{_any('hm hmm hmmm uh um er well sorry but oh')}\W+)?(?:no|nope|nah)\b"
+    r"(?=\s*[,.!:;-]|\s+(?:it|that|this|i|you|not|the)\b)",
+    rf"^\W*(?:{_WRONG}|not (?:quite|really))\b(?!\s*\?)",
+    r"^\W*wrong \w+\W*$",
+    r"^\W*not [\w\s]{1,25}, [\w\s]{1,25}\W*$",
+    r"^[^,?]{1,40}, (?:and )?not (?:an? |the |in |on |at |by |to )?\w+\W*$",
+    r", i mean(?:t)?\W*$",
+    rf"\b{_THAT} (?:makes no|{_NOT} make(?: any)?) sense\b",
+    rf"\b{_THAT} {_NOT} (?:help|answer|work|match|fit|compile|run|look right){_NO_QUESTION}",
+    rf"\b(?:{_THAT}|your {_ANSWER})(?:'s| is| was)(?: \w+)? (?:{_WRONG}|not (?:what|how|the|valid|in|an?)|useless)\b",
+    rf"\b{_THAT} (?:isn't|wasn't|ain't) (?:\w+ )?(?:right|correct|true|what|how|the|valid|it|quite)\b",
+    rf"\b{_THAT} (?:can't|cannot|can not) be (?:right|correct|true)\b",
+    r"\bnot what i (?:asked|wanted|meant|said|need|had in mind)",
+    r"\bare you (?:really )?sure\s*\?",
+    r"\bi (?:said|meant|wanted|told you|asked (?:you )?for)\b(?!.*\bto ask\b)",
+    r"^\W*actually,? (?:it(?:'s| is| was)|that(?:'s| is)|the|they|he|she|there)\b",
+    rf"\byou {_YOU_DID}\b",
+    r"\byou (?:got .{1,30} wrong|used .{1,40} instead)\b",
+    rf"\byou(?:'ve| have)? {_YOU_SPOILT}{_NO_QUESTION}",
+    rf"\b{_THING}(?: still)? (?:{_NOT} work|won't|will not|fails|crashes|breaks|throws){_NO_QUESTION}",
+    r"\bstill (?:not|wrong|broken|fails|failing|doesn't|too)\b",
+    r"\bshould(?:n't| not) be (?:in )?(?:there|here|in|on)\b",
+    r"\b(?:is|are|was) not an? \w+\W*$",
+)
+_CHANGES = (
+    rf"\b{_AGAIN} (?:it |that |this )?(?:again|over)\W*$",
+    rf"^\W*(?:please )?(?:(?:a )?(?:bit|little|lot) )?{_STATE}\b[\w\s]{{0,30}}\W*$(?<!\?)",
+    r"^\W*(?:please )?(?:explain|say|write|put|phrase|describe|format) (?:it|that|this) (?!to\b|for\b|down\b)\w+",
+    rf"^\W*(?:please )?{_REWORK} {_YOURS}\b",
+    rf"\b(?:can|could|would|will) you (?:please )?{_REWORK} {_YOURS}\b",
+    rf"^\W*(?:{_HOW} )*too {_TOO}{_NO_QUESTION}",
+    rf"^\W*(?:please )?{_STOP} {_DOING}\b",
+    rf"^\W*(?:please )?(?:without|no) (?:\w+ )?{_LAYOUT}\b",
+    r"^\W*(?:please )?use (?:\w+ ){1,4}(?:in (?:it|there)|instead)\b",
+    rf"^\W*(?:please )?be (?:\w+ )?{_STATE}\b",
+    r"^(?:one|two|three|\d+) (?:sentences?|words?|lines?|paragraphs?)(?: only)?,? please\W*$",
+    r"\b(?:simpler|shorter|longer|clearer|nicer|friendlier|more detail(?:ed)?),? please\b",
+    r"\bi (?:don't|do not|didn't|did not) (?:like|want|understand) (?:this|that|it|the way|how|a word|your|what you)\b",
+    r"\bi(?:'m| am) [^.?!]{1,40}, (?:i|as i) (?:told you|said)\b",
+    r"\bgive me (?:a )?(?:different|better) (?:one|version|answer)\b",
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|\n+")
+
+
+def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
+
+
+_CONTENT, _COMPLAINTS, _TRIED = _compiled(_THANKS), _compiled((*_OBJECTIONS, *_CHANGES)), re.compile(_IRONY, re.I)
+
+
+def thanks(message: str) -> bool:
+    """Whether a message begins with thanks, praise, or that nothing more is needed.
+
+    >>> [thanks(text) for text in ("Great, thanks!", "No, that's all.", "Not bad.", "Nice try, but no.", "Why?")]
+    [True, True, True, False, False]
+    """
+    text = message[:MOST_CHARS].replace("’", "'")
+    return _TRIED.match(text) is None and any(pattern.match(text) for pattern in _CONTENT)
+
+
+def correction(message: str) -> str | None:
+    """The sentence in which a message says that the answer before it was wrong, or asks for it to be changed; None.
+
+    Only the first three sentences of a message count. One that begins with thanks is no correction, unless it goes on
+    with "but".
+    """
+    text = message[:MOST_CHARS].replace("’", "'").strip()
+    if thanks(text):
+        _, but, text = text.partition(" but ")
+        if not but:
+            return None
+    for sentence in _SENTENCE_END.split(text)[:_FIRST_SENTENCES]:
+        if any(pattern.search(sentence) for pattern in _COMPLAINTS):
+            return sentence
+    return None

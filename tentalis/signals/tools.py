@@ -1,0 +1,105 @@
+"""Whether what a tool returned is a failure."""
+
+import json
+import re
+from typing import Any
+
+_LINES = 40
+"""Lines looked at, from the beginning and from the end: failures are announced there."""
+
+_STARTS = re.compile(
+    r"""^\s*(?:
+        traceback\ \(most\ recent\ call\ last\)
+      | (?:fatal\ )?error(?:\[[^\]]*\]|\ from\ server)?\s*[:(]
+      | fatal\s*: | panic\s*: | exception\s*: | conflict\ \(
+      | npm\ err!
+      | http(?:/[\d.]+)?\ (?:error\ )?[45]\d\d\b
+      | <[a-z_]*error> | <error\b
+      | (?:i\ )?(?:could\ not|couldn't|cannot|can't|unable\ to|failed\ to)\ \w+
+      | (?:java|kotlin|scala|javax|org|com)(?:\.\w+)+(?:Exception|Error)\b
+      | make(?:\[\d+\])?:\ \*\*\*
+      | (?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Warning(?=:\ fatal))\b\s*[:(]
+      | psycopg2\.errors\.\w+\s*:
+      | (?:unauthorized|forbidden|permission\ denied|access\ denied|not\ found|bad\ request|internal\ server\ error)\b
+      | (?:unknown|invalid|no\ such|missing|unsupported)\ (?:
+            tool|function|argument|parameter|command|json|token|file|option|path|url)\b
+      | (?:tool|command|request|call|execution|operation|connection|build|query|upload|download)\b[^.\n]{0,40}\b
+            (?:failed|timed\ out|refused|denied|rejected|errored)\b
+      | segmentation\ fault | killed\b | aborted\b | out\ of\ memory | timeout\b
+      | (?:element|file|page|resource|user|item|key)\ not\ found\b
+      | !\ \[rejected\]
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_SHELL = re.compile(
+    r"^\s*(?:[\w./-]+: ){1,3}(?:[^:\n]{0,120}: )?(?:no such file or directory|permission denied|command not found"
+    r"|not a directory|is a directory|cannot [^:\n]+|not found|operation not permitted|connection refused)\b"
+    r"|^\s*[\w./-]+: command not found: \S+"
+    r"|^\s*[\w./-]+: (?:unknown|unrecognized|invalid|illegal|bad) \w+",
+    re.IGNORECASE,
+)
+_COMPILER = re.compile(r"^[\w./\\-]+:\d+:\d+: (?:fatal )?error\b", re.IGNORECASE)
+_EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: (?:code|status))\s*[:=]?\s*(-?\d+)", re.IGNORECASE)
+_FAILED_TESTS = re.compile(r"\b([1-9]\d*) (?:tests? )?(?:failed|failures?|errors?)\b", re.IGNORECASE)
+_SUMMARY = re.compile(r"\b\d+ (?:tests? )?(?:passed|failed|failures?|errors?)\b.*\b(?:in [\d.]+ ?s|passed|failed)|^=+ ")
+_NAMED = (
+    "error",
+    "errors",
+    "exception",
+    "is_error",
+    "isError",
+    "error_message",
+    "errorMessage",
+    "error_code",
+    "errorCode",
+)
+_GOOD = ("success", "ok", "succeeded")
+_STATUS = ("status", "status_code", "statusCode")
+
+
+def failure(returned: str) -> str | None:
+    """The line (or the JSON field) that says that a tool failed, None if it says no such thing.
+
+    Words for failure in the middle of a text are no failure: a tool may read about errors, or list them.
+    """
+    text = returned.strip()
+    if text[:1] in "{[":
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return _in_json(value)
+    lines = text.splitlines()
+    if not lines:
+        return None
+    head = next(line for line in lines if line.strip())
+    for line in [head, *lines[1:_LINES], *lines[max(_LINES, len(lines) - _LINES) :]]:
+        code = _EXIT.search(line)
+        if code is not None and int(code.group(1)) != 0 and len(lines) <= 2 * _LINES:
+            return line
+        if _SHELL.search(line) or _COMPILER.search(line):
+            return line
+        if _SUMMARY.search(line) and _FAILED_TESTS.search(line):
+            return line
+    return head if _STARTS.search(head) else None
+
+
+def _in_json(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    for name in _NAMED:
+        if value.get(name):
+            return json.dumps({name: value[name]}, ensure_ascii=False)
+    for name in _GOOD:
+        if value.get(name) is False:
+            return json.dumps(value, ensure_ascii=False)
+    for name in _STATUS:
+        status = value.get(name)
+        failed = status in ("error", "failed", "failure", "timeout")
+        if failed or (isinstance(status, int) and not isinstance(status, bool) and 400 <= status <= 599):
+            return json.dumps({name: status}, ensure_ascii=False)
+    code = value.get("exit_code", value.get("returncode"))
+    if isinstance(code, int) and code != 0:
+        return json.dumps({"exit_code": code})
+    return None
