@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tentalis.rewards.taste import is_plain
-from tentalis.rewards.words import words
 from tentalis.scenarios.base import seeded, shuffled_pick
+from tentalis.words import words
 
 LEAST_WORDS = 5
 """Less is no answer, whatever it looks like."""
