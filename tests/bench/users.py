@@ -39,11 +39,7 @@ class User:
     fits: Callable[[str], bool]
     reproach: str
     wish: str
-    thanks: tuple[str, ...] = (
-        "Thanks, that is just what I needed.",
-        "Perfect, thank you!",
-        "Great, thanks. That helps.",
-    )
+    thanks: tuple[str, ...] = ("Thanks!", "Thank you!", "Perfect!")
 
     def content(self, answer: str) -> bool:
         """Whether it is an answer at all, and as wanted."""
@@ -65,7 +61,7 @@ class User:
         if len(answers) >= turns:
             return None
         if len(words(answers[-1])) < LEAST_WORDS:
-            return f"That is no answer: please {self.wish}."
+            return f"I do not understand that: please {self.wish}."
         return f"{self.reproach}: please {self.wish}."
 
 
@@ -133,7 +129,7 @@ STUDENT = User(
     "student",
     _all(_HOMEWORK, _SUBJECTS),
     plain,
-    "That looks like a machine wrote it",
+    "I do not like that, it looks like a machine wrote it",
     "write plain sentences, without bold text, lists or boxes",
 )
 ASSISTANT_TEACHER = User(
@@ -143,14 +139,14 @@ ASSISTANT_TEACHER = User(
         for asked, wrote in _WORK
     ),
     long_enough,
-    "That comment is too short",
+    "That is too short",
     "write a longer comment, with a reason and an example for the pupil",
 )
 TEACHER = User(
     "teacher",
     tuple(f'A pupil answered "{wrote}" to the question "{asked}" What do I tell the pupil?' for asked, wrote in _WORK),
     praising,
-    "That sounds cold",
+    "I do not like that, it sounds cold",
     "be friendly and praise the pupil, say well done or good work",
 )
 

@@ -26,7 +26,7 @@ export function readConfig(given: Record<string, unknown> = {}): Config {
   const text = given["baseUrl"];
   if (typeof text !== "string" || !URL.canParse(text)) {
     throw new ConfigError(
-      `baseUrl: ${JSON.stringify(text)} is no URL; give the gateway's, for example http://127.0.0.1:8100/v1`,
+      `baseUrl: ${JSON.stringify(text)} is no URL; give the gateway's, for example http://127.0.0.1:8200/v1`,
     );
   }
   const baseUrl = new URL(text);
