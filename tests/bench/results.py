@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench import methods
 from tests.bench.lab import log
-
-FOLDER = Path(__file__).parents[2] / "docs" / "results"
-COLOURS = {"rl": "#0b6e99", "opd": "#b5541c", "hybrid": "#3d7a3d"}
+from tests.bench.methods import COLOURS, FOLDER, SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,7 @@ class Method:
 
 
 METHODS = (
-    Method("rl", "assistant", ("loss.opd_weight=0",)),
-    Method("opd", "assistant", ("loss.rl_weight=0",)),
-    Method("hybrid", "assistant", ()),
+    *(Method(name, "assistant", settings) for name, settings in SETTINGS.items()),
     Method("math-rl", "math", (), seeds=1),
 )
 
@@ -83,29 +80,23 @@ def by_version(runs: list[dict[str, Any]], what: str) -> list[list[float]]:
 
 
 def draw(path: Path) -> None:
-    """Mean over the seeds as a line, every seed as a thin one, the range between the seeds shaded."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    """Mean over the seeds as a line, the range between the seeds shaded."""
+    curves = []
     for method in METHODS:
         if method.scenario != "assistant" or not (runs := played(method)):
             continue
-        rows, colour = by_version(runs, "mean"), COLOURS[method.name]
-        at = range(1, len(rows) + 1)
-        axes.plot(
-            at, [statistics.fmean(row) for row in rows], color=colour, lw=2, label=f"{method.name} ({len(runs)} seeds)"
+        rows = by_version(runs, "mean")
+        curves.append(
+            methods.Curve(
+                label=f"{method.name} ({len(runs)} seeds)",
+                colour=COLOURS[method.name],
+                at=range(1, len(rows) + 1),
+                middle=[statistics.fmean(row) for row in rows],
+                low=[min(row) for row in rows],
+                high=[max(row) for row in rows],
+            )
         )
-        axes.fill_between(at, [min(row) for row in rows], [max(row) for row in rows], color=colour, alpha=0.15, lw=0)
-    axes.set_xlabel("policy version")
-    axes.set_ylabel("mean reward")
-    axes.legend(frameon=False)
-    axes.grid(axis="y", alpha=0.3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    methods.draw(path, [("", curves)], "policy version", "mean reward")
 
 
 def table() -> str:

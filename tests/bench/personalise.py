@@ -1,0 +1,520 @@
+"""Personalisation, end to end: simulated users talk through the gateway's proxy until the policy suits them.
+
+`make personalise [METHOD=hybrid] [USER=student] [SEED=0] [SESSIONS=60] [FULL=1]` plays one run on a stack of its own,
+writes docs/results/personalisation/<user>-<method>-seed<seed>.json and draws the page anew. The client is OpenAI's own,
+knows nothing of Tentalis and sends no header of ours: the gateway finds sessions and turns by itself. What the users
+say is judged by rules (`next_state_rules`), and a rule makes hints of their wishes: no judge model takes part.
+
+A session meets the rule if its *first* answer does, before anybody has complained. A run has converged with the third
+such session in a row; it ends there, or after SESSIONS; FULL=1 goes on to SESSIONS all the same. METHOD=none is the
+control: the same loop with a learning rate of nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from schemas import topics
+from schemas.ids import parse_policy_name
+from schemas.records import BatchPlan, Outcome, OutcomeKind, PolicyAck, Record, RunManifest, StepResult
+from tentalis.config import Settings
+from tentalis.kafka import make_codec
+from tentalis.manager.core import trains
+from tentalis.reading import Reader
+from tentalis.rewards.taste import taste
+from tentalis.served import Served
+from tests.bench import methods
+from tests.bench.lab import log
+from tests.bench.methods import COLOURS, SETTINGS, Curve
+from tests.bench.users import USERS, User
+
+FOLDER = methods.FOLDER / "personalisation"
+POLICY = "assistant"
+METHODS = SETTINGS | {"none": ("optimizer.lr=1e-30",)}
+IN_A_ROW = 3
+TURNS = 4
+TEMPERATURE, MAX_TOKENS = 0.7, 128
+BATCH = 4
+SETTLES_S = 600.0
+WINDOW = 5
+SHOWN = 3
+Z_95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A session as the client saw it. `versions`: what answered each turn, None for the base model."""
+
+    user: str
+    session: int
+    said: tuple[str, ...]
+    answers: tuple[str, ...]
+    versions: tuple[int | None, ...]
+    first_fits: bool
+    content: bool
+    first_words: int
+    first_on_topic: bool
+    seconds: float
+
+
+# --- pure -------------------------------------------------------------------------------------------------------------
+
+
+def converged_after(fits: Sequence[bool], in_a_row: int = IN_A_ROW) -> int | None:
+    """The number of sessions up to and with the last of the first `in_a_row` that meet the rule, None if none do.
+
+    >>> converged_after([True, False, True, True, True, False])
+    5
+    """
+    run = 0
+    for at, fit in enumerate(fits, 1):
+        run = run + 1 if fit else 0
+        if run == in_a_row:
+            return at
+    return None
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """The 95 % score interval of a share (Wilson 1927), (0, 1) of nothing."""
+    if n == 0:
+        return 0.0, 1.0
+    share, z2 = hits / n, Z_95 * Z_95
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z_95 / (1 + z2 / n) * (share * (1 - share) / n + z2 / (4 * n * n)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def now_in(seed: int, session: int) -> str:
+    """What an assistant is usually told at the beginning: a session a day, so that no two begin alike."""
+    when = datetime(2026, 1, 5, 9, 0) + timedelta(days=session, minutes=7 * session % 480 + seed)
+    return f"You are a helpful assistant. It is {when:%A, %d %B %Y, %H:%M}."
+
+
+class Loop:
+    """What the log says of the run. Between two sessions the users wait until it has settled: people pause."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._served = Served()
+        self._first: int | None = None
+        self._planned: set[int] = set()
+        self._stepped: set[int] = set()
+        self._decided: set[str] = set()
+        self._usable: set[str] = set()
+        self._gone: set[str] = set()
+        self.outcomes: Counter[str] = Counter()
+        self.rewards: Counter[str] = Counter()
+
+    def apply(self, record: Record) -> None:
+        """Takes in a record of one of TOPICS."""
+        match record:
+            case RunManifest() if record.run_id == self._run_id:
+                self._first = record.first_version
+            case PolicyAck():
+                self._served.apply(record)
+            case BatchPlan() if record.run_id == self._run_id:
+                self._planned.add(record.step)
+                self._gone.update(row.rollout_id for row in record.rows)
+            case StepResult() if record.run_id == self._run_id and record.step > 0:
+                self._stepped.add(record.step)
+            case Outcome() if record.head.policy == POLICY:
+                self._outcome(record)
+
+    def _outcome(self, outcome: Outcome) -> None:
+        if outcome.kind in (OutcomeKind.LATE, OutcomeKind.SUPERSEDED) or outcome.outcome_key in self._decided:
+            return
+        self._decided.add(outcome.outcome_key)
+        self.outcomes[outcome.kind.value] += 1
+        if outcome.reward is not None:
+            self.rewards[f"{outcome.reward:+g}"] += 1
+        if trains(outcome) and outcome.rollout_id is not None:
+            self._usable.add(outcome.rollout_id)
+
+    @property
+    def steps(self) -> int:
+        """Steps that are served."""
+        version = self._served.version(POLICY)
+        return 0 if version is None or self._first is None else max(0, version - self._first)
+
+    @property
+    def serves(self) -> bool:
+        """Whether a version of this run is served at all."""
+        version = self._served.version(POLICY)
+        return version is not None and self._first is not None and version >= self._first
+
+    def unsettled(self, answered: int, batch: int) -> str | None:
+        """What is still under way, None if nothing is. `answered`: turns that something was said to."""
+        if len(self._decided) < answered:
+            return f"{len(self._decided)} of {answered} turns are decided"
+        waiting = len(self._usable - self._gone)
+        if waiting >= batch:
+            return f"{waiting} rollouts wait for the trainer"
+        if self._planned - self._stepped:
+            return f"step {max(self._planned)} is being trained"
+        if self.steps < len(self._stepped):
+            return f"{len(self._stepped)} steps are trained, {self.steps} are served"
+        return None
+
+
+TOPICS = (topics.RUNS, topics.POLICY_ACKS, topics.BATCHES, topics.OUTCOMES)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`users`: whom the one policy is to suit, in turns."""
+
+    method: str
+    users: tuple[User, ...]
+    seed: int
+    sessions: int
+    full: bool = False
+    settings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        who = self.users[0].name if len(self.users) == 1 else "all"
+        return f"{who}-{self.method}-seed{self.seed}"
+
+
+def talk(base_url: str, user: User, seed: int, session: int) -> Talk:
+    """One session, as any program that uses OpenAI's client would hold it."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=base_url, api_key="none", timeout=600)
+    began = time.monotonic()
+    messages: list[Any] = [{"role": "system", "content": now_in(seed, session)}]
+    said: list[str] = []
+    answers: list[str] = []
+    models: list[str] = []
+    while (message := user.next_message(seed, session, answers, TURNS)) is not None:
+        said.append(message)
+        messages.append({"role": "user", "content": message})
+        answer = client.chat.completions.create(
+            model="gpt-4o-mini", messages=messages, temperature=TEMPERATURE, max_tokens=MAX_TOKENS
+        )
+        models.append(answer.model)
+        answers.append(answer.choices[0].message.content or "")
+        messages.append({"role": "assistant", "content": answers[-1]})
+    client.close()
+    first = taste(answers[0], said[0], stopped=True)
+    return Talk(
+        user=user.name,
+        session=session,
+        said=tuple(said),
+        answers=tuple(answers),
+        versions=tuple(map(version_of, models)),
+        first_fits=user.content(answers[0]),
+        content=any(map(user.content, answers)),
+        first_words=first.words,
+        first_on_topic=first.on_topic,
+        seconds=time.monotonic() - began,
+    )
+
+
+def version_of(model: str) -> int | None:
+    """Of `policy@vN` the N."""
+    try:
+        return parse_policy_name(model)[1]
+    except ValueError:
+        return None
+
+
+@dataclass
+class Stack:
+    """`tentalis up --gateway` in a state directory of its own."""
+
+    home: Path
+    config: Path
+    processes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def command(self, *arguments: str) -> str:
+        """A command on the stack; its stdout. Raises RuntimeError."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tentalis.cli", *arguments],
+            env=os.environ | {"TENTALIS_HOME": str(self.home)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"tentalis {' '.join(arguments)} ended with {done.returncode}; see {self.home}/logs")
+        return done.stdout
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """From `up` to `down`."""
+        try:
+            self.command("up", "--detach", "--gateway", "--config", str(self.config))
+            self.processes = json.loads(self.command("status", "-o", "json"))["processes"]
+            yield
+        finally:
+            self.command("down")
+
+    @property
+    def gateway(self) -> str:
+        """Its base URL."""
+        return f"http://127.0.0.1:{self.processes['gateway']['port']}/v1"
+
+    @property
+    def settings(self) -> Settings:
+        """For reading the log."""
+        ports = json.loads((self.home / "ports.json").read_text(encoding="utf-8"))
+        return Settings.from_env().model_copy(update={"home": self.home, "bootstrap": f"127.0.0.1:{ports['broker']}"})
+
+
+def write_config(options: Options, folder: Path) -> tuple[Path, str]:
+    """The trainer's configuration file, and the id of the run."""
+    from tentalis.inference.models import resolve_model
+    from trainer.config import TrainerConfig, given_text
+    from trainer.config_file import overridden
+
+    model = resolve_model(None, Settings.from_env().cache)
+    config = TrainerConfig(
+        run_id=options.name,
+        policy=POLICY,
+        base_model=str(model),
+        base_model_name=model.name,
+        batch_rollouts=BATCH,
+        seed=options.seed,
+    )
+    changes = dict(each.split("=", 1) for each in (*METHODS[options.method], *options.settings))
+    config = overridden(config, changes, "--set")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.yaml"
+    path.write_text(given_text(config), encoding="utf-8")
+    return path, config.run_id
+
+
+def play(options: Options, into: Path) -> None:
+    """One run; what came of it goes to the file `into`. Raises RuntimeError, after which the state stays for a look."""
+    home = Path(".tentalis/personalise").absolute() / options.name
+    if home.exists():
+        shutil.rmtree(home)
+    config, run_id = write_config(options, home)
+    stack = Stack(home, config)
+    began = time.monotonic()
+    with stack.running():
+        talks, loop = converse(options, stack, run_id)
+    result = summary(options, talks, loop, time.monotonic() - began, config.read_text(encoding="utf-8"))
+    into.parent.mkdir(parents=True, exist_ok=True)
+    into.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    shutil.rmtree(home)
+
+
+def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], Loop]:
+    """The users' sessions, one after another, each after the loop has settled. Raises RuntimeError if it does not."""
+    loop = Loop(run_id)
+    settings = stack.settings
+    reader = Reader(settings, TOPICS, make_codec(settings))
+    talks: list[Talk] = []
+    try:
+        settle(reader, loop, lambda: None if loop.serves else "no version is served yet")
+        for number in range(options.sessions * len(options.users)):
+            user = options.users[number % len(options.users)]
+            held = talk(stack.gateway, user, options.seed, number // len(options.users))
+            talks.append(held)
+            # Nothing is said to the last answer of a session.
+            answered = sum(len(each.said) - 1 for each in talks)
+            settle(reader, loop, partial(loop.unsettled, answered, BATCH))
+            log(
+                f"{options.name}: session {held.session} of {user.name} with version {held.versions[0]}: "
+                f"the first answer {'fits' if held.first_fits else 'does not fit'}, {len(held.said)} messages, "
+                f"{'content' if held.content else 'not content'}; {loop.steps} steps"
+            )
+            if not options.full and all(converged_after(fits_of(talks, each.name)) for each in options.users):
+                break
+    finally:
+        reader.close()
+    return talks, loop
+
+
+def settle(reader: Reader, loop: Loop, under_way: Callable[[], str | None]) -> None:
+    """Reads the log until nothing is under way. Raises RuntimeError after SETTLES_S without any record."""
+    moved = time.monotonic()
+    while True:
+        for _, record in reader.poll(0.2):
+            loop.apply(record)
+            moved = time.monotonic()
+        why = under_way()
+        if why is None:
+            return
+        if time.monotonic() - moved > SETTLES_S:
+            raise RuntimeError(f"nothing has happened for {SETTLES_S:g} s: {why}")
+
+
+# --- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def fits_of(talks: Iterable[Talk], user: str) -> list[bool]:
+    """Whether the first answers of a user's sessions met the rule."""
+    return [held.first_fits for held in talks if held.user == user]
+
+
+def summary(options: Options, talks: Sequence[Talk], loop: Loop, seconds: float, config: str) -> dict[str, Any]:
+    """What is kept of a run: every session's figures, and the words of the first and last few."""
+    shown = {*range(SHOWN), *range(len(talks) - SHOWN, len(talks))}
+    rows = []
+    for at, held in enumerate(talks):
+        row = asdict(held) | {"messages": len(held.said), "seconds": round(held.seconds, 1)}
+        if at not in shown:
+            del row["said"], row["answers"]
+        rows.append(row)
+    return {
+        "method": options.method,
+        "users": [user.name for user in options.users],
+        "seed": options.seed,
+        "judge": "next_state_rules (rules, no model)",
+        "hinter": "rule",
+        "converged_after": {user.name: converged_after(fits_of(talks, user.name)) for user in options.users},
+        "sessions_at_most": options.sessions,
+        "full": options.full,
+        "steps": loop.steps,
+        "outcomes": dict(sorted(loop.outcomes.items())),
+        "rewards": dict(sorted(loop.rewards.items())),
+        "seconds": round(seconds),
+        "config": config,
+        "sessions": rows,
+    }
+
+
+def windows(runs: Sequence[dict[str, Any]], user: str) -> list[tuple[int, int]]:
+    """Per session, how many first answers met the rule in it and the WINDOW - 1 before it, over the runs that came so
+    far, and of how many."""
+    by_run = [[bool(row["first_fits"]) for row in run["sessions"] if row["user"] == user] for run in runs]
+    longest = max(map(len, by_run), default=0)
+    found = []
+    for at in range(longest):
+        recent = [fit for fits in by_run if len(fits) > at for fit in deque(fits[: at + 1], maxlen=WINDOW)]
+        found.append((sum(recent), len(recent)))
+    return found
+
+
+def played() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The runs that there are, by who and method."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(FOLDER.glob("*-seed*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        who = run["users"][0] if len(run["users"]) == 1 else "all"
+        found.setdefault((who, run["method"]), []).append(run)
+    return found
+
+
+def write_page() -> None:
+    """`curves.png` and `README.md`, from the runs that there are."""
+    runs = played()
+    panels: dict[str, list[Curve]] = {}
+    rows = []
+    for (who, method), of in sorted(runs.items()):
+        for user in of[0]["users"]:
+            found = windows(of, user)
+            bounds = [wilson(hits, n) for hits, n in found]
+            panels.setdefault(f"{user}, {'alone' if who != 'all' else 'with the others'}", []).append(
+                Curve(
+                    label=f"{method} ({len(of)} seeds)",
+                    colour=COLOURS.get(method, "#777777"),
+                    at=range(1, len(found) + 1),
+                    middle=[hits / n for hits, n in found],
+                    low=[low for low, _ in bounds],
+                    high=[high for _, high in bounds],
+                )
+            )
+            rows.append(table_row(who, method, user, of))
+    methods.draw(
+        FOLDER / "curves.png",
+        list(panels.items()),
+        "session",
+        f"first answers that meet the rule (last {WINDOW} sessions)",
+    )
+    head = ("users", "method", "rule of", "seeds", "sessions to converge", "first 10", "last 10", "words", "on topic")
+    table = "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
+    (FOLDER / "README.md").write_text(PAGE.format(table=table, turns=TURNS, row=IN_A_ROW), encoding="utf-8")
+
+
+def table_row(who: str, method: str, user: str, runs: Sequence[dict[str, Any]]) -> str:
+    """A line of the table. A share has its 95 % interval."""
+    ends = [run["converged_after"][user] for run in runs]
+    said = ", ".join(f"> {len_of(run, user)}" if end is None else str(end) for end, run in zip(ends, runs, strict=True))
+    sessions = [[row for row in run["sessions"] if row["user"] == user] for run in runs]
+    first = [row for rows in sessions for row in rows[:10]]
+    last = [row for rows in sessions for row in rows[-10:]]
+
+    def share(rows: Sequence[dict[str, Any]]) -> str:
+        hits = sum(row["first_fits"] for row in rows)
+        low, high = wilson(hits, len(rows))
+        return f"{hits / len(rows):.0%} ({low:.0%} to {high:.0%})"
+
+    def mean(key: str, rows: Sequence[dict[str, Any]]) -> float:
+        return statistics.fmean(row[key] for row in rows)
+
+    words = f"{mean('first_words', first):.0f} to {mean('first_words', last):.0f}"
+    topic = f"{mean('first_on_topic', first):.0%} to {mean('first_on_topic', last):.0%}"
+    return f"| {who} | {method} | {user} | {len(runs)} | {said} | {share(first)} | {share(last)} | {words} | {topic} |"
+
+
+def len_of(run: dict[str, Any], user: str) -> int:
+    """How many sessions the user had."""
+    return sum(row["user"] == user for row in run["sessions"])
+
+
+PAGE = """# Personalisation
+
+Simulated users talk to a policy (SmolLM2-135M) through the gateway with OpenAI's own client, which sends no header of
+ours; what they say next is all that the policy is trained on. The student wants no bold text, lists or boxes, the
+assistant teacher at least 60 words, the teacher praise. A session has at most {turns} turns; whoever is content says
+thanks, whoever is not complains and asks for what is wanted. Played by `make personalise`.
+
+**The judge and the hinter are rules here** (`next_state_rules`, the rule hinter): a model this small cannot judge.
+A session meets the rule if its first answer does; a run has converged with the {row}rd such session in a row. `none` is
+the control, a learning rate of nothing: what converges there converges by chance.
+
+![share of first answers that meet the rule, by session](curves.png)
+
+The shade is the 95 % interval (Wilson) over the sessions of the window, which takes them for independent. Words and
+topic: of first answers, the first ten sessions to the last ten; topic is a content word in common with the question.
+
+{table}
+
+For context, not for comparison: the paper of OpenClaw-RL reports 10.3 sessions to converge with the hybrid method, 14.1
+with RL and 29.7 with distillation alone, for a model of 4B parameters, users and judge played by models, and users
+in turns.
+"""
+
+
+def main() -> None:
+    """Plays one run unless it is there already, then draws."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", choices=METHODS, default="hybrid")
+    parser.add_argument("--user", choices=(*USERS, "all"), default="student")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sessions", type=int, default=60)
+    parser.add_argument("--full", action="store_true", help="Go on after the run has converged.")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A setting of the trainer.")
+    parser.add_argument("--draw-only", action="store_true", help="Play nothing.")
+    given = parser.parse_args()
+    users = tuple(USERS.values()) if given.user == "all" else (USERS[given.user],)
+    options = Options(given.method, users, given.seed, given.sessions, given.full, tuple(given.set))
+    path = FOLDER / f"{options.name}.json"
+    if not given.draw_only and not path.exists():
+        play(options, path)
+    write_page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the personalisation scenario counts and draws, without a stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from schemas.records import OutcomeKind, Record
+from tests.bench.personalise import Loop, converged_after, now_in, wilson, windows
+from tests.unit.loop_records import RUN, ack, lost, manifest, outcome, plan, step_result, task
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 4))
+def test_convergence_is_the_end_of_the_first_long_enough_row(fits: list[bool], in_a_row: int) -> None:
+    ends = [at for at in range(in_a_row, len(fits) + 1) if all(fits[at - in_a_row : at])]
+    assert converged_after(fits, in_a_row) == (ends[0] if ends else None)
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_interval_is_wilsons(of: tuple[int, int]) -> None:
+    hits, n = of
+    expected = binomtest(hits, n).proportion_ci(method="wilson")
+    assert wilson(hits, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_no_two_sessions_of_a_run_begin_alike() -> None:
+    assert len({now_in(seed, session) for seed in range(3) for session in range(100)}) == 300
+
+
+def test_windows_pool_the_runs_that_came_so_far() -> None:
+    def run(*fits: bool) -> dict[str, Any]:
+        return {"sessions": [{"user": "student", "first_fits": fit} for fit in fits]}
+
+    assert windows([run(True, False), run(True, True, True)], "student") == [(2, 2), (3, 4), (3, 3)]
+    assert windows([run(*[True] * 4, *[False] * 5)], "student")[-1] == (0, 5)
+    assert windows([run(True)], "teacher") == []
+
+
+def test_the_loop_settles_when_all_that_was_said_is_learned_and_served() -> None:
+    loop = Loop(RUN)
+    turns = [task(f"t{at}", n=1) for at in range(2)]
+    loop.apply(manifest(first=1))
+    assert not loop.serves
+    for record in (ack(1), outcome(turns[0])):
+        loop.apply(record)
+    assert loop.serves and loop.unsettled(2, batch=2) == "1 of 2 turns are decided"
+    story: list[tuple[Record, str | None]] = [
+        (outcome(turns[1]), "2 rollouts wait for the trainer"),
+        (plan(1, ["t0/0", "t1/0"]), "step 1 is being trained"),
+        (step_result(1, 2), "1 steps are trained, 0 are served"),
+        (ack(2), None),
+    ]
+    for record, why in story:
+        loop.apply(record)
+        assert loop.unsettled(2, batch=2) == why
+    assert loop.steps == 1
+
+
+def test_a_turn_is_counted_once_and_one_that_came_to_nothing_does_not_wait_for_training() -> None:
+    loop = Loop(RUN)
+    turn, empty = task("t0", n=1), task("t1", n=1)
+    late = outcome(turn, kind=OutcomeKind.LATE, outcome_key="t0/0/late/h")
+    for record in (manifest(), ack(1), outcome(turn), outcome(turn), lost(empty, kind=OutcomeKind.EMPTY), late):
+        loop.apply(record)
+    assert loop.unsettled(2, batch=2) is None
+    assert dict(loop.outcomes) == {"both": 1, "empty": 1} and dict(loop.rewards) == {"+1": 1}
+    assert loop.unsettled(3, batch=2) == "2 of 3 turns are decided"
+
+
+def test_another_policys_records_mean_nothing() -> None:
+    loop = Loop(RUN)
+    for record in (
+        manifest(),
+        ack(7, policy="other"),
+        plan(1, ["x"], run_id="other"),
+        outcome(task("t", policy="other")),
+    ):
+        loop.apply(record)
+    assert not loop.serves and loop.unsettled(0, batch=1) is None
