@@ -212,9 +212,10 @@ class Database:
             raise self._damaged(error) from error
 
     def flush(self) -> None:
-        """What was written so far lies in files, where deletions have their effect one day."""
+        """What was written so far will soon lie in files, where deletions have their effect one day."""
         try:
-            self._db.flush()
+            # Not waiting for it: everything else of the process would wait for the disk.
+            self._db.flush(wait=False)
         except Exception as error:
             raise self._damaged(error) from error
 

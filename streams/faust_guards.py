@@ -38,6 +38,7 @@ PATCHED: Mapping[str, Any] = {
     "Consumer._new_offset": BaseConsumer._new_offset,
     "Consumer.ack": BaseConsumer.ack,
     "Consumer.wait_empty": BaseConsumer.wait_empty,
+    "Consumer._commit_livelock_detector": BaseConsumer._commit_livelock_detector.fun,
     "Recovery._restart_recovery": Recovery._restart_recovery.fun,
     "Recovery._slurp_changelogs": Recovery._slurp_changelogs.fun,
     "Recovery._publish_stats": Recovery._publish_stats.fun,

@@ -23,7 +23,7 @@ from streams.answers import Answers
 from streams.intake import INVALID, Skipped, dead, decoded, output
 from streams.judging import Judging
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, make_pairing, measure_pairing, said_in
-from streams.processor import Effects, LogRecord, Output
+from streams.processor import Effects, LogRecord, Output, in_turns
 from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
@@ -220,7 +220,7 @@ class Scoring:
 
     async def _scores(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[Score]:
         scored: list[tuple[Result, int, Verdict | None]] = []
-        for record in records:
+        async for record in in_turns(records):
             try:
                 result = decoded(self._codec, record, Result)
                 rewards.check(result.task)

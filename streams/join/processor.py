@@ -15,7 +15,7 @@ from streams.join.room import Bound, Load, Room
 from streams.join.state import TASK, Phase, phase_and_since
 from streams.join.traces import Traces
 from streams.pairing import HORIZON_MS
-from streams.processor import Dead, Effects, LogRecord, Output
+from streams.processor import Dead, Effects, LogRecord, Output, in_turns
 from tentalis import metrics, tracing
 from tentalis.kafka import headers_of, now_ms
 from tentalis.metrics import Exporter
@@ -128,7 +128,7 @@ class JoinProcessor:
     async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
         """Folds one batch; records at or before the partition's clock are passed over."""
         fold, effects = self.partitions[partition], Effects()
-        for record in records:
+        async for record in in_turns(records):
             if record.offset <= fold.applied:
                 continue
             self._emit(effects, fold.advance(record.offset, record.timestamp))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import topics
 from streams.delivery import BatchRunner
 from streams.disk import DiskTable
 from streams.dlq import Produce
@@ -14,7 +15,7 @@ from streams.join.halves import HOT_BYTES, HalvesOnDisk
 from streams.join.processor import JoinProcessor
 from streams.join.room import Bound, Load, Stage
 from streams.join.state import Payload
-from streams.processor import LogRecord
+from streams.processor import TURN, LogRecord
 from streams.state import StateStore
 from tentalis.dlq.limits import DeadLimits
 from tests.unit.join_support import CODEC, LIMITS, PARTITION, drive, head, hint, open_, record_at, sample, score, tick
@@ -116,3 +117,26 @@ def test_at_the_bound_everything_waits_and_says_what_to_do(caplog: pytest.LogCap
     assert made.partitions[PARTITION].open_tasks == 2, "nothing is evicted"
     made.revoke(PARTITION)
     assert made.full() is None and not made.waits(PARTITION + 1), "another worker has the partition now"
+
+
+def test_a_long_batch_leaves_turns_to_others() -> None:
+    fold = JoinProcessor(CODEC)
+    fold.restore(PARTITION, {})
+    ticks = fold.ticks([PARTITION] * 10 * TURN)
+    records = [LogRecord(topics.HALVES, PARTITION, i, 1, tick.key, tick.value) for i, tick in enumerate(ticks)]
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        beside = asyncio.create_task(others())
+        effects = await fold.process(PARTITION, records)
+        beside.cancel()
+        assert not effects.dead and effects.changes
+
+    asyncio.run(both())
+    assert turns >= 10

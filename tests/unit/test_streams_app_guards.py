@@ -28,6 +28,7 @@ DIGESTS: dict[str, str] = {
     "Consumer._new_offset": "1d2c7ea89a7ad4f1a216c1d51936e569",
     "Consumer.ack": "5fcf41cf45153475de3790dc56fec1b8",
     "Consumer.wait_empty": "e4662fe24f094819add590b2d75f2338",
+    "Consumer._commit_livelock_detector": "af196ff46fd42a142bce035850023eec",
     "Recovery._restart_recovery": "6bd8a8558a2dffe4c60b8150f23d721b",
     "Recovery._slurp_changelogs": "7825c7e50f766d5ab0fd246b63420ea0",
     "Recovery._publish_stats": "48939a846a9af3a67d132c3b099300cf",
