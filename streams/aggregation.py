@@ -13,7 +13,10 @@ are task ids), so each signal is the bucket of **one partition**, under the Kafk
 (`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each signal is a function of
 its partition's log alone.
 
-Owner of the dead letters of outcomes. Feedback that cannot be read, or has no result with it, is hinting's.
+Feedback without its result is in no window (it names neither manager nor worker nor environment), and is counted. The
+reward that scoring makes of it, with the result that it finds, comes with the outcome.
+
+Owner of the dead letters of outcomes. Feedback that cannot be read is hinting's.
 """
 
 import logging
@@ -24,7 +27,7 @@ from schemas.codec import Codec
 from schemas.records import Feedback, MetaSignal, Outcome, OutcomeKind
 from streams.aggregation_core import Bucket, Event, Lane, Window, changes, commit, fold, lanes
 from streams.intake import INVALID, Skipped, dead, decoded, output
-from streams.processor import Effects, LogRecord, Output
+from streams.processor import Effects, LogRecord, Output, in_turns
 from streams.scoring import grade
 from tentalis import metrics, rewards
 from tentalis.config import Settings
@@ -111,11 +114,13 @@ class Aggregation:
         self.skipped = Skipped()
         self.late = 0
         self.duplicates = 0
+        self.bare = 0
 
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics."""
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
         exporter.read(metrics.SKIPPED, lambda: self.skipped.count)
+        exporter.read(metrics.AGGREGATION_BARE, lambda: self.bare)
         exporter.read(metrics.AGGREGATION_LATE, lambda: self.late)
         exporter.read(metrics.AGGREGATION_DUPLICATES, lambda: self.duplicates)
 
@@ -135,7 +140,7 @@ class Aggregation:
         """The changed windows of a batch of outcomes or feedback."""
         effects = Effects()
         events: list[Event] = []
-        for record in records:
+        async for record in in_turns(records):
             try:
                 event = self._event(record)
             except INVALID as error:
@@ -171,6 +176,8 @@ class Aggregation:
         feedback = decoded(self._codec, record, Feedback)
         if feedback.result is not None:
             rewards.check_environment(feedback.result.task.environment)
+        elif grade(feedback) is not None:
+            self.bare += 1
         return feedback_event(feedback, record.offset, record.timestamp)
 
 

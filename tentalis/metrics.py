@@ -321,6 +321,13 @@ HINT_VOTES = Metric(
     ("vote",),
     "votes",
 )
+AGGREGATION_BARE = Metric(
+    "tentalis_aggregation_bare_feedback_total",
+    Kind.COUNTER,
+    "Grades in no window, as they came without the result that they speak of.",
+    ("aggregation",),
+    unit="records",
+)
 AGGREGATION_LATE = Metric(
     "tentalis_aggregation_late_total",
     Kind.COUNTER,

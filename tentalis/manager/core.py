@@ -112,6 +112,7 @@ class RunState:
         self._next_index = 0
         self._trainable: dict[str, int] = {}
         self._taken: set[str] = set()
+        # Both by the id that the feedback on a result has.
         self._unanswered: dict[str, Result] = {}
         self._answered: set[str] = set()
 
@@ -171,21 +172,22 @@ class RunState:
         return self.planned > before
 
     def _result(self, result: Result) -> bool:
-        if result.result_id in self._answered or result.result_id in self._unanswered:
+        feedback_id = feedback_id_of(result.result_id)
+        if feedback_id in self._answered or feedback_id in self._unanswered:
             return False
-        self._unanswered[result.result_id] = result
+        self._unanswered[feedback_id] = result
         return True
 
     def _feedback(self, feedback: Feedback) -> bool:
         result = feedback.result
-        if (
-            result is None
-            or result.task.run_id != self.run_id
-            or feedback.feedback_id != feedback_id_of(result.result_id)
-        ):
+        if result is None:
+            # Perhaps one of ours whose result was too large to go with it: the id alone says so.
+            self._answered.add(feedback.feedback_id)
+            return self._unanswered.pop(feedback.feedback_id, None) is not None
+        if result.task.run_id != self.run_id or feedback.feedback_id != feedback_id_of(result.result_id):
             return False
-        self._answered.add(result.result_id)
-        self._unanswered.pop(result.result_id, None)
+        self._answered.add(feedback.feedback_id)
+        self._unanswered.pop(feedback.feedback_id, None)
         return True
 
     def _relative(self, manifest: RunManifest) -> bool:

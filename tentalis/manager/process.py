@@ -12,7 +12,7 @@ from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.health import Health, Turns, served
 from tentalis.heartbeat import Heart
-from tentalis.kafka import Publisher, Stored, make_codec, now_ms
+from tentalis.kafka import Publisher, RecordTooLarge, Stored, make_codec, now_ms
 from tentalis.manager.core import ROUND, RunState, feedback_id_of, task_id_of
 from tentalis.metrics import Exporter
 from tentalis.reading import Reader
@@ -67,6 +67,19 @@ class ManagerMetrics:
         self._open.set(state.running)
         self._usable.set(state.usable)
         self._step.set(-1 if state.served_step is None else state.served_step)
+
+
+def send_feedback(publisher: Publisher, feedback: Feedback, traceparent: str | None) -> None:
+    """Queues feedback, without its result where the two do not fit into a record together: it is paired with it again
+    (docs/feedback.md).
+
+    Raises RecordTooLarge if it does not fit alone either.
+    """
+    try:
+        publisher.send(topics.FEEDBACK, feedback, traceparent=traceparent)
+    except RecordTooLarge as error:
+        log.warning("feedback goes without its result: %s", error)
+        publisher.send(topics.FEEDBACK, feedback.model_copy(update={"result": None}), traceparent=traceparent)
 
 
 class Manager:
@@ -136,7 +149,7 @@ class Manager:
         ]
         for result, feedback in zip(owed, written, strict=True):
             with tracing.span("feedback", parent=self._traces.pop(result.result_id, None)) as span:
-                self._publisher.send(topics.FEEDBACK, feedback, traceparent=span.traceparent)
+                send_feedback(self._publisher, feedback, span.traceparent)
         if written:
             self._publisher.flush()
             for feedback in written:

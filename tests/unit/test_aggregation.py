@@ -398,9 +398,10 @@ def test_malformed_feedback_is_left_to_hinting() -> None:
     app = Aggregation(CODEC)
     app.restore(PARTITION, {})
     bad = list(malformed(topics.FEEDBACK, make_feedback()).values())
-    alone = on_log(topics.FEEDBACK, bare_feedback())
+    alone = on_log(topics.FEEDBACK, bare_feedback(polarity=Polarity.NEGATIVE))
     effects = asyncio.run(app.process(PARTITION, [*bad, alone]))
     assert not effects.dead and not effects.outputs and app.skipped.count == len(bad)
+    assert app.bare == 1
 
 
 def test_state_of_somebody_else_is_refused() -> None:

@@ -1,14 +1,17 @@
 """The manager's core: pacing, feedback, the end of a run, and that all of it comes from the log."""
 
 import random
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ids import policy_name
-from schemas.records import BackPressure, OutcomeKind, Record, Source
+from schemas.records import BackPressure, Feedback, OutcomeKind, Record, Source
+from tentalis.kafka import Publisher, RecordTooLarge
 from tentalis.manager.core import ROUND, BadManifest, Pace, RunState, feedback_id_of, task_id_of, trains
+from tentalis.manager.process import send_feedback
 from tests.unit.loop_records import (
     RUN,
     ack,
@@ -262,3 +265,29 @@ def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:
     state.apply(manifest())
     assert state.pressed(500) == said and state.pressed(1000) is None
     assert state.apply(said.model_copy(update={"closed": False})) and state.pressed(500) is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_feedback_that_had_to_go_without_its_result_settles_it(order: int) -> None:
+    state = RunState(RUN, owes_feedback=True)
+    owed, left = result(task("a"), 0), result(task("a"), 1)
+    alone = feedback_on(owed, feedback_id_of(owed.result_id)).model_copy(update={"result": None})
+    for record in [owed, alone][::order]:
+        state.apply(record)
+    state.apply(left)
+    assert state.owed() == [left]
+
+
+def test_feedback_on_a_result_that_fills_a_record_goes_without_it() -> None:
+    sent: list[Record] = []
+
+    class Small:
+        def send(self, topic: str, record: Feedback, *, traceparent: str | None) -> None:
+            if record.result is not None:
+                raise RecordTooLarge("too large")
+            sent.append(record)
+
+    of = result(task("a"))
+    feedback = feedback_on(of, feedback_id_of(of.result_id))
+    send_feedback(cast(Publisher, Small()), feedback, None)
+    assert sent == [feedback.model_copy(update={"result": None})]
