@@ -49,6 +49,10 @@ PolicyModel = Annotated[
     typer.Option("--policy-model", help="Folder or hub id of the model. Default: SmolLM2-135M-Instruct."),
 ]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together.")]
+Gateway = Annotated[
+    bool,
+    typer.Option("--gateway", help="Start a gateway too: an OpenAI-compatible endpoint that learns from its use."),
+]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -65,18 +69,19 @@ def up(
     policy_model: PolicyModel = None,
     config: Config = None,
     ranks: Ranks = 1,
+    gateway: Gateway = False,
 ) -> None:
     """Starts the whole stack on this machine and stays until Ctrl-C. What was begun before goes on from the log."""
     configure_logging("INFO")
     settings = resolve_settings(join_stack=False)
     before_a_stack(settings)
     if detach:
-        _detached(settings.home, policy_model, config, ranks)
+        _detached(settings.home, policy_model, config, ranks, gateway)
     else:
-        _attached(settings, policy_model, config, ranks)
+        _attached(settings, policy_model, config, ranks, gateway)
 
 
-def _attached(settings: Settings, policy_model: str | None, config: Path | None, ranks: int) -> None:
+def _attached(settings: Settings, policy_model: str | None, config: Path | None, ranks: int, gateway: bool) -> None:
     from tentalis.inference.models import resolve_model
     from tentalis.local.stack import StackOptions, build_stack
     from tentalis.local.state import StateDir
@@ -100,6 +105,7 @@ def _attached(settings: Settings, policy_model: str | None, config: Path | None,
                 trainer_config=run,
                 environment=environment,
                 ranks=ranks,
+                gateway=_policy_of(run) if gateway else None,
             )
         )
         staying = [spec.name for spec in stack.specs if not spec.expect_exit]
@@ -123,9 +129,10 @@ def _attached(settings: Settings, policy_model: str | None, config: Path | None,
                     ready_fd = None
                 log.log(
                     logging.INFO if word == READY else logging.ERROR,
-                    "%s. Kafka on %s, model server on %s. `tentalis status` shows the processes, Ctrl-C or "
+                    "%s. Kafka on %s, model server on %s%s. `tentalis status` shows the processes, Ctrl-C or "
                     "`tentalis down` stops them",
                     *(word, stack.settings.bootstrap, stack.server),
+                    f", gateway on {stack.gateway}/v1" if stack.gateway else "",
                 )
         finally:
             supervisor.stop()
@@ -138,6 +145,13 @@ def _word(staying: dict[str, dict[str, Any]]) -> str | None:
     settled = all(one["state"] in ("ready", "degraded", "halted") for one in staying.values())
     stuck = [f"{name}: {one['message']}" for name, one in staying.items() if one["state"] != "ready"]
     return None if not settled else f"not ready: {'; '.join(stuck)}" if stuck else READY
+
+
+def _policy_of(run: Path) -> str:
+    """The policy that a run trains."""
+    from trainer.config_file import load_config
+
+    return load_config(run).policy
 
 
 def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Path, Path, str]:
@@ -166,7 +180,7 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
     return model, path, environment
 
 
-def _detached(home: Path, policy_model: str | None, config: Path | None, ranks: int) -> None:
+def _detached(home: Path, policy_model: str | None, config: Path | None, ranks: int, gateway: bool) -> None:
     from tentalis.local.state import StateDir
 
     state = StateDir(home)
@@ -177,6 +191,7 @@ def _detached(home: Path, policy_model: str | None, config: Path | None, ranks: 
     command += ["--policy-model", policy_model] if policy_model else []
     command += ["--config", str(config)] if config else []
     command += ["--ranks", str(ranks)]
+    command += ["--gateway"] if gateway else []
     try:
         state.folder("logs")
         sink = sink_path.open("ab")

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from schemas.codec import Codec
 from tentalis.config import Settings
+from tentalis.gateway.anthropic_shape import MessagesShape
 from tentalis.gateway.backends import Backends
 from tentalis.gateway.eventlog import EventLog
 from tentalis.gateway.failure import Refused, openai_error
@@ -94,12 +95,16 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
 
     @app.get("/healthz", include_in_schema=False)
     @app.get("/readyz", include_in_schema=False)
+    @app.get("/metrics", include_in_schema=False)
     async def answer_health(request: Request) -> Response:
+        if request.url.path == "/metrics":
+            deps.caller(request, Scope.EVENTS)
         answer = health.answer(request.url.path)
         return Response(answer.body, answer.status, {"Content-Type": answer.content_type})
 
     _add(app, proxy, "/v1/chat/completions", ChatShape())
     _add(app, proxy, "/v1/completions", CompletionShape())
+    _add(app, proxy, "/v1/messages", MessagesShape())
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:

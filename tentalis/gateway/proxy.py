@@ -43,6 +43,8 @@ _LONGEST_PAUSE_S = 2.0
 _RETRY_AFTER_S = 5
 # Of the backend's headers, those that are for the client.
 _RELAYED = ("retry-after", "content-type")
+# What it raises to read an answer that is JSON, but not what the API says.
+_MISSHAPEN = (AttributeError, TypeError, KeyError, ValueError, IndexError)
 _LONGEST_ANSWER = 256 * 2**20
 
 
@@ -261,10 +263,16 @@ class Proxy:
             )
         capture = Capture(call.ask.n)
         capture.take(answer)
-        await self._keep(call, capture)
         strip(answer, call.ask.wants)
+        try:
+            shown = JSONResponse(call.shape.answer(answer), headers=call.headers)
+        except _MISSHAPEN as error:
+            raise Refused(
+                502, f"the backend {backend.settings.name} answered with no completion", "server_error"
+            ) from error
+        await self._keep(call, capture)
         self._measures.finished(call.shape.path, call.began)
-        await _send_whole(send, JSONResponse(call.shape.answer(answer), headers=call.headers))
+        await _send_whole(send, shown)
 
     async def _stream(self, call: Call, response: httpx.Response, send: Send) -> None:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **call.headers}
@@ -278,7 +286,10 @@ class Proxy:
                     raise _Broken(str(chunk["error"]))
                 capture.take(chunk)
                 strip(chunk, call.ask.wants)
-                piece = shape.chunk(chunk)
+                try:
+                    piece = shape.chunk(chunk)
+                except _MISSHAPEN as error:
+                    raise _Broken("the backend's stream holds what is no part of a completion") from error
                 # Clients take a finish reason for the end: from there on nothing goes out before all is written down.
                 if capture.finished or held:
                     held.append(piece)

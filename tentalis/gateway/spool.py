@@ -97,6 +97,7 @@ class Spool:
             self._sync_folder()
         except OSError:
             temporary.unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
             raise
         with self._mutex:
             self._held.add(name)

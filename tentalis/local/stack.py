@@ -36,6 +36,7 @@ class StackOptions:
         manager: arguments of `tentalis manager`; empty for a stack without a scenario.
         ranks: training processes.
         threads: CPU threads of the model server.
+        gateway: the policy that a gateway answers with; None for no gateway.
     """
 
     state: StateDir
@@ -46,6 +47,7 @@ class StackOptions:
     manager: tuple[str, ...] = ()
     ranks: int = 1
     threads: int = os.cpu_count() or 1
+    gateway: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Stack:
     specs: list[ProcessSpec]
     settings: Settings
     server: str
+    gateway: str | None = None
 
 
 def build_stack(options: StackOptions) -> Stack:
@@ -135,11 +138,24 @@ def build_stack(options: StackOptions) -> Stack:
     for name in APPLICATIONS:
         add_measured(name, "serve", name, after=("topics",))
     add_measured("worker", "worker", "--environment", options.environment, after=("topics", "model"))
+    gateway = None
+    if options.gateway is not None:
+        gateway_port = state.port("gateway")
+        gateway = f"http://{LOOPBACK}:{gateway_port}"
+        add(
+            "gateway",
+            *("serve", "gateway", "--policy", options.gateway, "--server-id", SERVER_ID),
+            *("--port", str(gateway_port), "--gateway-id", "local"),
+            after=("topics", "model"),
+            ready=functools.partial(_answers, f"{gateway}/readyz"),
+            alive=functools.partial(_answers, f"{gateway}/healthz"),
+            port=gateway_port,
+        )
     trainer = ("train", "--config", str(options.trainer_config), "--ranks", str(options.ranks))
     add_measured("trainer", *trainer, after=("topics",))
     if options.manager:
         add_measured("manager", "manager", *options.manager, after=("topics",))
-    return Stack(specs, settings, server)
+    return Stack(specs, settings, server, gateway)
 
 
 def _metadata_ready(bootstrap: str) -> bool:

@@ -219,7 +219,7 @@ def listening(app: Any, **more: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        eventually(lambda: server.started, 20, message="the server does not start")
+        eventually(lambda: server.started, 60, message="the server does not start")
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
@@ -310,9 +310,9 @@ def lab(
         )
         deps.served.caught_up = True
         app = build_app(deps, extensions)
-        with listening(app, http=impatient(settings.header_s)) as at, httpx.Client(base_url=at, timeout=20) as http:
+        with listening(app, http=impatient(settings.header_s)) as at, httpx.Client(base_url=at, timeout=60) as http:
             made = Lab(at, script, log, deps, http)
-            eventually(lambda: http.get("/readyz").status_code == 200, 20, message="the gateway is not ready")
+            eventually(lambda: http.get("/readyz").status_code == 200, 60, message="the gateway is not ready")
             try:
                 yield made
             finally:
@@ -322,7 +322,7 @@ def lab(
 
 
 def wait_for(check: Callable[[], Any], message: str = "") -> Any:
-    return eventually(check, 20, message=message)
+    return eventually(check, 60, message=message)
 
 
 __all__ = [

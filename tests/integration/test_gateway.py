@@ -1,12 +1,21 @@
 """The gateway over HTTP, before a scripted backend: the contract that clients and the log rely on."""
 
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
+import pytest
 
-from schemas.records import LogprobsMode, Status
+from schemas.records import LogprobsMode, SessionEventKind, Status
 from schemas.tensors import float32_view, int32_view
-from tests.integration.gateway_lab import PROMPT_IDS, lab
+from tentalis.gateway import keys
+from tests.integration.gateway_lab import PROMPT_IDS, Lab, Script, backend_app, chunks, lab, listening, wait_for
 
 
 def test_a_whole_answer_is_passed_on_and_recorded(tmp_path: Path) -> None:
@@ -30,3 +39,414 @@ def test_a_whole_answer_is_passed_on_and_recorded(tmp_path: Path) -> None:
     np.testing.assert_allclose(float32_view(event.sampler_logprobs), -0.5)
     assert event.logprobs_mode is LogprobsMode.PROCESSED
     assert (event.sampling.temperature, event.sampling.top_p, event.sampling.top_k) == (1.0, 1.0, 0)
+
+
+def test_checklist_10_header_before_body_before_default(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.chat("a", headers={"X-Session-Id": "h", "X-Turn-Type": "side"}, session_id="b", turn_type="main")
+        gateway.chat("a", session_id="b", turn_type="side", session_done=True)
+        gateway.chat("a", headers={"X-Session-Done": "no"}, session_id="b", session_done=True)
+        gateway.chat("a")
+        said = [(e.session_id, e.turn_type, e.decided_by, e.done) for e in gateway.log.events]
+        assert said[:2] == [("h", "side", "header", False), ("b", "side", "body", True)]
+        assert said[2] == ("b", "main", "heuristic", False)
+        assert said[3][0].startswith("auto-") and said[3][1:] == ("main", "heuristic", False)
+        # What is ours never reaches the backend.
+        assert not any({"session_id", "turn_type", "session_done"} & set(body) for body in gateway.script.bodies)
+        for bad in ({"X-Turn-Type": "maybe"}, {"X-Session-Id": "a b"}, {"X-Session-Done": "perhaps"}):
+            assert gateway.chat("a", headers=bad).status_code == 400
+        assert gateway.chat("a", session_id="x\r\nX-Evil: 1").status_code == 400
+    with lab(tmp_path / "default", turn_type="side") as gateway:
+        gateway.chat("a", headers={"X-Session-Id": "s"})
+        assert [(e.turn_type, e.decided_by) for e in gateway.log.events] == [("side", "default")]
+
+
+def test_checklist_11_a_stream_passes_through_as_it_comes_and_is_recorded(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with lab(tmp_path, Script(gate=gate)) as gateway:
+        gateway.serve(1)
+        with gateway.streaming("Hello", headers={"X-Session-Id": "s"}) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            seen = chunks(response)
+            first, second = next(seen), next(seen)
+            # The first word is here while the backend has not said the second, and nothing is recorded yet.
+            assert first and second and second["choices"][0]["delta"] == {"content": "Good"}
+            assert gateway.log.taken == []
+            gate.set()
+            rest = list(seen)
+        assert rest[-1] is None
+        every = [first, second, *(chunk for chunk in rest if chunk is not None)]
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in every) == "Good day, friend!"
+        assert every[-1]["choices"][0]["finish_reason"] == "stop"
+        assert all("token_ids" not in c["choices"][0] and "prompt_token_ids" not in c for c in every)
+        assert all(c["choices"][0]["logprobs"] is None for c in every)
+        [event] = gateway.log.events
+        assert (event.response, event.not_trainable) == ("Good day, friend!", "")
+        assert int32_view(event.response_token_ids).tolist() == [100, 101, 102, 103]
+        # Who asks for log-probs, token ids and usage gets them.
+        asked = gateway.stream("Hello", logprobs=True, return_token_ids=True, stream_options={"include_usage": True})
+        assert asked[1] is not None and asked[1]["choices"][0]["token_ids"] == [100]
+        assert asked[1]["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
+        assert asked[-2] is not None and asked[-2]["usage"]["completion_tokens"] == 4
+
+
+def test_a_client_hears_the_end_only_when_the_turn_is_written_down(tmp_path: Path) -> None:
+    with lab(tmp_path, ack_s=20.0) as gateway:
+        gateway.log.away = True
+        with gateway.streaming("Hello") as response:
+            seen = chunks(response)
+            heard = [next(seen) for _ in range(4)]
+            assert all(c and c["choices"][0]["finish_reason"] is None for c in heard)
+            wait_for(lambda: gateway.log._waiting)
+            gateway.log.back()
+            end = list(seen)
+        assert end[0] and end[0]["choices"][0]["finish_reason"] == "stop" and end[-1] is None
+        assert len(gateway.log.events) == 1
+
+
+def test_checklist_12_tool_calls_null_and_list_content_and_errors_of_every_kind(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+    script = Script(tool_calls=[call], finish_reason="tool_calls")
+    picture = "data:image/png;base64," + "A" * 100_000
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "blue"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]},
+    ]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    with lab(tmp_path, script) as gateway:
+        whole = gateway.chat("x", messages=messages, tools=tools, tool_choice="auto")
+        assert whole.json()["choices"][0]["message"]["tool_calls"] == [call]
+        gateway.stream("x", messages=messages, tools=tools)
+        for body in gateway.script.bodies:
+            assert body["messages"] == messages and body["tools"] == tools  # images too: unchanged
+        for event in gateway.log.events:
+            assert [(m.role, m.content) for m in event.messages] == [
+                ("system", "Be brief."),
+                ("user", "What is\nthis?"),
+                ("assistant", ""),
+                ("tool", "blue"),
+                ("user", "[image]"),
+            ]
+            assert [(c.name, c.arguments) for c in event.tool_calls] == [("look", '{"at": "sky"}')]
+            kept = json.loads(event.request)
+            assert kept["tools"] == tools and kept["messages"]["2"]["tool_calls"] == [call]
+            assert len(event.request) < 5000 and "left-out" in event.request
+        gateway.log.taken.clear()
+        for status, content, kind in (
+            (400, b'{"error": {"message": "no"}}', "application/json"),
+            (429, b'{"error": {"message": "slow down"}}', "application/json"),
+            (500, b"<html>broken</html>", "text/html"),
+            (503, b"", "text/plain"),
+        ):
+            script.error = (status, content, kind)
+            for stream in (False, True):
+                refused = gateway.chat("x", stream=stream)
+                assert (refused.status_code, refused.content) == (status, content)
+                assert refused.headers["content-type"].startswith(kind) and refused.headers["retry-after"] == "7"
+        script.error = (200, b"<html>fine</html>", "text/html")
+        assert gateway.chat("x").status_code == 502
+        assert gateway.chat("x", stream=True).status_code in (200, 502)
+        # Only what the backend failed at is on the log, and as that.
+        wait_for(lambda: len(gateway.log.events) >= 5)
+        assert {event.status for event in gateway.log.events} == {Status.FAILED}
+
+
+def test_checklist_13_authorization_is_checked_and_the_backends_key_never_leaks(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    alice = keys.create(path, [keys.Scope.CHAT], user="alice")
+    service = keys.create(path, [keys.Scope.CHAT])
+    reader = keys.create(path, [keys.Scope.EVENTS])
+    assert alice not in path.read_text() and path.stat().st_mode & 0o077 == 0
+    with lab(tmp_path, keys=path, secret="sk-of-the-backend") as gateway:
+
+        def ask(key: str | None, **headers: str) -> httpx.Response:
+            given = {"Authorization": f"Bearer {key}"} if key else {}
+            return gateway.chat("hi", headers=given | headers)
+
+        assert ask(None).status_code == 401 and ask("tk-wrong").status_code == 401
+        assert ask(reader).status_code == 403
+        assert gateway.http.get("/v1/models").status_code == 401
+        assert gateway.script.bodies == []  # none of them reached the backend
+        assert ask(alice, **{"X-Session-Id": "s"}).status_code == 200
+        assert ask(alice, **{"X-User-Id": "bob"}).status_code == 403
+        assert gateway.chat("hi", headers={"x-api-key": alice, "X-Session-Id": "s"}).status_code == 200
+        assert ask(service, **{"X-User-Id": "bob", "X-Session-Id": "s"}).status_code == 200
+        assert ask(service, **{"X-Session-Id": "s"}).status_code == 200
+        assert {head["authorization"] for head in gateway.script.heads} == {"Bearer sk-of-the-backend"}
+        events = gateway.log.events
+        assert [e.user_id for e in events] == ["alice", "alice", "bob", None]
+        # One name of a session, three owners: three sessions.
+        assert len({e.session_id for e in events}) == 3 and events[0].session_id == events[1].session_id
+        gateway.script.error = (401, b'{"error": {"message": "bad key sk-of-the-backend"}}', "application/json")
+        leaked = ask(alice)
+        assert leaked.status_code == 401 and b"sk-of-the-backend" not in leaked.content
+        gateway.script.error = None
+        assert keys.revoke(path, alice.split("-")[1])
+        wait_for(lambda: ask(alice).status_code == 401, "a revoked key goes on working")
+
+
+def test_checklist_14_side_turns_are_passed_on_and_are_no_training_data(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.serve(1)
+        said = gateway.chat("Read HEARTBEAT.md if it exists. If nothing needs attention, reply HEARTBEAT_OK.")
+        assert said.json()["choices"][0]["message"]["content"] == "Good day, friend!"
+        assert "x-tentalis-task-id" not in said.headers  # nothing will come of it that feedback could speak of
+        gateway.chat("hello", headers={"X-Turn-Type": "side"})
+        assert "x-tentalis-task-id" in gateway.chat("hello").headers
+        assert [e.turn_type for e in gateway.log.events] == ["side", "side", "main"]
+        counted = {"kind": "side", "decided_by": "heuristic", "session_by": "heuristic", "sign": "heartbeat"}
+        assert gateway.metric("tentalis_gateway_turns_total", **counted) == 1
+
+
+def test_checklist_17_calls_in_flight_finish_on_their_version_and_new_ones_take_the_new(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with lab(tmp_path, Script(gate=gate)) as gateway, ThreadPoolExecutor() as pool:
+        gateway.serve(1)
+        began = pool.submit(gateway.stream, "one")
+        wait_for(lambda: gateway.script.bodies)
+        gateway.serve(2)
+        gate.set()
+        gateway.stream("two")
+        began.result(20)
+        assert sorted(e.model for e in gateway.log.events) == ["assistant@v1", "assistant@v2"]
+        # The old one is unloaded before its successor's acknowledgement is read: the call waits, and is not refused.
+        gateway.script.adapters = {"assistant@v3"}
+        waiting = pool.submit(gateway.chat, "three")
+        wait_for(lambda: gateway.metric("tentalis_gateway_holds_total") >= 1)
+        gateway.serve(3)
+        assert waiting.result(20).status_code == 200
+        assert gateway.log.events[-1].model == "assistant@v3"
+
+
+def test_checklist_17_a_backend_that_cannot_swap_beside_is_waited_for_and_then_it_is_503(tmp_path: Path) -> None:
+    backend = {"name": "local", "server_id": "local", "swap": "hold"}
+    script = Script(error=(503, b"busy", "text/plain"))
+    with listening(backend_app(script)) as url:
+        more = {"backends": [backend | {"url": url, "models": ["base"]}], "hold_s": 1.0}
+        with lab(tmp_path, script, **more) as gateway, ThreadPoolExecutor() as pool:
+            refused = gateway.chat("x")
+            assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+            waiting = pool.submit(gateway.chat, "x")
+            seen = gateway.metric("tentalis_gateway_holds_total")
+            wait_for(lambda: gateway.metric("tentalis_gateway_holds_total") > seen)
+            script.error = None
+            assert waiting.result(20).status_code == 200
+
+
+def test_checklist_18_each_request_is_one_event_whatever_history_it_resends(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.chat("one")
+        gateway.chat("one", "Good day, friend!", "two")
+        gateway.chat("one", "Good day, friend!", "two", "Good day, friend!", "three")
+        events = gateway.log.events
+        assert len(events) == 3 and len({e.session_event_id for e in events}) == 3
+        assert len({e.session_id for e in events}) == 1  # found by how the conversation begins
+        assert [len(e.messages) for e in events] == [1, 3, 5]
+        gateway.http.post(f"/v1/sessions/{events[0].session_id}/end").raise_for_status()
+        assert gateway.log.events[-1].kind is SessionEventKind.END
+        assert gateway.log.events[-1].session_id == events[0].session_id
+
+
+def test_who_opts_out_is_answered_and_not_recorded(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        for stream in (False, True):
+            assert gateway.chat("secret", headers={"X-Tentalis-Record": "off"}, stream=stream).status_code == 200
+        gateway.script.error = (500, b"", "text/plain")
+        gateway.chat("secret", headers={"X-Tentalis-Record": "off"})
+        assert gateway.log.taken == [] and not list((tmp_path / "spool").glob("*.record"))
+        assert all("return_token_ids" not in body for body in gateway.script.bodies)
+        assert gateway.chat("x", headers={"X-Tentalis-Record": "of"}).status_code == 400
+
+
+def test_an_idempotency_key_gives_the_same_id_and_another_users_another(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        ids = [
+            gateway.chat("x", headers={"Idempotency-Key": key, "X-User-Id": user}).headers["x-request-id"]
+            for key, user in (("k", "a"), ("k", "a"), ("k", "b"), ("l", "a"))
+        ]
+        assert ids[0] == ids[1] and len(set(ids)) == 3
+
+
+def test_a_backend_without_token_ids_is_recorded_as_not_trainable(tmp_path: Path) -> None:
+    for number, script in enumerate((Script(token_ids=False), Script(token_ids=False, refuses="return_token_ids"))):
+        with lab(tmp_path / str(number), script) as gateway:
+            gateway.serve(1)
+            assert gateway.chat("x").status_code == 200
+            assert gateway.stream("x")[-1] is None
+            assert all("no token ids" in event.not_trainable for event in gateway.log.events)
+            assert all(event.response == "Good day, friend!" for event in gateway.log.events)
+            # Who refuses is asked once.
+            refused = [b for b in script.bodies if "return_token_ids" in b]
+            assert len(refused) == (1 if script.refuses else 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"temperature": 0}, "greedily"),
+        ({"top_p": 0.9}, "truncated"),
+        ({"n": 2}, "2 answers"),
+        ({"response_format": {"type": "json_object"}}, "grammar"),
+        ({"presence_penalty": 1.5}, "penalties"),
+        ({"model": "base"}, "no policy"),
+    ],
+)
+def test_what_cannot_be_trained_on_says_why(tmp_path: Path, more: dict[str, Any], reason: str) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.serve(1)
+        gateway.chat("x", **more)
+        [event] = gateway.log.events
+        assert reason in event.not_trainable
+        assert gateway.metric("tentalis_gateway_trainable_total", trainable="no") == 1
+
+
+def test_a_policy_may_force_a_distribution_that_can_be_trained_on(tmp_path: Path) -> None:
+    policy = {"name": "assistant", "backend": "local", "models": ["*"], "sampling": {"temperature": 0.8}}
+    with lab(tmp_path, policies=[policy]) as gateway:
+        gateway.serve(1)
+        gateway.chat("x", temperature=0, top_p=0.5, top_k=4, presence_penalty=1)
+        [body], [event] = gateway.script.bodies, gateway.log.events
+        assert (body["temperature"], body["top_p"], body["top_k"]) == (0.8, 1.0, 0)
+        assert "presence_penalty" not in body
+        assert (event.sampling.temperature, event.not_trainable) == (0.8, "")
+
+
+def test_a_client_that_hangs_up_cancels_the_generation(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with lab(tmp_path, Script(gate=gate)) as gateway:
+        with gateway.streaming("x") as response:
+            next(chunks(response))
+        assert gateway.script.cancelled.wait(20)
+        gateway.script.cancelled.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{gateway.url}/v1/chat/completions", json=_body("x"), timeout=0.5)
+        assert gateway.script.cancelled.wait(20)
+        assert gateway.log.taken == []
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: Path) -> None:
+    with lab(tmp_path, Script(break_after=2)) as gateway:
+        seen = gateway.stream("x")
+        assert None not in seen and seen[-1] and "error" in seen[-1]
+        wait_for(lambda: gateway.log.events)
+        [event] = gateway.log.events
+        assert (event.status, event.response) == (Status.FAILED, "Good day")
+
+
+def test_plain_completions_are_passed_on_and_recorded_as_side_turns(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.serve(1)
+        body = {"model": "assistant", "prompt": "Once"}
+        answer = gateway.http.post("/v1/completions", json=body).json()
+        assert answer["choices"][0]["text"] == "Good day, friend!"
+        assert answer["choices"][0]["logprobs"] is None and "token_ids" not in answer["choices"][0]
+        [event] = gateway.log.events
+        assert (event.turn_type, event.messages[0].content, event.response) == ("side", "Once", "Good day, friend!")
+        assert len(event.response_token_ids) == 16
+
+
+def test_models_are_the_policies_and_the_base_models(tmp_path: Path) -> None:
+    policy = {"name": "assistant", "backend": "local", "models": ["gpt-*"]}
+    with lab(tmp_path, policies=[policy]) as gateway:
+        gateway.serve(2)
+        cards = {card["id"]: card for card in gateway.http.get("/v1/models").json()["data"]}
+        assert set(cards) == {"assistant", "base"} and cards["assistant"]["root"] == "assistant@v2"
+        for model, name in (("gpt-4o", "assistant@v2"), ("assistant@v2", "assistant@v2"), ("base", "base")):
+            assert gateway.chat("x", model=model).json()["model"] == name
+        unknown = gateway.chat("x", model="llama")
+        assert unknown.status_code == 404 and "assistant, base" in unknown.json()["error"]["message"]
+
+
+# What no client should send
+
+
+def _body(*texts: str) -> dict[str, Any]:
+    return {"model": "assistant", "messages": [{"role": "user", "content": text} for text in texts]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"messages": []}',
+        b'{"messages": [1]}',
+        b'{"messages": [{"role": "user", "content": 3}]}',
+        b'{"messages": [{"content": "x"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "x"}], "stream": "yes"}',
+        b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
+        b'{"messages": [{"role": "user", "content": "x"}], "model": 7}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_call_is_refused_and_reaches_nobody(gateway: Lab, content: bytes) -> None:
+    seen = len(gateway.script.bodies)
+    refused = gateway.http.post("/v1/chat/completions", content=content)
+    assert refused.status_code == 400 and refused.json()["error"]["message"]
+    assert len(gateway.script.bodies) == seen
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("gateway"), body_bytes=100_000, header_s=0.5, body_s=0.7) as made:
+        yield made
+
+
+def test_oversize_bodies_are_refused(gateway: Lab) -> None:
+    assert gateway.chat("x" * 200_000).status_code == 413
+    assert gateway.chat("x" * 50_000).status_code == 200
+
+
+def test_control_bytes_are_carried_unharmed(gateway: Lab) -> None:
+    text = "".join(map(chr, range(32))) + "\x7f\u2028 \U0001f600"
+    gateway.chat(text)
+    assert gateway.script.bodies[-1]["messages"][0]["content"] == text
+    assert gateway.log.events[-1].messages[0].content == text
+
+
+def _raw(gateway: Lab, *pieces: bytes) -> bytes:
+    """What comes back for bytes sent as they are, until the gateway closes the connection."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        heard = b""
+        while more := connection.recv(65536):
+            heard += more
+        return heard
+
+
+def test_slow_heads_and_bodies_are_cut_off(gateway: Lab) -> None:
+    assert _raw(gateway, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ") == b""
+    assert _raw(gateway) == b""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
+    assert b" 408 " in _raw(gateway, head, b"{").split(b"\r\n")[0]
+    assert gateway.chat("x").status_code == 200
+
+
+def test_headers_cannot_be_injected_and_paths_cannot_be_tricked(gateway: Lab) -> None:
+    body = json.dumps(_body("x")).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(body)
+    answer = _raw(gateway, head, b"X-Session-Id: a\r\n b\r\nX-Evil: 1\r\n\r\n", body)
+    assert b"x-evil" not in answer.lower().split(b"\r\n\r\n")[0]
+    answer = _raw(gateway, head, b"X-Session-Id: a\x00b\r\n\r\n", body)
+    assert b" 400 " in answer.split(b"\r\n")[0]
+    seen = len(gateway.script.bodies)
+    for path in (
+        "/v1/../v1/chat/completions",
+        "//v1/chat/completions",
+        "/v1/chat/completions/",
+        "/v1/load_lora_adapter",
+    ):
+        request = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        )
+        assert b" 200 " not in _raw(gateway, request, body).split(b"\r\n")[0]
+    assert len(gateway.script.bodies) == seen

@@ -1,0 +1,118 @@
+"""What a client saw completed is written down once: with the broker away, the disk full, and the process killed."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tentalis.gateway.spool import Spool, Spooled
+from tests.integration.gateway_lab import Lab, lab, wait_for
+
+
+def _ids(gateway: Lab) -> Counter[str]:
+    return Counter(record.event_id for record in gateway.log.taken)
+
+
+def _spooled(folder: Path) -> int:
+    return len(list((folder / "spool").glob("*.record")))
+
+
+def test_turns_wait_on_disk_while_the_broker_is_away_and_arrive_once(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.log.away = True
+        ids = {gateway.chat("one").headers["x-request-id"]}
+        assert _spooled(tmp_path) == 1 and gateway.log.taken == []
+        began = time.monotonic()
+        with gateway.streaming("two") as response:
+            ids.add(response.headers["x-request-id"])
+            assert "[DONE]" in response.read().decode()
+        assert time.monotonic() - began < 60  # it did not wait for the broker again
+        assert _spooled(tmp_path) == 2
+        gateway.log.back()
+        wait_for(lambda: set(_ids(gateway)) == ids and _spooled(tmp_path) == 0)
+        ids.add(gateway.chat("three").headers["x-request-id"])
+        assert _ids(gateway) == dict.fromkeys(ids, 1)
+        assert gateway.metric("tentalis_gateway_recorded_total", became="spool") == 2
+        assert gateway.metric("tentalis_gateway_recorded_total", became="drained") == 2
+
+
+def test_what_the_client_gave_up_on_is_sent_again_unless_it_lies_there(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.log.away = True
+        lost = gateway.chat("lost").headers["x-request-id"]
+        gateway.log.back(lost=True)
+        wait_for(lambda: _ids(gateway) == {lost: 1} and _spooled(tmp_path) == 0)
+        # The broker had it after all, and the process that sent it was killed before it heard so.
+        gateway.log.away = True
+        gateway.chat("there")
+        [(there, _)] = gateway.log._waiting
+        gateway.log.taken.append(there)
+        gateway.log.back(lost=True)
+        wait_for(lambda: _spooled(tmp_path) == 0)
+        assert _ids(gateway)[there.event_id] == 1
+
+
+def test_where_neither_broker_nor_disk_takes_a_turn_its_client_hears_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with lab(tmp_path) as gateway:
+        gateway.log.away = True
+        monkeypatch.setattr("tentalis.gateway.spool.os.fsync", full)
+        refused = gateway.chat("x")
+        assert refused.status_code == 503 and "Good day" not in refused.text
+        seen = gateway.stream("x")
+        assert None not in seen and seen[-1] and "error" in seen[-1]
+        assert all(c["choices"][0]["finish_reason"] is None for c in seen if c and "choices" in c)
+        assert list((tmp_path / "spool").glob("[!.]*")) == []
+        assert gateway.metric("tentalis_gateway_recorded_total", became="lost") == 2
+        monkeypatch.undo()
+        assert gateway.chat("x").status_code == 200 and _spooled(tmp_path) == 1
+
+
+WRITER = """
+import sys, itertools
+from pathlib import Path
+from tentalis.gateway.spool import Spool, Spooled
+spool = Spool(Path(sys.argv[1]))
+for at in itertools.count():
+    spool.put(Spooled(f"e{at}", "t", b"k", bytes(100_000), (), at))
+    print(at, flush=True)
+"""
+
+
+def test_what_the_spool_has_taken_survives_kill_9(tmp_path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    said = [writer.stdout.readline().strip() for _ in range(7)]
+    os.kill(writer.pid, signal.SIGKILL)
+    said += writer.stdout.read().split()
+    writer.wait(30)
+    writer.stdout.close()
+    spool = Spool(tmp_path)  # the lock went with the process
+    held = {record.event_id: record for record in spool.records()}
+    assert {f"e{at}" for at in said} <= set(held)
+    assert all(record.value == bytes(100_000) for record in held.values())
+    assert not list(tmp_path.glob("*.damaged")) and not list(tmp_path.glob("*.tmp"))
+    spool.close()
+
+
+def test_what_a_killed_gateway_left_on_disk_the_next_one_brings_to_the_log(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    with lab(tmp_path / "other") as other:
+        other.chat("left behind")
+        [left] = other.log.taken
+    spool.put(left)
+    spool.put(Spooled("e2", left.topic, b"k", left.value, (("ce_id", b"e2"),), left.since))
+    spool.close()
+    with lab(tmp_path) as gateway:
+        wait_for(lambda: _spooled(tmp_path) == 0)
+        assert _ids(gateway) == {left.event_id: 1, "e2": 1}

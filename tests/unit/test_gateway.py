@@ -1,0 +1,442 @@
+"""The pure parts of the gateway: which session, which turn, which backend; what is taken in, taken out and kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.tensors import float32_view, int32_view
+from tentalis.gateway import keys
+from tentalis.gateway.anthropic_shape import MessagesShape
+from tentalis.gateway.asking import asked, refuses_tokens
+from tentalis.gateway.bodies import parsed
+from tentalis.gateway.capture import Capture, Wants, strip
+from tentalis.gateway.failure import Refused
+from tentalis.gateway.messages import checked, normalised, text_of
+from tentalis.gateway.routing import route
+from tentalis.gateway.sessions_of import guessed_session, recorded, side_sign, turn_of
+from tentalis.gateway.settings import BadGateway, GatewaySettings
+from tentalis.gateway.spool import Spool, Spooled, SpoolTaken
+from tentalis.gateway.sse import Events
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
+contents = st.one_of(
+    st.none(),
+    texts,
+    st.lists(
+        st.one_of(
+            texts,
+            st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
+            st.fixed_dictionaries({"type": st.just("image_url"), "image_url": st.fixed_dictionaries({"url": texts})}),
+        ),
+        max_size=3,
+    ),
+)
+histories = st.lists(st.fixed_dictionaries({"role": roles, "content": contents}), min_size=1, max_size=6)
+
+
+def _user(*said: str, system: str | None = None) -> tuple[Any, ...]:
+    head = [] if system is None else [{"role": "system", "content": system}]
+    return normalised(head + [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)])
+
+
+# Sessions and turns
+
+
+@given(histories, histories)
+def test_a_conversation_that_goes_on_stays_one_session_for_one_owner(begin: list[Any], more: list[Any]) -> None:
+    first = [{"role": "user", "content": "it begins"}, *begin]
+    whole = [*first, *more]
+    # A later system message of a history that began without one makes another beginning: clients do not send that.
+    if not any(m["role"] in ("system", "developer") for m in whole):
+        assert guessed_session("k", "u", normalised(first)) == guessed_session("k", "u", normalised(whole))
+    assert guessed_session("k", "u", normalised(first)) != guessed_session("other", "u", normalised(first))
+    assert guessed_session("k", "u", normalised(first)) != guessed_session("k", "other", normalised(first))
+
+
+@pytest.mark.parametrize(
+    ("text", "sign"),
+    [
+        (
+            "Read HEARTBEAT.md if it exists (workspace context). If nothing needs attention, reply HEARTBEAT_OK.",
+            "heartbeat",
+        ),
+        (
+            "Pre-compaction memory flush. Store durable memories now. If nothing to store, reply with NO_REPLY.",
+            "memory",
+        ),
+        ("Your task is to create a detailed summary of the conversation so far", "memory"),
+        (
+            "### Task:\nGenerate a concise, 3-5 word title with an emoji of the chat history.\n### Chat History:",
+            "title",
+        ),
+        ("Please write a 5-10 word title for the following conversation:\nUser: hi", "title"),
+        ("### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat history", "tags"),
+        ("### Task:\nSuggest 3-5 relevant follow-up questions or prompts", "tags"),
+        ("Analyze if this message indicates a new conversation topic.", "tags"),
+    ],
+)
+def test_housekeeping_is_told_by_what_it_looks_like(text: str, sign: str) -> None:
+    assert side_sign(_user(text), {}) == sign
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Write a title for my blog post about cats",
+        "What is a heartbeat?",
+        "Summarize this article about memory",
+        "Suggest a good title for a talk",
+        "Generate some tags for my photo of Paris",
+        "How do I flush the DNS cache, and what is memory pressure?",
+        "What is the heart rate of a mouse?",
+        "Give me a summary of the French Revolution",
+        "Create a chat server in Python",
+    ],
+)
+def test_what_people_ask_is_a_main_turn(text: str) -> None:
+    assert side_sign(_user(text), {}) is None
+    assert side_sign(_user(text, system="You are a helpful assistant."), {}) is None
+    assert side_sign(_user("hi", "hello", text), {}) is None
+
+
+def test_a_title_generator_and_a_probe_are_side_turns() -> None:
+    system = "You are a title generator. You output ONLY a thread title. Nothing else."
+    assert side_sign(_user("How do I cook rice?", system=system), {}) == "title"
+    assert side_sign(_user("quota"), {"max_tokens": 1}) == "probe"
+
+
+def _turn(headers: dict[str, str], body: dict[str, Any], default: str = "guess", namespace: str = "") -> Any:
+    return turn_of(headers, body, _user("hi"), namespace=namespace, owner="", user_id="", default=default)
+
+
+@given(
+    st.sampled_from([None, "main", "side"]), st.sampled_from([None, "main", "side"]), st.sampled_from(["main", "side"])
+)
+def test_the_header_decides_before_the_body_and_that_before_the_default(
+    header: str | None, body: str | None, default: str
+) -> None:
+    turn = _turn({"x-turn-type": header} if header else {}, {"turn_type": body} if body else {}, default)
+    assert turn.turn_type == (header or body or default)
+    assert turn.decided_by == ("header" if header else "body" if body else "default")
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
+def test_no_two_users_share_a_session(one: str, other: str, first: str, second: str) -> None:
+    def session(user: str, shown: str) -> str | None:
+        caller = keys.Caller(key_id="k", user=user or None)
+        try:
+            return str(_turn({"x-session-id": shown}, {}, namespace=caller.namespace(caller.user_id(None))).session_id)
+        except Refused:
+            return None
+
+    a, b = session(one, first), session(other, second)
+    if a is not None and a == b:
+        assert one == other
+
+
+@pytest.mark.parametrize("shown", ["a b", "a\r\nb", "é", "x" * 201, "\x00"])
+def test_a_session_id_that_cannot_stand_in_a_header_is_refused(shown: str) -> None:
+    with pytest.raises(Refused):
+        _turn({}, {"session_id": shown})
+
+
+def test_opting_out_takes_the_word_off() -> None:
+    assert recorded({}) and recorded({"x-tentalis-record": "ON"}) and not recorded({"x-tentalis-record": " Off "})
+    with pytest.raises(Refused):
+        recorded({"x-tentalis-record": "no"})
+
+
+# Messages and bodies
+
+
+@given(histories)
+def test_normalised_messages_are_texts_in_the_same_order(history: list[dict[str, Any]]) -> None:
+    found = normalised(checked(history))
+    assert len(found) == len(history)
+    for was, now in zip(history, found, strict=True):
+        assert now.role == ("system" if was["role"] == "developer" else was["role"])
+        assert now.content == text_of(was["content"])
+        if isinstance(was["content"], str):
+            assert now.content == was["content"]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_object_or_are_refused(data: bytes) -> None:
+    try:
+        body = parsed(data)
+    except Refused as error:
+        assert error.status == 400
+    else:
+        json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+
+
+# Streams
+
+
+@given(st.lists(texts.filter(lambda t: "\n" not in t and "\r" not in t), max_size=6), st.data(), st.booleans())
+def test_events_are_the_same_however_their_bytes_are_cut(said: list[str], data: Any, windows: bool) -> None:
+    end = "\r\n" if windows else "\n"
+    whole = "".join(f": ping{end}event: x{end}data: {text}{end}{end}" for text in said).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    events, found = Events(), []
+    for begin, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        found += events.feed(whole[begin:stop])
+    assert [each.decode() for each in found + events.close()] == said
+
+
+@given(st.lists(st.tuples(texts, st.integers(0, 2**31 - 1), st.floats(-50, 0, width=32)), min_size=1, max_size=8))
+def test_a_stream_and_a_whole_answer_are_taken_in_alike(tokens: list[tuple[str, int, float]]) -> None:
+    def choice(part: list[tuple[str, int, float]], kind: str, last: bool) -> dict[str, Any]:
+        return {
+            "index": 0,
+            kind: {"content": "".join(text for text, _, _ in part)},
+            "token_ids": [token for _, token, _ in part],
+            "logprobs": {"content": [{"logprob": value} for _, _, value in part]},
+            "finish_reason": "stop" if last else None,
+        }
+
+    whole, streamed = Capture(), Capture()
+    whole.take({"model": "m", "prompt_token_ids": [1, 2], "choices": [choice(tokens, "message", True)]})
+    streamed.take({"model": "m", "prompt_token_ids": [1, 2], "choices": [{"index": 0, "delta": {"content": ""}}]})
+    for at, token in enumerate(tokens):
+        assert not streamed.finished
+        streamed.take({"model": "m", "choices": [choice([token], "delta", at + 1 == len(tokens))]})
+    assert streamed.finished and whole.finished
+    assert (whole.text, whole.tokens(), whole.finish_reason) == (streamed.text, streamed.tokens(), "stop")
+    found = whole.tokens()
+    assert found is not None
+    assert int32_view(found[1]).tolist() == [token for _, token, _ in tokens]
+    assert float32_view(found[2]).tolist() == [value for _, _, value in tokens]
+
+
+json_values: Any = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                [
+                    "choices",
+                    "delta",
+                    "message",
+                    "index",
+                    "token_ids",
+                    "logprobs",
+                    "content",
+                    "tool_calls",
+                    "function",
+                    "x",
+                ]
+            ),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["choices", "model", "usage", "prompt_token_ids"]), json_values, max_size=4))
+def test_no_answer_of_a_backend_breaks_the_taking_in(answer: dict[str, Any]) -> None:
+    capture = Capture()
+    capture.take(answer)
+    assert isinstance(capture.text, str) and isinstance(capture.tool_calls, tuple)
+    capture.tokens()
+    strip(answer, Wants())
+
+
+def test_tokens_that_do_not_fit_together_are_none() -> None:
+    capture = Capture()
+    capture.take(
+        {"prompt_token_ids": [1], "choices": [{"token_ids": [1, 2], "logprobs": {"content": [{"logprob": 0.0}]}}]}
+    )
+    assert capture.has_token_ids and capture.tokens() is None
+
+
+# Routing
+
+
+def _settings(**policy: Any) -> GatewaySettings:
+    return GatewaySettings.model_validate(
+        {
+            "backends": [
+                {"name": "a", "url": "http://a:1/v1", "server_id": "sa"},
+                {"name": "b", "url": "https://b:2"},
+            ],
+            "policies": [{"name": "assistant", "backend": "a", "models": ["gpt-*"]} | policy],
+        }
+    )
+
+
+def _routed(settings: GatewaySettings, model: str | None, *served: str, user: str = "", worker: str = "") -> Any:
+    versions = dict(name.rsplit("@v", 1) for name in served)
+    return route(
+        settings,
+        model,
+        user_id=user,
+        worker_id=worker,
+        served=lambda server, policy: (
+            f"{policy}@v{versions[policy]}" if policy in versions and server == "sa" else None
+        ),
+        base_models={"a": ("base",), "b": ("big", "small")},
+    )
+
+
+def test_a_model_is_a_version_a_policy_a_base_model_or_a_pattern() -> None:
+    settings = _settings()
+    for model, backend, sent in (
+        ("assistant", "a", "assistant@v3"),
+        ("gpt-4o-mini", "a", "assistant@v3"),
+        (None, "a", "assistant@v3"),
+        ("assistant@v1", "a", "assistant@v1"),
+        ("base", "a", "base"),
+        ("small", "b", "small"),
+    ):
+        found = _routed(settings, model, "assistant@v3")
+        assert (found.backend.name, found.model) == (backend, sent), model
+    with pytest.raises(Refused) as refused:
+        _routed(settings, "claude", "assistant@v3")
+    assert refused.value.status == 404 and "assistant" in str(refused.value)
+    unserved = _routed(settings, "assistant")
+    assert (unserved.model, unserved.unserved) == ("base", True)
+
+
+def test_users_and_workers_have_adapters_of_their_own_once_they_are_served() -> None:
+    settings = _settings(users={"ann": "for-ann"}, workers={"w": "for-w"})
+    assert _routed(settings, "assistant", "assistant@v3", user="ann").model == "assistant@v3"
+    assert _routed(settings, "assistant", "assistant@v3", "for-ann@v1", user="ann").policy == "for-ann"
+    assert _routed(settings, "assistant", "assistant@v3", "for-ann@v1", user="bob").model == "assistant@v3"
+    assert _routed(settings, "assistant", "assistant@v3", "for-w@v2", worker="w").model == "for-w@v2"
+    assert _routed(settings, "for-ann@v1", "for-ann@v1", user="ann").pinned
+    with pytest.raises(Refused):  # somebody else's
+        _routed(settings, "for-ann@v1", "for-ann@v1", user="bob")
+
+
+def test_only_what_was_not_said_is_pinned() -> None:
+    to = _routed(_settings(), "assistant", "assistant@v1")
+    sent = asked({"temperature": 0.3, "session_id": "s"}, to, chat=True, tokens=True).body
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["model"]) == (0.3, 1.0, 0, "assistant@v1")
+    assert sent["logprobs"] is True and sent["return_token_ids"] is True and "session_id" not in sent
+    plain = asked({"temperature": 0.3}, to, chat=True, tokens=False).body
+    assert plain == {"temperature": 0.3, "model": "assistant@v1"}
+    assert refuses_tokens(400, "unknown field return_token_ids") and not refuses_tokens(400, "too long")
+
+
+def test_settings_say_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    for text, said in (
+        ("[", "no YAML"),
+        ("backends: []", "backends"),
+        ("backends: [{name: a, url: nowhere}]", "http://"),
+        ("backends: [{name: a, url: 'http://u:p@h'}]", "key_env or key_file"),
+        ("backends: [{name: a, url: 'http://h'}]\npolicies: [{name: p, backend: b}]", "'b'"),
+        ("backends: [{name: a, url: 'http://h'}]\npolicies: [{name: p, backend: a}]", "server_id"),
+        ("backends: [{name: a, url: 'http://h'}]\nspeed: 3", "speed"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadGateway, match=said):
+            GatewaySettings.from_file(path)
+
+
+# Anthropic's shape
+
+
+def test_anthropics_messages_become_openais() -> None:
+    given_ = {
+        "model": "claude-x",
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "Be brief."}],
+        "stop_sequences": ["END"],
+        "tools": [{"name": "look", "description": "d", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "any"},
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sky"}]},
+                    {"type": "text", "text": "so?"},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
+                ],
+            },
+        ],
+    }
+    body = MessagesShape().body(given_)
+    assert [m["role"] for m in body["messages"]] == ["system", "user", "assistant", "tool", "user", "user"]
+    assert json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]) == {"at": 1}
+    assert body["messages"][3] == {"role": "tool", "tool_call_id": "t1", "content": "sky"}
+    assert body["messages"][5]["content"][0]["image_url"]["url"] == "data:image/png;base64,AA"
+    assert (body["stop"], body["tool_choice"], body["max_tokens"]) == (["END"], "required", 9)
+    assert body["tools"][0]["function"]["name"] == "look"
+    for wrong in ({}, {"max_tokens": 3}, {"max_tokens": 0, "messages": [{"role": "user", "content": "x"}]}):
+        with pytest.raises(Refused):
+            MessagesShape().body(wrong)
+
+
+# Keys and the spool
+
+
+def test_a_key_is_kept_as_a_hash_and_ends_when_it_is_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = keys.create(path, [keys.Scope.CHAT], user="ann", label="laptop")
+    other = keys.create(path, [keys.Scope.ADMIN])
+    assert key not in path.read_text() and key.split("-", 2)[2] not in path.read_text()
+    checker = keys.Keys(path)
+    assert checker.caller(key, keys.Scope.CHAT).user == "ann"
+    assert checker.caller(other, keys.Scope.TASKS).key_id == other.split("-")[1]
+    for bad, scope, status in ((None, "chat", 401), ("x", "chat", 401), (key, "tasks", 403)):
+        with pytest.raises(Refused) as refused:
+            checker.caller(bad, keys.Scope(scope))
+        assert refused.value.status == status
+    assert keys.revoke(path, key.split("-")[1]) and not keys.revoke(path, key.split("-")[1])
+    with pytest.raises(Refused):
+        keys.Keys(path).caller(key, keys.Scope.CHAT)
+    path.write_text("{}}")
+    with pytest.raises(keys.BadKeys):
+        keys.Keys(path)
+
+
+@given(st.binary(max_size=50), texts, st.lists(st.tuples(texts, st.binary(max_size=9)), max_size=3))
+def test_a_spooled_record_comes_back_as_it_was(value: bytes, name: str, headers: list[tuple[str, bytes]]) -> None:
+    record = Spooled(name, "t", name.encode(), value, tuple(headers), 7)
+    data = record.to_bytes()
+    assert Spooled.of(data) == record
+    for damaged in (data[:-1] if value else data + b"x", data + b"x", b"", data.replace(b"sha256", b"sha255")):
+        with pytest.raises(ValueError):
+            Spooled.of(damaged)
+
+
+def test_the_spool_survives_and_sets_damage_aside(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    records = [Spooled(f"e{at}", "t", b"k", b"v" * at, (), at) for at in range(4)]
+    for record in records:
+        spool.put(record)
+    with pytest.raises(SpoolTaken):
+        Spool(tmp_path)
+    spool.remove("e0")
+    spool.close()
+    (tmp_path / "half.tmp").write_bytes(b"never finished")
+    again = Spool(tmp_path)
+    assert {r.event_id for r in again.records()} == {"e1", "e2", "e3"} and not list(tmp_path.glob("*.tmp"))
+    first = next(tmp_path.glob("*.record"))
+    first.write_bytes(first.read_bytes()[:-1] + b"?")
+    assert len(list(again.records())) == 2 == len(again)
+    assert len(list(tmp_path.glob("*.damaged"))) == 1
+    again.close()
