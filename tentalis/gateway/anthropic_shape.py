@@ -274,7 +274,7 @@ class MessagesStream:
 
     def _call(self, call: Mapping[str, Any], at: int) -> bytes:
         function = call.get("function") or {}
-        block = {
+        block: dict[str, Any] = {
             "type": "tool_use",
             "id": call.get("id") or f"toolu_{uuid.uuid4().hex}",
             "name": function.get("name") or "",

@@ -201,7 +201,7 @@ class Proxy:
                 await response.aclose()
         except Refused as error:
             self._measures.calls.labels(call.shape.path, str(error.status)).inc()
-            if error.status >= 500:
+            if error.status >= 500 and not isinstance(error, _Unwritten):
                 self._keep_failed(call, Capture())
             await _send_whole(send, self._refused(call.shape, error, call.headers))
 
@@ -298,10 +298,10 @@ class Proxy:
             if not capture.finished:
                 raise _Broken("the backend's stream ended before its end")
             await self._keep(call, capture)
-        except (_Broken, TooLong, httpx.HTTPError, NotRecorded, Refused) as error:
+        except (_Broken, TooLong, httpx.HTTPError, _Unwritten) as error:
             log.warning("call %s is not completed: %r", call.event_id, error)
             self._measures.calls.labels(call.shape.path, "broken").inc()
-            if not isinstance(error, NotRecorded | Refused):
+            if not isinstance(error, _Unwritten):
                 self._keep_failed(call, capture)
             message = self._backends[call.route.backend.name].redacted(str(error).encode()).decode("utf-8", "replace")
             await _send_piece(send, shape.error(502, "server_error", message or repr(error)), last=True)
@@ -322,7 +322,7 @@ class Proxy:
             await asyncio.shield(writing)
         except NotRecorded as error:
             log.error("%s", error)
-            raise Refused(
+            raise _Unwritten(
                 503, "the turn cannot be written down now; try again", "server_error", retry_after_s=5
             ) from error
 
@@ -347,7 +347,8 @@ class Proxy:
             reason = "the call failed"
         self._measures.trainable.labels("no" if reason else "yes").inc()
         return SessionEvent(
-            session_event_id=call.event_id,
+            # Who tries again with the same idempotency key must not find the id taken by a failure.
+            session_event_id=call.event_id if status is Status.OK else f"{call.event_id}/failed",
             event_time=now_ms(),
             session_id=call.turn.session_id,
             turn_type=call.turn.turn_type,
@@ -378,6 +379,10 @@ class Proxy:
             return error.response(shape, headers)
         body = shape.error(error.status, error.kind, str(error))
         return JSONResponse(body, status_code=error.status, headers={**headers, **error.headers})
+
+
+class _Unwritten(Refused):
+    """Neither the log nor the disk takes the turn."""
 
 
 class _Broken(Exception):
