@@ -208,9 +208,10 @@ def process(processor: JoinProcessor, batch: Sequence[LogRecord]) -> Effects:
 
 
 def drive(coroutine: Any) -> Any:
-    """Runs a coroutine that never waits, without the cost of an event loop."""
+    """Runs a coroutine that waits for nothing but its turn, without the cost of an event loop."""
     try:
-        coroutine.send(None)
+        while coroutine.send(None) is None:
+            pass
     except StopIteration as result:
         return result.value
     raise AssertionError("process() of the join waits for something")
