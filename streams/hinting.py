@@ -55,8 +55,8 @@ UNTRAINABLE = "untrainable"
 TRIES = 5
 """Times that a server may fail on one record (5xx) before it is a dead letter."""
 
-# Refusals that are about the server's state or configuration, not about a record: wait, and be seen to wait.
-_LATER = frozenset({401, 403, 404, 408, 409, 425, 429, 502, 504})
+LATER = frozenset({401, 403, 404, 408, 409, 425, 429, 502, 504})
+"""Refusals that are about the server's state or configuration, not about a record: wait, and be seen to wait."""
 
 
 class NoResult(Exception):
@@ -282,7 +282,7 @@ class Hinting:
         except ServerUnavailable as error:
             raise Retryable(f"the teacher is away: {error}") from error
         except RequestRefused as error:
-            if error.status in _LATER:
+            if error.status in LATER:
                 raise Retryable(f"the teacher cannot be asked now: {error}") from error
             return self._failed(paired.record, result, error)
         except InferenceError as error:

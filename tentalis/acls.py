@@ -139,6 +139,7 @@ ROLES: dict[str, Role] = {
         ),
         _application("scoring", (topics.TASKS, topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
         _application("hinting", (topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
+        _application("experience", (topics.SESSIONS,), (topics.HALVES,), table="state"),
         _application("join", (topics.HALVES,), (topics.HALVES, topics.ROLLOUTS, topics.OUTCOMES), table="state"),
         _application("aggregation", (topics.OUTCOMES, topics.FEEDBACK), (topics.META,), table="state"),
         _role(

@@ -27,7 +27,7 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-STREAMS = ("sessions", "scoring", "hinting", "join", "aggregation")
+STREAMS = ("sessions", "scoring", "hinting", "experience", "join", "aggregation")
 PROCESSES = (*STREAMS, "gateway", "model", "policies", "worker", "manager", "trainer")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -261,7 +261,7 @@ SKIPPED = Metric(
     "tentalis_stream_skipped_total",
     Kind.COUNTER,
     "Records passed over because another application dead-letters them.",
-    ("scoring", "aggregation"),
+    ("scoring", "experience", "aggregation"),
     ("app",),
     "records",
 )
@@ -312,6 +312,26 @@ HINTS_NONE = Metric(
     ("hinting",),
     ("reason",),
     "records",
+)
+EXPERIENCE_OPEN = Metric(
+    "tentalis_experience_open_sessions", Kind.GAUGE, "Sessions whose end is awaited.", ("experience",), unit="sessions"
+)
+EXPERIENCE_LESSONS = Metric(
+    "tentalis_experience_lessons_total",
+    Kind.COUNTER,
+    "Sessions that ended, by what the judge said: accepted, declined, too_short, unreadable, lost.",
+    ("experience",),
+    ("said",),
+    "sessions",
+)
+EXPERIENCE_TURNS = Metric(
+    "tentalis_experience_turns_total",
+    Kind.COUNTER,
+    "Turns by what became of them: accepted (scored anew), rejected or failed (by the teacher), gone (from the log), "
+    "not_trainable, too_many (in one session).",
+    ("experience",),
+    ("result",),
+    "turns",
 )
 HINT_VOTES = Metric(
     "tentalis_hinting_judge_votes_total",

@@ -250,6 +250,40 @@ def hinting(
     _stream("hinting", make, bootstrap, port, instance, state, state_dir)
 
 
+@app.command(short_help="One lesson of each session that ends.")
+def experience(
+    server: Server,
+    hinters: Annotated[
+        Path,
+        typer.Option(
+            "--hinters",
+            envvar="TENTALIS_HINTERS",
+            help="YAML file: who extracts lessons, and who teaches (docs/hints.md).",
+        ),
+    ],
+    idle: Annotated[
+        float,
+        typer.Option(
+            "--idle",
+            min=1.0,
+            envvar="TENTALIS_SESSION_IDLE",
+            help="Seconds of log time after its last main turn at which a session has ended.",
+        ),
+    ] = 23 * HOUR_S,
+    state: Where = State.MEMORY,
+    state_dir: StateDir = None,
+    port: MetricsPort = None,
+    instance: Instance = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Sessions that have ended to a lesson each, with the teacher's log-probs of every turn under it."""
+    from streams.experience.processor import build
+    from tentalis.opd.config import load_hinters
+
+    make = partial(build, server=server, hinters=load_hinters(hinters), idle_ms=round(1000 * idle))
+    _stream("experience", make, bootstrap, port, instance, state, state_dir)
+
+
 @app.command()
 def join(
     marker_ttl: Annotated[

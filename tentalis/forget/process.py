@@ -33,7 +33,7 @@ An application that keeps records of people in a table adds its line here, takes
 the topic's entry in schemas/topics.yaml names the record.
 """
 
-CHANGELOGS = (topics.changelog("tentalis-join", "state"), topics.changelog("tentalis-sessions", "state"))
+CHANGELOGS = tuple(topics.changelog(f"tentalis-{app}", "state") for app in ("join", "sessions", "experience"))
 POLL_S = 0.2
 
 

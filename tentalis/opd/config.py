@@ -15,6 +15,7 @@ ANY = "*"
 """Stands for every environment that is not named."""
 MOST_VOTES = 16
 MOST_SECONDS = 100.0
+MOST_LESSON_TOKENS = 2048
 MOST_TOP = 20
 """Likeliest tokens that servers list at most for a token (vLLM's default)."""
 
@@ -53,8 +54,23 @@ class Judge(_Settings):
 
     @model_validator(mode="after")
     def _answers_in_time(self) -> "Judge":
-        if self.endpoint.time_limit_s > MOST_SECONDS:
-            raise ValueError(f"endpoint.time_limit_s above {MOST_SECONDS:g}: a worker that hears nothing ends as hung")
+        _in_time(self.endpoint)
+        return self
+
+
+class LessonSettings(_Settings):
+    """Who extracts the lesson of a whole session (`tentalis serve experience`), and its most tokens, by the student's
+    tokenizer."""
+
+    endpoint: Endpoint
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")] = "experience"
+    temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] = 0.6
+    max_tokens: Annotated[int, Field(ge=1)] = 4096
+    most_tokens: Annotated[int, Field(ge=1, le=MOST_LESSON_TOKENS)] = MOST_LESSON_TOKENS
+
+    @model_validator(mode="after")
+    def _answers_in_time(self) -> "LessonSettings":
+        _in_time(self.endpoint)
         return self
 
 
@@ -86,10 +102,11 @@ class TeacherSettings(_Settings):
 
 
 class Hinters(_Settings):
-    """The whole file: a hinter per environment (`*`: the rest), and the teacher."""
+    """The whole file: a hinter per environment (`*`: the rest), the teacher, and who extracts lessons of sessions."""
 
     hinters: dict[str, Annotated[Rule | Off | Judge, Field(discriminator="kind")]] = {ANY: Rule(kind="rule")}
     teacher: TeacherSettings = TeacherSettings()
+    lesson: LessonSettings | None = None
 
     @model_validator(mode="after")
     def _uses_what_it_asks_for(self) -> "Hinters":
@@ -102,6 +119,11 @@ class Hinters(_Settings):
                     "needs teacher.top above 0; else use select: longest"
                 )
         return self
+
+
+def _in_time(endpoint: Endpoint) -> None:
+    if endpoint.time_limit_s > MOST_SECONDS:
+        raise ValueError(f"endpoint.time_limit_s above {MOST_SECONDS:g}: a worker that hears nothing ends as hung")
 
 
 def load_hinters(path: Path) -> Hinters:

@@ -33,6 +33,10 @@ class OneModel:
 
     async def name(self, sample: Sample) -> str:
         """See TeacherModel."""
+        return await self.find()
+
+    async def find(self) -> str:
+        """The model. Raises what looking for it raises."""
         if self._name is None:
             self._name = await self._find()
         return self._name

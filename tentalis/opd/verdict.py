@@ -43,14 +43,14 @@ def last_box(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def last_block(text: str) -> str | None:
+def last_block(text: str, begin: str = START, finish: str = END) -> str | None:
     """What stands between the last start that has an end, and its end; None if there is none.
 
     >>> last_block("[HINT_START]a[HINT_END] or rather [HINT_START]b[HINT_END]")
     'b'
     """
-    start = text.rfind(START, 0, max(text.rfind(END), 0))
-    return None if start < 0 else text[start + len(START) : text.find(END, start)]
+    start = text.rfind(begin, 0, max(text.rfind(finish), 0))
+    return None if start < 0 else text[start + len(begin) : text.find(finish, start)]
 
 
 def vote_of(answer: str | None) -> Vote:

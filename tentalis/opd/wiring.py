@@ -2,12 +2,14 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import InferenceError, ServerUnavailable
-from tentalis.opd.config import Hinters, Judge, Off, TeacherSettings
+from tentalis.opd.config import Hinters, Judge, LessonSettings, Off, TeacherSettings
 from tentalis.opd.hinters import Asking, Hinter, JudgeHinter, NoHinter, RuleHinter
+from tentalis.opd.lesson import LessonJudge
 from tentalis.opd.models import OneModel, SamplersModel
 from tentalis.opd.teacher import Teacher
 from tentalis.opd.tokenizer import check_same_tokens
@@ -30,6 +32,29 @@ def make_hinters(settings: Hinters, env: Mapping[str, str] = os.environ) -> dict
         return NoHinter() if isinstance(each, Off) else RuleHinter()
 
     return {environment: made(each) for environment, each in settings.hinters.items()}
+
+
+def make_lesson_judge(settings: LessonSettings, env: Mapping[str, str] = os.environ) -> LessonJudge:
+    """Who extracts lessons. Raises NoApiKey."""
+    endpoint = settings.endpoint
+    asked = [endpoint.model, sorted(endpoint.extra.items()), settings.most_tokens]
+    return LessonJudge(Chat(endpoint, env), asked, settings.temperature, settings.max_tokens, settings.name)
+
+
+def token_cut(server: str, most: int) -> Callable[[str], Awaitable[str]]:
+    """Cuts a text after its last whole line within `most` tokens of the student's."""
+    student = OpenAIClient(server)
+    model = OneModel(partial(base_model, student))
+
+    async def cut(text: str) -> str:
+        name = await model.find()
+        ids = await student.tokenize(name, text, add_special_tokens=False)
+        if len(ids) <= most:
+            return text
+        kept = await student.detokenize(name, ids[:most].tolist())
+        return kept.rpartition("\n")[0] or kept
+
+    return cut
 
 
 def make_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] = os.environ) -> Teacher:

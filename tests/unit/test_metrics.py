@@ -17,6 +17,7 @@ from schemas.records import Record
 from streams import health as stream_health
 from streams.aggregation import Aggregation
 from streams.delivery import Counts
+from streams.experience.processor import Experience
 from streams.hinting import Hinting
 from streams.join.processor import JoinProcessor
 from streams.processor import LogRecord, Processor
@@ -60,6 +61,9 @@ def exporter_of(process: str) -> Exporter:
             return _stream(Hinting(codec, cast(Any, None)))
         case "gateway":
             return Measures(lambda: 0).exporter
+        case "experience":
+            nobody = cast(Any, None)
+            return _stream(Experience(codec, nobody, nobody, nobody, nobody, idle_ms=1))
         case "join":
             return _stream(JoinProcessor(codec))
         case "aggregation":

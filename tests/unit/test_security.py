@@ -11,6 +11,7 @@ from schemas import topics
 from schemas.codec import Codec
 from streams.aggregation import Aggregation
 from streams.app import _credentials
+from streams.experience.processor import Experience
 from streams.hinting import Hinting
 from streams.join.processor import JoinProcessor
 from streams.scoring import Scoring
@@ -179,7 +180,7 @@ def test_the_table_names_topics_that_there_are_and_gives_each_right_to_few() -> 
 def test_every_application_may_read_its_inputs_and_write_its_dead_letters() -> None:
     codec = Codec(None)
     built = {"join": JoinProcessor(codec).topics, "scoring": Scoring.topics, "hinting": Hinting.topics}
-    built |= {"aggregation": Aggregation.topics, "sessions": SessionsProcessor.topics}
+    built |= {"aggregation": Aggregation.topics, "sessions": SessionsProcessor.topics, "experience": Experience.topics}
     for role, inputs in built.items():
         for topic in inputs:
             assert role in roles_with(Resource.TOPIC, topic, Operation.READ)

@@ -1,0 +1,201 @@
+"""Whole-session experience: which sessions end, the one lesson, and every turn scored anew with it."""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import topics
+from schemas.records import Hint, Record, Source
+from schemas.tensors import float32_view
+from streams.experience.core import MOST_TURNS, Partition
+from streams.experience.processor import Experience
+from streams.join.emit import Place, late
+from streams.processor import Effects, LogRecord, Retryable
+from streams.sessions.turns import result_of, task_id
+from tentalis.inference.protocol import RequestRefused, ServerUnavailable
+from tentalis.opd import OneModel, Teacher
+from tentalis.opd.lesson import END, START, LessonJudge, lesson_of
+from tentalis.opd.verdict import Said
+from tentalis.rewards import ScorerAway
+from tests.unit.fake_inference import FakeInference
+from tests.unit.sessions_support import CODEC, PARTITION, end, forget, log_of, side, tick, turn
+from tests.unit.sessions_support import START as BEGAN
+from tests.unit.test_opd_judge import Script
+
+IDLE_MS = 1_000
+LESSON = "Do: answer in one line.\nDon't: use lists."
+TELLS = f"They wanted it short. {START}\n{LESSON}\n{END} \\boxed{{1}}"
+
+
+class Log:
+    """Reads the records of a log again; `asked` are the offsets."""
+
+    def __init__(self, records: Sequence[LogRecord]) -> None:
+        self.records = {record.offset: record for record in records}
+        self.asked: list[int] = []
+
+    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> Mapping[int, LogRecord | None]:
+        self.asked += offsets
+        return {offset: self.records.get(offset) for offset in offsets}
+
+
+class Lab:
+    """The application over a log, flushed to a changelog of its own."""
+
+    def __init__(self, log: Sequence[LogRecord], chat: Script, inference: FakeInference | None = None) -> None:
+        async def model() -> str:
+            return "base"
+
+        async def shorten(text: str) -> str:
+            return text[:40]
+
+        self.log, self.chat, self.inference = list(log), chat, inference or FakeInference()
+        self.reader = Log(log)
+        self.app = Experience(
+            CODEC,
+            self.reader,
+            LessonJudge(chat, ["m"], 0.6, 4096),
+            Teacher(self.inference, OneModel(model)),
+            shorten,
+            idle_ms=IDLE_MS,
+        )
+        self.store: dict[str, bytes] = {}
+        self.app.restore(PARTITION, {})
+
+    def run(self, *records: LogRecord) -> list[Hint]:
+        effects: Effects = asyncio.run(self.app.process(PARTITION, records or self.log))
+        assert not effects.dead
+        for key, value in (change for wave in effects.changes for change in wave):
+            if value is None:
+                self.store.pop(key, None)
+            else:
+                self.store[key] = value
+        halves = [CODEC.decode(made.value, topic=made.topic, partition=0, offset=0) for made in effects.outputs]
+        return [half for half in halves if isinstance(half, Hint)]
+
+    def again(self) -> None:
+        """As after a batch that was given up, or a restart."""
+        self.app.revoke(PARTITION)
+        self.app.restore(PARTITION, dict(self.store))
+
+
+FIRST = turn("a", "Why do cats purr?")
+SECOND = turn("b", "Why do cats purr?", "answer of a", "Shorter!")
+
+
+def test_every_turn_of_an_ended_session_becomes_a_late_half_of_its_own_result() -> None:
+    lab = Lab(log_of((0, FIRST), (1, side("s")), (2, SECOND), (3, end())), Script(TELLS))
+    halves = lab.run()
+    results = [result_of(FIRST, 0, BEGAN), result_of(SECOND, 1, BEGAN + 2)]
+    assert [half.sample.result_id for half in halves] == [result.result_id for result in results]
+    for half, result in zip(halves, results, strict=True):
+        assert half.hints == (LESSON[:40],) and half.source is Source.RESULT and half.feedback_id is None
+        assert half.hinter.startswith("experience/1-") and half.key == result.task.task_id
+        assert half.sample.head.turn_index == result.task.turn_index
+        assert len(float32_view(half.teacher_logprobs or b"")) == 5
+        emission = late(Place(topics.HALVES, 0), half, 7, 9, as_rollout=True)
+        assert emission.rollout is not None and emission.rollout.rollout_id == f"{half.key}/0/opd/{half.hint_id}"
+    shown = lab.chat.asked[0][1]["content"]
+    assert "user: Why do cats purr?\n\nassistant: answer of a\n\nuser: Shorter!\n\nassistant: answer of b" in shown
+    prompts = [prompt[-1]["content"] for prompt in lab.inference.rendered]
+    assert len(prompts) == 2 and all(prompt.endswith(LESSON[:40]) for prompt in prompts)
+    assert len({half.hint_id for half in halves}) == 2 and not lab.store
+
+
+@pytest.mark.parametrize(
+    "over", [(2, end()), (2 + IDLE_MS, tick()), (2 + IDLE_MS, turn("x", "Hi", session="other")), (2, b"no record")]
+)
+def test_a_session_ends_by_call_and_by_idle_time_and_not_before(over: tuple[int, Record | bytes]) -> None:
+    lab = Lab(log_of((0, FIRST), (1, SECOND), over), Script(TELLS))
+    assert len(lab.run()) == (0 if isinstance(over[1], bytes) else 2)
+
+
+def test_a_header_ends_it_with_its_own_turn() -> None:
+    done = SECOND.model_copy(update={"done": True})
+    assert len(Lab(log_of((0, FIRST), (1, done)), Script(TELLS)).run()) == 2
+
+
+@pytest.mark.parametrize("answer", [None, "hm", "\\boxed{-1}", f"{START}Do: it{END} \\boxed{{1}}"])
+def test_no_lesson_is_made_up(answer: str | None) -> None:
+    lab = Lab(log_of((0, FIRST), (1, end())), Script(answer))
+    assert not lab.run() and not lab.inference.rendered and not lab.store
+
+
+@given(st.text())
+def test_whatever_a_judge_answers_is_a_lesson_or_none(answer: str) -> None:
+    lesson = lesson_of(answer)
+    assert (lesson.said is Said.ACCEPTED) == bool(lesson.text)
+
+
+def test_state_is_places_alone_and_outlives_a_restart() -> None:
+    lab = Lab(log_of((0, FIRST), (1, SECOND), (2, end())), Script(TELLS))
+    assert not lab.run(*lab.log[:2])
+    (value,) = lab.store.values()
+    assert b"purr" not in value and len(value) < 200
+    lab.again()
+    assert len(lab.run(lab.log[2])) == 2 and not lab.store
+
+
+def test_what_is_delivered_again_changes_nothing_and_makes_the_same_ids() -> None:
+    lab = Lab(log_of((0, FIRST), (1, FIRST), (2, SECOND), (3, end())), Script(TELLS, TELLS))
+    before = dict(lab.store)
+    once = [half.hint_id for half in lab.run()]
+    lab.store = before  # the crash came before the changelog
+    lab.again()
+    assert [half.hint_id for half in lab.run()] == once and len(once) == 2
+
+    newer = Lab(log_of((0, FIRST), (1, end()), (2, SECOND)), Script(TELLS, TELLS))
+    newer.run()
+    newer.again()
+    assert not newer.run(newer.log[1]), "the end of an earlier session of that id"
+    assert newer.store
+
+
+def test_who_leaves_is_dropped() -> None:
+    lab = Lab(log_of((0, FIRST), (1, forget(user_id="ann")), (2, end())), Script())
+    assert not lab.run() and not lab.store
+
+
+def test_a_judge_or_teacher_that_is_away_is_waited_for_and_asked_only_for_what_is_missing() -> None:
+    chat = Script(ScorerAway("refused"))
+    lab = Lab(log_of((0, FIRST), (1, SECOND), (2, end())), chat)
+    with pytest.raises(Retryable, match="lesson of a session cannot be had now: refused"):
+        lab.run()
+    chat.answers = [TELLS]
+    calls = iter(range(10))
+    lab.inference.fails = lambda model: ServerUnavailable("away") if next(calls) == 1 else None
+    lab.again()
+    with pytest.raises(Retryable, match="the teacher is away"):
+        lab.run()
+    lab.again()
+    assert len(lab.run()) == 2 and len(chat.asked) == 2 and len(lab.inference.scored) == 2
+
+
+def test_turns_that_are_gone_or_refused_are_left_out_and_the_others_are_not() -> None:
+    chat = Script(TELLS)
+    lab = Lab(log_of((0, FIRST), (1, SECOND), (2, turn("c", "Why?", "x", "And?")), (3, end())), chat)
+    del lab.reader.records[0]
+    refusals = iter([RequestRefused(400, "too long")])
+    lab.inference.fails = lambda model: next(refusals, None)
+    assert len(lab.run()) == 1
+
+
+def test_a_turn_that_cannot_be_trained_on_is_left_out() -> None:
+    lab = Lab(log_of((0, FIRST.model_copy(update={"not_trainable": "greedy"})), (1, SECOND), (2, end())), Script(TELLS))
+    (half,) = lab.run()
+    assert half.key == task_id(SECOND) and half.sample.head.turn_index == 1
+
+
+def test_a_session_without_end_keeps_its_newest_turns() -> None:
+    fold = Partition(IDLE_MS, {})
+    for number in range(MOST_TURNS + 5):
+        fold.advance(BEGAN)
+        fold.apply(turn(str(number), "Hi"), number, 100)
+    ((_, value),) = fold.take_changes()[0]
+    assert value is not None and len(value) < 6_000
+    (ended,) = fold.apply(end(), 1_000, 10)
+    assert [each.offset for each in ended.turns] == list(range(5, MOST_TURNS + 5))
+    assert fold.left_out == {"too_many": 5} and ended.turns[-1].number == MOST_TURNS + 4
