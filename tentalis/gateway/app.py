@@ -112,7 +112,7 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
         deps.caller(request, Scope.CHAT)
         return {"object": "list", "data": _models(deps)}
 
-    @app.post("/v1/sessions/{session_id}/end")
+    @app.post("/v1/sessions/{session_id:path}/end")
     async def end_session(session_id: str, request: Request) -> dict[str, str]:
         """Ends a session: its last turn gets no next state."""
         return await proxy.end_session(request, session_id)

@@ -135,7 +135,7 @@ def build_stack(options: StackOptions) -> Stack:
     )
     served = ("--server-id", SERVER_ID, "--promotion", "run")
     add_measured("policies", "serve", "policies", *served, after=("topics", "model"))
-    for name in APPLICATIONS:
+    for name in (*APPLICATIONS, *(() if options.gateway is None else ("sessions",))):
         add_measured(name, "serve", name, after=("topics",))
     add_measured("worker", "worker", "--environment", options.environment, after=("topics", "model"))
     gateway = None

