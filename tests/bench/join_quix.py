@@ -277,6 +277,9 @@ class Join:
             "hints": used["hints"] if used else [],
             "teacher_policy": used["teacher_policy"] if used else None,
             "teacher_logprobs": used["teacher_logprobs"] if used else None,
+            "topk": used["topk"] if used else 0,
+            "topk_ids": used["topk_ids"] if used else b"",
+            "topk_logprobs": used["topk_logprobs"] if used else b"",
             "provenance": provenance,
             "forgotten": False,
         }
