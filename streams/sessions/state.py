@@ -126,7 +126,8 @@ class Seen:
         """Forgets what is over at a stream time; the keys."""
         while self._queue and self._queue[0][0] + self._ttl_ms < now:
             time, mark = heapq.heappop(self._queue)
-            if self._events[mark][1] == time:
+            known = self._events.get(mark)
+            if known is not None and known[1] == time:
                 del self._events[mark]
                 yield SEEN + mark
 
