@@ -169,6 +169,14 @@ SESSIONS_NEXT_STATES = Metric(
     ("role",),
     "turns",
 )
+SESSIONS_SIGNALS = Metric(
+    "tentalis_sessions_signals_total",
+    Kind.COUNTER,
+    "Implicit signals found, by author: signal:reasked and so on (docs/signals.md).",
+    ("sessions",),
+    ("author",),
+    "records",
+)
 SESSIONS_ENDED = Metric(
     "tentalis_sessions_ended_total",
     Kind.COUNTER,

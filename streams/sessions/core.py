@@ -7,7 +7,7 @@ has to be written to the changelog since it was last asked. The rules are in doc
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.records import Forget, Message, Record, Result, SessionEvent, SessionEventKind, Task, TaskHead
@@ -30,11 +30,14 @@ from streams.sessions.turns import (
     ENVIRONMENT,
     TERMS,
     came_late,
-    feedback_of,
-    next_state,
+    next_state_of,
     not_trainable,
     result_of,
+    said_to,
+    shown_by,
+    signals_of,
 )
+from tentalis import signals
 
 HOUR_MS = 3600 * 1000
 DAY_MS = 24 * HOUR_MS
@@ -48,11 +51,14 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times are log time (ms). `idle_ms`: how long the next state of a turn is awaited. `remember_ms`: how long the ids
-    of events, and sessions that have ended, are remembered; longer than `idle_ms`. `forget_ttl_ms`: the same of
-    requests to forget. `most_bytes`: of the event of a turn that gets a task: its feedback, which has the next state
-    besides, must fit a record."""
+    """What the fold depends on besides the log: with other values the same log gives other outputs.
 
+    `signals`: the implicit signals that are looked for. Times are log time (ms). `idle_ms`: how long the next state of
+    a turn is awaited. `remember_ms`: how long the ids of events, and sessions that have ended, are remembered; longer
+    than `idle_ms`. `forget_ttl_ms`: the same of requests to forget. `most_bytes`: of the event of a turn that gets a
+    task: its feedback, which has the next state besides, must fit a record."""
+
+    signals: frozenset[str] = signals.NAMES
     idle_ms: int = 23 * HOUR_MS
     remember_ms: int = DAY_MS
     forget_ttl_ms: int = 31 * DAY_MS
@@ -73,6 +79,7 @@ class Tally:
     turns: Counter[str] = field(default_factory=Counter)
     not_trainable: Counter[str] = field(default_factory=Counter)
     next_states: Counter[str] = field(default_factory=Counter)
+    signals: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     duplicates: int = 0
     late: int = 0
@@ -273,7 +280,8 @@ class Partition:
                 self._touch(key, session)
                 return self._late_turn(event, raw, index, waiting)
             if waiting is not None:
-                made.append(self._answer(session, waiting, next_state(waiting, event)))
+                said = said_to(waiting, event)
+                made += self._answer(session, waiting, said, shown_by(said), event.session_event_id)
             made += self._last_turn(session, event, raw, index)
         self._touch(key, session)
         if event.done and session.open:
@@ -301,9 +309,9 @@ class Partition:
         made = self._task(event, raw, index)
         if not made:
             return []
-        said = next_state(event, later)
+        said = said_to(event, later)
         self._count(said)
-        return [*made, feedback_of(made[1], said, self.time)]
+        return [*made, next_state_of(made[1], said, self.time)]
 
     def _task(self, event: SessionEvent, raw: bytes, index: int) -> tuple[Task, Result] | None:
         reason = not_trainable(event, len(raw), self._limits.most_bytes)
@@ -348,7 +356,8 @@ class Partition:
         """The last turn is told that nothing follows; a marker stays."""
         made: list[Record] = []
         if session.pending is not None:
-            made.append(self._answer(session, self._event_of(session.pending), None))
+            turn = self._event_of(session.pending)
+            made += self._answer(session, turn, (), [signals.Ended(closed=by != "idle")], by)
         self.tally.ended[by] += 1
         self._close(key, session)
         return made
@@ -358,16 +367,26 @@ class Partition:
         self.open_sessions -= 1
         self._touch(key, session)
 
-    def _answer(self, session: Session, turn: SessionEvent, said: Message | None) -> Record:
-        """The one feedback of the pending turn, which is awaited no more."""
+    def _answer(
+        self,
+        session: Session,
+        turn: SessionEvent,
+        said: Sequence[Message],
+        shown: Sequence[signals.Event],
+        event_id: str,
+    ) -> list[Record]:
+        """The one next state of the pending turn, which is awaited no more, and what else was to be seen."""
         pending = session.pending
         assert pending is not None
         self._drop(session)
         self._count(said)
-        return feedback_of(result_of(turn, pending.index, pending.at), said, self.time)
+        result = result_of(turn, pending.index, pending.at)
+        seen = signals_of(turn, result, shown, event_id, self.time, self._limits.signals)
+        self.tally.signals.update(feedback.author for feedback in seen)
+        return [next_state_of(result, said, self.time), *seen]
 
-    def _count(self, said: Message | None) -> None:
-        role = "none" if said is None else said.role
+    def _count(self, said: Sequence[Message]) -> None:
+        role = said[-1].role if said else "none"
         self.tally.next_states[role if role in ("none", "user", "tool") else "other"] += 1
 
     def _drop(self, session: Session) -> None:

@@ -15,6 +15,7 @@ from tentalis import metrics, tracing
 from tentalis.config import Settings
 from tentalis.kafka import now_ms
 from tentalis.metrics import Exporter
+from tentalis.signals import NAMES
 
 APP_ID = "tentalis-sessions"
 TOPIC_OF: dict[type[Record], str] = {Task: topics.TASKS, Result: topics.RESULTS, Feedback: topics.FEEDBACK}
@@ -60,6 +61,7 @@ class SessionsProcessor:
         exporter.read(metrics.SESSIONS_TURNS, lambda: _labelled(tally.turns))
         exporter.read(metrics.SESSIONS_NOT_TRAINABLE, lambda: _labelled(_few(tally.not_trainable)))
         exporter.read(metrics.SESSIONS_NEXT_STATES, lambda: _labelled(tally.next_states))
+        exporter.read(metrics.SESSIONS_SIGNALS, lambda: _labelled(tally.signals))
         exporter.read(metrics.SESSIONS_ENDED, lambda: _labelled(tally.ended))
         exporter.read(metrics.SESSIONS_DUPLICATES, lambda: tally.duplicates)
         exporter.read(metrics.SESSIONS_LATE, lambda: tally.late)
@@ -140,11 +142,13 @@ class SessionsProcessor:
         return {p: Load(fold.open_sessions, fold.open_bytes, fold.time) for p, fold in self.partitions.items()}
 
 
-def build(settings: Settings, *, idle_ms: int, bound: Bound | None = None) -> SessionsProcessor:
+def build(
+    settings: Settings, *, idle_ms: int, signals: frozenset[str] = NAMES, bound: Bound | None = None
+) -> SessionsProcessor:
     """The application for a process."""
     from tentalis.kafka import make_codec
 
-    return SessionsProcessor(make_codec(settings, patience=0.0), Limits(idle_ms=idle_ms), bound)
+    return SessionsProcessor(make_codec(settings, patience=0.0), Limits(signals=signals, idle_ms=idle_ms), bound)
 
 
 def _labelled(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:

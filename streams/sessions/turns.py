@@ -1,6 +1,7 @@
 """What becomes of a turn: its task, its result, and the feedback in what came next. Pure, and of the log alone."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import dropwhile, takewhile
 
 from schemas.ids import derived_id
 from schemas.records import (
@@ -19,6 +20,7 @@ from schemas.records import (
     result_id,
     sample_of,
 )
+from tentalis import signals
 
 ENVIRONMENT = "chat"
 VERIFIER = Verifier(name="next_state")
@@ -31,12 +33,13 @@ CUT = "\n[cut]"
 # --- which message is the answer to a turn ----------------------------------------------------------------------------
 
 
-def next_state(turn: SessionEvent, later: SessionEvent) -> Message | None:
-    """What somebody said to a turn, found in the request of a later one; None if the request says nothing to it.
+def said_to(turn: SessionEvent, later: SessionEvent) -> tuple[Message, ...]:
+    """What somebody said to a turn, found in the request of a later one; nothing if the request says nothing to it. The
+    last of them is the next state.
 
-    Where the request goes on from the turn's own, it is the last message before the assistant speaks again: that is the
-    last of the request, unless calls between the two were not recorded. Where it asks the same again, or goes back to
-    an earlier place, nobody has said anything to the turn. Everywhere else (the client shortened the conversation, or
+    Where the request goes on from the turn's own, these are the messages before the assistant speaks again: the last of
+    the request, unless calls between the two were not recorded. Where it asks the same again, or goes back to an
+    earlier place, nobody has said anything to the turn. Everywhere else (the client shortened the conversation, or
     changed it) it is the newest message that is not the assistant's own.
 
     System messages are left out: clients put the time of day there.
@@ -45,8 +48,8 @@ def next_state(turn: SessionEvent, later: SessionEvent) -> Message | None:
     if len(has) > len(had) and has[: len(had)] == had:
         return _first_said(has[len(had) :])
     if had[: len(has)] == has:
-        return None
-    return next((message for message in reversed(has) if message.role != "assistant"), None)
+        return ()
+    return tuple(message for message in reversed(has) if message.role != "assistant")[:1]
 
 
 def came_late(turn: SessionEvent, event: SessionEvent) -> bool:
@@ -65,15 +68,14 @@ def _said(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(message for message in messages if message.role != "system")
 
 
-def _first_said(messages: Sequence[Message]) -> Message | None:
-    """The last message before the assistant speaks for the second time."""
-    found = None
-    for message in messages:
-        if message.role != "assistant":
-            found = message
-        elif found is not None:
-            break
-    return found
+def _first_said(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages between the first words of the assistant and the next ones."""
+    others = dropwhile(_by_assistant, messages)
+    return tuple(takewhile(lambda message: not _by_assistant(message), others))
+
+
+def _by_assistant(message: Message) -> bool:
+    return message.role == "assistant"
 
 
 # --- the records ------------------------------------------------------------------------------------------------------
@@ -150,16 +152,45 @@ def not_trainable(event: SessionEvent, size: int, most_bytes: int) -> str | None
     return not_trainable_by_ratio(sample_of(result_of(event, 0, 0)))
 
 
-def feedback_of(result: Result, said: Message | None, at: int) -> Feedback:
-    """The one next-state feedback of a turn: what was said to it, or that nothing was. `at`: stream time (ms)."""
-    text = "" if said is None else said.content
+def next_state_of(result: Result, said: Sequence[Message], at: int) -> Feedback:
+    """The one next-state feedback of a turn: the last that was said to it, or that nothing was. `at`: stream time
+    (ms)."""
+    author, text = (said[-1].role, said[-1].content) if said else ("", "")
     return Feedback(
         feedback_id=derived_id("next_state", result.task.task_id),
         event_time=at,
         task_id=result.task.task_id,
         sample_index=0,
         source=Source.NEXT_STATE,
-        author="" if said is None else said.role,
+        author=author,
         text=text if len(text) <= MOST_TEXT else text[: MOST_TEXT - len(CUT)] + CUT,
         result=result,
     )
+
+
+def signals_of(
+    turn: SessionEvent,
+    result: Result,
+    shown: Sequence[signals.Event],
+    event_id: str,
+    at: int,
+    enabled: Collection[str],
+) -> list[Feedback]:
+    """What came after a turn without anybody grading it: the first of each kind of signal, as feedback.
+
+    `event_id`: what showed it. `at`: stream time (ms).
+    """
+    question = next((message.content for message in reversed(turn.messages) if message.role == "user"), "")
+    calls = tuple(call.name for call in turn.tool_calls)
+    before = signals.Turn(question, turn.response, turn.finish_reason, calls)
+    found: dict[str, signals.Signal] = {}
+    for event in shown:
+        for signal in signals.detect(before, event, enabled):
+            found.setdefault(signal.name, signal)
+    return [signals.feedback_of(signal, result, event_id, at) for signal in found.values()]
+
+
+def shown_by(said: Sequence[Message]) -> list[signals.Event]:
+    """What people and tools said, as the detectors take it."""
+    kinds = {"user": signals.Said, "tool": signals.Returned}
+    return [kinds[message.role](message.content) for message in said if message.role in kinds]

@@ -351,6 +351,13 @@ def sessions(
             "the join takes no feedback on a turn.",
         ),
     ] = 23 * HOUR_S,
+    signals: Annotated[
+        str,
+        typer.Option(
+            envvar="TENTALIS_SIGNALS",
+            help="Implicit signals to look for, with commas between them (docs/signals.md): all, none, or names.",
+        ),
+    ] = "all",
     max_open_sessions: Annotated[
         int | None,
         typer.Option(
@@ -380,8 +387,14 @@ def sessions(
     """Session events to tasks, results, and what came next as feedback."""
     from streams.join.room import Bound
     from streams.sessions.processor import build
+    from tentalis.signals import NAMES
 
-    make = partial(build, idle_ms=round(1000 * idle), bound=Bound(max_open_sessions, max_open_bytes))
+    names = {"all": NAMES, "none": frozenset[str]()}.get(signals, frozenset(signals.split(",")))
+    if not names <= NAMES:
+        unknown = ", ".join(sorted(names - NAMES))
+        raise CommandError(f"--signals: there is no {unknown}; there are {', '.join(sorted(NAMES))}", USAGE)
+    bound = Bound(max_open_sessions, max_open_bytes)
+    make = partial(build, idle_ms=round(1000 * idle), signals=names, bound=bound)
     _stream("sessions", make, bootstrap, port, instance, state, state_dir)
 
 

@@ -1,6 +1,7 @@
 """What the tests of the sessions share: a log of session events made by hand, and workers whose flushes can be cut."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from schemas import topics
@@ -21,6 +22,7 @@ from schemas.tensors import float32_bytes, int32_bytes
 from streams.processor import LogRecord
 from streams.sessions.core import Limits
 from streams.sessions.processor import SessionsProcessor
+from tentalis.signals import NAMES
 from tests.unit.join_support import Cut, Partitioned, drive
 
 __all__ = ["Cut", "drive"]
@@ -28,7 +30,9 @@ __all__ = ["Cut", "drive"]
 CODEC = Codec()
 PARTITION = 3
 START = 1_000_000
-LIMITS = Limits(idle_ms=1_000, remember_ms=5_000, forget_ttl_ms=9_000, most_bytes=20_000)
+LIMITS = Limits(frozenset(), idle_ms=1_000, remember_ms=5_000, forget_ttl_ms=9_000, most_bytes=20_000)
+SEEING = replace(LIMITS, signals=NAMES)
+"""Implicit signals are looked for."""
 
 
 def said(*texts: str) -> tuple[Message, ...]:

@@ -22,10 +22,11 @@ from streams.join.state import StateError
 from streams.sessions.core import Limits
 from streams.sessions.processor import SessionsProcessor
 from streams.sessions.state import decode_session, session_key
-from streams.sessions.turns import MOST_TEXT, came_late, next_state
+from streams.sessions.turns import MOST_TEXT, came_late, said_to
 from tests.unit.sessions_support import (
     CODEC,
     PARTITION,
+    SEEING,
     START,
     Sessions,
     drive,
@@ -186,8 +187,8 @@ def test_asking_again_or_going_back_says_nothing_to_the_turn_before() -> None:
 
 def test_which_message_is_the_next_state() -> None:
     def between(had: tuple[str, ...], has: tuple[str, ...]) -> str | None:
-        found = next_state(turn("a", *had), turn("b", *has))
-        return None if found is None else found.content
+        found = said_to(turn("a", *had), turn("b", *has))
+        return found[-1].content if found else None
 
     assert between(("q",), ("q", "a", "b")) == "b"
     assert between(("q",), ("q", "a", "tool: 1", "tool: 2")) == "2"
@@ -199,6 +200,26 @@ def test_which_message_is_the_next_state() -> None:
     assert between(("q", "a", "b"), ("user: summary so far", "assistant: ok", "user: c")) == "c", "shortened"
     assert between(("q", "a", "b"), ("q", "a", "user: rather this")) == "rather this", "changed"
     assert between(("q",), ("system: only this",)) is None
+
+
+def test_implicit_signals_are_feedback_of_the_environment_and_each_can_be_switched_off() -> None:
+    wrong = turn("2", "hello", "hi", "That's wrong, I said hello.")
+    assert fold((0, ONE), (10, wrong), limits=SEEING).heard[1] == (
+        "1",
+        "signal:correction",
+        "That's wrong, I said hello.",
+    )
+    calls = turn("1", "look", tool_calls=(ToolCall(name="look"),))
+    failing = turn("2", "look", "assistant: ", "tool: Error: no such file", "tool: fine")
+    partition = fold((0, calls), (10, failing), limits=SEEING)
+    assert partition.heard[:2] == [("1", "tool", "fine"), ("1", "signal:tool_failure", "Error: no such file")]
+    found = partition.feedback[1]
+    assert (found.source, found.polarity) == (Source.ENVIRONMENT, Polarity.NEGATIVE)
+    assert len(fold((0, ONE), (10, wrong)).heard) == 1
+    cut = turn("1", "hello", finish_reason="length")
+    silent, closed = fold((0, cut), (1001, tick()), limits=SEEING), fold((0, cut), (10, end()), limits=SEEING)
+    assert [author for _, author, _ in silent.heard] == ["", "signal:abandoned"]
+    assert [author for _, author, _ in closed.heard] == [""]
 
 
 def test_an_answer_without_text_does_not_show_that_a_turn_was_late() -> None:

@@ -17,6 +17,7 @@ from tests.unit.sessions_support import (
     CODEC,
     LIMITS,
     PARTITION,
+    SEEING,
     START,
     Cut,
     Sessions,
@@ -36,7 +37,7 @@ QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[He
 
 STEPS = (0, 0, 0, 1, 5, 5, 40, 300, 999, 1000, 1001, -50, -500)
 LEAPS = (2500, 5000, 5001, 9001)
-TALK = ("q", "a0", "r", "a1", "user: s", "a2", "tool: t", "a3", "user: u")
+TALK = ("q", "a0", "that's wrong", "a1", "user: s", "a2", "tool: Error: t", "a3", "user: u")
 """The conversation that every session has; a turn is asked with its first 1, 3, 5, ... messages."""
 
 Spec = tuple[Any, ...]
@@ -164,7 +165,7 @@ def test_crashes_redelivery_and_zombies_do_not_matter(
     """Flushes cut between and within outputs, state and commit, redelivery from any earlier offset, late flushes of
     workers thought dead: every write is one of the undisturbed run, byte for byte, none is missing, and the state ends
     up the same."""
-    calm, rough = Sessions(records(log)), Sessions(records(log))
+    calm, rough = Sessions(records(log), SEEING), Sessions(records(log), SEEING)
     calm.run()
     rough.run(sizes, plan)
     assert set(rough.written.produced) == set(calm.written.produced)
@@ -180,7 +181,7 @@ def test_every_task_has_one_feedback_in_the_end_unless_it_was_forgotten(
     partition = Sessions(records(log, tail=1))
     partition.run(sizes, plan)
     heard: dict[str, set[str]] = {}
-    for feedback in partition.feedback:
+    for feedback in partition.feedback:  # no implicit signals among it
         heard.setdefault(feedback.task_id, set()).add(feedback.model_dump_json())
     tasks = {task.task_id for task in partition.tasks}
     if not any(spec is not None and spec[0] == "forget" for _, spec in log):
