@@ -1,0 +1,199 @@
+"""The log as the bridge sees it: facts of the records that people ask for, the state of training, and live events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from schemas import topics
+from schemas.codec import Codec, DecodeError
+from tentalis.config import Settings
+from tentalis.gateway.bridge.appender import Appender
+from tentalis.gateway.bridge.facts import Fact
+from tentalis.gateway.bridge.groups import Groups
+from tentalis.gateway.bridge.ports import Found
+from tentalis.gateway.bridge.reread import Reread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Consumer, Message, TopicPartition
+
+log = logging.getLogger(__name__)
+
+FACTS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.SESSIONS, topics.OUTCOMES)
+# Plans are long, and of the old ones nobody asks: this many records of their topic are read when it begins.
+NEWEST_BATCHES = 512
+EVENT_ID = "ce_id"
+PAUSE_S = 2.0
+TIMEOUT_S = 10.0
+
+
+class KafkaLog:
+    """The log of a broker. `horizon_ms`, `most_facts`: how far back it is read when it begins."""
+
+    def __init__(self, settings: Settings, codec: Codec, source: str, *, horizon_ms: int, most_facts: int) -> None:
+        from tentalis.kafka import now_ms
+
+        self._appender = Appender(settings, source, codec)
+        self._reread = Reread(settings, codec)
+        self._groups = Groups(settings)
+        self._following = Following(settings, codec, since_ms=now_ms() - horizon_ms, most=most_facts // len(FACTS))
+        self.start = self._following.start
+        self.append = self._appender.append
+        self.records = self._reread.records
+        self.groups = self._groups.look
+
+    @property
+    def trouble(self) -> str | None:
+        """Why what was found of it may be old, None if it is not."""
+        return self._following.trouble
+
+    def close(self) -> None:
+        """Ends."""
+        self._following.close()
+        self._appender.close()
+        self._reread.close()
+
+
+class Following:
+    """A thread with one consumer in no group.
+
+    Args:
+        since_ms: append time from which facts are read when it begins.
+        most: records of facts' topics, per topic, that are read then at most.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        codec: Codec,
+        *,
+        since_ms: int,
+        most: int,
+    ) -> None:
+        self._settings, self._codec = settings, codec
+        self._since_ms, self._most = since_ms, most
+        self._next: dict[tuple[str, int], int] = {}
+        self._behind: set[tuple[str, int]] = set()
+        self._stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._take: Callable[[Found], None]
+        self._wanted: Callable[[], bool]
+        self._thread = threading.Thread(target=self._run, name="bridge-log", daemon=True)
+        self.trouble: str | None = "the log is not read yet"
+        """Why what it found may be old, None if it is not."""
+
+    def start(self, take: Callable[[Found], None], wanted: Callable[[], bool]) -> None:
+        """Begins, on the running event loop."""
+        self._take, self._wanted, self._loop = take, wanted, asyncio.get_running_loop()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends; blocks for a moment. Not to be called on the event loop."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._follow()
+            except Exception as error:  # noqa: BLE001 - told on /health and tried again: the broker may come back
+                self.trouble = f"the log cannot be read: {error}"
+                log.warning("%s; again in %g s", self.trouble, PAUSE_S)
+                self._stop.wait(PAUSE_S)
+
+    def _follow(self) -> None:
+        from confluent_kafka import Consumer, KafkaError
+
+        from tentalis.acls import FOLLOWERS, Operation
+        from tentalis.kafka import consumer_config, passes
+        from tentalis.refusal import refused
+
+        config = consumer_config(self._settings, FOLLOWERS)
+        consumer = Consumer(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 100})
+        try:
+            places = [place for name in FACTS for place in self._begin(consumer, name, since_ms=self._since_ms)]
+            for name in (topics.RUNS, topics.POLICIES, topics.POLICY_ACKS):
+                places += self._begin(consumer, name)
+            places += self._begin(consumer, topics.BATCHES, newest=NEWEST_BATCHES)
+            self._behind = {(place.topic, place.partition) for place in places}
+            consumer.assign(places)
+            while not self._stop.is_set():
+                messages = []
+                for message in consumer.consume(500, 0.2):
+                    error = message.error()
+                    if error is None:
+                        messages.append(message)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        self._behind.discard((message.topic(), message.partition()))
+                    elif not passes(error):
+                        raise refused(self._settings, error, Operation.READ, str(message.topic()), FOLLOWERS)
+                self._hand_over(messages)
+                self.trouble = f"{len(self._behind)} partitions are not read to their end yet" if self._behind else None
+        finally:
+            consumer.close()
+
+    def _begin(
+        self, consumer: Consumer, topic: str, *, since_ms: int | None = None, newest: int | None = None
+    ) -> Iterable[TopicPartition]:
+        from confluent_kafka import TopicPartition
+
+        from tentalis.kafka import NoSuchTopic
+
+        metadata = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+        if metadata.error is not None:
+            raise NoSuchTopic(f"{topic}: {metadata.error.str()}. `tentalis topics apply` creates it")
+        places = [TopicPartition(topic, p, since_ms or 0) for p in sorted(metadata.partitions)]
+        if since_ms is not None:
+            # -1, the end, where nothing is that young.
+            places = consumer.offsets_for_times(places, timeout=TIMEOUT_S)
+            newest = self._most // len(places)
+        for place in places:
+            low, high = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
+            begin = high if place.offset < 0 else max(low, place.offset)
+            known = self._next.get((topic, place.partition))
+            place.offset = known if known is not None else max(begin, high - (newest or high))
+        return places
+
+    def _hand_over(self, messages: list[Message]) -> None:
+        from tentalis.kafka import headers_in
+
+        found = Found()
+        decoding = self._wanted()
+        for message in messages:
+            topic, partition, offset = str(message.topic()), int(message.partition()), int(message.offset())
+            self._next[topic, partition] = offset + 1
+            value = message.value()
+            if value is None:
+                continue
+            event_id = next((v for name, v in headers_in(message) if name == EVENT_ID), None) or b""
+            fact = Fact(topic, partition, offset, int(message.timestamp()[1]), event_id.decode("utf-8", "replace"))
+            if topic in FACTS:
+                found.facts.append((fact, message.key() or b""))
+            if topic not in FACTS or decoding:
+                try:
+                    expected = topics.table().records_of(topic)
+                    record = self._codec.decode(
+                        value, topic=topic, partition=partition, offset=offset, expected=expected
+                    )
+                except DecodeError as error:
+                    log.debug("passed over, its owner dead-letters it: %s", error)
+                else:
+                    found.records.append((fact, record))
+        if messages:
+            # One look at a time: the event loop has other work between them.
+            done = threading.Event()
+            self._loop.call_soon_threadsafe(self._taken, found, done)
+            while not done.wait(0.2) and not self._stop.is_set():
+                pass
+
+    def _taken(self, found: Found, done: threading.Event) -> None:
+        try:
+            self._take(found)
+        finally:
+            done.set()
