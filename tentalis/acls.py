@@ -153,9 +153,11 @@ ROLES: dict[str, Role] = {
         _role(
             "gateway",
             "`tentalis serve gateway`",
-            _reads(topics.POLICY_ACKS, topics.SESSIONS),
+            _reads(*topics.CONTROL, topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.SESSIONS, topics.OUTCOMES),
+            _reads(topics.HALVES, topics.ROLLOUTS),
             _follows(),
-            _writes(topics.SESSIONS),
+            [Grant(Resource.GROUP, "tentalis", Operation.DESCRIBE, prefixed=True)],
+            _writes(topics.SESSIONS, topics.TASKS, topics.RESULTS, topics.FEEDBACK),
         ),
         _role(
             "manager",

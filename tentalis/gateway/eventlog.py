@@ -5,9 +5,10 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from schemas.codec import Codec
+from schemas.place import Place
 from schemas.records import Record
 from tentalis.acls import READERS
 from tentalis.config import Settings
@@ -53,18 +54,26 @@ class EventLog:
         headers = tuple(headers_of(record, self._source, traceparent))
         return Spooled(record.event_id, topic, record.key.encode(), value, headers, now_ms())
 
-    def send(self, record: Spooled, done: Callable[[KafkaError | None], None]) -> None:
-        """Queues a record; `done` is called on the poll thread with what became of it.
+    def send(
+        self,
+        record: Spooled,
+        done: Callable[[KafkaError | None], None],
+        lies: Callable[[Place], None] = lambda _place: None,
+    ) -> None:
+        """Queues a record; `done` is called on the poll thread with what became of it, before it `lies` with where it
+        lies if the broker has it.
 
         Raises NotDelivered while the local queue is full.
         """
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                lies(Place(record.topic, int(message.partition()), int(message.offset())))
+            done(error)
+
         try:
             self._producer.produce(
-                record.topic,
-                record.value,
-                record.key,
-                headers=list(record.headers),
-                on_delivery=lambda error, _message: done(error),
+                record.topic, record.value, record.key, headers=list(record.headers), on_delivery=delivered
             )
         except BufferError as error:
             raise NotDelivered("the queue to the broker is full") from error

@@ -10,6 +10,7 @@ import uvicorn
 from tentalis.config import Settings
 from tentalis.gateway.app import Deps, Install, build_app
 from tentalis.gateway.backends import Backends
+from tentalis.gateway.bridge.install import install as bridge
 from tentalis.gateway.connections import impatient
 from tentalis.gateway.eventlog import EventLog
 from tentalis.gateway.keys import Keys
@@ -22,7 +23,7 @@ from tentalis.health import served as answering
 from tentalis.kafka import make_codec
 from tentalis.service import run_service
 
-EXTENSIONS: tuple[Install, ...] = ()
+EXTENSIONS: tuple[Install, ...] = (bridge,)
 """What adds further routes; see `tentalis.gateway.app.Install`."""
 
 # Of a client that keeps its connection open, in seconds; and for answers under way after a stop signal.

@@ -70,13 +70,8 @@ def bridge_over(log: MemoryLog, **more: Any) -> Bridge:
 
 
 def app_over(bridge: Bridge, keys: Keys | None = None, **more: Any) -> FastAPI:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with bridge.running():
-            yield
-
-    app = FastAPI(title="bridge", lifespan=lifespan)
-    app.include_router(router(bridge, keys or Keys(None), **more))
+    app = FastAPI(title="bridge")
+    app.include_router(router(bridge, keys or Keys(None), body_bytes=2**20, body_s=30.0, **more))
     return app
 
 

@@ -1,19 +1,18 @@
 """Which consumer groups have members, and how far they are behind, as the broker tells."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from schemas import topics
 from tentalis.config import Settings
+from tentalis.demo.lag import consumer_lags
 from tentalis.gateway.bridge.training import GroupAnswer
-
-if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+from tentalis.kafka import client_config
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +60,6 @@ class Groups:
 
     def look(self) -> tuple[Mapping[str, GroupAnswer] | None, float]:
         """The groups and how long ago they were looked at (s); None if the broker never told. Blocks for seconds."""
-        from confluent_kafka import KafkaException
-
         with self._lock:
             if self._seen is None or time.monotonic() - self._at > LOOK_AGAIN_S:
                 try:
@@ -72,11 +69,6 @@ class Groups:
             return self._seen, time.monotonic() - self._at
 
     def _ask(self) -> dict[str, GroupAnswer]:
-        from confluent_kafka.admin import AdminClient
-
-        from tentalis.demo.lag import consumer_lags
-        from tentalis.kafka import client_config
-
         if self._admin is None:
             self._admin = AdminClient(client_config(self._settings))
         listed = self._admin.list_consumer_groups(request_timeout=TIMEOUT_S).result(2 * TIMEOUT_S)

@@ -1,26 +1,28 @@
 """The log as the bridge sees it: facts of the records that people ask for, the state of training, and live events."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
+from schemas.codec import Codec, DecodeError, SchemasUnavailable
+from schemas.place import Place
+from schemas.records import Feedback, Record, Result, Task
+from tentalis import tracing
+from tentalis.acls import FOLLOWERS, Operation
 from tentalis.config import Settings
-from tentalis.gateway.bridge.appender import Appender
 from tentalis.gateway.bridge.facts import Fact
 from tentalis.gateway.bridge.groups import Groups
+from tentalis.gateway.bridge.mapping import same
 from tentalis.gateway.bridge.ports import Found
 from tentalis.gateway.bridge.reread import Reread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from confluent_kafka import Consumer, Message, TopicPartition
+from tentalis.gateway.eventlog import EventLog, NotDelivered
+from tentalis.gateway.failure import Refused
+from tentalis.kafka import NoSuchTopic, RecordTooLarge, consumer_config, headers_in, make_codec, now_ms, passes
+from tentalis.refusal import refused
 
 log = logging.getLogger(__name__)
 
@@ -30,33 +32,87 @@ NEWEST_BATCHES = 512
 EVENT_ID = "ce_id"
 PAUSE_S = 2.0
 TIMEOUT_S = 10.0
+ACKNOWLEDGED_S = 10.0
 
 
 class KafkaLog:
     """The log of a broker. `horizon_ms`, `most_facts`: how far back it is read when it begins."""
 
-    def __init__(self, settings: Settings, codec: Codec, source: str, *, horizon_ms: int, most_facts: int) -> None:
-        from tentalis.kafka import now_ms
-
-        self._appender = Appender(settings, source, codec)
-        self._reread = Reread(settings, codec)
+    def __init__(self, settings: Settings, events: EventLog, *, horizon_ms: int, most_facts: int) -> None:
+        self._events = events
+        self._reread = Reread(settings, make_codec(settings, patience=0.0))
         self._groups = Groups(settings)
-        self._following = Following(settings, codec, since_ms=now_ms() - horizon_ms, most=most_facts // len(FACTS))
+        since, most = now_ms() - horizon_ms, most_facts // len(FACTS)
+        # On a thread of its own, with a codec of its own.
+        self._following = Following(settings, make_codec(settings), since_ms=since, most=most)
+        self._sending: dict[tuple[str, str], tuple[Record, asyncio.Future[Fact]]] = {}
         self.start = self._following.start
-        self.append = self._appender.append
         self.records = self._reread.records
         self.groups = self._groups.look
 
     @property
     def trouble(self) -> str | None:
         """Why what was found of it may be old, None if it is not."""
-        return self._following.trouble
+        return self._events.fatal or self._following.trouble
+
+    async def append(self, topic: str, record: Record) -> Fact:
+        """Where a record lies, once the broker has acknowledged it.
+
+        Raises Refused: 413 for a record over the limit, 503 where the broker does not acknowledge in time. Then it may
+        come to the log or not; who sends it again meanwhile waits for the same record.
+        """
+        name = (topic, record.event_id)
+        if name not in self._sending:
+            self._sending[name] = record, self._sent(topic, record)
+            self._sending[name][1].add_done_callback(lambda _sent: self._sending.pop(name, None))
+        before, sent = self._sending[name]
+        if not same(before, record):
+            raise Refused(409, f"the id {record.event_id} is being written for something else")
+        try:
+            return await asyncio.wait_for(asyncio.shield(sent), ACKNOWLEDGED_S)
+        except (NotDelivered, TimeoutError) as error:
+            why = str(error) or f"nothing for {ACKNOWLEDGED_S:g} s"
+            raise Refused(
+                503, f"the log does not acknowledge it ({why}): send the same again", "api_error", retry_after_s=2
+            ) from error
+
+    def _sent(self, topic: str, record: Record) -> asyncio.Future[Fact]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Fact] = loop.create_future()
+        lies: list[Place] = []
+
+        def settle(error: KafkaError | None) -> None:
+            if error is None:
+                place = lies[0]
+                future.set_result(Fact(topic, place.partition, place.offset, now_ms(), record.event_id))
+            else:
+                future.set_exception(NotDelivered(error.str()))
+                future.exception()  # whoever stopped waiting has heard enough
+
+        def done(error: KafkaError | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, error)
+
+        try:
+            self._events.send(self._events.prepared(topic, record, _trace(record)), done, lies.append)
+        except RecordTooLarge as error:
+            raise Refused(413, str(error)) from error
+        except (NotDelivered, SchemasUnavailable) as error:
+            raise Refused(503, f"the log does not take it: {error}", "api_error", retry_after_s=2) from error
+        return future
 
     def close(self) -> None:
-        """Ends."""
+        """Ends. What was sent is the event log's to finish."""
         self._following.close()
-        self._appender.close()
         self._reread.close()
+
+
+def _trace(record: Record) -> str | None:
+    """The trace that a record belongs to: that of its task."""
+    if isinstance(record, Task):
+        with tracing.span("task", root=record.task_id, producer=True, task_id=record.task_id) as span:
+            return span.traceparent
+    return tracing.derived(record.key) if isinstance(record, Result | Feedback) else None
 
 
 class Following:
@@ -108,12 +164,6 @@ class Following:
                 self._stop.wait(PAUSE_S)
 
     def _follow(self) -> None:
-        from confluent_kafka import Consumer, KafkaError
-
-        from tentalis.acls import FOLLOWERS, Operation
-        from tentalis.kafka import consumer_config, passes
-        from tentalis.refusal import refused
-
         config = consumer_config(self._settings, FOLLOWERS)
         consumer = Consumer(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 100})
         try:
@@ -125,7 +175,9 @@ class Following:
             consumer.assign(places)
             while not self._stop.is_set():
                 messages = []
-                for message in consumer.consume(500, 0.2):
+                # To ask for 500 at once would wait for the whole 0.2 s wherever there are fewer.
+                first = consumer.poll(0.2)
+                for message in [] if first is None else [first, *consumer.consume(499, 0.0)]:
                     error = message.error()
                     if error is None:
                         messages.append(message)
@@ -141,10 +193,6 @@ class Following:
     def _begin(
         self, consumer: Consumer, topic: str, *, since_ms: int | None = None, newest: int | None = None
     ) -> Iterable[TopicPartition]:
-        from confluent_kafka import TopicPartition
-
-        from tentalis.kafka import NoSuchTopic
-
         metadata = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
         if metadata.error is not None:
             raise NoSuchTopic(f"{topic}: {metadata.error.str()}. `tentalis topics apply` creates it")
@@ -161,8 +209,6 @@ class Following:
         return places
 
     def _hand_over(self, messages: list[Message]) -> None:
-        from tentalis.kafka import headers_in
-
         found = Found()
         decoding = self._wanted()
         for message in messages:

@@ -151,11 +151,11 @@ def _policy_in(model_version: str | None) -> str | None:
 
 def result_of(body: ResultBody, task: Task, *, opened_at: int, now_ms: int) -> Result:
     """The result of a body on a task; `opened_at`: append time of the task (ms). Raises ValidationError."""
-    tokens = int32_bytes(body.response_token_ids)
+    tokens = int32_bytes([token.id for token in body.response_tokens])
     # A version of a policy of ours, or whatever else the worker calls its model.
     ours = body.model_version is not None and _policy_in(body.model_version) is not None
     spans = (PolicySpan(start=0, policy=body.model_version),) if ours and body.model_version is not None else ()
-    logprobs = float32_bytes(body.sampler_logprobs)
+    logprobs = float32_bytes([token.logprob for token in body.response_tokens])
     return Result(
         result_id=result_id(task.task_id, body.sample_index, spans, tokens, body.result),
         event_time=moment(body.created_at, now_ms),

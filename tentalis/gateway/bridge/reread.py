@@ -1,23 +1,22 @@
 """Reads single records again, by where they lie."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
+from schemas.codec import Codec, DecodeError, SchemasUnavailable
 from schemas.records import Record
+from tentalis.acls import READERS
 from tentalis.config import Settings
 from tentalis.gateway.bridge.facts import Fact
 from tentalis.gateway.failure import Refused
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message
+from tentalis.kafka import consumer_config, passes
 
 R = TypeVar("R", bound=Record)
 
@@ -54,16 +53,13 @@ class Reread:
                 )
             except DecodeError:  # its owner dead-letters it
                 continue
+            except SchemasUnavailable as error:
+                raise Refused(503, str(error), "api_error", retry_after_s=2) from error
             if isinstance(record, kind):
                 found.append((fact, record))
         return found
 
     def _read(self, facts: list[Fact]) -> list[tuple[Fact, bytes]]:
-        from confluent_kafka import Consumer, KafkaException
-
-        from tentalis.acls import READERS
-        from tentalis.kafka import consumer_config
-
         with self._turn:
             try:
                 if self._consumer is None:
@@ -83,8 +79,6 @@ class Reread:
             return found
 
     def _read_partition(self, consumer: Consumer, facts: list[Fact]) -> list[tuple[Fact, bytes]]:
-        from confluent_kafka import TopicPartition
-
         found: list[tuple[Fact, bytes]] = []
         position, size = -NEAR - 1, 0
         for fact in facts:
@@ -113,10 +107,6 @@ class Reread:
 
 def _up_to(consumer: Consumer, fact: Fact) -> Message | None:
     """The first message at or after the fact's offset; None if the partition ends before."""
-    from confluent_kafka import KafkaError, KafkaException
-
-    from tentalis.kafka import passes
-
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         message = consumer.poll(0.2)

@@ -1,16 +1,16 @@
 """The bridge's routes: the ancestors' paths, bodies and status codes, and ours besides (docs/bridge.md)."""
 
-import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, HTTPException, Path, Query, Request, Response, Security
+from fastapi import APIRouter, Header, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from starlette.types import Message
 
+from tentalis.gateway.bodies import body_of
 from tentalis.gateway.bridge.events import NAMES
 from tentalis.gateway.bridge.service import LONGEST_POLL_S, Bridge, problems
 from tentalis.gateway.bridge.shapes import (
@@ -33,15 +33,15 @@ from tentalis.gateway.bridge.shapes import (
 from tentalis.gateway.bridge.training import TrainingStatus
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.keys import Caller, Keys, Scope, presented
-from tentalis.gateway.sessions_of import recorded
+from tentalis.gateway.sessions_of import RECORD, recorded
 
 LONGEST_WATCH_S = 3600.0
-BODY_BYTES = 16 * 2**20
 _WHY = {
-    400: "The body is no JSON, or a header is wrong.",
+    400: "The body is no JSON object, or a header is wrong.",
     401: "No good API key.",
     403: "The key's scopes do not reach, or it is another user's.",
     404: "Nothing of that name within the horizon.",
+    408: "The body did not come in time.",
     409: "The id stands for something else already.",
     413: "Too large.",
     422: "The body or a parameter is not of its form.",
@@ -49,13 +49,23 @@ _WHY = {
 }
 _BEARER = HTTPBearer(auto_error=False, description="An API key (`tentalis keys create`).")
 
-UserId = Annotated[str | None, Header(alias="X-User-Id", max_length=200, description="Whom it is for.")]
+_EVENT = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+    "required": ["event", "data"],
+}
+
+UserId = Annotated[str, Header(alias="X-User-Id", max_length=200, description="Whom it is for.")]
 Record = Annotated[
-    str | None, Header(alias="X-Tentalis-Record", pattern="^(on|off)$", description="`off`: nothing is written down.")
+    str,
+    Header(
+        alias="X-Tentalis-Record",
+        description="`off`: nothing is written down.",
+        json_schema_extra={"enum": ["on", "off"]},
+    ),
 ]
 IdempotencyKey = Annotated[
-    str | None,
-    Header(alias="Idempotency-Key", min_length=1, max_length=200, description="Stands for the id where none is given."),
+    str, Header(alias="Idempotency-Key", max_length=200, description="Stands for the id where none is given.")
 ]
 
 
@@ -67,74 +77,79 @@ def _refusal(status: int, why: str, headers: dict[str, str] | None = None) -> JS
     return JSONResponse({"error": why}, status, headers)
 
 
-class _Route(APIRoute):
-    """Takes JSON whatever its content type is called, up to BODY_BYTES, and refuses in the ancestors' shape."""
+def _route_class(body_bytes: int, body_s: float) -> type[APIRoute]:
+    """Routes that take JSON whatever its content type is called, and refuse in the ancestors' shape."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+    class Route(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
 
-        async def handler(request: Request) -> Response:
-            try:
-                return await handle(await _with_json(request) if request.method == "POST" else request)
-            except Refused as error:
-                return _refusal(error.status, str(error), error.headers)
-            except RequestValidationError as error:
-                return _refusal(422, problems(error.errors()))
-            except HTTPException as error:
-                return _refusal(error.status_code, str(error.detail))
+            async def handler(request: Request) -> Response:
+                try:
+                    if request.method == "POST":
+                        request = _with(request, await body_of(request, body_bytes, body_s))
+                    return await handle(request)
+                except Refused as error:
+                    return _refusal(error.status, str(error), error.headers)
+                except RequestValidationError as error:
+                    return _refusal(422, problems(error.errors()))
 
-        return handler
+            return handler
+
+    return Route
 
 
-async def _with_json(request: Request) -> Request:
-    """The same request with its body read. Raises Refused: 400 for what is no JSON, 413."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_BYTES:
-            raise Refused(413, f"the body is longer than {BODY_BYTES:,} bytes")
-    try:
-        json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is no JSON: {error}") from error
+def _with(request: Request, body: dict[str, Any]) -> Request:
+    """The same request with a body that was read and parsed."""
     headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-    scope = dict(request.scope) | {"headers": [*headers, (b"content-type", b"application/json")]}
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-    return Request(scope, receive)
+    read = Request(dict(request.scope) | {"headers": [*headers, (b"content-type", b"application/json")]})
+    # Where Starlette keeps what it has read itself.
+    read._body, read._json = b"read", body
+    return read
 
 
 def router(
-    bridge: Bridge, keys: Keys, *, longest_poll_s: float = LONGEST_POLL_S, longest_watch_s: float = LONGEST_WATCH_S
+    bridge: Bridge,
+    keys: Keys,
+    *,
+    body_bytes: int,
+    body_s: float,
+    longest_poll_s: float = LONGEST_POLL_S,
+    longest_watch_s: float = LONGEST_WATCH_S,
 ) -> APIRouter:
-    """The routes over a bridge that runs (`Bridge.running`).
+    """The routes over a bridge, which runs while the application does.
 
     Args:
+        body_bytes, body_s: the longest body, and how long it may take (s).
         longest_poll_s: for which a question may wait.
         longest_watch_s: after which a stream of events ends.
     """
-    routes = APIRouter(route_class=_Route)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        async with bridge.running():
+            yield
+
+    routes = APIRouter(route_class=_route_class(body_bytes, body_s), lifespan=lifespan)
     asked = [Security(_BEARER)]
 
-    def caller_of(request: Request, scope: Scope, user: str | None = None) -> tuple[Caller, str]:
+    def caller_of(request: Request, scope: Scope, user: str = "") -> tuple[Caller, str]:
         caller = keys.caller(presented(request.scope["headers"]), scope)
         return caller, caller.user_id(user)
 
-    def kept(request: Request) -> bool:
-        return recorded({name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]})
+    def kept(word: str) -> bool:
+        return recorded({RECORD: word})
 
-    written = _codes(400, 401, 403, 409, 413, 422, 503)
+    written = _codes(400, 401, 403, 408, 409, 413, 422, 503)
 
     @routes.post("/tasks/assign", status_code=201, responses=written | _codes(404), dependencies=asked, tags=["tasks"])
-    async def assign(request: Request, body: TaskBody, user: UserId = None, key: IdempotencyKey = None) -> Assigned:
+    async def assign(request: Request, body: TaskBody, user: UserId = "", key: IdempotencyKey = "") -> Assigned:
         """Puts a task on the log."""
         caller, user_id = caller_of(request, Scope.TASKS, user)
         return await bridge.assign(body, caller, user_id, key)
 
     @routes.post("/tasks/result", status_code=201, responses=written, dependencies=asked, tags=["tasks"])
-    async def result(request: Request, body: ResultBody, user: UserId = None) -> ResultTaken:
+    async def result(request: Request, body: ResultBody, user: UserId = "") -> ResultTaken:
         """Puts a worker's result on the log; the task need not be there."""
         caller, user_id = caller_of(request, Scope.TASKS, user)
         return await bridge.result(body, caller, user_id)
@@ -153,10 +168,10 @@ def router(
         return await bridge.status(task_id, min(wait, longest_poll_s), caller)
 
     @routes.post("/feedback", status_code=201, responses=written | _codes(404), dependencies=asked, tags=["feedback"])
-    async def feedback(request: Request, body: FeedbackBody, record: Record = None) -> FeedbackTaken:
+    async def feedback(request: Request, body: FeedbackBody, record: Record = "on") -> FeedbackTaken:
         """Puts a manager's feedback on a task on the log."""
         caller, _ = caller_of(request, Scope.FEEDBACK)
-        if not kept(request):
+        if not kept(record):
             return FeedbackTaken(task_id=body.task_id, feedback_id="", status="not_recorded")
         return await bridge.feedback(body, caller)
 
@@ -164,29 +179,29 @@ def router(
         "/v1/feedback", status_code=201, responses=written | _codes(404), dependencies=asked, tags=["feedback"]
     )
     async def user_feedback(
-        request: Request, body: UserFeedbackBody, user: UserId = None, record: Record = None
+        request: Request, body: UserFeedbackBody, user: UserId = "", record: Record = "on"
     ) -> FeedbackTaken:
         """Puts what a person says of a turn on the log: thumbs, a grade, a comment."""
         caller, user_id = caller_of(request, Scope.FEEDBACK, user)
-        if not kept(request):
+        if not kept(record):
             return FeedbackTaken(task_id=body.task_id, feedback_id="", status="not_recorded")
         return await bridge.user_feedback(body, caller, user_id)
 
     @routes.post("/sessions/log", status_code=201, responses=written, dependencies=asked, tags=["sessions"])
     async def log_session(
-        request: Request, body: SessionBody, user: UserId = None, record: Record = None
+        request: Request, body: SessionBody, user: UserId = "", record: Record = "on"
     ) -> SessionLogged:
         """Puts a turn on the log that was answered elsewhere."""
         caller, user_id = caller_of(request, Scope.TRACES, user)
-        if not kept(request):
+        if not kept(record):
             return SessionLogged(session_id=body.session_id, session_event_id="", status="not_recorded")
         return await bridge.log_session(body, caller, user_id)
 
     @routes.post("/v1/traces", status_code=201, responses=written, dependencies=asked, tags=["sessions"])
-    async def traces(request: Request, body: TracesBody, user: UserId = None, record: Record = None) -> TracesTaken:
+    async def traces(request: Request, body: TracesBody, user: UserId = "", record: Record = "on") -> TracesTaken:
         """Puts what `tentalis.traces` recorded on the log, each item by itself."""
         caller, user_id = caller_of(request, Scope.TRACES, user)
-        if not kept(request):
+        if not kept(record):
             return TracesTaken(items=[TraceTaken(id="", status="not_recorded") for _ in body.items])
         return await bridge.traces(body.items, caller, user_id)
 
@@ -203,7 +218,7 @@ def router(
         | {
             200: {
                 "description": "Server-sent events.",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"text/event-stream": {"schema": _EVENT}},
             }
         },
         dependencies=asked,

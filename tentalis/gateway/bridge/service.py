@@ -38,6 +38,7 @@ from tentalis.gateway.bridge.training import Training, TrainingStatus
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.keys import Caller
 from tentalis.gateway.sessions_of import namespaced
+from tentalis.kafka import now_ms
 from tentalis.rewards.registry import ENVIRONMENTS
 
 LONGEST_POLL_S = 30.0
@@ -94,8 +95,6 @@ class Bridge:
             self.events.tell(fact, record)
 
     def _note(self, fact: Fact, key: bytes) -> None:
-        from tentalis.kafka import now_ms
-
         if fact.topic == topics.OUTCOMES:
             # Under the task's id: task_id/sample_index; those of late and superseded halves have more behind it.
             task_id, _, index = key.rpartition(b"/")
@@ -109,14 +108,14 @@ class Bridge:
 
     # Posts
 
-    async def assign(self, body: TaskBody, caller: Caller, user_id: str, idempotency_key: str | None) -> Assigned:
+    async def assign(self, body: TaskBody, caller: Caller, user_id: str, idempotency_key: str) -> Assigned:
         """POST /tasks/assign. Raises Refused."""
         task_id = body.task_id or _drawn(caller, idempotency_key)
         with _valid():
             task = mapping.task_of(
                 body,
                 task_id=task_id,
-                now_ms=_now(),
+                now_ms=now_ms(),
                 policy=self._policy,
                 user_id=user_id or None,
                 environments=list(ENVIRONMENTS),
@@ -131,7 +130,7 @@ class Bridge:
             task, opened_at = await self._task_of(body, user_id)
             _owned(caller, task.user_id, f"the task {body.task_id}")
             with _valid():
-                result = mapping.result_of(body, task, opened_at=opened_at, now_ms=_now())
+                result = mapping.result_of(body, task, opened_at=opened_at, now_ms=now_ms())
             for before in await self._results(body.task_id):
                 if (before.sample_index, before.worker_id) != (result.sample_index, result.worker_id):
                     continue
@@ -152,18 +151,18 @@ class Bridge:
         with _valid():
             task = mapping.task_of_result(
                 body,
-                now_ms=_now(),
+                now_ms=now_ms(),
                 policy=self._policy,
                 user_id=user_id or None,
                 environments=list(ENVIRONMENTS),
             )
-        return task, _now()
+        return task, now_ms()
 
     async def feedback(self, body: FeedbackBody, caller: Caller) -> FeedbackTaken:
         """POST /feedback. Raises Refused."""
         result = await self._spoken_of(body.task_id, body.sample_index, caller)
         with _valid():
-            feedback = mapping.feedback_of(body, result, now_ms=_now())
+            feedback = mapping.feedback_of(body, result, now_ms=now_ms())
         await self._once(topics.FEEDBACK, feedback)
         return FeedbackTaken(task_id=body.task_id, feedback_id=feedback.feedback_id)
 
@@ -172,7 +171,7 @@ class Bridge:
         task_id = await self._turn(body, caller, user_id)
         result = await self._spoken_of(task_id, body.sample_index, caller)
         with _valid():
-            feedback = mapping.user_feedback_of(body, task_id, user_id or caller.key_id, result, now_ms=_now())
+            feedback = mapping.user_feedback_of(body, task_id, user_id or caller.key_id, result, now_ms=now_ms())
         await self._once(topics.FEEDBACK, feedback)
         return FeedbackTaken(task_id=task_id, feedback_id=feedback.feedback_id)
 
@@ -183,7 +182,7 @@ class Bridge:
                 body,
                 session_id=namespaced(caller.namespace(user_id), body.session_id),
                 user_id=user_id or None,
-                now_ms=_now(),
+                now_ms=now_ms(),
                 gateway_id=self._gateway_id,
             )
         await self._once(topics.SESSIONS, event)
@@ -320,7 +319,7 @@ class Bridge:
             found = None if groups is None else groups.get(group)
             components[name] = "unknown" if groups is None else "inactive" if found is None else found.state
         components[TRAINING_LOOP] = "unknown" if members is None else "active" if any(members.values()) else "inactive"
-        now = _now()
+        now = now_ms()
         return TrainingStatus(
             status="ok" if self._log.trouble is None else "stale",
             components=components,
@@ -437,11 +436,5 @@ def _conflict(why: str) -> Refused:
     return Refused(409, f"{why}: what is on the log stays as it is", "conflict_error")
 
 
-def _drawn(caller: Caller, idempotency_key: str | None) -> str:
+def _drawn(caller: Caller, idempotency_key: str) -> str:
     return derived_id("bridge", caller.key_id, idempotency_key) if idempotency_key else str(uuid.uuid4())
-
-
-def _now() -> int:
-    from tentalis.kafka import now_ms
-
-    return now_ms()

@@ -51,6 +51,13 @@ class SamplingBody(Shape):
     constrained: bool = False
 
 
+class SampledToken(Shape):
+    """A token of a response and the log-prob with which it was sampled."""
+
+    id: TokenId
+    logprob: LogProb
+
+
 class VerifierBody(Shape):
     """What judges a result: its name in the environment, and its data as JSON text."""
 
@@ -129,8 +136,7 @@ class ResultBody(Shape):
     created_at: datetime | None = None
     sample_index: Index = 0
     prompt_token_ids: list[TokenId] = []
-    response_token_ids: list[TokenId] = []
-    sampler_logprobs: list[LogProb] = Field([], description="One for each response token, or none at all.")
+    response_tokens: list[SampledToken] = []
     sampling: SamplingBody | None = Field(None, description="As it was really sampled; by default the task's.")
     finish_reason: Short = ""
 

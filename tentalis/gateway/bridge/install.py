@@ -1,0 +1,23 @@
+"""Adds the bridge to a gateway."""
+
+from fastapi import FastAPI
+
+from tentalis.gateway.app import Deps
+from tentalis.gateway.bridge.log import KafkaLog
+from tentalis.gateway.bridge.routes import router
+from tentalis.gateway.bridge.service import Bridge
+
+
+def install(app: FastAPI, deps: Deps) -> None:
+    """See tentalis.gateway.app.Install."""
+    settings = deps.settings
+    horizon_ms, most_facts = int(settings.bridge_horizon_s * 1000), settings.bridge_facts
+    log = KafkaLog(deps.kafka, deps.events, horizon_ms=horizon_ms, most_facts=most_facts)
+    bridge = Bridge(
+        log,
+        gateway_id=settings.gateway_id,
+        policy=settings.policies[0].name if settings.policies else "default",
+        horizon_ms=horizon_ms,
+        most_facts=most_facts,
+    )
+    app.include_router(router(bridge, deps.keys, body_bytes=settings.body_bytes, body_s=settings.body_s))
