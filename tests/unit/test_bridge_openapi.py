@@ -14,6 +14,7 @@ from tentalis.gateway.keys import Keys, Scope, create
 from tests.unit.bridge_log import MemoryLog, app_over, bridge_over
 
 EXAMPLES = int(os.environ.get("TENTALIS_API_EXAMPLES", "8"))
+NOTHING_TO_GET_WRONG = ("/health", "/training/status")
 
 
 def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
@@ -26,6 +27,8 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     for mode in GenerationMode:
         for found in schema.get_all_operations():
             operation = found.ok()
+            if mode is GenerationMode.NEGATIVE and operation.path in NOTHING_TO_GET_WRONG:
+                continue
 
             @hypothesis.settings(
                 max_examples=EXAMPLES,

@@ -83,9 +83,13 @@ def _route_class(body_bytes: int, body_s: float) -> type[APIRoute]:
     class Route(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
+            known = {parameter.alias for parameter in self.dependant.query_params}
 
             async def handler(request: Request) -> Response:
                 try:
+                    if not known.issuperset(request.query_params):
+                        there = f"there are {', '.join(sorted(known))}" if known else "there are none"
+                        raise Refused(422, f"a parameter behind the ? that nobody knows: {there}")
                     if request.method == "POST":
                         request = _with(request, await body_of(request, body_bytes, body_s))
                     return await handle(request)
