@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.ids import derived_id
-from schemas.records import Feedback, Result
+from schemas.records import Feedback, Result, Source
 from tentalis.opd.hints import RULE_HINTER, rule_hint
 from tentalis.opd.select import Selection, selected
 from tentalis.opd.verdict import END, START, Said, vote_of
+from tentalis.signals.phrases import correction
 
 NO_HINTER = "none/1"
 NOTHING_SAID, PRAISE, OFF = "nothing_said", "praise", "off"
@@ -55,12 +56,18 @@ class Votes(Protocol):
 
 
 class RuleHinter:
-    """`rule_hint`: the feedback's own request. For machines without a judge model, and for tests."""
+    """`rule_hint`: the feedback's own request. For machines without a judge model, and for tests.
+
+    What comes next in a conversation need not be about the answer: thanks, a new question or a tool's result is none,
+    only a message that corrects the answer or asks for another (`tentalis.signals`, English only).
+    """
 
     name = RULE_HINTER
 
     async def propose(self, feedback: Feedback, result: Result) -> Proposal:
         """See Hinter."""
+        if feedback.source is Source.NEXT_STATE and correction(feedback.text) is None:
+            return Proposal(reason=Said.DECLINED.value)
         hint = rule_hint(feedback.text)
         return Proposal(reason=Said.TOO_SHORT.value) if hint is None else Proposal((hint,))
 

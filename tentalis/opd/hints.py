@@ -2,7 +2,7 @@
 
 import re
 
-RULE_HINTER = "rule/2"
+RULE_HINTER = "rule/3"
 """Name/version of `rule_hint`: part of every hint's id, so a changed rule needs a new version."""
 
 MIN_CHARS = 10
