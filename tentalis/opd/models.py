@@ -1,10 +1,12 @@
 """Which model of the server is the teacher of a sample."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from schemas.ids import parse_policy_name
 from schemas.records import Sample
+from tentalis.service import Unmendable
 
 
 class TeacherRefused(Exception):
@@ -25,11 +27,14 @@ class TeacherModel(Protocol):
 
 
 class OneModel:
-    """The same for all samples: `find` is asked once, and again after the server said that it does not know it."""
+    """The same for all samples: `find` is asked once, however many wait for it, and again after the server said that it
+    does not know it. What cannot be mended is not tried again."""
 
     def __init__(self, find: Callable[[], Awaitable[str]]) -> None:
         self._find = find
         self._name: str | None = None
+        self._refused: Unmendable | None = None
+        self._turn = asyncio.Lock()
 
     async def name(self, sample: Sample) -> str:
         """See TeacherModel."""
@@ -37,9 +42,16 @@ class OneModel:
 
     async def find(self) -> str:
         """The model. Raises what looking for it raises."""
-        if self._name is None:
-            self._name = await self._find()
-        return self._name
+        async with self._turn:
+            if self._refused is not None:
+                raise self._refused
+            if self._name is None:
+                try:
+                    self._name = await self._find()
+                except Unmendable as error:
+                    self._refused = error
+                    raise
+            return self._name
 
     async def unknown(self, name: str) -> None:
         """See TeacherModel."""

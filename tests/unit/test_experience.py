@@ -8,19 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import topics
-from schemas.records import Hint, Record, Source
+from schemas.records import Hint, HintKind, Record, Score, Source, sample_of
 from schemas.tensors import float32_view
 from streams.experience.core import MOST_TURNS, Partition
 from streams.experience.processor import Experience
+from streams.hinting import hint_half
+from streams.join.core import Limits
 from streams.join.emit import Place, late
 from streams.processor import Effects, LogRecord, Retryable
-from streams.sessions.turns import result_of, task_id
+from streams.sessions.turns import feedback_of, result_of, task_id
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.opd import OneModel, Teacher
 from tentalis.opd.lesson import END, START, LessonJudge, lesson_of
 from tentalis.opd.verdict import Said
 from tentalis.rewards import ScorerAway
 from tests.unit.fake_inference import FakeInference
+from tests.unit.join_support import START as JOINED
+from tests.unit.join_support import fold
 from tests.unit.sessions_support import CODEC, PARTITION, end, forget, log_of, side, tick, turn
 from tests.unit.sessions_support import START as BEGAN
 from tests.unit.test_opd_judge import Script
@@ -199,3 +203,27 @@ def test_a_session_without_end_keeps_its_newest_turns() -> None:
     (ended,) = fold.apply(end(), 1_000, 10)
     assert [each.offset for each in ended.turns] == list(range(5, MOST_TURNS + 5))
     assert fold.left_out == {"too_many": 5} and ended.turns[-1].number == MOST_TURNS + 4
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
+def test_the_join_makes_a_rollout_of_its_own_of_it_whatever_comes_first(order: tuple[int, int, int]) -> None:
+    (experience,) = Lab(log_of((0, FIRST), (1, end())), Script(TELLS)).run()
+    said = feedback_of(result_of(FIRST, 0, JOINED), None, JOINED)
+    assert said.result is not None
+    score = Score(
+        score_id="s",
+        event_time=JOINED,
+        opened_at=JOINED,
+        sample=sample_of(said.result),
+        source=Source.NEXT_STATE,
+        reward=1.0,
+        scorer="next_state/1",
+    )
+    none = hint_half(said, said.result, JOINED, hinter="none/1", kind=HintKind.NONE)
+    halves = [score, none, experience]
+    written = fold(*((place, halves[each]) for place, each in enumerate(order)), limits=Limits())
+    key = f"{task_id(FIRST)}/0"
+    assert set(written.rollouts) == {key, f"{key}/opd/{experience.hint_id}"} and not written.dead
+    own, late_one = written.rollouts[key], written.rollouts[f"{key}/opd/{experience.hint_id}"]
+    assert (own.has_rl, own.has_opd) == (True, False) and (late_one.has_rl, late_one.has_opd) == (False, True)
+    assert late_one.teacher_logprobs == experience.teacher_logprobs and late_one.hints == experience.hints

@@ -158,7 +158,10 @@ def test_a_wrong_teacher_ends_the_process_instead_of_making_dead_letters() -> No
         async def send(self, records: Any) -> None:
             raise AssertionError(f"nothing is to be written, least of all {records}")
 
+    looked: list[str] = []
+
     async def wrong() -> str:
+        looked.append("")
         await check_same_tokens(Tokens(), "small", Tokens(begins=True), "large")
         return "large"
 
@@ -169,3 +172,4 @@ def test_a_wrong_teacher_ends_the_process_instead_of_making_dead_letters() -> No
     records = [on_log(topics.FEEDBACK, make_feedback(text="Please be brief, for once."), offset) for offset in (0, 1)]
     with pytest.raises(OtherTokenizer):
         asyncio.run(runner.run(3, records))
+    assert len(looked) == 1, "and is looked at once, however many hints wait for it"
