@@ -119,7 +119,8 @@ def diff(one: Version, other: Version, bootstrap: Bootstrap = None, output: Outp
     print(f"one: {left.name}\nother: {right.name}")
     print(f"same weights: {'yes' if difference['same_weights'] else 'no'}")
     print(f"steps between: {'they have no common run' if steps is None else steps}\n")
-    rows = [(name, *sides) for part in ("config", "metrics") for name, sides in difference[part].items()]
+    sides = (item for part in ("config", "metrics") for item in difference[part].items())
+    rows = [(name, *map(_readable, values)) for name, values in sides]
     print_table(("what", "one", "other"), rows)
 
 
@@ -242,5 +243,9 @@ def _lines(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         elif name in TIMES:
             rows.append((f"{prefix}{name}", written(inner)))
         else:
-            rows.append((f"{prefix}{name}", f"{inner:.6g}" if isinstance(inner, float) else inner))
+            rows.append((f"{prefix}{name}", _readable(inner)))
     return rows
+
+
+def _readable(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,6 +1,9 @@
 """Reads from the topics what `check` needs of a run."""
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 from schemas import topics
 from schemas.codec import DecodeError
@@ -23,6 +26,7 @@ from schemas.records import (
 )
 from tentalis.config import Settings
 from tentalis.kafka import NoSuchTopic, Stored, end_offsets, make_codec, read_to_end
+from tentalis.lineage import Lineage
 from tentalis.verify.check import check
 from tentalis.verify.model import Kind, Log, Report, Seen
 
@@ -60,7 +64,24 @@ TARGETS: dict[type[Record], str] = {
 
 
 class UnknownRun(Exception):
-    """No task on the log belongs to the run."""
+    """No task on the log belongs to the run, nor to what it goes on from."""
+
+
+def asked_by(run: str, manifests: Sequence[RunManifest]) -> frozenset[str]:
+    """The runs whose tasks became the run's rollouts: the run, and those that it goes on from after a rollback. Raises
+    UnknownRun for a counterfactual, which has no tasks: it was trained again on what another run was trained on."""
+    first = {manifest.run_id: manifest for manifest in reversed(manifests)}
+    own = first.get(run)
+    if own is None:
+        return frozenset({run})
+    parent = first.get(own.parent_run or "")
+    if parent is not None and parent.policy != own.policy:
+        raise UnknownRun(
+            f"run {run} is a counterfactual of run {parent.run_id}: the same rollouts under other settings, with no "
+            f"tasks of its own. `tentalis verify {parent.run_id}` checks where they come from, "
+            f"`tentalis replay {run} --verify-only` that each is there and unaltered"
+        )
+    return frozenset(Lineage(m for m in manifests if m.policy == own.policy).path(run))
 
 
 def _concerns(key: str | None, task_ids: set[str]) -> bool:
@@ -89,17 +110,39 @@ class _Reader:
         self.log = Log(run)
         self._tasks: set[str] = set()
         self._known_runs: set[str] = set()
+        self._asked_by: frozenset[str] = frozenset()
 
     def read(self) -> Log:
+        manifests = self._manifests()
+        self._asked_by = asked_by(self.log.run, manifests)
         ends = {topic: end_offsets(self._settings, topic) for topic in DOWNSTREAM_FIRST}
         for topic in reversed(DOWNSTREAM_FIRST):
             dead = _dead(self._settings, topic) if topics.dlq(topic) in topics.table().topics else {}
             for stored in read_to_end(self._settings, topic, end=ends[topic]):
                 self._take(stored, dead)
             if topic == topics.TASKS and not self.log.tasks:
-                known = ", ".join(sorted(self._known_runs)) or "none"
-                raise UnknownRun(f"no task on {topics.TASKS} belongs to run {self.log.run}; runs there: {known}")
+                self._nothing(any(manifest.run_id == self.log.run for manifest in manifests))
         return self.log
+
+    def _manifests(self) -> list[RunManifest]:
+        """Those on the log, as far as they can be read: what cannot is reported when the topic's turn comes."""
+        found = []
+        for stored in read_to_end(self._settings, topics.RUNS):
+            with suppress(DecodeError):
+                record = None if stored.value is None else stored.decode(self._codec)
+                if isinstance(record, RunManifest):
+                    found.append(record)
+        return found
+
+    def _nothing(self, trained: bool) -> NoReturn:
+        run, known = self.log.run, ", ".join(sorted(self._known_runs)) or "none"
+        hint = (
+            f" It was trained on what other runs asked for: `tentalis replay {run} --verify-only` checks that each "
+            "rollout is there and unaltered."
+        )
+        raise UnknownRun(
+            f"no task on {topics.TASKS} belongs to run {run}.{hint if trained else ''} Runs with tasks: {known}"
+        )
 
     def _take(self, stored: Stored, dead: dict[Place, bytes | None]) -> None:
         place = stored.place
@@ -124,11 +167,11 @@ class _Reader:
 
     def _keep(self, record: Record, stored: Stored) -> bool:
         """Puts a record where it belongs, if it concerns the run."""
-        run, tasks = self.log.run, self._tasks
+        tasks = self._tasks
         match record:
             case Task():
                 self._known_runs.add(record.run_id or "(none)")
-                wanted = record.run_id == run
+                wanted = record.run_id in self._asked_by
                 if wanted:
                     tasks.add(record.task_id)
             case Result() | Feedback() | Open() | Score() | Hint():

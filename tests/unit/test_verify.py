@@ -10,6 +10,8 @@ from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Terms
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.verify import Log, Seen, check
 from tentalis.verify.model import Kind
+from tentalis.verify.reader import UnknownRun, asked_by
+from tests.unit.loop_records import manifest
 from tests.unit.verify_run import PARTITION, RUN, altered, consistent, repeated, signed
 
 Mutation = Callable[[Log], None]
@@ -329,3 +331,14 @@ def test_the_report_as_json_counts_problems_by_kind() -> None:
     assert (found["duplicates"], found["lost"], found["wrong"], found["open"]) == (1, 0, 0, 0)
     assert found["problems"][0]["where"] == log.rollouts[0].record.rollout_id
     assert found["run"] == RUN
+
+
+def test_the_tasks_of_a_branch_are_those_of_what_it_goes_on_from_and_a_counterfactual_has_none() -> None:
+    branch = manifest("run.1", first=9).model_copy(update={"parent_run": "run", "parent_step": 5})
+    what_if = manifest("run.cf-1").model_copy(update={"parent_run": "run", "policy": "assistant.cf-1"})
+    on_the_log = [manifest("run", first=0), branch, what_if]
+    assert asked_by("run", on_the_log) == {"run"}
+    assert asked_by("run.1", on_the_log) == {"run.1", "run"}
+    assert asked_by("nobody's", on_the_log) == {"nobody's"}
+    with pytest.raises(UnknownRun, match=r"run\.cf-1 is a counterfactual of run run: .*`tentalis verify run`"):
+        asked_by("run.cf-1", on_the_log)
