@@ -1,6 +1,6 @@
 """The training loop, as every rank runs it: read and offer, take the next plan, fetch its rollouts, step, go on.
 
-Rank 0 plans and publishes on the side (lead.py). Live training is the replayer with a planner in front.
+Rank 0 plans and publishes on the side (lead.py, head.py). Live training is the replayer with a planner in front.
 """
 
 import logging
@@ -28,8 +28,9 @@ from trainer.engine import Engine
 from trainer.fetch import Cache, fetch
 from trainer.flops import matmul_peak
 from trainer.goal import FOREVER, Goal
+from trainer.head import step_name
 from trainer.intake import Intake
-from trainer.lead import Lead, step_name
+from trainer.lead import Lead
 from trainer.metrics import TrainerMetrics
 from trainer.runtime import device_of, prepare, threads_of
 from trainer.step import train_step
@@ -87,7 +88,7 @@ def _run(
         lead = None
         if world.rank == 0:
             left = goal.after(done)
-            lead = Lead.recover(settings, config, codec, engine, initial, world, model_folder, metrics, left)
+            lead = Lead.recover(settings, config, codec, engine, initial, world.size, model_folder, metrics, left)
         rolled_back = _train(config, settings, stop, world, metrics, codec, engine, channel, lead)
         if lead is not None:
             done += lead.done
@@ -120,7 +121,8 @@ def _train(
     """One run, from where it is to its end; True if it ends because it was rolled back."""
     cache = Cache()
     if lead is not None:
-        begin = {"checkpoint": str(lead.checkpoint.folder), "first_version": lead.manifest.first_version}
+        head = lead.head
+        begin = {"checkpoint": str(head.checkpoint.folder), "first_version": head.manifest.first_version}
         channel.command(begin | {"low_water": lead.planner.low_water})
     begin = channel.wait_command(stop.check)
     if lead is None:

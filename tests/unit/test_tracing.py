@@ -34,7 +34,7 @@ from tests.unit.loop_records import promotion, update
 from tests.unit.loop_server import LoopServer
 from tests.unit.stream_records import CODEC, make_feedback, make_result, make_task, on_log
 from trainer.fetch import Cache
-from trainer.lead import step_name
+from trainer.head import step_name
 
 PARTITION = 3
 COMPLAINT = "That was too long: please answer in one sentence."

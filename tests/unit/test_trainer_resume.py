@@ -7,8 +7,8 @@ import pytest
 from schemas.records import BatchPlan, PlanRow, RunManifest, StepResult
 from trainer import world
 from trainer.checkpoint import Checkpoint, CheckpointState
-from trainer.lead import CannotResume, believed, resume_point
 from trainer.replay import CannotReplay, recorded
+from trainer.resume import CannotResume, believed, resume_point
 from trainer.runlog import RunLog
 from trainer.stop import Stop, Stopped
 from trainer.world import Channel
