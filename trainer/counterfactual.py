@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -186,16 +187,22 @@ def _differences(was: Mapping[str, object], now: Mapping[str, object]) -> Iterat
             yield name, (old, new)
 
 
+def _turns(plans: Sequence[BatchPlan], arms: Sequence[_Arm]) -> Iterator[tuple[_Arm, list[BatchPlan]]]:
+    """Consecutive plans of one manifest, in their order: a run may have come back to an earlier manifest."""
+    by_digest = {arm.recorded: arm for arm in arms}
+    for digest, found in groupby(plans, key=lambda plan: plan.manifest_digest):
+        yield by_digest[digest], list(found)
+
+
 def _train(
     recording: Recording, arms: Sequence[_Arm], settings: Settings, codec: Codec, into: Path, base_model: str | None
 ) -> Done:
     checkpoint = None if recording.beginning is None else recording.beginning.folder
     sha256: dict[int, str] = {}
     metrics: dict[int, dict[str, float]] = {}
-    for arm in arms:
+    for arm, plans in _turns(recording.plans, arms):
         folder = resolve_model(base_model or arm.config.base_model, settings.cache)
         warn_of_differences(arm.manifest, folder, arm.config)
-        plans = [plan for plan in recording.plans if plan.manifest_digest == arm.recorded]
         job = Job(
             manifest=arm.manifest,
             config=arm.config,
@@ -291,13 +298,11 @@ def _pairs(
     base_model: str | None,
 ) -> Iterator[Pair]:
     results = {result.step: result for result in recording.results}
-    for arm in arms:
+    for arm, plans in _turns(recording.plans, arms):
         folder = resolve_model(base_model or arm.config.base_model, settings.cache)
         was, now = _policy(arm.was, folder), _policy(arm.config, folder)
         scales = (arm.was.lora.alpha / arm.was.lora.rank, arm.config.lora.alpha / arm.config.lora.rank)
-        for plan in recording.plans:
-            if plan.manifest_digest != arm.recorded:
-                continue
+        for plan in plans:
             step = plan.step
             old, new = before[step], (adapter_folder(into, step) / WEIGHTS_FILE).read_bytes()
             was.load_adapter(old)

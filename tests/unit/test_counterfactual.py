@@ -7,33 +7,18 @@ import pytest
 
 from schemas.records import RunManifest
 from tests.trainer_lab import config
+from tests.unit import loop_records
 from trainer.compare import Distance
 from trainer.config import ConfigError, config_text
 from trainer.config_file import parse_config
-from trainer.counterfactual import Comparison, Pair, _arms
+from trainer.counterfactual import Comparison, Pair, _arms, _turns
 from trainer.side_by_side import as_dict, page_of, present
 
 
 def manifest(**more: object) -> RunManifest:
     of = config(Path("model"), run_id="run-7", policy="tiny", **more)
-    return RunManifest(
-        run_id="run-7",
-        digest="d",
-        event_time=1,
-        policy="tiny",
-        first_version=3,
-        config=config_text(of),
-        base_model="m",
-        base_sha256="s",
-        tokenizer_sha256="t",
-        adapter_seed=0,
-        adapter_initialiser="i",
-        initial_adapter_sha256="a",
-        threads=1,
-        instruction_set="x",
-        device="cpu",
-        world_size=1,
-    )
+    of_a_run = loop_records.manifest("run-7", first=3)
+    return of_a_run.model_copy(update={"digest": "d", "policy": "tiny", "config": config_text(of)})
 
 
 def test_it_is_a_run_of_its_own_named_by_what_was_changed() -> None:
@@ -74,6 +59,20 @@ def test_what_it_cannot_change(changes: dict[str, str], message: str) -> None:
 def test_manifests_that_differ_make_one_counterfactual() -> None:
     arms = _arms([manifest(), manifest(micro_batch_tokens=32)], {"lr": "0.5"}, 0)
     assert len({arm.manifest.run_id for arm in arms}) == 1
+
+
+def test_a_run_that_came_back_to_a_manifest_is_trained_in_the_order_of_its_steps() -> None:
+    first, second = manifest(), manifest(micro_batch_tokens=32).model_copy(update={"digest": "e"})
+    plans = [
+        loop_records.plan(step, ["t/0"], "run-7").model_copy(update={"manifest_digest": digest})
+        for step, digest in enumerate("dded", 1)
+    ]
+    turns = list(_turns(plans, _arms([first, second], {"lr": "0.5"}, 0)))
+    assert [(arm.recorded, [plan.step for plan in group]) for arm, group in turns] == [
+        ("d", [1, 2]),
+        ("e", [3]),
+        ("d", [4]),
+    ]
 
 
 def test_the_report_in_a_terminal_is_whole_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

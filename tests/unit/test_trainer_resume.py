@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.records import BatchPlan, PlanRow, RunManifest, StepResult
+from schemas.records import BatchPlan, PlanRow, StepResult
+from tests.unit import loop_records
 from trainer import world
 from trainer.checkpoint import Checkpoint, CheckpointState
 from trainer.replay import CannotReplay, recorded
@@ -58,24 +59,7 @@ def result(step: int, attempt: int) -> StepResult:
     )
 
 
-MANIFEST = RunManifest(
-    run_id="run",
-    digest="m",
-    event_time=0,
-    policy="tiny",
-    first_version=0,
-    config="",
-    base_model="b",
-    base_sha256="b",
-    tokenizer_sha256="t",
-    adapter_seed=0,
-    adapter_initialiser="i",
-    initial_adapter_sha256="a",
-    threads=1,
-    instruction_set="x",
-    device="cpu",
-    world_size=1,
-)
+MANIFEST = loop_records.manifest("run", first=0).model_copy(update={"policy": "tiny"})
 
 
 def log_of(plans: list[BatchPlan], results: list[StepResult]) -> RunLog:
