@@ -8,13 +8,13 @@ import numpy as np
 from schemas import topics
 from schemas.codec import Codec, DecodeError
 from schemas.ids import derived_id
-from schemas.records import LogprobsMode, Message, PolicySpan, Result, Sampling, Status, Task, result_id
-from schemas.tensors import float32_bytes, int32_bytes
+from schemas.records import Message, Sampling, Task
 from tentalis.config import Settings
 from tentalis.guard import Evidence, Limits
-from tentalis.inference.protocol import Completion, Float32, Generation, Inference
-from tentalis.kafka import end_offsets, now_ms, read_to_end
+from tentalis.inference.protocol import Float32, Inference
+from tentalis.kafka import end_offsets, read_to_end
 from tentalis.rewards.registry import verify
+from tentalis.workers.result import result_of
 
 # The log-ratio is cut here before the exponential.
 CLAMP = 10.0
@@ -99,26 +99,5 @@ async def _answer(
         whole = [*generation.prompt_token_ids.tolist(), *completion.token_ids.tolist()]
         base = await server.score(base_model, whole, temperature)
         kl = divergence(completion.logprobs, base[len(generation.prompt_token_ids) :])
-    return len(completion.token_ids), kl, verify(task, _result(task, generation, completion)).reward
-
-
-def _result(task: Task, generation: Generation, completion: Completion) -> Result:
-    spans = (PolicySpan(start=0, policy=generation.model),)
-    tokens = int32_bytes(completion.token_ids)
-    return Result(
-        result_id=result_id(task.task_id, 0, spans, tokens, completion.text),
-        event_time=now_ms(),
-        opened_at=0,
-        task=task,
-        sample_index=0,
-        worker_id="guard",
-        status=Status.OK,
-        text=completion.text,
-        prompt_token_ids=int32_bytes(generation.prompt_token_ids),
-        response_token_ids=tokens,
-        sampler_logprobs=float32_bytes(completion.logprobs),
-        logprobs_mode=LogprobsMode.PROCESSED,
-        sampling=task.sampling,
-        policy_spans=spans,
-        finish_reason=completion.finish_reason,
-    )
+    result = result_of(task, 0, generation, completion, worker_id="guard")
+    return len(completion.token_ids), kl, verify(task, result).reward

@@ -8,10 +8,8 @@ import time
 from pydantic import ValidationError
 
 from schemas.ids import parse_policy_name
-from schemas.records import LogprobsMode, Message, PolicySpan, Result, Status, Task, result_id
-from schemas.tensors import float32_bytes, int32_bytes
+from schemas.records import Message, Result, Status, Task, result_id
 from tentalis.inference.protocol import (
-    Completion,
     Generation,
     Inference,
     RequestRefused,
@@ -20,6 +18,7 @@ from tentalis.inference.protocol import (
 )
 from tentalis.kafka import now_ms
 from tentalis.served import Served
+from tentalis.workers.result import result_of
 
 log = logging.getLogger(__name__)
 
@@ -157,35 +156,19 @@ class Answerer:
                 task, index, opened_at, started, f"the server returned {given} of {task.n_samples} samples"
             )
         try:
-            return self._ok(task, index, opened_at, started, generation, generation.completions[index])
+            return result_of(
+                task,
+                index,
+                generation,
+                generation.completions[index],
+                worker_id=self._worker_id,
+                opened_at=opened_at,
+                server_id=self._server_id,
+                elapsed_s=time.monotonic() - started,
+            )
         except ValidationError as error:
             log.error("task %s, sample %d: %s", task.task_id, index, error)
             return self._failed(task, index, opened_at, started, f"the server's answer cannot be a result: {error}")
-
-    def _ok(
-        self, task: Task, index: int, opened_at: int, started: float, generation: Generation, completion: Completion
-    ) -> Result:
-        spans = (PolicySpan(start=0, policy=generation.model),)
-        tokens = int32_bytes(completion.token_ids)
-        return Result(
-            result_id=result_id(task.task_id, index, spans, tokens, completion.text),
-            event_time=now_ms(),
-            opened_at=opened_at,
-            task=task,
-            sample_index=index,
-            worker_id=self._worker_id,
-            status=Status.OK,
-            text=completion.text,
-            prompt_token_ids=int32_bytes(generation.prompt_token_ids),
-            response_token_ids=tokens,
-            sampler_logprobs=float32_bytes(completion.logprobs),
-            logprobs_mode=LogprobsMode.PROCESSED,
-            sampling=task.sampling,
-            policy_spans=spans,
-            finish_reason=completion.finish_reason,
-            server_id=self._server_id,
-            elapsed_s=time.monotonic() - started,
-        )
 
     def _failed(self, task: Task, index: int, opened_at: int, started: float, reason: str) -> Result:
         return Result(
