@@ -70,7 +70,7 @@ class Tracking(Part):
     to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """None, one or both of tensorboard and wandb."""
     folder: str | None = None
-    """Where their files go; null: STATE/tracking/RUN."""
+    """Where their files go; null: STATE/tracking/RUN. A run that a rollback begins has a folder of its own."""
     wandb_project: str = "tentalis"
     """The project in W&B; the run there has this run's id."""
     wandb_mode: Literal["offline", "online"] = "offline"

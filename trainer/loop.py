@@ -79,8 +79,7 @@ def _run(
     model_folder = resolve_model(config.base_model, settings.cache)
     engine = Engine(config, model_folder, world, device)
     initial = engine.policy.adapter_bytes()
-    if world.rank == 0:
-        _track(config, settings, metrics, world, device)
+    peak = _peak(config, device) * world.size if world.rank == 0 else 0.0
     done = 0
     while True:
         stop.check()
@@ -89,6 +88,7 @@ def _run(
         if world.rank == 0:
             left = goal.after(done)
             lead = Lead.recover(settings, config, codec, engine, initial, world.size, model_folder, metrics, left)
+            metrics.track(Trackers.of(lead.head.config, config.run_id, settings.home), peak)
         rolled_back = _train(config, settings, stop, world, metrics, codec, engine, channel, lead)
         if lead is not None:
             done += lead.done
@@ -97,14 +97,12 @@ def _run(
             return
 
 
-def _track(config: TrainerConfig, settings: Settings, metrics: TrainerMetrics, world: World, device: str) -> None:
-    if config.tracking.peak_tflops is None:
-        dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
-        peak = matmul_peak(dtype, device, *((8192, 8) if device == "cuda" else (768, 4)))
-    else:
-        peak = config.tracking.peak_tflops * 1e12
-    trackers = Trackers(config.tracking, config.run_id, config.model_dump(mode="json"), settings.home)
-    metrics.track(trackers, peak * world.size)
+def _peak(config: TrainerConfig, device: str) -> float:
+    """FLOP/s of one rank's device at most, for MFU."""
+    if config.tracking.peak_tflops is not None:
+        return config.tracking.peak_tflops * 1e12
+    dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
+    return matmul_peak(dtype, device, *((8192, 8) if device == "cuda" else (768, 4)))
 
 
 def _train(

@@ -68,11 +68,12 @@ class TrainerMetrics:
         return None if self._ready else "the model is loaded and the run recovered from the log first"
 
     def track(self, trackers: Trackers, peak: float) -> None:
-        """From now on steps go to trackers too. peak: FLOP/s of all ranks together, for MFU."""
+        """From now on steps go to these trackers, and to no others. peak: FLOP/s of all ranks together, for MFU."""
+        self.close()
         self._trackers, self._peak = trackers, peak
 
     def close(self) -> None:
-        """The trainer ends."""
+        """Nothing more goes to the trackers."""
         if self._trackers is not None:
             self._trackers.close()
 

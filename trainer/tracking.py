@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config import Tracking
+from trainer.config import Tracking, TrainerConfig
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,15 @@ class Trackers:
             "wandb": lambda: WeightsAndBiases(folder, run_id, settings, options),
         }
         self._trackers = [Tracker(name, makers[name]) for name in dict.fromkeys(options.to)]
+
+    @classmethod
+    def of(cls, config: TrainerConfig, root: str, home: Path) -> "Trackers":
+        """Those of a run. A branch of `root`, the run that the file names, counts its steps from 1 again, so its curves
+        are its own: in a folder of its name, below the one that the file gives."""
+        options = config.tracking
+        if options.folder is not None and config.run_id != root:
+            options = options.model_copy(update={"folder": str(Path(options.folder) / config.run_id)})
+        return cls(options, config.run_id, config.model_dump(mode="json"), home)
 
     def step(self, step: int, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         """A step is complete: `train/<metric>` and `seconds/<phase>`."""

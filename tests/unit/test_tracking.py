@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from schemas.records import Source, Terms
-from tests.trainer_lab import rollout
+from tests.trainer_lab import config, rollout
 from trainer import composition, tracking
 from trainer.config import Tracking
+from trainer.metrics import TrainerMetrics
 from trainer.tracking import Tracker, Trackers
 
 METRICS = {"rl_loss": 0.5, "reward_mean": 0.25, "tokens": 300.0}
@@ -55,6 +56,17 @@ def history_of(data: bytes) -> list[Any]:
         found += list(record.history.item)
         at += 7 + length
     return found
+
+
+def test_a_branch_has_curves_of_its_own(tmp_path: Path) -> None:
+    given = config(Path("model"), tracking={"to": ["tensorboard"], "folder": str(tmp_path / "given")})
+    metrics = TrainerMetrics()
+    for of in (given, given.model_copy(update={"run_id": "run.1"})):
+        metrics.track(trackers := Trackers.of(of, "run", tmp_path), 1.0)
+        trackers.step(1, METRICS, SECONDS)
+    metrics.close()
+    found = sorted(path.parent.relative_to(tmp_path) for path in tmp_path.rglob("events.*"))
+    assert found == [Path("given/run.1/tensorboard"), Path("given/tensorboard")]
 
 
 class Failing:
