@@ -16,6 +16,7 @@ from tentalis.dlq.owner import DeadLetters
 from tentalis.kafka import Publisher, Stored, consumer_config, passes
 from tentalis.refusal import refused
 from trainer.fetch import Cache
+from trainer.group import Fenced, group_of, member_of
 from trainer.losses.settings import Loss
 from trainer.offers import Offer, Segment, malformed, offer_of, without_topk
 
@@ -36,7 +37,7 @@ class Intake:
         cache: Cache,
         *,
         policy: str,
-        instance: str,
+        rank: int,
         vocab_size: int,
         max_tokens: int,
         loss: Loss,
@@ -55,7 +56,7 @@ class Intake:
         self.without_topk = 0
         """Rollouts whose OPD part trains nothing, since top-K is asked for and their teacher was not asked for it."""
         self._consumer = Consumer(
-            consumer_config(settings, group, instance=instance)
+            consumer_config(settings, group, instance=member_of(rank))
             | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
         )
         self._consumer.subscribe([topics.ROLLOUTS], on_assign=self._assigned, on_revoke=self._revoked)
@@ -72,7 +73,7 @@ class Intake:
 
     def poll(self, timeout: float) -> list[Segment]:
         """What was read within `timeout` seconds, as offers; its dead letters are confirmed. Raises Forbidden and
-        KafkaException for errors that do not pass by themselves, and if a successor with this rank's name took over;
+        KafkaException for errors that do not pass by themselves, Fenced if a successor took this rank's place,
         TooManyDead past the limits of dead letters."""
         offers: dict[int, list[Offer]] = {}
         ends: dict[int, int] = {}
@@ -83,6 +84,8 @@ class Intake:
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
                     ends[partition] = offset
+                elif "fenced" in error.str().lower():  # to the library just a fatal error, with this in its text
+                    raise Fenced(self._policy)
                 elif not passes(error):
                     raise refused(self._settings, error, Operation.READ, topics.ROLLOUTS, group_of(self._policy))
                 continue
@@ -165,8 +168,3 @@ class Intake:
     def close(self) -> None:
         """Leaves (as a static member: its partitions wait for it for the session timeout)."""
         self._consumer.close()
-
-
-def group_of(policy: str) -> str:
-    """The consumer group that trains a policy."""
-    return f"tentalis-trainer-{policy}"

@@ -132,7 +132,7 @@ def _train(
         Publisher(settings, "tentalis-trainer", codec),
         cache,
         policy=config.policy,
-        instance=f"{config.run_id}-rank{world.rank}",
+        rank=world.rank,
         vocab_size=engine.policy.vocab_size,
         max_tokens=config.max_rollout_tokens,
         loss=config.loss,

@@ -17,14 +17,10 @@ from tentalis.kafka import checked_size, headers_of, now_ms, producer_config
 from tentalis.refusal import refused
 from tentalis.service import Unmendable
 from trainer.checkpoint import Checkpoint, write_folder
-from trainer.intake import group_of
+from trainer.group import Fenced, group_of
 from trainer.model import CONFIG_FILE, WEIGHTS_FILE, Policy, canary_tokens
 
 log = logging.getLogger(__name__)
-
-
-class Fenced(RuntimeError):
-    """Another trainer of the policy has taken over."""
 
 
 class AdapterExists(Unmendable):
@@ -57,10 +53,7 @@ class Ledger:
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
-                raise Fenced(
-                    f"another trainer of the policy {self._policy} has taken over; this one writes nothing more. "
-                    "One policy has one trainer at a time"
-                ) from error
+                raise Fenced(self._policy) from error
             raise refused(self._settings, cause, Operation.WRITE, topic, group_of(self._policy)) from error
         log.info("%s %s", type(record).__name__, record.key)
 

@@ -217,6 +217,21 @@ def forge(lab: Lab, key: str, *, keep_digest: bool) -> None:
     raise AssertionError(f"no rollout {key}")
 
 
+def test_a_second_trainer_of_a_policy_takes_it_over_whatever_its_run(lab: Lab) -> None:
+    first, second = lab.config("first", steps=None), lab.config("second", steps=1)
+    lab.lay(2)
+    process = lab.start_trainer(first)
+    try:
+        eventually(lambda: lab.log(first).last_step == 1, 120, 0.2, lambda: lab.text(first))
+        # With a part of the partitions only it could not form a batch.
+        assert lab.train(second) == 0, lab.text(second)
+        process.join(60)
+        assert process.exitcode == 1, lab.text(first)
+        assert f"another trainer of the policy {lab.policy} has taken over" in lab.text(first)
+    finally:
+        forked.end(process)
+
+
 def test_two_ranks_train_the_same_plans_as_one(lab: Lab) -> None:
     lab.lay(7)
     one, two = lab.config("one"), lab.config("two")
