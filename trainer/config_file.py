@@ -46,7 +46,7 @@ def parse_config(
             said.own(str(key), value)
     for name, value in (variables or {}).items():
         if name in VARIABLES:
-            said.alias(name, VARIABLES[name], yaml.safe_load(value))
+            said.alias(name, VARIABLES[name], _value(value, where, name))
         elif name in ELSEWHERE:
             log.warning("%s is set and means nothing here: %s", name, ELSEWHERE[name])
     return validated(said.nested(), where, said.sources)
@@ -56,10 +56,7 @@ def overridden(config: TrainerConfig, changes: Mapping[str, str], where: str) ->
     """A configuration with some settings changed: dotted path or alias -> value as YAML has it. Raises ConfigError."""
     said = _Said(where)
     for key, text in changes.items():
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{where}: {key}: not a YAML value: {error}") from error
+        value = _value(text, where, key)
         if key in KEYS and key not in TrainerConfig.model_fields:
             said.alias(key, KEYS[key], value)
         else:
@@ -68,6 +65,13 @@ def overridden(config: TrainerConfig, changes: Mapping[str, str], where: str) ->
     for path, value in said.settled().items():
         _put(data, path, value)
     return validated(data, where, said.sources)
+
+
+def _value(text: str, where: str, name: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: {name}: {text!r} is no YAML value") from error
 
 
 def validated(data: Mapping[str, Any], where: str, sources: Mapping[str, str]) -> TrainerConfig:

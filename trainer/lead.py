@@ -212,9 +212,7 @@ class Lead:
         head = self.head
         if not self._changed or not self.planner.has_batch(head.version):
             self._changed = False
-            here = self.planner.pending
-            wanted = head.config.batch_rollouts
-            self._heartbeat("rollouts", lambda: f"waits for rollouts: {here} of {wanted} are there")
+            self._heartbeat("rollouts", self._shortage)
             return None
         draft = self.planner.draft(head.version, end_offsets(head.settings, topics.ROLLOUTS))
         if draft is None:
@@ -222,6 +220,12 @@ class Lead:
         for key in draft.forged:
             log.error("forged: another record of rollout %s has another digest than the one that was trained", key)
         return head.write_plan(plan_of(draft, head.of_plans, step, 1, now_ms()))
+
+    def _shortage(self) -> str:
+        here, passed_over = self.planner.usable(self.head.version)
+        others = ", ".join(f"{count} {reason}" for reason, count in passed_over.items())
+        said = f"waits for rollouts: {here} of {self.head.config.batch_rollouts} are there"
+        return f"{said}, not to be used are {others}" if others else said
 
     def _caught_up(self) -> bool:
         """Whether all that was on the log when it was last looked at was read, and makes no batch."""

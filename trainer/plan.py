@@ -9,6 +9,7 @@ One thing does not wait for its turn: a husk counts as soon as it was offered, a
 import hashlib
 import heapq
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -107,6 +108,15 @@ class Planner:
     def has_batch(self, version: int) -> bool:
         """Whether enough rollouts are at hand for a step on `version`; the ends of the partitions decide then."""
         return self._form(version)[1] is not None
+
+    def usable(self, version: int) -> tuple[int, dict[str, int]]:
+        """How many of the offers the next step on `version` can have, one batch at most, and how many it passes over,
+        by the reason."""
+        draft, _ = self._form(version)
+        passed_over: Counter[str] = Counter()
+        for drop in draft.drops:
+            passed_over[drop.reason] += drop.count
+        return len(draft.rows), dict(passed_over)
 
     def draft(self, version: int, ends: Mapping[int, int]) -> Draft | None:
         """The next batch for a step that trains `version`, or None if it cannot be formed yet.

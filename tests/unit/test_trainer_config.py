@@ -144,6 +144,7 @@ def test_the_ancestors_variables_fill_in_what_the_file_leaves_open(caplog: pytes
         ("clip_low: 1\n", {}, "clip_low: no such setting, did you mean loss.clip_low?"),
         ("lora: 3\n", {}, "x.yaml: lora: a mapping of its settings is expected (rank, alpha, targets, ...), not 3"),
         ("loss: dappo\n", {}, "did you mean dapo?"),
+        ("", {"TRAINING_LR": "["}, "x.yaml: TRAINING_LR: '[' is no YAML value"),
     ],
 )
 def test_what_is_said_twice_or_wrongly_is_named(line: str, variables: dict[str, str], message: str) -> None:

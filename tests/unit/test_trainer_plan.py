@@ -132,6 +132,7 @@ def test_drops_are_ranges_with_reason_and_count() -> None:
         offer(0, 9, 0, oldest_version=2),
     ]
     of.take(segment(0, 0, log, end=10))
+    assert of.usable(3) == (2, {"stale": 2, "greedy sampling": 1, "duplicate": 1, "forged": 1})
     draft = of.draft(3, {0: 10})
     assert draft is not None
     assert [row.offset for row in draft.rows] == [5, 8]
