@@ -116,7 +116,7 @@ class Lead:
         if steps is not None and self.head.depth >= steps:
             return f"run {run_id} has its {steps} steps"
         if self.goal.reached(self.done):
-            return f"the {self.done} steps of run {run_id} that were asked for are done"
+            return f"the steps that were asked for are done: run {run_id} is at step {self.head.step}"
         if self.goal.caught_up and self._caught_up():
             return f"run {run_id} has caught up after {self.done} steps: no full batch is left on the log"
         return None

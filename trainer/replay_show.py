@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from tentalis.cli.common import shortened
 from tentalis.config import Settings
 from trainer.fetch import BadRollouts
 from trainer.replay import TOLERANCE, CannotReplay, ReplayStep, replay
@@ -83,8 +84,8 @@ def main(
         )
         sys.stdout.write("\n")
     else:
-        for line in unreadable:
-            print(f"passed over, no record: {line}")
+        for line in shortened([f"passed over, no record: {each}" for each in unreadable]):
+            print(line)
         _print_table(run_id, steps, problems, equal, verify_only)
     return 0 if holds else 1
 

@@ -209,6 +209,13 @@ def _wait_for_topics(settings: Settings) -> None:
     wait_visible(admin, admin.partitions())
 
 
+def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
+    """The first of the lines for a person, and how many more there are: a topic full of garbage must not hide what was
+    asked for. Programs get them all."""
+    left = len(lines) - most
+    return [*lines[:most], f"and {left} more (-o json lists them)"] if left > 0 else list(lines)
+
+
 def print_json(value: Any) -> None:
     """One JSON value on one line of stdout, flushed: a stream of these is JSON Lines."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")

@@ -21,6 +21,7 @@ from tentalis.cli.common import (
     print_table,
     reached,
     resolve_settings,
+    shortened,
 )
 
 
@@ -171,7 +172,7 @@ def verify(
     else:
         print_table(("what", "count"), report.counts())
         if report.unreadable:
-            print("\npassed over, no record:", *report.unreadable, sep="\n")
+            print("\npassed over, no record:", *shortened(report.unreadable), sep="\n")
         if report.problems:
             print()
             print_table(("rule", "where", "problem"), [(p.rule, p.where, p.message) for p in report.problems])

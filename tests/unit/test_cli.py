@@ -21,7 +21,7 @@ from schemas.tensors import float32_bytes
 from streams.join.processor import limits_of
 from tentalis.admin import Impossible
 from tentalis.cli import common
-from tentalis.cli.common import CommandError, explain, print_table, resolve_settings
+from tentalis.cli.common import CommandError, explain, print_table, resolve_settings, shortened
 from tentalis.cli.main import app
 from tentalis.cli.processes import _dead_limits
 from tentalis.cli.records import parsed, written
@@ -481,3 +481,8 @@ def test_a_join_that_forgets_tasks_before_they_are_over_is_refused(how: dict[str
     assert done.exit_code == 2
     assert "--marker-ttl 3600" in done.stderr and "more than 3,600 s" in done.stderr
     assert limits_of(3_600_001).marker_ttl_ms == 3_600_001
+
+
+def test_a_topic_full_of_garbage_does_not_hide_what_was_asked_for() -> None:
+    assert shortened(list("abcde")) == list("abcde")
+    assert shortened(list("abcdefg")) == [*"abcde", "and 2 more (-o json lists them)"]
