@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tentalis.gateway.bridge.shapes import FeedbackBody, ResultBody, TaskBody
+
 FOLDER = Path(__file__).parents[2] / "config" / "openclaw"
 SKILLS = sorted(FOLDER.glob("skills/*/SKILL.md"))
 
@@ -28,10 +30,16 @@ def test_a_skill_says_what_it_is_and_needs(path: Path) -> None:
     assert set(re.findall(r"\$(\w+)", body)) == set(needed), "every variable that it uses is declared"
 
 
+SHAPES = {"/tasks/assign": TaskBody, "/tasks/result": ResultBody, "/feedback": FeedbackBody}
+
+
 @pytest.mark.parametrize("path", SKILLS, ids=lambda path: path.parent.name)
-def test_the_body_of_a_request_is_json(path: Path) -> None:
-    bodies = re.findall(r"-d '(\{.*?\})'", parts(path)[1], re.DOTALL)
-    assert bodies and all("task_id" in json.loads(body) for body in bodies)
+def test_a_request_is_what_the_bridge_takes(path: Path) -> None:
+    requests = re.findall(r'POST "\$TENTALIS_URL([\w/]+)".*?-d \'(\{.*?\})\'', parts(path)[1], re.DOTALL)
+    assert requests
+    for route, body in requests:
+        given = json.loads(body)
+        assert SHAPES[route].model_validate(given).model_fields_set == given.keys(), "no field that it would ignore"
 
 
 def test_agents_name_the_skills_and_folders_that_there_are() -> None:
