@@ -13,7 +13,7 @@ from schemathesis import GenerationMode
 from tentalis.gateway.keys import Keys, Scope, create
 from tests.unit.bridge_log import MemoryLog, app_over, bridge_over
 
-EXAMPLES = int(os.environ.get("TENTALIS_API_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("TENTALIS_API_EXAMPLES", "5"))
 NOTHING_TO_GET_WRONG = ("/health", "/training/status")
 
 

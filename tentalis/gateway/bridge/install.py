@@ -10,7 +10,9 @@ from tentalis.gateway.bridge.service import Bridge
 
 def install(app: FastAPI, deps: Deps) -> None:
     """See tentalis.gateway.app.Install."""
-    settings = deps.settings
+    settings, calls = deps.settings, deps.measures.calls
+    if not settings.bridge:
+        return
     horizon_ms, most_facts = int(settings.bridge_horizon_s * 1000), settings.bridge_facts
     log = KafkaLog(deps.kafka, deps.events, horizon_ms=horizon_ms, most_facts=most_facts)
     bridge = Bridge(
@@ -20,4 +22,12 @@ def install(app: FastAPI, deps: Deps) -> None:
         horizon_ms=horizon_ms,
         most_facts=most_facts,
     )
-    app.include_router(router(bridge, deps.keys, body_bytes=settings.body_bytes, body_s=settings.body_s))
+    app.include_router(
+        router(
+            bridge,
+            deps.keys,
+            body_bytes=settings.body_bytes,
+            body_s=settings.body_s,
+            count=lambda path, status: calls.labels(path, str(status)).inc(),
+        )
+    )

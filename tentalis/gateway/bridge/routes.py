@@ -77,7 +77,7 @@ def _refusal(status: int, why: str, headers: dict[str, str] | None = None) -> JS
     return JSONResponse({"error": why}, status, headers)
 
 
-def _route_class(body_bytes: int, body_s: float) -> type[APIRoute]:
+def _route_class(body_bytes: int, body_s: float, count: Callable[[str, int], None]) -> type[APIRoute]:
     """Routes that take JSON whatever its content type is called, and refuse in the ancestors' shape."""
 
     class Route(APIRoute):
@@ -86,6 +86,11 @@ def _route_class(body_bytes: int, body_s: float) -> type[APIRoute]:
             known = {parameter.alias for parameter in self.dependant.query_params}
 
             async def handler(request: Request) -> Response:
+                response = await answer(request)
+                count(self.path, response.status_code)
+                return response
+
+            async def answer(request: Request) -> Response:
                 try:
                     if not known.issuperset(request.query_params):
                         there = f"there are {', '.join(sorted(known))}" if known else "there are none"
@@ -118,6 +123,7 @@ def router(
     *,
     body_bytes: int,
     body_s: float,
+    count: Callable[[str, int], None] = lambda path, status: None,
     longest_poll_s: float = LONGEST_POLL_S,
     longest_watch_s: float = LONGEST_WATCH_S,
 ) -> APIRouter:
@@ -125,6 +131,7 @@ def router(
 
     Args:
         body_bytes, body_s: the longest body, and how long it may take (s).
+        count: called with the path and status of every answer.
         longest_poll_s: for which a question may wait.
         longest_watch_s: after which a stream of events ends.
     """
@@ -134,7 +141,7 @@ def router(
         async with bridge.running():
             yield
 
-    routes = APIRouter(route_class=_route_class(body_bytes, body_s), lifespan=lifespan)
+    routes = APIRouter(route_class=_route_class(body_bytes, body_s, count), lifespan=lifespan)
     asked = [Security(_BEARER)]
 
     def caller_of(request: Request, scope: Scope, user: str = "") -> tuple[Caller, str]:

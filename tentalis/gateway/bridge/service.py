@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from schemas import topics
 from schemas.ids import derived_id
-from schemas.records import Outcome, Record, Result, SessionEvent, Task
+from schemas.records import Feedback, Outcome, Record, Result, SessionEvent, Task
 from tentalis import rewards
 from tentalis.gateway.bridge import mapping
 from tentalis.gateway.bridge.events import Events
@@ -163,16 +163,20 @@ class Bridge:
         result = await self._spoken_of(body.task_id, body.sample_index, caller)
         with _valid():
             feedback = mapping.feedback_of(body, result, now_ms=now_ms())
-        await self._once(topics.FEEDBACK, feedback)
+        await self._say(feedback)
         return FeedbackTaken(task_id=body.task_id, feedback_id=feedback.feedback_id)
 
     async def user_feedback(self, body: UserFeedbackBody, caller: Caller, user_id: str) -> FeedbackTaken:
         """POST /v1/feedback. Raises Refused."""
-        task_id = await self._turn(body, caller, user_id)
-        result = await self._spoken_of(task_id, body.sample_index, caller)
+        if body.task_id:
+            task_id = body.task_id
+            result = await self._spoken_of(task_id, body.sample_index, caller)
+        else:  # found in a session of theirs; its result may still be on its way
+            task_id = await self._turn(body, caller, user_id)
+            result = await self._result_of(task_id, body.sample_index)
         with _valid():
             feedback = mapping.user_feedback_of(body, task_id, user_id or caller.key_id, result, now_ms=now_ms())
-        await self._once(topics.FEEDBACK, feedback)
+        await self._say(feedback)
         return FeedbackTaken(task_id=task_id, feedback_id=feedback.feedback_id)
 
     async def log_session(self, body: SessionBody, caller: Caller, user_id: str) -> SessionLogged:
@@ -214,12 +218,21 @@ class Bridge:
             result = await self._result_of(task_id, None)
             with _valid():
                 feedback = mapping.trace_feedback_of(read, task_id, user_id or caller.key_id, result)
-            await self._once(topics.FEEDBACK, feedback)
+            await self._say(feedback)
             return TraceTaken(id=read.feedback_id, status="published")
         except Refused as error:
             if error.status >= 500:
                 raise
             return TraceTaken(id=name, status="refused", error=str(error))
+
+    async def _say(self, feedback: Feedback) -> None:
+        """Feedback that does not fit with its result goes without it: it is paired with it again (docs/feedback.md)."""
+        try:
+            await self._once(topics.FEEDBACK, feedback)
+        except Refused as error:
+            if error.status != 413 or feedback.result is None:
+                raise
+            await self._once(topics.FEEDBACK, feedback.model_copy(update={"result": None}))
 
     async def _once(self, topic: str, record: Record) -> None:
         """Appends a record, unless it is on the log. Raises Refused: 409 if another of its id is."""
@@ -370,8 +383,6 @@ class Bridge:
 
     async def _turn(self, body: UserFeedbackBody, caller: Caller, user_id: str) -> str:
         """The task of the turn that feedback names. Raises Refused (404)."""
-        if body.task_id:
-            return body.task_id
         if body.completion_id:
             for name in (body.completion_id, *(body.completion_id.removeprefix(prefix) for prefix in _PREFIXES)):
                 fact = self._facts.of_id(topics.SESSIONS, name)

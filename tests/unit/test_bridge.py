@@ -1,0 +1,337 @@
+"""The bridge's parts: what it remembers, who sees what, which turn is meant, and who watches."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import topics
+from schemas.records import Feedback, Polarity, Result, Source, Task
+from tentalis.gateway.bridge.events import MOST_CLIENTS, MOST_WAITING, Events
+from tentalis.gateway.bridge.facts import Fact, Facts
+from tentalis.gateway.bridge.mapping import turn_task_id
+from tentalis.gateway.failure import Refused
+from tentalis.gateway.keys import Keys, Scope, create
+from tests.unit.bridge_log import MemoryLog, client_of
+from tests.unit.loop_records import result, task
+
+Body = Callable[[httpx.AsyncClient, MemoryLog], Awaitable[None]]
+
+
+def run(body: Body, **more: Any) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        async with client_of(log, **more) as client:
+            await body(client, log)
+
+    asyncio.run(main())
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 100), st.integers(0, 4)), max_size=60),
+    st.integers(1, 10),
+)
+def test_facts_are_the_newest_of_what_came_in_the_order_of_the_log(
+    came: list[tuple[int, int, int, int]], most: int
+) -> None:
+    facts, kept = Facts(most, 50), dict[tuple[str, int, int], tuple[Fact, bytes]]()
+    for partition, offset, appended, event in came:
+        fact, key = Fact("t", partition, offset, appended, f"e{event}"), b"k%d" % partition
+        new = (place := ("t", partition, offset)) not in kept
+        assert facts.add(fact, key, 100) is new
+        kept.setdefault(place, (fact, key))
+        # From the front those that are too many or too old.
+        while len(kept) > most or (kept and next(iter(kept.values()))[0].appended < 50):
+            del kept[next(iter(kept))]
+        assert len(facts) == len(kept) <= most
+        for partition in range(4):
+            there = sorted((f for f, k in kept.values() if k == b"k%d" % partition), key=lambda f: f.offset)
+            assert facts.of_key("t", f"k{partition}") == there
+    for name in ("e0", "e1", "e2", "e3", "e4"):
+        found = facts.of_id("t", name)
+        assert found is None or found in [fact for fact, _ in kept.values()]
+
+
+# --- who sees what ----------------------------------------------------------------------------------------------------
+
+
+def test_a_users_key_sees_and_speaks_of_that_users_tasks_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ann, bob = (create(path, [Scope.TASKS, Scope.FEEDBACK, Scope.TRACES], user=user) for user in ("ann", "bob"))
+    service, watcher = create(path, [Scope.TASKS]), create(path, [Scope.EVENTS])
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        def as_(key: str, **more: str) -> dict[str, str]:
+            return {"Authorization": f"Bearer {key}"} | more
+
+        assert (await client.get("/tasks/t/status")).status_code == 401
+        assert (await client.get("/tasks/t/status", headers=as_(watcher))).status_code == 403
+        assert (await client.get("/health")).status_code == 200
+
+        posted = await client.post("/tasks/assign", json={"task_id": "t", "prompt": "p"}, headers=as_(ann))
+        assert posted.status_code == 201
+        answer = {"task_id": "t", "worker_id": "w", "result": "r"}
+        assert (await client.post("/tasks/result", json=answer, headers=as_(bob))).status_code == 403
+        assert (await client.post("/tasks/result", json=answer, headers=as_(service))).status_code == 201
+        mine = (await client.get("/tasks/t/status", headers=as_(ann))).json()
+        theirs = (await client.get("/tasks/t/status", headers=as_(bob))).json()
+        assert mine["status"] == "completed"
+        assert theirs == mine | {"status": "pending", "known": False, "result": None, "results": []}
+        told = {"task_id": "t", "score": 1}
+        assert (await client.post("/feedback", json=told, headers=as_(bob))).status_code == 404
+        assert (await client.post("/feedback", json=told, headers=as_(ann))).status_code == 201
+        assert (
+            await client.post("/tasks/assign", json={"prompt": "p"}, headers=as_(ann, **{"X-User-Id": "bob"}))
+        ).status_code == 403
+
+        # The same name of a session is not the same session.
+        turn = {"session_id": "s", "response": "r"}
+        for key in (ann, bob):
+            assert (await client.post("/sessions/log", json=turn, headers=as_(key))).status_code == 201
+        sessions = log.topics[topics.SESSIONS]
+        assert len({event.key for event in sessions}) == 2
+        thumb = {"completion_id": sessions[0].event_id, "thumb": "up"}
+        assert (await client.post("/v1/feedback", json=thumb, headers=as_(bob))).status_code == 404
+        assert (await client.post("/v1/feedback", json=thumb, headers=as_(ann))).status_code == 201
+
+    run(body, keys=Keys(path))
+
+
+def test_what_is_not_to_be_recorded_is_not() -> None:
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        off = {"X-Tentalis-Record": "Off"}
+        for path, good in (
+            ("/sessions/log", {"session_id": "s"}),
+            ("/feedback", {"task_id": "t", "score": 1}),
+            ("/v1/feedback", {"task_id": "t", "thumb": "up"}),
+            ("/v1/traces", {"items": [{}]}),
+        ):
+            answer = await client.post(path, json=good, headers=off)
+            assert answer.status_code == 201 and "not_recorded" in answer.text
+        assert not log.topics
+        assert (await client.post("/feedback", json={}, headers={"X-Tentalis-Record": "of"})).status_code == 422
+        told = {"task_id": "t", "score": 1}
+        assert (await client.post("/feedback", json=told, headers={"X-Tentalis-Record": "of"})).status_code == 400
+
+    run(body)
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_idempotency_key_stands_for_the_id_that_is_not_given() -> None:
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        drawn = [(await client.post("/tasks/assign", json={"prompt": "p"})).json()["task_id"] for _ in range(2)]
+        key = {"Idempotency-Key": "k"}
+        same = [
+            (await client.post("/tasks/assign", json={"prompt": "p"}, headers=key)).json()["task_id"] for _ in range(2)
+        ]
+        assert len({*drawn, *same}) == 3 and len(log.topics[topics.TASKS]) == 3
+        assert (await client.post("/tasks/assign", json={"prompt": "q"}, headers=key)).status_code == 409
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({"verifier": {"name": "taste"}, "task_type": "chat"}, 201),
+        ({"verifier": {"name": "unheard of"}, "task_type": "chat"}, 404),
+        ({"terms": {"rl": None, "opd": None}}, 422),
+        ({"terms": {"rl": "result", "opens": "first_feedback"}}, 422),
+        ({"messages": [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}]}, 201),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400),
+        ({"n_samples": 257}, 422),
+        ({"task_id": "a/b"}, 422),
+    ],
+)
+def test_what_a_task_may_say(more: dict[str, Any], status: int) -> None:
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        answer = await client.post("/tasks/assign", content=json.dumps({"prompt": "p"} | more))
+        assert answer.status_code == status, answer.text
+        if status == 201:
+            (made,) = log.topics[topics.TASKS]
+            assert isinstance(made, Task)
+            assert made.terms.rl is (Source.RESULT if "verifier" in more else Source.MANAGER)
+            assert [m.role for m in made.messages][:-1] == ["system"] * len(more.get("messages", []))
+
+    run(body)
+
+
+def test_of_one_sample_the_first_result_counts_and_feedback_carries_it() -> None:
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        await client.post("/tasks/assign", json={"task_id": "t", "prompt": "p"})
+        for worker, text in (("w1", "first"), ("w2", "second")):
+            answer = {"task_id": "t", "worker_id": worker, "result": text, "model_version": "v0005"}
+            assert (await client.post("/tasks/result", json=answer)).status_code == 201
+        status = (await client.get("/tasks/t/status")).json()
+        assert [each["result"] for each in status["results"]] == ["first"]
+        assert status["result"]["model_version"] == "v0005"
+        await client.post("/feedback", json={"task_id": "t", "score": 0.5})
+        (said,) = log.topics[topics.FEEDBACK]
+        assert isinstance(said, Feedback) and said.result is not None and said.result.text == "first"
+        wrong = {"task_id": "t", "worker_id": "w3", "result": "r", "sample_index": 1}
+        assert (await client.post("/tasks/result", json=wrong)).status_code == 422
+
+    run(body)
+
+
+def test_feedback_that_does_not_fit_with_its_result_goes_without() -> None:
+    class Small(MemoryLog):
+        async def append(self, topic: str, record: Any) -> Fact:
+            if isinstance(record, Feedback) and record.result is not None:
+                raise Refused(413, "too large")
+            return await super().append(topic, record)
+
+    async def main() -> None:
+        log = Small()
+        async with client_of(log) as client:
+            log.put(topics.RESULTS, result(task("t", n=1)))
+            assert (await client.post("/feedback", json={"task_id": "t", "score": 1})).status_code == 201
+            (said,) = log.topics[topics.FEEDBACK]
+            assert isinstance(said, Feedback) and said.result is None
+
+    asyncio.run(main())
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_the_turn_that_a_person_means(lost: int) -> None:
+    """`lost`: turns of the session that lie before the horizon."""
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        turns = []
+        for number in range(lost, 6):
+            side = number == 3
+            logged = {"session_id": "s", "response": f"r{number}", "turn_type": "side" if side else "main"}
+            name = (await client.post("/sessions/log", json=logged)).json()["session_event_id"]
+            if not side:
+                turns.append((number - (number > 3), turn_task_id("s", name), name))
+        unlinked = {"session_id": "s", "turn_index": lost, "thumb": "up"}
+        assert (await client.post("/v1/feedback", json=unlinked)).status_code == 404, "not linked yet"
+        for index, task_id, _ in turns:
+            log.put(topics.TASKS, task(task_id, n=1, run_id=None, session_id="s", turn_index=index))
+        for index, task_id, name in turns:
+            for where in (
+                {"session_id": "s", "turn_index": index},
+                {"completion_id": name},
+                {"completion_id": f"chatcmpl-{name}"},
+                {"task_id": task_id},
+            ):
+                answer = await client.post("/v1/feedback", json=where | {"thumb": "down", "comment": "No."})
+                assert answer.status_code == 201 and answer.json()["task_id"] == task_id, answer.text
+        said = log.topics[topics.FEEDBACK]
+        assert all(
+            isinstance(f, Feedback) and f.source is Source.USER and f.polarity is Polarity.NEGATIVE for f in said
+        )
+        for nowhere in (
+            {"session_id": "s", "turn_index": 9},
+            {"session_id": "x", "turn_index": 0},
+            {"completion_id": "x"},
+        ):
+            assert (await client.post("/v1/feedback", json=nowhere | {"thumb": "up"})).status_code == 404
+        for wrong in (
+            {"thumb": "up"},
+            {"task_id": "t"},
+            {"task_id": "t", "completion_id": "c", "thumb": "up"},
+            {"session_id": "s", "thumb": "up"},
+            {"task_id": "t", "thumb": "sideways"},
+            {"task_id": None, "completion_id": "c", "thumb": "up"},
+        ):
+            assert (await client.post("/v1/feedback", json=wrong)).status_code == 422, wrong
+
+    run(body)
+
+
+def test_traces_are_taken_one_by_one() -> None:
+    trace = {"kind": "trace", "recorded_at": 1, "task": "t", "model": "m", "prompt": "p", "response": "r"}
+    said = {"kind": "feedback", "feedback_id": "f", "trace_id": "s.1", "recorded_at": 2, "text": "No.", "polarity": -1}
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        items = [
+            trace | {"trace_id": "s.1"},
+            trace | {"trace_id": "2"},
+            trace | {"trace_id": "2"},
+            said,
+            {"kind": "x"},
+            trace | {"trace_id": "2", "response": "other"},
+        ]
+        for _ in range(2):
+            answer = await client.post("/v1/traces", json={"items": items})
+            assert [item["status"] for item in answer.json()["items"]] == ["published"] * 4 + ["refused"] * 2
+        assert [event.key for event in log.topics[topics.SESSIONS]] == ["s", "2"]
+        (feedback,) = log.topics[topics.FEEDBACK]
+        assert feedback.key == turn_task_id("s", "s.1")
+        log.away = True
+        assert (await client.post("/v1/traces", json={"items": [trace | {"trace_id": "3"}]})).status_code == 503
+        for wrong in ([], [5], [trace] * 101, {}):
+            assert (await client.post("/v1/traces", json={"items": wrong})).status_code == 422
+
+    run(body)
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_live_bounded_and_say_nothing_of_what_was_said() -> None:
+    async def main() -> None:
+        events = Events()
+        everything = frozenset({"task", "result"})
+        slow, quick, ann = (
+            events.watch(everything, None, 60),
+            events.watch(everything, None, 60),
+            events.watch(everything, "ann", 60),
+        )
+        for stream in (slow, quick, ann):
+            assert (await anext(stream)).startswith(b":")
+        assert events.wanted
+        secret = task("t", user_id="bob")
+        for number in range(MOST_WAITING + 5):
+            events.tell(Fact(topics.TASKS, 0, number, 1), secret)
+            assert b"event: task" in (text := await anext(quick)) and b"purr" not in text
+        events.tell(Fact(topics.RESULTS, 0, 1, 1), result(task("t", user_id="ann")))
+        assert b"event: result" in await anext(ann)
+        rest = [text async for text in slow]
+        assert len(rest) == MOST_WAITING + 1 and rest[-1].startswith(b"event: dropped") and b"faster" in rest[-1]
+        for stream in (quick, ann):
+            await stream.aclose()  # type: ignore[attr-defined]
+        assert not events.wanted
+
+        many = [events.watch(everything, None, 60) for _ in range(MOST_CLIENTS)]
+        for stream in many:
+            await anext(stream)
+        with pytest.raises(Refused, match="come again"):
+            events.watch(everything, None, 60)
+        for stream in many:
+            await stream.aclose()  # type: ignore[attr-defined]
+        over = [text async for text in events.watch(everything, None, 0.05)]
+        assert over[-1].startswith(b"event: end")
+
+    asyncio.run(main())
+
+
+def test_polls_end_when_the_result_comes_however_many_wait() -> None:
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        log.put(topics.TASKS, task("t", n=1))
+        polls = [asyncio.create_task(client.get("/tasks/t/status")) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        log.put(topics.RESULTS, result(task("t", n=1)))
+        answers = await asyncio.wait_for(asyncio.gather(*polls), 10)
+        assert {answer.json()["status"] for answer in answers} == {"completed"} and time.monotonic() - began < 10
+        (there,) = log.topics[topics.RESULTS]
+        assert isinstance(there, Result)
+
+    run(body)
