@@ -6,6 +6,7 @@ import pytest
 
 from schemas import topics
 from schemas.records import (
+    HintKind,
     Opens,
     Polarity,
     Record,
@@ -17,12 +18,16 @@ from schemas.records import (
     Task,
     ToolCall,
 )
+from streams.hinting import hint_half
+from streams.join.core import Limits as JoinLimits
 from streams.join.room import Bound
 from streams.join.state import StateError
+from streams.scoring import opened_by_feedback, score_of_feedback
 from streams.sessions.core import Limits
 from streams.sessions.processor import SessionsProcessor
 from streams.sessions.state import decode_session, session_key
 from streams.sessions.turns import MOST_TEXT, came_late, said_to
+from tests.unit import join_support
 from tests.unit.sessions_support import (
     CODEC,
     PARTITION,
@@ -41,6 +46,7 @@ from tests.unit.sessions_support import (
     worker,
 )
 
+JOIN = JoinLimits()
 ONE = turn("1", "hello", answer="hi")
 TWO = turn("2", "hello", "hi", "more", answer="so")
 THREE = turn("3", "hello", "hi", "more", "so", "thanks", answer="bye")
@@ -276,6 +282,27 @@ def test_an_ended_session_keeps_counts_and_nothing_of_a_person() -> None:
     session = next(value for key, value in entries.items() if key.startswith("session/"))
     assert b"ann" not in session and decode_session(session).turns == 2
     assert len(session) < 120
+
+
+def rollouts_and_outcomes(hours: float) -> tuple[list[str], list[str]]:
+    """What the join makes of a turn whose next message comes so many hours later."""
+    later = round(hours * 3_600_000)
+    patient = Limits(frozenset(), idle_ms=47 * 3_600_000, remember_ms=48 * 3_600_000)
+    feedback = fold((0, ONE), (later, TWO), limits=patient).feedback[0]
+    assert feedback.result is not None
+    appended = START + later + 1
+    opened, score = opened_by_feedback(feedback, appended), score_of_feedback(feedback, appended)
+    hint = hint_half(feedback, feedback.result, appended, kind=HintKind.NONE, hinter="rule/1")
+    assert opened is not None and score is not None
+    judged = score.model_copy(update={"reward": 1.0})
+    made = join_support.fold(*((later + 1 + i, half) for i, half in enumerate((opened, judged, hint))), limits=JOIN)
+    return sorted(made.rollouts), sorted(outcome.kind.value for outcome in made.outcomes.values())
+
+
+def test_an_answer_after_twenty_hours_is_joined_and_one_after_more_than_the_joins_memory_is_late() -> None:
+    assert rollouts_and_outcomes(20) == ([f"{fold((0, ONE)).tasks[0].task_id}/0"], ["rl"])
+    assert rollouts_and_outcomes(24.1) == ([], ["late", "late", "late"])
+    assert Limits().idle_ms < JOIN.marker_ttl_ms, "by default no session is open for so long"
 
 
 def test_at_the_bound_the_input_waits() -> None:
