@@ -167,12 +167,13 @@ class Partition:
     def _restore_session(self, key: str, value: bytes) -> None:
         session = decode_session(value)
         # Whatever was due before the clock's time was done before the clock was written.
-        if self._due(session) < self.time:
+        session.timer = self._due(session)
+        if session.timer < self.time:
             self._ledger.doom(SESSION + key)
             return
         self._sessions[key] = session
         self.open_sessions += session.open
-        self._timers.append((self._due(session), key))
+        self._timers.append((session.timer, key))
 
     def _restore_turn(self, key: str, pending: Pending, turns: dict[int, bytes]) -> None:
         value = turns.pop(pending.offset, None)
@@ -350,7 +351,10 @@ class Partition:
         if not session.open:
             session.since = self.time
         self._ledger.changed(key)
-        heapq.heappush(self._timers, (self._due(session), key))
+        due = self._due(session)
+        if due != session.timer:
+            session.timer = due
+            heapq.heappush(self._timers, (due, key))
 
     def _end(self, key: str, session: Session, by: str) -> list[Record]:
         """The last turn is told that nothing follows; a marker stays."""

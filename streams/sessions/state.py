@@ -53,6 +53,8 @@ class Session:
     user_id: str | None = None
     policy: str = ""
     pending: Pending | None = None
+    timer: int | None = None
+    """The stream time that a timer was last set to; not part of the header."""
 
 
 def session_key(event: SessionEvent) -> str:

@@ -104,6 +104,13 @@ class Lane:
         self._consumer.close()
 
 
+def is_mine(task: Task, options: WorkerOptions, *, targeted: bool) -> bool:
+    """Whether a worker is to answer a task that it finds in its lane of targeted tasks, or in the shared one."""
+    if task.environment != options.environment or task.answered:
+        return False
+    return task.target_worker == options.worker_id if targeted else task.target_worker is None
+
+
 class WorkerMetrics:
     """What a worker exports. The callables count tasks."""
 
@@ -233,10 +240,7 @@ class Worker:
             log.warning("skipped: %s", error)  # scoring owns the dead letters of tasks
             return None
         assert isinstance(record, Task)
-        if record.environment != self._options.environment or record.answered:
-            return None
-        wanted = record.target_worker
-        return record if (wanted == self._options.worker_id if lane.targeted else wanted is None) else None
+        return record if is_mine(record, self._options, targeted=lane.targeted) else None
 
     async def _publish_finished(self) -> None:
         finished = [task for task in self._running if task.done()]

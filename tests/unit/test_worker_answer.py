@@ -8,11 +8,12 @@ import pytest
 
 from schemas import topics
 from schemas.codec import Codec
-from schemas.records import LogprobsMode, Sampling, Status
+from schemas.records import LogprobsMode, Opens, Sampling, Source, Status, Terms
 from schemas.tensors import float32_view, int32_view
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.served import Served
 from tentalis.workers.answer import SERVED_AT_ISSUE, Answerer, failed_instead, seed_of, without_texts
+from tentalis.workers.process import WorkerOptions, is_mine
 from tests.unit.loop_records import T0, ack, task
 from tests.unit.loop_server import LoopServer
 
@@ -49,6 +50,18 @@ def test_results_record_what_was_sampled_and_by_whom() -> None:
     assert (call["n"], call["temperature"], call["max_tokens"], call["stop"]) == (3, 0.7, 9, ("\n",))
     assert call["seed"] == seed_of(of.task_id) == seed_of("t0") != seed_of("t1")
     assert call["prompt"] == [{"role": "user", "content": "Why do cats purr?"}]
+
+
+def test_a_worker_answers_what_is_asked_of_it_and_no_turn_of_a_conversation() -> None:
+    options = WorkerOptions("chat", "http://server", "local", "w")
+    anybody = task()
+    mine = anybody.model_copy(update={"target_worker": "w"})
+    said = Terms(rl=Source.NEXT_STATE, opd=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
+    turn = anybody.model_copy(update={"terms": said})
+    assert [is_mine(each, options, targeted=False) for each in (anybody, mine, turn)] == [True, False, False]
+    mine_too = turn.model_copy(update={"target_worker": "w"})
+    assert [is_mine(each, options, targeted=True) for each in (anybody, mine, mine_too)] == [False, True, False]
+    assert not is_mine(anybody.model_copy(update={"environment": "math"}), options, targeted=False)
 
 
 def test_the_same_answer_has_the_same_result_id() -> None:
