@@ -16,7 +16,7 @@ from streams.hinting import hint_half
 from streams.join.core import Limits
 from streams.join.emit import Place, late
 from streams.processor import Effects, LogRecord, Retryable
-from streams.sessions.turns import feedback_of, result_of, task_id
+from streams.sessions.turns import next_state_of, result_of, task_id
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.opd import OneModel, Teacher
 from tentalis.opd.lesson import END, START, LessonJudge, lesson_of
@@ -208,7 +208,7 @@ def test_a_session_without_end_keeps_its_newest_turns() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
 def test_the_join_makes_a_rollout_of_its_own_of_it_whatever_comes_first(order: tuple[int, int, int]) -> None:
     (experience,) = Lab(log_of((0, FIRST), (1, end())), Script(TELLS)).run()
-    said = feedback_of(result_of(FIRST, 0, JOINED), None, JOINED)
+    said = next_state_of(result_of(FIRST, 0, JOINED), (), JOINED)
     assert said.result is not None
     score = Score(
         score_id="s",
