@@ -8,7 +8,7 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast lint extension bench results personalise chaos soak fuzz format lock clean
+.PHONY: help demo test test-fast lint extension bench results personalise chaos chaos-gateway soak fuzz format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,11 +17,12 @@ help:
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make extension                       types and tests of the OpenClaw plugin, with npm"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
-	@echo "make bench B=join|growth|recovery|streams|trainer|replay|swap    one benchmark; its last line on stdout is one JSON object"
+	@echo "make bench B=join|growth|recovery|streams|trainer|replay|swap|gateway    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
 	@echo "make personalise [METHOD=rl|opd|hybrid|none] [USER=student|assistant-teacher|teacher|all] [SEED=0] [SESSIONS=60] [FULL=1]"
 	@echo "                                     simulated users talk through the gateway until the policy suits them"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
+	@echo "make chaos-gateway [DURATION=300] [STREAMS=64] kills of gateways, backend and broker; its last line is one JSON object"
 	@echo "make soak [DURATION=1800] [RATE=150] [STATE=memory|rocksdb] the streams under a steady load: memory, lag, warnings; one JSON line"
 
 # stdout belongs to the command that is asked for (`-o json`), so everything about installing goes to stderr.
@@ -75,6 +76,9 @@ personalise: $(STAMP)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m tests.chaos.rota --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)
+
+chaos-gateway: $(STAMP)
+	@$(BIN)/python -m tests.chaos.gateway --seconds $(or $(DURATION),300) --streams $(or $(STREAMS),64) $(ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python -m tests.chaos.soak --seconds $(or $(DURATION),1800) --rate $(or $(RATE),150) --state $(or $(STATE),memory) $(ARGS)

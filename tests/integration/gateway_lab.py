@@ -99,6 +99,7 @@ class Script:
     refuses: str | None = None  # a field that it does not know
     break_after: int | None = None
     gate: threading.Event | None = None  # before the second word
+    pause_s: float = 0.0  # before each word of a stream
     bodies: list[dict[str, Any]] = field(default_factory=list)
     heads: list[dict[str, str]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -175,6 +176,8 @@ def backend_app(script: Script) -> FastAPI:
         for at, word in enumerate(script.words):
             if at == 1 and script.gate is not None:
                 await until(script.gate)
+            if script.pause_s:
+                await asyncio.sleep(script.pause_s)
             if at == script.break_after:
                 raise RuntimeError("the backend breaks off, as the script says")
             delta: dict[str, Any] = {"content": word}
@@ -273,9 +276,9 @@ def ack(policy: str, version: int, server_id: str = "local") -> PolicyAck:
     return PolicyAck(server_id=server_id, policy=policy, version=version, event_time=1, sha256="0" * 64, ok=True)
 
 
-def settings_for(url: str, **more: Any) -> GatewaySettings:
+def settings_for(url: str, server_id: str = "local", **more: Any) -> GatewaySettings:
     """One backend and one policy, which answers to every model's name."""
-    simple = GatewaySettings.simple(url, server_id="local", policy="assistant", gateway_id="gw-1")
+    simple = GatewaySettings.simple(url, server_id=server_id, policy="assistant", gateway_id="gw-1")
     return GatewaySettings.model_validate(simple.model_dump() | {"ack_s": 0.3} | more)
 
 
@@ -288,22 +291,25 @@ def lab(
     secret: str | None = None,
     extensions: tuple[Install, ...] = (),
     backend_url: str | None = None,
+    events: EventLog | None = None,
+    server_id: str = "local",
     **more: Any,
 ) -> Iterator[Lab]:
     """`more` goes into the gateway's settings; `secret` is the backend's own key."""
     script = script or Script()
     with listening(backend_app(script)) as own:
         url = backend_url or own
-        settings = settings_for(url, **more)
+        settings = settings_for(url, server_id, **more)
         log, spool = MemoryLog(), Spool(folder / "spool")
+        behind = log if events is None else events
         measures = Measures(lambda: len(spool))
         deps = Deps(
             settings=settings,
             kafka=Settings(),
             codec=CODEC,
             keys=Keys(keys),
-            events=log,
-            recorder=Recorder(log, spool, settings.ack_s, measures.recorded),
+            events=behind,
+            recorder=Recorder(behind, spool, settings.ack_s, measures.recorded),
             served=ServedView(),
             backends=Backends(settings.backends, {"local": secret}),
             measures=measures,

@@ -1,0 +1,11 @@
+"""The scripted backend as a process of its own, to be killed: `python -m tests.chaos.gateway_backend PORT`."""
+
+import sys
+
+import uvicorn
+
+from tests.integration.gateway_lab import Script, backend_app
+
+if __name__ == "__main__":
+    script = Script(adapters={"assistant@v1"}, pause_s=0.02)
+    uvicorn.run(backend_app(script), port=int(sys.argv[1]), log_level="warning", access_log=False)
