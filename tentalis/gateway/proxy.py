@@ -211,7 +211,7 @@ class Proxy:
         while True:
             backend = self._backends[call.route.backend.name]
             response = await backend.post(call.shape.path, call.ask.body, {"x-request-id": call.event_id})
-            if response.status_code < 400:
+            if response.status_code == 200:
                 return response
             try:
                 body = backend.redacted(await _read(response))
@@ -223,6 +223,10 @@ class Proxy:
                 backend.gives_no_tokens(text)
                 self._aim(call)
                 continue
+            if response.status_code < 400:
+                raise Refused(
+                    502, f"the backend {backend.settings.name} answered {response.status_code}", "server_error"
+                )
             patience = self._patience(call, response.status_code)
             if patience is None:
                 raise _Relayed(response.status_code, body, _relayed_headers(response))
@@ -275,6 +279,9 @@ class Proxy:
         await _send_whole(send, shown)
 
     async def _stream(self, call: Call, response: httpx.Response, send: Send) -> None:
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            name = call.route.backend.name
+            raise Refused(502, f"the backend {name} was asked for a stream and sent none", "server_error")
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **call.headers}
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
@@ -446,7 +453,6 @@ class _Answer(Response):
             await self._work(patient)
         except _Gone:
             log.info("a client took nothing for %g s: its answer is given up", self._stall_s)
-            raise
         except asyncio.CancelledError:
             if not watcher.done() or watcher.cancelled():
                 raise

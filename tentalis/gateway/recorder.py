@@ -61,7 +61,8 @@ class Recorder:
         except (RecordTooLarge, SchemasUnavailable) as error:
             self._count("lost")
             raise NotRecorded(str(error)) from error
-        if not self._late:
+        # Behind a turn of the same session that is on disk, none goes ahead of it to the log.
+        if not self._late and not self._spool.holds(record.key):
             try:
                 future = self._events.sent(record)
             except NotDelivered as error:

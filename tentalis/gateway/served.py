@@ -12,6 +12,7 @@ from schemas.records import PolicyAck
 from tentalis.config import Settings
 from tentalis.kafka import NoSuchTopic
 from tentalis.reading import Reader
+from tentalis.refusal import Forbidden, Unreachable
 from tentalis.served import Served
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,6 @@ class ServedView:
                         self.caught_up = self.caught_up or reader.caught_up
                 finally:
                     reader.close()
-            except (KafkaException, NoSuchTopic, SchemasUnavailable) as error:
+            except (KafkaException, NoSuchTopic, SchemasUnavailable, Forbidden, Unreachable) as error:
                 log.warning("what is served cannot be read now, trying again: %s", error)
                 time.sleep(_AGAIN_S)

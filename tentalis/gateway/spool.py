@@ -79,10 +79,16 @@ class Spool:
         self._mutex = threading.Lock()
         for torn in folder.glob("*.tmp"):  # never acknowledged to anybody
             torn.unlink()
-        self._held = {path.name for path in folder.glob(f"*{_SUFFIX}")}
+        self._held: dict[str, bytes] = dict.fromkeys((path.name for path in folder.glob(f"*{_SUFFIX}")), b"")
+        self._held |= {_name(record.event_id): record.key for record in self.records()}
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def holds(self, key: bytes) -> bool:
+        """Whether a record of this key is here."""
+        with self._mutex:
+            return bool(self._held) and key in self._held.values()
 
     def put(self, record: Spooled) -> None:
         """Returns once the record is on disk for good. Raises OSError: it is not, and nothing is left of it."""
@@ -100,13 +106,13 @@ class Spool:
             (self.folder / name).unlink(missing_ok=True)
             raise
         with self._mutex:
-            self._held.add(name)
+            self._held[name] = record.key
 
     def remove(self, event_id: str) -> None:
         """Forgets a record that is on the log; one that is not here is no error."""
         name = _name(event_id)
         with self._mutex:
-            self._held.discard(name)
+            self._held.pop(name, None)
         (self.folder / name).unlink(missing_ok=True)
 
     def records(self) -> Iterator[Spooled]:
@@ -123,7 +129,7 @@ class Spool:
                 log.error("%s is damaged and set aside: %s", path, error)
                 path.rename(path.with_suffix(_BAD))
                 with self._mutex:
-                    self._held.discard(path.name)
+                    self._held.pop(path.name, None)
 
     def close(self) -> None:
         """Lets another process have the folder."""

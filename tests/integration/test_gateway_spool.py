@@ -42,6 +42,21 @@ def test_turns_wait_on_disk_while_the_broker_is_away_and_arrive_once(tmp_path: P
         assert gateway.metric("tentalis_gateway_recorded_total", became="drained") == 2
 
 
+def test_turns_of_a_session_keep_their_order(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.log.away = True
+        gateway.chat("first", headers={"X-Session-Id": "s"})
+        gateway.log.present = lambda *_: (_ for _ in ()).throw(TimeoutError())  # type: ignore[method-assign]
+        gateway.log.back(lost=True)
+        wait_for(lambda: not gateway.deps.recorder._late)
+        gateway.chat("second", headers={"X-Session-Id": "s"})
+        gateway.chat("another", headers={"X-Session-Id": "t"})
+        assert [event.messages[0].content for event in gateway.log.events] == ["another"]
+        del gateway.log.present
+        wait_for(lambda: _spooled(tmp_path) == 0)
+        assert [event.messages[0].content for event in gateway.log.events] == ["another", "first", "second"]
+
+
 def test_what_the_client_gave_up_on_is_sent_again_unless_it_lies_there(tmp_path: Path) -> None:
     with lab(tmp_path) as gateway:
         gateway.log.away = True

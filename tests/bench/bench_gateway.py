@@ -1,0 +1,226 @@
+"""What the gateway adds to a call, beside LiteLLM's proxy in its own environment, in the same run.
+
+Streams: time to the first token and between tokens, at 1, 16 and 64 at once, against the backend alone: what each
+adds at p50 and p99. Whole answers: requests per second of CPU time of the proxy. The three are measured in turn,
+round by round, so that what else the machine does falls on all alike. Ours records every turn on a Kafka of its own
+before the client hears the end, and asks for token ids and log-probs; LiteLLM passes on, without a database.
+
+The last line on stdout is one JSON object. `ratio_ttfb_p50`: the largest, over the numbers of streams, of ours/theirs
+of the added latency to the first token; `ratio_rps`: ours/theirs of requests per second per core.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tentalis.local.ports import free_port
+from tests.bench.lab import cpu_seconds, environment_with, log, own_kafka, process, report
+
+LITELLM = "litellm[proxy]==1.106.2"
+LEVELS = (1, 16, 64)
+TOKENS, PAUSE_MS = 32, 10.0
+READY_S = 240.0
+
+
+@dataclass
+class Times:
+    """Seconds to the first token of each stream, and between tokens."""
+
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+
+def _request(port: int, model: str, stream: bool) -> bytes:
+    body = json.dumps(
+        {"model": model, "stream": stream, "messages": [{"role": "user", "content": "Say a few words about the sea."}]}
+    ).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    return (head + f"Authorization: Bearer sk-bench\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body
+
+
+async def _one(port: int, request: bytes, times: Times | None, until: float) -> int:
+    """One connection, one call after the other; how many. Raises RuntimeError for an answer that is no success."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    done = 0
+    try:
+        while time.perf_counter() < until:
+            began = last = time.perf_counter()
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b" 200 " not in head.split(b"\r\n")[0]:
+                raise RuntimeError(f"port {port} answered {head[:200]!r}")
+            lower = head.lower()
+            if b"transfer-encoding: chunked" not in lower:
+                length = int(lower.split(b"content-length:")[1].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                done += 1
+                continue
+            tokens = 0
+            while size := int((await reader.readline()).split(b";")[0], 16):
+                piece = (await reader.readexactly(size + 2)).count(b'"content":')
+                now = time.perf_counter()
+                if times is not None and piece:
+                    if tokens == 0:
+                        times.first.append(now - began)
+                    else:
+                        times.between.append(now - last)
+                    last, tokens = now, tokens + piece
+            await reader.readexactly(2)
+            done += 1
+    finally:
+        writer.close()
+    return done
+
+
+async def _load(port: int, model: str, level: int, seconds: float, times: Times | None) -> int:
+    request = _request(port, model, times is not None)
+    until = time.perf_counter() + seconds
+    return sum(await asyncio.gather(*(_one(port, request, times, until) for _ in range(level))))
+
+
+def _p(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@contextmanager
+def _backend(port: int) -> Iterator[None]:
+    command = [sys.executable, "-m", "tests.bench.gateway_backend", str(port), str(TOKENS), str(PAUSE_MS)]
+    child = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
+def _litellm(python: str, port: int, backend: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """LiteLLM's proxy with one worker, as ours has one process, and no database or log."""
+    config = folder / "litellm.yaml"
+    config.write_text(
+        "model_list:\n"
+        "  - model_name: bench\n"
+        f"    litellm_params: {{model: openai/base, api_base: 'http://127.0.0.1:{backend}/v1', api_key: none}}\n"
+        "litellm_settings: {telemetry: false, num_retries: 0}\n"
+        "general_settings: {master_key: sk-bench}\n"
+    )
+    command = [str(Path(python).with_name("litellm")), "--config", str(config), "--host", "127.0.0.1"]
+    env = os.environ | {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    env.pop("PYTHONPATH", None)
+    with (folder / "litellm.log").open("wb") as sink:
+        child = subprocess.Popen(
+            [*command, "--port", str(port), "--num_workers", "1"], env=env, stdout=sink, stderr=sink, cwd=folder
+        )
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.wait(30)
+
+
+def _wait(url: str) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{url} is not ready within {READY_S:g} s")
+        time.sleep(0.2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--seconds", type=float, default=float(os.environ.get("SECONDS_EACH", "8")), help="per measurement"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    python = environment_with("bench-litellm", [LITELLM])
+    ports: list[int] = []
+    for _ in range(3):
+        ports.append(free_port(avoid=tuple(ports)))
+    backend, ours, theirs = ports
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        settings = held.enter_context(own_kafka())
+        held.enter_context(_backend(backend))
+        command = ["serve", "gateway", "--server", f"http://127.0.0.1:{backend}", "--policy", "bench"]
+        gateway = held.enter_context(process(settings, *command, "--port", str(ours)))
+        litellm = held.enter_context(_litellm(python, theirs, backend, folder))
+        _wait(f"http://127.0.0.1:{ours}/readyz")
+        _wait(f"http://127.0.0.1:{theirs}/health/liveliness")
+        who = {
+            "alone": (backend, "base", None),
+            "ours": (ours, "bench", gateway),
+            "litellm": (theirs, "bench", litellm),
+        }
+        for name, (port, model, _) in who.items():  # nobody is measured cold
+            log(f"warming up {name}")
+            asyncio.run(_load(port, model, 8, 2.0, Times()))
+        times: dict[tuple[str, int], Times] = defaultdict(Times)
+        calls: dict[str, int] = defaultdict(int)
+        cpu: dict[str, float] = defaultdict(float)
+        elapsed: dict[str, float] = defaultdict(float)
+        for number in range(options.rounds):
+            for level in LEVELS:
+                for name, (port, model, _) in who.items():
+                    asyncio.run(_load(port, model, level, options.seconds, times[name, level]))
+                log(f"round {number + 1}: {level} streams")
+            for name, (port, model, child) in who.items():
+                if child is None:
+                    continue
+                before, began = cpu_seconds(child.pid), time.perf_counter()
+                calls[name] += asyncio.run(_load(port, model, 64, options.seconds, None))
+                elapsed[name] += time.perf_counter() - began
+                cpu[name] += cpu_seconds(child.pid) - before
+    figures: dict[str, dict[str, float]] = {"ours": {}, "litellm": {}}
+    for name, found in figures.items():
+        for level in LEVELS:
+            alone, proxied = times["alone", level], times[name, level]
+            for label, base, values in (
+                ("ttfb", alone.first, proxied.first),
+                ("token", alone.between, proxied.between),
+            ):
+                for share in (0.5, 0.99):
+                    key = f"added_{label}_ms_p{round(100 * share)}_at_{level}"
+                    found[key] = round(_p(values, share) - _p(base, share), 3)
+        found["rps_per_core"] = round(calls[name] / cpu[name], 1)
+        found["rps"] = round(calls[name] / elapsed[name], 1)
+    ratios = {level: _ratio(figures, f"added_ttfb_ms_p50_at_{level}") for level in LEVELS}
+    samples = statistics.fmean(len(times["ours", level].first) for level in LEVELS)
+    report(
+        ours=figures["ours"],
+        litellm=figures["litellm"],
+        ratio_ttfb_p50=max(ratios.values()),
+        ratio_ttfb_p50_at=ratios,
+        ratio_rps=figures["ours"]["rps_per_core"] / figures["litellm"]["rps_per_core"],
+        tokens=TOKENS,
+        pause_ms=PAUSE_MS,
+        streams_per_level=samples,
+        peer=LITELLM,
+    )
+
+
+def _ratio(figures: dict[str, dict[str, float]], name: str) -> float:
+    return round(figures["ours"][name] / figures["litellm"][name], 3)
+
+
+if __name__ == "__main__":
+    main()
