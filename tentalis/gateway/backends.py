@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,18 +17,24 @@ log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S, _ASK_SOON_S = 30.0, 1.0
 _CONNECT_S = 10.0
+_TOKENS_AGAIN_S = 300.0
 
 
 @dataclass(slots=True)
 class Backend:
-    """A backend and what was learnt of it. `tokens`: whether it is asked for token ids."""
+    """A backend and what was learnt of it."""
 
     settings: BackendSettings
     http: httpx.AsyncClient
     secret: str | None
     models: tuple[str, ...]
-    tokens: bool
     warned: bool = field(default=False)
+    _tokens_from: float = field(default=0.0)
+
+    @property
+    def tokens(self) -> bool:
+        """Whether it is asked for token ids."""
+        return self.settings.token_ids is not Tokens.NO and time.monotonic() >= self._tokens_from
 
     async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
         """The answer, its body still to be read and the response to be closed. Raises Refused (502, 504)."""
@@ -47,12 +54,14 @@ class Backend:
         return body.replace(self.secret.encode(), b"[key]") if self.secret else body
 
     def gives_no_tokens(self, why: str) -> None:
-        """It refused to: it is not asked again."""
-        self.tokens = False
+        """It refused a call with them, and answered the same one without: it is left in peace for a while."""
+        self._tokens_from = time.monotonic() + _TOKENS_AGAIN_S
         log.warning(
-            "the backend %s gives no token ids (%s): what it answers is recorded, but cannot be trained on",
+            "the backend %s gives no token ids (%s): what it says is recorded, but cannot be trained on; it is asked "
+            "again in %g s, unless token_ids: no says that it need not be",
             self.settings.name,
             why[:200],
+            _TOKENS_AGAIN_S,
         )
 
 
@@ -104,4 +113,4 @@ def _backend(settings: BackendSettings, key: str | None) -> Backend:
         # How many calls run at once is the clients' decision; a queue here would hide it.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
     )
-    return Backend(settings, client, key, settings.models, settings.token_ids is not Tokens.NO)
+    return Backend(settings, client, key, settings.models)

@@ -66,6 +66,7 @@ class Call:
     route: Route
     ask: Asked
     tokens: bool
+    refused_tokens: str = ""
 
     @property
     def task_id(self) -> str:
@@ -180,14 +181,16 @@ class Proxy:
             base_models=self._backends.base_models,
         )
 
-    def _aimed(self, body: dict[str, Any], to: Route, shape: Shape, keep: bool) -> tuple[Asked, bool]:
+    def _aimed(
+        self, body: dict[str, Any], to: Route, shape: Shape, keep: bool, refused_tokens: str = ""
+    ) -> tuple[Asked, bool]:
         """What is asked of the backend, and whether that is for tokens too."""
-        tokens = keep and self._backends[to.backend.name].tokens
+        tokens = keep and not refused_tokens and self._backends[to.backend.name].tokens
         return asked(body, to, chat=shape.chat, tokens=tokens), tokens
 
     def _aim(self, call: Call) -> None:
         """Anew, after the route or the backend has changed."""
-        call.ask, call.tokens = self._aimed(call.body, call.route, call.shape, call.keep)
+        call.ask, call.tokens = self._aimed(call.body, call.route, call.shape, call.keep, call.refused_tokens)
 
     async def _run(self, call: Call, send: Send) -> None:
         try:
@@ -212,6 +215,8 @@ class Proxy:
             backend = self._backends[call.route.backend.name]
             response = await backend.post(call.shape.path, call.ask.body, {"x-request-id": call.event_id})
             if response.status_code == 200:
+                if call.refused_tokens:
+                    backend.gives_no_tokens(call.refused_tokens)
                 return response
             try:
                 body = backend.redacted(await _read(response))
@@ -220,7 +225,8 @@ class Proxy:
             text = body.decode("utf-8", "replace")
             auto = call.route.backend.token_ids is Tokens.AUTO
             if call.tokens and auto and refuses_tokens(response.status_code, text):
-                backend.gives_no_tokens(text)
+                # Perhaps for what the client asked: that was the reason only if the same call goes well without.
+                call.refused_tokens = text
                 self._aim(call)
                 continue
             if response.status_code < 400:
