@@ -386,7 +386,9 @@ class _Worker:
         if settings.state == "memory" or self._changelog is None:
             return StateStore()
         from streams.disk import DiskStore
+        from streams.malloc import give_back_large_blocks
 
+        give_back_large_blocks()
         age = processor.age if isinstance(processor, Aged) else lambda key, value: None
         return DiskStore(settings.state_dir / "rocksdb", age, settings.instance or "worker")
 
