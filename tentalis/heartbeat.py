@@ -3,6 +3,12 @@
 TENTALIS_HEARTBEAT names a folder; each rank of the process has one file in it. That its modification time moves is the
 sign of life; its content is what keeps the process from being ready, in words for a person (empty: nothing does).
 No clock is compared, and a disk that is full does not stop a heart: touching a file takes no space.
+
+`tentalis.health.Turns` says of the same loops whether they stand still, and both are needed, as those who ask differ. A
+probe of compose or helm asks a port, remembers nothing, and does not see the processes inside: it has to be told a
+verdict, by a limit of the process's own, and what serves the port is a thread that a loop standing still does not stop.
+The local supervisor has to see every rank of a trainer, of which one at most has a port, and processes that were given
+none; it knows when the machine was asleep and how long a start may take, so it wants the bare sign and judges itself.
 """
 
 import errno
