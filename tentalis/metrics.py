@@ -327,7 +327,7 @@ EXPERIENCE_OPEN = Metric(
 EXPERIENCE_LESSONS = Metric(
     "tentalis_experience_lessons_total",
     Kind.COUNTER,
-    "Sessions that ended, by what the judge said: accepted, declined, too_short, unreadable, lost.",
+    "Sessions that ended, by what the judge said: accepted, declined, too_short, too_long, unreadable, lost.",
     ("experience",),
     ("said",),
     "sessions",

@@ -169,6 +169,9 @@ class Experience:
             if lesson.said is Said.ACCEPTED:
                 lesson = Lesson(lesson.said, await self._shorten(lesson.text))
         except (ScorerAway, InferenceError) as error:
+            if isinstance(error, RequestRefused) and error.status not in LATER:
+                log.warning("the lesson of session %s is no use: %s", ended.session_id, error)
+                return Lesson(Said.TOO_LONG)
             raise Retryable(f"the lesson of a session cannot be had now: {error}") from error
         return lesson
 

@@ -178,6 +178,16 @@ def test_a_judge_or_teacher_that_is_away_is_waited_for_and_asked_only_for_what_i
     assert len(lab.run()) == 2 and len(chat.asked) == 2 and len(lab.inference.scored) == 2
 
 
+def test_a_lesson_that_the_server_cannot_count_is_given_up_and_holds_nothing() -> None:
+    lab = Lab(log_of((0, FIRST), (1, end())), Script(TELLS))
+
+    async def refuse(text: str) -> str:
+        raise RequestRefused(400, "longer than the context")
+
+    lab.app._shorten = refuse
+    assert not lab.run() and not lab.store
+
+
 def test_turns_that_are_gone_or_refused_are_left_out_and_the_others_are_not() -> None:
     chat = Script(TELLS)
     lab = Lab(log_of((0, FIRST), (1, SECOND), (2, turn("c", "Why?", "x", "And?")), (3, end())), chat)
