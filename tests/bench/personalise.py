@@ -198,22 +198,21 @@ def talk(base_url: str, user: User, seed: int, session: int) -> Talk:
     """One session, as any program that uses OpenAI's client would hold it."""
     from openai import OpenAI
 
-    client = OpenAI(base_url=base_url, api_key="none", timeout=600)
     began = time.monotonic()
     messages: list[Any] = [{"role": "system", "content": now_in(seed, session)}]
     said: list[str] = []
     answers: list[str] = []
     models: list[str] = []
-    while (message := user.next_message(seed, session, answers, TURNS)) is not None:
-        said.append(message)
-        messages.append({"role": "user", "content": message})
-        answer = client.chat.completions.create(
-            model="gpt-4o-mini", messages=messages, temperature=TEMPERATURE, max_tokens=MAX_TOKENS
-        )
-        models.append(answer.model)
-        answers.append(answer.choices[0].message.content or "")
-        messages.append({"role": "assistant", "content": answers[-1]})
-    client.close()
+    with OpenAI(base_url=base_url, api_key="none", timeout=600) as client:
+        while (message := user.next_message(seed, session, answers, TURNS)) is not None:
+            said.append(message)
+            messages.append({"role": "user", "content": message})
+            answer = client.chat.completions.create(
+                model="gpt-4o-mini", messages=messages, temperature=TEMPERATURE, max_tokens=MAX_TOKENS
+            )
+            models.append(answer.model)
+            answers.append(answer.choices[0].message.content or "")
+            messages.append({"role": "assistant", "content": answers[-1]})
     first = taste(answers[0], said[0], stopped=True)
     return Talk(
         user=user.name,
@@ -419,6 +418,8 @@ def played() -> dict[tuple[str, str], list[dict[str, Any]]]:
 def write_page() -> None:
     """`curves.png` and `README.md`, from the runs that there are."""
     runs = played()
+    if not runs:
+        raise SystemExit(f"there is no run in {FOLDER} yet")
     panels: dict[str, list[Curve]] = {}
     rows = []
     for (who, method), of in sorted(runs.items()):

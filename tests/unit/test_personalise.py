@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from schemas.records import OutcomeKind, Record
-from tests.bench.personalise import Loop, converged_after, now_in, wilson, windows
+from tests.bench import personalise
+from tests.bench.personalise import Loop, Options, Talk, converged_after, now_in, summary, wilson, windows, write_page
+from tests.bench.users import USERS
 from tests.unit.loop_records import RUN, ack, lost, manifest, outcome, plan, step_result, task
 
 
@@ -81,3 +85,35 @@ def test_another_policys_records_mean_nothing() -> None:
     ):
         loop.apply(record)
     assert not loop.serves and loop.unsettled(0, batch=1) is None
+
+
+def held(session: int, fits: bool) -> Talk:
+    return Talk(
+        user="student",
+        session=session,
+        said=("Why?", "Thanks!"),
+        answers=("Because of the tree.", "You are welcome."),
+        versions=(session, None),
+        first_fits=fits,
+        content=True,
+        first_words=4,
+        first_on_topic=True,
+        seconds=1.26,
+    )
+
+
+def test_what_is_kept_of_a_run_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(personalise, "FOLDER", tmp_path)
+    for seed, fits in enumerate(([True] * 3, [False, True] * 6)):
+        options = Options("hybrid", (USERS["student"],), seed, sessions=12)
+        talks = [held(at, fit) for at, fit in enumerate(fits)]
+        kept = summary(options, talks, Loop(RUN), 10.0, "run_id: x")
+        assert [("said" in row) for row in kept["sessions"]].count(True) == min(len(fits), 6), "some words, not all"
+        (tmp_path / f"{options.name}.json").write_text(json.dumps(kept), encoding="utf-8")
+    write_page()
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert (
+        "| student | hybrid | student | 2 | 3, > 12 | 62% (36% to 82%) | 62% (36% to 82%) | 4 to 4 | 100% to 100% |"
+        in page
+    )
