@@ -28,7 +28,6 @@ from schemas.records import Feedback, MetaSignal, Outcome, OutcomeKind
 from streams.aggregation_core import Bucket, Event, Lane, Window, changes, commit, fold, lanes
 from streams.intake import INVALID, Skipped, dead, decoded, output
 from streams.processor import Effects, LogRecord, Output, in_turns
-from streams.scoring import grade
 from tentalis import metrics, rewards
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
@@ -63,7 +62,7 @@ def outcome_event(outcome: Outcome, offset: int, timestamp: int) -> Event:
 
 def feedback_event(feedback: Feedback, offset: int, timestamp: int) -> Event | None:
     """What a feedback adds; None if it grades nothing or does not say whose answer it speaks of."""
-    reward = grade(feedback)
+    reward = rewards.grade(feedback)
     if feedback.result is None or reward is None:
         return None
     return Event(
@@ -176,7 +175,7 @@ class Aggregation:
         feedback = decoded(self._codec, record, Feedback)
         if feedback.result is not None:
             rewards.check_environment(feedback.result.task.environment)
-        elif grade(feedback) is not None:
+        elif rewards.grade(feedback) is not None:
             self.bare += 1
         return feedback_event(feedback, record.offset, record.timestamp)
 

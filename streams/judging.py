@@ -7,15 +7,14 @@ one. Only when the outside is away (`ScorerAway`) does a result wait.
 import asyncio
 import logging
 import math
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from schemas.records import Result
+from schemas.records import Feedback, Result
 from streams.answers import Turns
 from streams.processor import Retryable
 from tentalis import rewards
-from tentalis.rewards import Judge, RewardError, ScorerAway, Verdict, Verifier
+from tentalis.rewards import FeedbackJudge, Judge, RewardError, Scorer, ScorerAway, Verdict
+from tentalis.rewards.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ class Judging:
         verdict = rewards.settled(scorer, result)
         if verdict is not None or scorer is None:
             return verdict
-        if isinstance(scorer, Judge) or scorer.slow:
+        if isinstance(scorer, Judge | FeedbackJudge) or scorer.slow:
             return None
         try:
             return _checked(scorer.verify(result.task, result))
@@ -61,8 +60,8 @@ class Judging:
             log.exception("%s failed on result %s: its reward is unknown", scorer.name, result.result_id)
             return Verdict.unknown(failed_calls=1.0)
 
-    async def slowly(self, result: Result, turns: Turns) -> Verdict:
-        """The verdict of a judge or a slow verifier.
+    async def slowly(self, result: Result, turns: Turns, feedback: Feedback | None = None) -> Verdict:
+        """The verdict of a judge or a slow verifier; by feedback, if that is given: the scorer is then a FeedbackJudge.
 
         Raises:
             RewardError: the task is malformed.
@@ -70,23 +69,26 @@ class Judging:
         """
         scorer = rewards.scorer_of(result.task)
         assert scorer is not None
+        settled = None if feedback is None else rewards.settled(scorer, result)
+        if settled is not None:
+            return settled
         try:
-            verdict = await self._tried(scorer, result, turns)
+            verdict = await self._tried(scorer, result, turns, feedback)
         except ScorerAway as away:
             raise Retryable(f"{scorer.name} cannot be asked: {away}") from away
         self.unknown += verdict.reward is None
         return verdict
 
-    async def _tried(self, scorer: Judge | Verifier, result: Result, turns: Turns) -> Verdict:
+    async def _tried(self, scorer: Scorer, result: Result, turns: Turns, feedback: Feedback | None) -> Verdict:
         limits = self.limits
         # A verifier is pure: what fails once fails again.
-        tries = limits.tries if isinstance(scorer, Judge) else 1
+        tries = limits.tries if isinstance(scorer, Judge | FeedbackJudge) else 1
         late = 0
         for number in range(tries):
             if number:
                 await asyncio.sleep(min(limits.cap_s, limits.first_s * 2.0 ** (number - 1)))
             try:
-                verdict = await self._call(scorer, result, turns)
+                verdict = await self._call(scorer, result, turns, feedback)
             except Retryable:
                 raise
             except (RewardError, ScorerAway) as error:
@@ -105,14 +107,19 @@ class Judging:
             log.warning("%s, call %d of %d for result %s: %s", scorer.name, number + 1, tries, result.result_id, reason)
         return Verdict.unknown(failed_calls=float(tries), timed_out=float(late))
 
-    async def _call(self, scorer: Judge | Verifier, result: Result, turns: Turns) -> Verdict:
+    async def _call(self, scorer: Scorer, result: Result, turns: Turns, feedback: Feedback | None) -> Verdict:
         # The time limit is the call's own: waiting for a slot does not count.
         async with turns:
+            if feedback is not None:
+                assert isinstance(scorer, FeedbackJudge)
+                async with asyncio.timeout(scorer.time_limit_s):
+                    return _checked(await scorer.judge_feedback(result.task, result, feedback))
             if isinstance(scorer, Judge):
                 async with asyncio.timeout(scorer.time_limit_s):
                     return _checked(await scorer.judge(result.task, result))
+            assert not isinstance(scorer, FeedbackJudge), "its check refuses tasks that answer to the result"
             async with asyncio.timeout(self.limits.thread_s):
-                return _checked(await _in_thread(lambda: scorer.verify(result.task, result)))
+                return _checked(await in_thread(lambda: scorer.verify(result.task, result)))
 
 
 def _checked(verdict: Verdict) -> Verdict:
@@ -122,29 +129,6 @@ def _checked(verdict: Verdict) -> Verdict:
     wrong = [name for name, value in verdict.components.items() if not math.isfinite(value)]
     if wrong:
         raise ValueError(f"components that are no finite numbers: {', '.join(wrong)}")
+    if not all(0 <= step.start <= step.end and math.isfinite(step.score) for step in verdict.steps):
+        raise ValueError("scored steps that are no spans of tokens with finite scores")
     return verdict
-
-
-async def _in_thread(work: Callable[[], Verdict]) -> Verdict:
-    """In a thread that nobody waits for when the process ends: a verifier that hangs must not keep it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Verdict] = loop.create_future()
-
-    def deliver(verdict: Verdict | None, error: Exception | None) -> None:
-        if future.done():
-            return  # timed out, or cancelled
-        if error is not None:
-            future.set_exception(error)
-        elif verdict is not None:
-            future.set_result(verdict)
-
-    def run() -> None:
-        try:
-            verdict, error = work(), None
-        except Exception as failure:  # noqa: BLE001 - raised again where it is awaited
-            verdict, error = None, failure
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, verdict, error)
-
-    threading.Thread(target=run, name="verifier", daemon=True).start()
-    return await future

@@ -4,7 +4,8 @@
 |---|---|
 | Task that opens at once | Open, opened at the task's append time |
 | Result, the reward answers to the result | Score by the task's verifier, -1 if it failed; unknown is written too |
-| Feedback, the reward answers to its source | Score of its grade; unknown is written too |
+| Feedback, the reward answers to its source | Score of its grade, or by the task's verifier if that is a
+  `FeedbackJudge` for this source, a next-state judge for one; unknown is written too |
 | Feedback from a source that the terms do not name at all | Score if it has a grade: a late half |
 | Feedback on a task that opens with the first feedback | Open, opened at the feedback's append time |
 
@@ -14,11 +15,13 @@ Owner of the dead letters of tasks and results. Feedback that cannot be read, or
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from schemas import topics
 from schemas.codec import Codec
 from schemas.ids import derived_id
-from schemas.records import Feedback, Open, Opens, Polarity, Record, Result, Score, Source, Task, Terms, sample_of
+from schemas.records import Feedback, Open, Opens, Record, Result, Score, Source, Task, Terms, TokenSpan, sample_of
+from schemas.tensors import float32_bytes
 from streams.answers import Answers
 from streams.intake import INVALID, Skipped, dead, decoded, output
 from streams.judging import Judging
@@ -27,7 +30,7 @@ from streams.processor import Effects, LogRecord, Output, in_turns
 from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
-from tentalis.rewards import Verdict
+from tentalis.rewards import FeedbackJudge, RewardError, Verdict, grade
 
 APP_ID = "tentalis-scoring"
 FEEDBACK_SCORER = "feedback/1"
@@ -76,18 +79,21 @@ def score_of_result(result: Result, verdict: Verdict, scorer: str, appended: int
         opened_at=result.opened_at,
         sample=sample_of(result),
         source=Source.RESULT,
-        reward=verdict.reward,
-        components=verdict.components,
         scorer=scorer,
         task_at=result.opened_at,
+        **_said(verdict),
     )
 
 
-def grade(feedback: Feedback) -> float | None:
-    """The reward in a feedback, [-1, 1]: 2 * score - 1, or the sign of its polarity, None if it has neither."""
-    if feedback.score is not None:
-        return 2.0 * feedback.score - 1.0
-    return {Polarity.POSITIVE: 1.0, Polarity.NEGATIVE: -1.0}.get(feedback.polarity)
+def _said(verdict: Verdict) -> dict[str, Any]:
+    """The fields of a Score that a verdict fills."""
+    return {
+        "reward": verdict.reward,
+        "components": verdict.components,
+        "votes": verdict.votes,
+        "step_scores": float32_bytes([step.score for step in verdict.steps]),
+        "step_spans": tuple(TokenSpan(start=step.start, end=step.end) for step in verdict.steps),
+    }
 
 
 def named(terms: Terms, source: Source) -> bool:
@@ -95,8 +101,30 @@ def named(terms: Terms, source: Source) -> bool:
     return source in (terms.rl, terms.opd)
 
 
-def score_of_feedback(feedback: Feedback, appended: int) -> Score | None:
-    """The RL half that a feedback makes, None if it makes none or has no result with it.
+def judge_of(feedback: Feedback) -> FeedbackJudge | None:
+    """Who is to say what a feedback means for the reward: the task's scorer, if the reward answers to this source and
+    the scorer judges by feedback from there. None: its grade says it. A grade that comes with the feedback stands,
+    unless the scorer makes it a part of the reward.
+    """
+    result = feedback.result
+    if result is None or feedback.source is not result.task.terms.rl:
+        return None
+    try:
+        scorer = rewards.scorer_of(result.task)
+        if scorer is not None:
+            scorer.check(result.task)
+    except RewardError:
+        return None  # the task and its result are dead letters for that, and say what is wrong
+    if not isinstance(scorer, FeedbackJudge) or feedback.source not in scorer.sources:
+        return None
+    return scorer if scorer.grades or grade(feedback) is None else None
+
+
+def score_of_feedback(
+    feedback: Feedback, appended: int, verdict: Verdict | None = None, scorer: str = FEEDBACK_SCORER
+) -> Score | None:
+    """The RL half that a feedback makes, None if it makes none or has no result with it. `verdict`: of `scorer`, if
+    that was asked; else the grade of the feedback.
 
     The source that the reward answers to always makes one. One that the terms name for the hint only makes none: its
     polarity is about the hint, and a late half for every complaint would say nothing new.
@@ -104,20 +132,22 @@ def score_of_feedback(feedback: Feedback, appended: int) -> Score | None:
     result = feedback.result
     if result is None:
         return None
-    reward, terms = grade(feedback), result.task.terms
-    if feedback.source is not terms.rl and (reward is None or named(terms, feedback.source)):
+    if verdict is None:
+        reward = grade(feedback)
+        verdict = Verdict(reward, {} if reward is None else {"feedback": reward})
+    terms = result.task.terms
+    if feedback.source is not terms.rl and (verdict.reward is None or named(terms, feedback.source)):
         return None
     return Score(
-        score_id=derived_id("score", result.result_id, FEEDBACK_SCORER, feedback.feedback_id),
+        score_id=derived_id("score", result.result_id, scorer, feedback.feedback_id),
         event_time=appended,
         opened_at=opened_at(result, appended),
         sample=sample_of(result),
         source=feedback.source,
-        reward=reward,
-        components={} if reward is None else {"feedback": reward},
-        scorer=FEEDBACK_SCORER,
+        scorer=scorer,
         feedback_id=feedback.feedback_id,
         task_at=result.opened_at,
+        **_said(verdict),
     )
 
 
@@ -138,16 +168,16 @@ class Scoring:
     def __init__(self, codec: Codec, judging: Judging | None = None, pairing: Pairing | None = None) -> None:
         self._codec = codec
         self._judging = judging or Judging()
-        # Of slow scorers, by result and scorer.
-        self._verdicts = Answers[tuple[str, str], Verdict](self._judging.limits.at_once)
+        # Of slow scorers, by result, scorer and feedback.
+        self._verdicts = Answers[tuple[str, str, str | None], Verdict](self._judging.limits.at_once)
         self._pairing = pairing
         self.table: str | None = None if pairing is None else TABLE
         self.skipped = Skipped()
 
     @property
     def steps(self) -> int:
-        """Slow calls answered so far."""
-        return sum(self._judging.ended.values())
+        """Slow calls, and votes within them, answered so far."""
+        return sum(self._judging.ended.values()) + sum(_votes().values())
 
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics."""
@@ -155,6 +185,8 @@ class Scoring:
         exporter.read(metrics.SKIPPED, lambda: self.skipped.count)
         exporter.read(metrics.JUDGE_CALLS, lambda: {(end,): count for end, count in self._judging.ended.items()})
         exporter.read(metrics.JUDGE_UNKNOWN, lambda: self._judging.unknown)
+        exporter.read(metrics.JUDGE_VOTES, _votes)
+        exporter.read(metrics.JUDGE_UNPARSABLE, _unparsable)
         measure_pairing(self._pairing, exporter)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
@@ -203,7 +235,7 @@ class Scoring:
             halves += await self._scores(partition, records, effects)
             if self._pairing is not None:
                 pairs = await self._pairing.with_results(partition, records)
-        halves += [half for paired in pairs for half in _spoken(paired)]
+        halves += await self._spoken(partition, pairs)
         # All that speaks of a task has its id for a key, and the samples of a task came in one trace.
         headers = {record.key: record.headers for record in records} if tracing.enabled() else {}
         for half in halves:
@@ -229,7 +261,7 @@ class Scoring:
             except INVALID as error:
                 effects.dead.append(dead(record, error))
         slow = [
-            ((result.result_id, rewards.scorer_name(result.task)), partial(self._judging.slowly, result))
+            ((result.result_id, rewards.scorer_name(result.task), None), partial(self._judging.slowly, result))
             for result, _, verdict in scored
             if verdict is None
         ]
@@ -260,12 +292,37 @@ class Scoring:
         pairs, _ = await self._pairing.with_feedback(partition, said, records)
         return pairs
 
+    async def _spoken(self, partition: int, pairs: Sequence[Paired]) -> list[Record]:
+        """The halves of feedback with its result."""
+        judges = [judge_of(paired.feedback) for paired in pairs]
+        questions = [
+            (
+                (paired.result.result_id, judge.name, paired.feedback.feedback_id),
+                partial(self._judging.slowly, paired.result, feedback=paired.feedback),
+            )
+            for paired, judge in zip(pairs, judges, strict=True)
+            if judge is not None
+        ]
+        verdicts = iter(await self._verdicts.ask(partition, questions))
+        made: list[Open | Score | None] = []
+        for paired, judge in zip(pairs, judges, strict=True):
+            feedback, appended = paired.feedback, paired.record.timestamp
+            made.append(opened_by_feedback(feedback, appended))
+            if judge is None:
+                made.append(score_of_feedback(feedback, appended))
+            else:
+                made.append(score_of_feedback(feedback, appended, next(verdicts), judge.name))
+        return [half for half in made if half is not None]
 
-def _spoken(paired: Paired) -> list[Record]:
-    """The halves of feedback with its result."""
-    appended = paired.record.timestamp
-    made = [opened_by_feedback(paired.feedback, appended), score_of_feedback(paired.feedback, appended)]
-    return [half for half in made if half is not None]
+
+def _votes() -> dict[tuple[str, ...], int]:
+    return {
+        (scorer, kind): count for scorer, tally in rewards.tallies().items() for kind, count in tally.counts.items()
+    }
+
+
+def _unparsable() -> dict[tuple[str, ...], float]:
+    return {(scorer,): tally.unparsable_ratio for scorer, tally in rewards.tallies().items()}
 
 
 def build(settings: Settings, *, feedback_horizon_ms: int = HORIZON_MS) -> Scoring:

@@ -304,6 +304,21 @@ JUDGE_UNKNOWN = Metric(
     ("scoring",),
     unit="results",
 )
+JUDGE_VOTES = Metric(
+    "tentalis_scoring_judge_votes_total",
+    Kind.COUNTER,
+    "Votes of judges: read, unparsable (answered, but without a grade), missing (failed, too late or cut off).",
+    ("scoring",),
+    ("scorer", "result"),
+    "votes",
+)
+JUDGE_UNPARSABLE = Metric(
+    "tentalis_scoring_judge_unparsable_ratio",
+    Kind.GAUGE,
+    "Share of the answers to a judge since the start from which no grade could be read.",
+    ("scoring",),
+    ("scorer",),
+)
 HINTS = Metric(
     "tentalis_hinting_hints_total",
     Kind.COUNTER,

@@ -194,6 +194,15 @@ def _stream(
 
 @app.command()
 def scoring(
+    scorers: Annotated[
+        Path | None,
+        typer.Option(
+            "--scorers",
+            envvar="TENTALIS_SCORERS",
+            help="YAML file of judges and scorers (docs/judges.md). Default: the verifiers of installed packages.",
+            show_default=False,
+        ),
+    ] = None,
     feedback_horizon: Horizon = HOUR_S,
     state: Where = State.MEMORY,
     state_dir: StateDir = None,
@@ -202,10 +211,22 @@ def scoring(
     bootstrap: Bootstrap = None,
 ) -> None:
     """Results and feedback to scores, tasks to opens."""
+    if scorers is not None:
+        _load_scorers(scorers)
     from streams.scoring import build
 
     make = partial(build, feedback_horizon_ms=round(1000 * feedback_horizon))
     _stream("scoring", make, bootstrap, port, instance, state, state_dir)
+
+
+def _load_scorers(path: Path) -> None:
+    configure_logging("INFO")
+    from tentalis.rewards.scorer_file import BadScorers, load_scorers
+
+    try:
+        load_scorers(path)
+    except BadScorers as error:
+        raise CommandError(str(error), USAGE) from error
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Rewards: scorers by environment and name. Verifiers are pure functions of task and result, judges ask somebody."""
 
+from tentalis.rewards.grade import grade
 from tentalis.rewards.registry import (
     check,
     check_environment,
@@ -9,12 +10,16 @@ from tentalis.rewards.registry import (
     scorer_name,
     scorer_of,
     settled,
+    tallies,
     verify,
 )
 from tentalis.rewards.verdict import (
     BadVerifierData,
+    FeedbackJudge,
     Judge,
     RewardError,
+    ScoredStep,
+    Scorer,
     ScorerAway,
     UnknownEnvironment,
     UnknownVerifier,
@@ -24,8 +29,11 @@ from tentalis.rewards.verdict import (
 
 __all__ = [
     "BadVerifierData",
+    "FeedbackJudge",
     "Judge",
     "RewardError",
+    "ScoredStep",
+    "Scorer",
     "ScorerAway",
     "UnknownEnvironment",
     "UnknownVerifier",
@@ -34,10 +42,12 @@ __all__ = [
     "check",
     "check_environment",
     "complaint",
+    "grade",
     "load_plugins",
     "register",
     "scorer_name",
     "scorer_of",
     "settled",
+    "tallies",
     "verify",
 ]

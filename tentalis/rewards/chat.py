@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from types import TracebackType
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -103,12 +104,16 @@ class Chat:
         self.ended = dict.fromkeys(Ending, 0)
         """Votes so far, by how they ended."""
         self._key = endpoint.api_key(env)
+
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        """Made when it is first needed: loading the certificates takes its time."""
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key.get_secret_value()}"}
-        self._http = httpx.AsyncClient(
-            base_url=endpoint.url,
+        return httpx.AsyncClient(
+            base_url=self.endpoint.url,
             headers=headers,
             # A vote has its own time limit, over all of it; who does not even take the connection is away.
-            timeout=httpx.Timeout(None, connect=min(10.0, endpoint.time_limit_s / 2)),
+            timeout=httpx.Timeout(None, connect=min(10.0, self.endpoint.time_limit_s / 2)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
         )
 
@@ -122,7 +127,8 @@ class Chat:
 
     async def aclose(self) -> None:
         """Closes the connections."""
-        await self._http.aclose()
+        if "_http" in self.__dict__:
+            await self._http.aclose()
 
     async def ask(
         self, messages: Sequence[Mapping[str, str]], n: int = 1, temperature: float = 0.6, max_tokens: int = 1024

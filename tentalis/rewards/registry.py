@@ -11,11 +11,14 @@ from importlib.metadata import entry_points
 
 from schemas.records import Result, Status, Task
 from tentalis.rewards.mathematics import BoxedMath, Gsm8k, ReasoningGym
+from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.taste import Taste
-from tentalis.rewards.verdict import Judge, Scorer, UnknownEnvironment, UnknownVerifier, Verdict
+from tentalis.rewards.verdict import FeedbackJudge, Judge, Scorer, UnknownEnvironment, UnknownVerifier, Verdict
+from tentalis.rewards.votes import Tally
 
 ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
-    "chat": {"taste": Taste()},
+    # The gateway's turns name next_state: without a judge model it is these rules, and their name says so.
+    "chat": {"taste": Taste(), "next_state": NextStateRules()},
     "math": {"gsm8k": Gsm8k(), "math": BoxedMath(), "reasoning_gym": ReasoningGym()},
 }
 PLUGINS = "tentalis.scorers"
@@ -27,14 +30,17 @@ class BadPlugin(Exception):
     """An entry point that is no scorer."""
 
 
-def register(environment: str, name: str, scorer: Scorer) -> None:
+def register(environment: str, name: str, scorer: Scorer, *, instead: bool = False) -> None:
     """Makes a scorer known in this process; a new environment comes into being with its first.
+
+    Args:
+        instead: it may take the place of another.
 
     Raises:
         BadPlugin: the name is taken.
     """
     scorers = ENVIRONMENTS.setdefault(environment, {})
-    if name in scorers:
+    if name in scorers and not instead:
         raise BadPlugin(f"the environment {environment!r} has a verifier {name!r} already: give the other another name")
     scorers[name] = scorer
 
@@ -47,6 +53,13 @@ def load_plugins() -> None:
         if not environment or not name:
             raise BadPlugin(f"the entry point {point.name!r} of {PLUGINS} must be named environment.verifier")
         register(environment, name, point.load())
+
+
+def tallies() -> dict[str, Tally]:
+    """The votes so far of every judge that asks for votes, by its name."""
+    scorers = (scorer for verifiers in ENVIRONMENTS.values() for scorer in verifiers.values())
+    found = {scorer.name: getattr(scorer, "tally", None) for scorer in scorers}
+    return {name: tally for name, tally in found.items() if isinstance(tally, Tally)}
 
 
 def check_environment(environment: str) -> None:
@@ -111,7 +124,7 @@ def verify(task: Task, result: Result) -> Verdict:
     verdict = settled(scorer, result)
     if verdict is not None:
         return verdict
-    if scorer is None or isinstance(scorer, Judge):
+    if scorer is None or isinstance(scorer, Judge | FeedbackJudge):
         return Verdict.unknown()
     return scorer.verify(task, result)
 
@@ -125,6 +138,6 @@ def complaint(task: Task, result: Result) -> str | None:
     verifier = scorer_of(task)
     if result.status is Status.FAILED:
         return "I got no answer at all: please answer my question."
-    if verifier is None or isinstance(verifier, Judge) or result.status is not Status.OK:
+    if verifier is None or isinstance(verifier, Judge | FeedbackJudge) or result.status is not Status.OK:
         return None
     return verifier.complaint(task, result)

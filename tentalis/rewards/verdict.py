@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.records import Result, Task
+from schemas.records import Feedback, Result, Source, Task
 
 
 class RewardError(ValueError):
@@ -30,14 +30,26 @@ class ScorerAway(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredStep:
+    """A step of an answer: tokens [start, end) of the sample (prompt and answer in one sequence), and its score."""
+
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """A reward in [-1, 1], or None for *unknown*, and the named values it is made of (0/1 for yes/no).
 
-    Unknown means that the verification failed, never that the answer is middling: `unverified` is then 1.
+    Unknown means that the verification failed, never that the answer is middling: `unverified` is then 1. `votes` are
+    those of a judge that asked several times, `steps` those of one that looked at each step.
     """
 
     reward: float | None
     components: dict[str, float] = field(default_factory=dict)
+    votes: tuple[str, ...] = ()
+    steps: tuple[ScoredStep, ...] = ()
 
     @classmethod
     def unknown(cls, **components: float) -> "Verdict":
@@ -100,7 +112,44 @@ class Judge(Protocol):
         ...
 
 
-Scorer = Verifier | Judge
+@runtime_checkable
+class FeedbackJudge(Protocol):
+    """A scorer that judges an answer by feedback: by what came next, or by who graded it. Asked as a Judge is.
+
+    It is asked where the reward answers to a feedback source that is one of its own, about the feedback from there that
+    does not bring a grade with it.
+    """
+
+    @property
+    def name(self) -> str:
+        """As a Judge's."""
+        ...
+
+    @property
+    def time_limit_s(self) -> float:
+        """As a Judge's."""
+        ...
+
+    @property
+    def sources(self) -> frozenset[Source]:
+        """The sources whose feedback it judges by."""
+        ...
+
+    @property
+    def grades(self) -> bool:
+        """Whether it is asked about graded feedback too, and makes the grade a part of the reward."""
+        ...
+
+    def check(self, task: Task) -> None:
+        """Raises BadVerifierData if the task's data, or its terms, are not what this judge can work with."""
+        ...
+
+    async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
+        """The verdict on an answer (status ok); raises as `Judge.judge` does."""
+        ...
+
+
+Scorer = Verifier | Judge | FeedbackJudge
 
 
 class Data(BaseModel):

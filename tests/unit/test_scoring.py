@@ -9,7 +9,8 @@ import pytest
 from schemas import topics
 from schemas.records import Open, Opens, Polarity, Record, Score, Source, Status, Terms, Verifier
 from streams.processor import Effects, LogRecord
-from streams.scoring import Scoring, grade
+from streams.scoring import Scoring
+from tentalis.rewards import grade
 from tests.unit.stream_records import (
     CODEC,
     bare_feedback,

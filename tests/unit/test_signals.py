@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.records import Polarity, Source
@@ -131,6 +131,7 @@ TEXTS = st.text(max_size=300) | st.lists(
 ).map(" ".join)
 
 
+@settings(deadline=None, max_examples=60)
 @given(TEXTS, TEXTS, TEXTS, st.sampled_from(["said", "returned", "idle", "closed"]))
 def test_whatever_is_said_the_detectors_answer_and_say_the_same_again(
     question: str, answer: str, text: str, kind: str

@@ -1,0 +1,215 @@
+"""Several scorers, and the grades that people give, as one reward with weights."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import TypeAdapter as Adapter
+
+from schemas.records import Feedback, Result, Source, Task
+from schemas.records import Verifier as Named
+from tentalis.rewards.grade import grade
+from tentalis.rewards.naming import versioned
+from tentalis.rewards.threads import in_thread
+from tentalis.rewards.verdict import (
+    BadVerifierData,
+    FeedbackJudge,
+    Judge,
+    RewardError,
+    Scorer,
+    ScorerAway,
+    Verdict,
+)
+from tentalis.rewards.weights import weighed
+
+log = logging.getLogger(__name__)
+
+VERSION = "combined/1"
+THREAD_S = 60.0
+"""Time limit of a slow verifier."""
+GRADING = frozenset({Source.MANAGER, Source.USER, Source.ENVIRONMENT, Source.OPERATOR})
+"""Whose feedback has grades."""
+_DATA = Adapter(dict[str, JsonValue])
+
+
+class Part(BaseModel):
+    """One part of a reward: a scorer of the same environment, or the grade in the feedback of a source.
+
+    `data` is what the scorer reads as its verifier data, unless the task's own data has an entry under the part's name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    scorer: str | None = None
+    source: Literal["manager", "user", "environment", "operator"] | None = None
+    data: dict[str, JsonValue] = {}
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.scorer is None) == (self.source is None):
+            raise ValueError("name either a scorer or a source")
+        if self.source is not None and self.data:
+            raise ValueError("data is for a scorer")
+        return self
+
+
+class CombinedSettings(BaseModel):
+    """A reward of parts by name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["combined"]
+    parts: Annotated[dict[str, Part], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _weighs(self) -> Self:
+        if not any(part.weight for part in self.parts.values()):
+            raise ValueError("one part at least must have a weight above 0")
+        return self
+
+
+class Combined:
+    """sum(w r) / sum(w) over the parts that are known; which ones were missing is a component (`missing.<part>`), all
+    missing is unknown.
+
+    A part is missing if its scorer leaves the reward unknown, fails or takes too long, if it judges by feedback and the
+    reward does not answer to that, or if it is the grade of a source that gave none. A part whose endpoint is away
+    makes the result wait, as it would alone.
+
+    Args:
+        scorers: those that the parts name.
+    """
+
+    sources = GRADING | {Source.NEXT_STATE}
+    grades = True
+
+    def __init__(self, settings: CombinedSettings, scorers: Mapping[str, Scorer]) -> None:
+        self._parts = {name: part for name, part in settings.parts.items() if part.weight}
+        self._scorers = {name: scorers[part.scorer] for name, part in self._parts.items() if part.scorer is not None}
+        self._weights = {name: part.weight for name, part in self._parts.items()}
+        names = {name: scorer.name for name, scorer in self._scorers.items()}
+        self.name = versioned(VERSION, settings, None, names)
+        limits = [scorer.time_limit_s for scorer in self._scorers.values() if isinstance(scorer, Judge | FeedbackJudge)]
+        self.time_limit_s = max([THREAD_S, *limits]) + 1.0
+
+    def check(self, task: Task) -> None:
+        """Raises BadVerifierData, of a part too."""
+        data = self._data(task)
+        for name, scorer in self._scorers.items():
+            if self._answers(name, task):
+                scorer.check(self._for(name, task, data))
+        if not any(self._answers(name, task) for name in self._parts):
+            answers = None if task.terms.rl is None else task.terms.rl.value
+            raise BadVerifierData(f"{self.name} has no part for a reward that answers to {answers!r}")
+
+    async def judge(self, task: Task, result: Result) -> Verdict:
+        """The verdict on an answer whose reward answers to the result."""
+        return await self._combined(task, result, None)
+
+    async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
+        """The verdict on an answer whose reward answers to this feedback."""
+        return await self._combined(task, result, feedback)
+
+    def _answers(self, name: str, task: Task) -> bool:
+        """Whether a part can be known where the reward of the task answers to what it answers to."""
+        part = self._parts[name]
+        if part.source is not None:
+            return task.terms.rl is not None and part.source == task.terms.rl.value
+        scorer = self._scorers[name]
+        return not isinstance(scorer, FeedbackJudge) or isinstance(scorer, Judge) or task.terms.rl in scorer.sources
+
+    def _data(self, task: Task) -> Mapping[str, JsonValue]:
+        text = "{}" if task.verifier is None else task.verifier.data
+        try:
+            data = _DATA.validate_json(text)
+        except ValidationError as cause:
+            raise BadVerifierData(f"the data of {self.name} must be a JSON object of the data of its parts") from cause
+        unknown = sorted(data.keys() - self._scorers.keys())
+        if unknown:
+            known = ", ".join(sorted(self._scorers))
+            raise BadVerifierData(f"{self.name} has no part {', '.join(unknown)} that reads data; it has {known}")
+        return data
+
+    def _for(self, name: str, task: Task, data: Mapping[str, JsonValue]) -> Task:
+        """The task as the scorer of a part reads it."""
+        part = self._parts[name]
+        assert part.scorer is not None
+        text = Adapter(JsonValue).dump_json(data.get(name, part.data)).decode()
+        return task.model_copy(update={"verifier": Named(name=part.scorer, data=text)})
+
+    async def _combined(self, task: Task, result: Result, feedback: Feedback | None) -> Verdict:
+        data, failures = self._data(task), list[Exception]()
+
+        async def asked(name: str) -> Verdict:
+            try:
+                verdict = await self._part(name, self._for(name, task, data), result, feedback)
+                if verdict.reward is not None and not -1.0 <= verdict.reward <= 1.0:
+                    raise ValueError(f"a reward of {verdict.reward}: it must lie in [-1, 1]")
+                return verdict
+            except (RewardError, ScorerAway):
+                raise
+            except Exception as error:  # noqa: BLE001 - a scorer may fail in any way; the others count without it
+                log.warning("%s of %s failed on result %s: %r", name, self.name, result.result_id, error)
+                failures.append(error)
+                return Verdict.unknown(failed=1.0)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = {name: group.create_task(_held(asked(name))) for name in self._scorers}
+        verdicts: dict[str, Verdict] = {}
+        for name, done in tasks.items():
+            outcome = done.result()
+            if isinstance(outcome, Exception):
+                raise outcome
+            verdicts[name] = outcome
+        for name, part in self._parts.items():
+            if part.source is not None:
+                given = feedback is not None and feedback.source.value == part.source
+                verdicts[name] = Verdict(grade(feedback) if given and feedback is not None else None)
+        sums = weighed({name: verdicts[name].reward for name in self._parts}, self._weights)
+        if sums.value is None and failures:
+            raise failures[0]
+        return self._told(verdicts, sums.value, sums.present, sums.missing)
+
+    def _told(
+        self, verdicts: Mapping[str, Verdict], reward: float | None, present: float, missing: tuple[str, ...]
+    ) -> Verdict:
+        components = {f"missing.{name}": 1.0 for name in missing} | {"weight_present": present}
+        votes: list[str] = []
+        for name in self._parts:
+            verdict = verdicts[name]
+            if verdict.reward is not None:
+                components[name] = verdict.reward
+            components |= {f"{name}.{key}": value for key, value in verdict.components.items()}
+            votes += [f"{name}:{vote}" for vote in verdict.votes]
+        steps = next((verdicts[name].steps for name in self._parts if verdicts[name].steps), ())
+        if reward is None:
+            components["unverified"] = 1.0
+        return Verdict(reward, components, tuple(votes), steps)
+
+    async def _part(self, name: str, task: Task, result: Result, feedback: Feedback | None) -> Verdict:
+        scorer = self._scorers[name]
+        if not self._answers(name, task):
+            return Verdict.unknown()
+        if isinstance(scorer, FeedbackJudge) and feedback is not None and feedback.source in scorer.sources:
+            async with asyncio.timeout(scorer.time_limit_s):
+                return await scorer.judge_feedback(task, result, feedback)
+        if isinstance(scorer, Judge):
+            async with asyncio.timeout(scorer.time_limit_s):
+                return await scorer.judge(task, result)
+        assert not isinstance(scorer, FeedbackJudge), "it does not answer to this"
+        if not scorer.slow:
+            return scorer.verify(task, result)
+        async with asyncio.timeout(THREAD_S):
+            return await in_thread(lambda: scorer.verify(task, result))
+
+
+async def _held(call: Any) -> Verdict | Exception:
+    """The answer, or the exception: one part must not cut the others short."""
+    try:
+        verdict: Verdict = await call
+        return verdict
+    except (RewardError, ScorerAway) as error:
+        return error

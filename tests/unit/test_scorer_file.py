@@ -1,0 +1,131 @@
+"""The file of scorers: what it makes known, and what it is refused for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas.records import Opens, Source, Terms, Verifier
+from tentalis import rewards
+from tentalis.cli.common import USAGE
+from tentalis.cli.main import app
+from tentalis.rewards.registry import ENVIRONMENTS
+from tentalis.rewards.scorer_file import BadScorers, load_scorers
+from tests.unit.stream_records import make_task
+
+PAGE = Path(__file__).parents[2] / "docs" / "judges.md"
+FILE = """
+judges:
+  small:
+    url: http://127.0.0.1:8001/v1
+    model: judge
+    api_key_env: JUDGE_KEY
+environments:
+  chat:
+    quality:
+      kind: combined
+      parts:
+        next: {scorer: next_state, weight: 0.7}
+        taste: {scorer: taste, weight: 0.2, data: {max_words: 60}}
+        user: {source: user, weight: 0.1}
+    next_state: {kind: next_state, judge: small, votes: 5, consensus: 0.5}
+    cheap: {kind: composite, weights: {on_topic: 0.5}}
+    mine: {kind: custom, target: "tests.unit.own_scorers:three_quarters"}
+  math:
+    steps: {kind: steps, judge: small, outcome: last}
+"""
+ENV = {"JUDGE_KEY": "sk-very-secret"}
+
+
+@pytest.fixture(autouse=True)
+def environments() -> Iterator[None]:
+    """As they were, afterwards."""
+    before = {name: dict(scorers) for name, scorers in ENVIRONMENTS.items()}
+    yield
+    ENVIRONMENTS.clear()
+    ENVIRONMENTS.update(before)
+
+
+def load(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> dict[str, str]:
+    path = tmp_path / "scorers.yaml"
+    path.write_text(text, encoding="utf-8")
+    return {f"{environment}.{name}": scorer.name for environment, name, scorer in load_scorers(path, env or ENV)}
+
+
+def test_what_the_file_names_is_what_tasks_can_name(tmp_path: Path) -> None:
+    names = load(tmp_path, FILE)
+    assert list(names) == ["chat.quality", "chat.next_state", "chat.cheap", "chat.mine", "math.steps"]
+    kinds = {name: scorer.partition("/")[0] for name, scorer in names.items()}
+    assert kinds["chat.quality"] == "combined" and kinds["chat.next_state"] == "next_state"
+    terms = Terms(rl=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
+    task = make_task(terms=terms, verifier=Verifier(name="next_state"))
+    rewards.check(task)
+    assert rewards.scorer_name(task) == names["chat.next_state"]
+    assert set(rewards.tallies()) == {names["chat.next_state"], names["math.steps"]}
+
+
+def test_a_changed_file_makes_other_versions_of_what_it_changes(tmp_path: Path) -> None:
+    before = load(tmp_path, FILE)
+    assert load(tmp_path, FILE) == before
+    assert load(tmp_path, FILE.replace("127.0.0.1:8001", "judge.example:9")) == before, "where it is changes nothing"
+    after = load(tmp_path, FILE.replace("votes: 5", "votes: 7"))
+    # What is combined changes with its parts.
+    assert {name for name in before if before[name] != after[name]} == {"chat.quality", "chat.next_state"}
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "says"),
+    [
+        ("votes: 5", "vote: 5", r"environments\.chat\.next_state\.vote: no such setting, did you mean votes\?"),
+        ("api_key_env", "api_key_evn", r"judges\.small\.api_key_evn: no such setting, did you mean api_key_env\?"),
+        ("environments:", "enviroments:", r"enviroments: no such setting, did you mean environments\?"),
+        ("weight: 0.7", "wieght: 0.7", r"parts\.next\.wieght: no such setting, did you mean weight\?"),
+        ("kind: steps", "kind: step", r"environments\.math\.steps: no such kind as 'step', did you mean steps\?"),
+        ("kind: steps, ", "", r"environments\.math\.steps: kind is missing"),
+        ("judge: small, votes", "judge: smal, votes", r"there is no judge 'smal', did you mean small\?"),
+        ("scorer: taste", "scorer: tast", r"parts\.taste: there is no scorer 'tast', did you mean taste\?"),
+        ("scorer: taste", "scorer: quality", r"there is no scorer 'quality'"),
+        ("source: user", "source: next_state", r"parts\.user\.source: Input should be"),
+        ("votes: 5", "votes: 5, temperature: 0", "5 votes at temperature 0 are one vote"),
+        ("votes: 5", "votes: 0", r"next_state\.votes: Input should be greater than or equal to 1"),
+        ("  math:", "  maths:", "'maths' is not known; there are chat, math"),
+        ("three_quarters", "nothing", r"environments\.chat\.mine: .* has no nothing"),
+        ("http://127", "http://ann:secret@127", r"judges\.small\.url: must not hold a user or a password"),
+        ("    model: judge", "    model: judge\n    model: other", "model: there twice"),
+        ("outcome: last", "outcome: last, tokenizer: /nowhere", "no tokenizer can be read"),
+        ("kind: composite, weights: {on_topic: 0.5}", "kind: composite, weights: {topic: 1}", "Input should be 'fini"),
+        (FILE, "- a list", "a mapping with judges and environments is expected"),
+        (FILE, "a: [", "not YAML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place_and_what_was_meant(
+    tmp_path: Path, was: str, becomes: str, says: str
+) -> None:
+    assert was in FILE
+    with pytest.raises(BadScorers, match=says) as raised:
+        load(tmp_path, FILE.replace(was, becomes, 1))
+    assert "scorers.yaml" in str(raised.value) and "secret" not in str(raised.value)
+
+
+def test_a_file_or_a_key_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadScorers, match="No such file"):
+        load_scorers(tmp_path / "none.yaml")
+    with pytest.raises(BadScorers, match="JUDGE_KEY is not set"):
+        load(tmp_path, FILE, {"OTHER": "x"})
+
+
+def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+    text = text.replace("mypackage.politeness:scorer", "tests.unit.own_scorers:three_quarters")
+    text = "\n".join(line for line in text.splitlines() if "tokenizer:" not in line)
+    assert load(tmp_path, text)
+
+
+def test_the_command_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "scorers.yaml"
+    path.write_text(FILE.replace("votes: 5", "vote: 5"), encoding="utf-8")
+    command = ["serve", "scoring", "--scorers", str(path), "--bootstrap-server", "127.0.0.1:1"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == USAGE, result.output
+    assert "did you mean votes?" in " ".join(result.output.split())
