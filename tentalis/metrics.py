@@ -318,6 +318,7 @@ JUDGE_UNPARSABLE = Metric(
     "Share of the answers to a judge since the start from which no grade could be read.",
     ("scoring",),
     ("scorer",),
+    "ratio",
 )
 HINTS = Metric(
     "tentalis_hinting_hints_total",
