@@ -267,9 +267,9 @@ class Proxy:
             answer = json.loads(body)
         except (ValueError, RecursionError):
             answer = None
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict) or not answer.get("choices"):
             raise Refused(
-                502, f"the backend {backend.settings.name} answered with what is no JSON object", "server_error"
+                502, f"the backend {backend.settings.name} answered with what is no completion", "server_error"
             )
         capture = Capture(call.ask.n)
         capture.take(answer)

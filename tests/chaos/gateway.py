@@ -41,10 +41,10 @@ SETTLE_S = 180.0
 
 @dataclass
 class Heard:
-    """What the clients saw: by id the text of each completed call, and how the others ended."""
+    """What the clients saw: every text that was asked, by id that of each completed call, and how the others ended."""
 
+    asked: set[str] = field(default_factory=set)
     completed: dict[str, str] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -82,7 +82,7 @@ class Fleet:
             self.broker.kill()
             time.sleep(random.uniform(0.5, 5.0))
             self.broker.start()
-            self.broker.wait_ready()
+            self.broker.wait_ready(SETTLE_S)
         else:
             self.processes[name].kill()
             self.processes[name].wait()
@@ -126,6 +126,7 @@ async def _client(number: int, urls: Sequence[str], heard: Heard, stop: threadin
 async def _call(http: httpx.AsyncClient, url: str, text: str, stream: bool, session: str, heard: Heard) -> None:
     body = {"model": "assistant", "messages": [{"role": "user", "content": text}], "stream": stream}
     event_id, seen = "", b""
+    heard.asked.add(text)
     try:
         headers = {"X-Session-Id": session}
         async with http.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as response:
@@ -135,8 +136,6 @@ async def _call(http: httpx.AsyncClient, url: str, text: str, stream: bool, sess
             status = response.status_code
     except httpx.HTTPError as error:
         heard.refused[type(error).__name__] += 1
-        if event_id:
-            heard.broken[event_id] = text
         await asyncio.sleep(0.2)
         return
     complete = status == 200 and (b"data: [DONE]" in seen if stream else b'"finish_reason":"stop"' in seen)
@@ -144,7 +143,6 @@ async def _call(http: httpx.AsyncClient, url: str, text: str, stream: bool, sess
         heard.completed[event_id] = text
     else:
         heard.refused[f"status {status}" if status != 200 else "error event"] += 1
-        heard.broken[event_id] = text
         await asyncio.sleep(0.2)
 
 
@@ -177,9 +175,9 @@ def verify(settings: Settings, heard: Heard) -> dict[str, Any]:
             or events[event_id][0].not_trainable
         )
     ]
-    # A call whose client was cut off between the record and its end may be there; one that nobody made may not.
-    asked = {*heard.completed, *heard.broken}
-    foreign = [event_id for event_id in events if event_id.removesuffix("/failed") not in asked]
+    # A call whose client was cut off between the record and its end may be there, once; one that nobody made may not.
+    said = Counter(found[0].messages[-1].content for found in events.values() if found[0].status is Status.OK)
+    foreign = [text for text, count in said.items() if text not in heard.asked or count > 1]
     failed = sum(found[0].status is Status.FAILED for found in events.values())
     return {"lost": lost, "twice": twice, "wrong": wrong, "foreign": foreign, "events": len(events), "failed": failed}
 
@@ -195,7 +193,7 @@ def run(folder: Path, *, seconds: float, streams: int, seed: int) -> dict[str, A
     heard, stop = Heard(), threading.Event()
     broker.start()
     try:
-        broker.wait_ready()
+        broker.wait_ready(SETTLE_S)
         settings = Settings(bootstrap=broker.bootstrap)
         ensure_topics(settings)
         publisher = Publisher(settings, "test", make_codec(settings))
@@ -216,7 +214,7 @@ def run(folder: Path, *, seconds: float, streams: int, seed: int) -> dict[str, A
         fleet.end()
     for kind in ("lost", "twice", "wrong", "foreign"):
         for event_id in found[kind][:10]:
-            say(f"{kind}: {event_id} {heard.completed.get(event_id, heard.broken.get(event_id, ''))}")
+            say(f"{kind}: {event_id} {heard.completed.get(event_id, '')}")
     counts = {kind: len(found[kind]) for kind in ("lost", "twice", "wrong", "foreign")}
     return counts | {
         "completed": len(heard.completed),

@@ -149,6 +149,8 @@ def test_checklist_12_tool_calls_null_and_list_content_and_errors_of_every_kind(
         script.error = (200, b"<html>fine</html>", "text/html")
         assert gateway.chat("x").status_code == 502
         assert gateway.chat("x", stream=True).status_code == 502
+        script.error = (200, b'{"error": "out of order"}', "application/json")
+        assert gateway.chat("x").status_code == 502
         script.error = (307, b"", "text/html")
         assert gateway.chat("x").status_code == 502
         # Only what the backend failed at is on the log, and as that.
