@@ -36,7 +36,7 @@ from tests.kafka_fixture import ensure_topics
 
 ANSWER = "".join(WORDS)
 GATEWAYS = ("gateway-0", "gateway-1")
-SETTLE_S = 180.0
+SETTLE_S = 600.0
 
 
 @dataclass
