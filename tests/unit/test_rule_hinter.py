@@ -4,10 +4,13 @@ import asyncio
 
 import pytest
 
-from schemas.records import Feedback, Source
+from schemas.records import Feedback, Opens, Source, Terms
 from tentalis.opd import RuleHinter
+from tentalis.rewards.next_state_rules import NextStateRules
 from tests.bench.users import USERS, User
 from tests.unit.loop_records import result, task
+
+TERMS = Terms(rl=Source.NEXT_STATE, opd=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
 
 
 def hints(text: str, source: Source, author: str = "user") -> tuple[str, ...]:
@@ -43,3 +46,27 @@ def test_the_simulated_users_are_understood(user: User) -> None:
         said = user.next_message(0, 0, [wrong], 4)
         assert said is not None and hints(said, Source.NEXT_STATE) == (f"Please {user.wish}.",)
     assert not any(hints(thanks, Source.NEXT_STATE) for thanks in user.thanks)
+
+
+@pytest.mark.parametrize("user", USERS.values(), ids=USERS)
+def test_the_rule_judge_understands_them_too(user: User) -> None:
+    """Else thanks would train against an answer, or a complaint for it."""
+
+    def reward(said: str) -> float | None:
+        turn = task("t", n=1, terms=TERMS)
+        answer = result(turn)
+        feedback = Feedback(
+            feedback_id="f",
+            event_time=0,
+            task_id="t",
+            source=Source.NEXT_STATE,
+            author="user",
+            text=said,
+            result=answer,
+        )
+        return asyncio.run(NextStateRules().judge_feedback(turn, answer, feedback)).reward
+
+    for wrong in ("No.", "- a\n- list of few words\n- **bold**"):
+        said = user.next_message(0, 0, [wrong], 4)
+        assert said is not None and reward(said) == -1.0
+    assert [reward(thanks) for thanks in user.thanks] == [1.0] * len(user.thanks)
