@@ -58,7 +58,7 @@ class MemoryLog:
         found = [(fact, self.topics[fact.topic][fact.offset]) for fact in facts]
         return [(fact, record) for fact, record in found if isinstance(record, kind)]
 
-    def groups(self) -> tuple[Mapping[str, GroupAnswer] | None, float]:
+    async def groups(self) -> tuple[Mapping[str, GroupAnswer] | None, float]:
         return self.seen, 0.0
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """Which consumer groups have members, and how far they are behind, as the broker tells."""
 
+import asyncio
 import logging
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -12,7 +13,8 @@ from schemas import topics
 from tentalis.config import Settings
 from tentalis.demo.lag import consumer_lags
 from tentalis.gateway.bridge.training import GroupAnswer
-from tentalis.kafka import client_config
+from tentalis.kafka import NoSuchTopic, client_config
+from tentalis.refusal import Forbidden, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -49,24 +51,37 @@ def read_by(group: str) -> tuple[str, ...]:
 
 
 class Groups:
-    """Asks the broker when it is asked itself, at most every LOOK_AGAIN_S seconds."""
+    """Asks the broker when it is asked itself, at most every LOOK_AGAIN_S seconds, on a thread of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._admin: AdminClient | None = None
-        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "bridge-groups")
+        self._looking: asyncio.Future[None] | None = None
         self._seen: dict[str, GroupAnswer] | None = None
-        self._at = 0.0
+        self._next, self._at = 0.0, 0.0
 
-    def look(self) -> tuple[Mapping[str, GroupAnswer] | None, float]:
-        """The groups and how long ago they were looked at (s); None if the broker never told. Blocks for seconds."""
-        with self._lock:
-            if self._seen is None or time.monotonic() - self._at > LOOK_AGAIN_S:
-                try:
-                    self._seen, self._at = self._ask(), time.monotonic()
-                except KafkaException as error:
-                    log.warning("the broker does not tell of consumer groups: %s", error)
-            return self._seen, time.monotonic() - self._at
+    async def look(self) -> tuple[Mapping[str, GroupAnswer] | None, float]:
+        """The groups and how long ago they were looked at (s); None if the broker never told. May take seconds."""
+        if self._looking is None and time.monotonic() > self._next:
+            self._looking = asyncio.get_running_loop().run_in_executor(self._thread, self._look)
+        if self._looking is not None:
+            try:
+                await asyncio.shield(self._looking)
+            finally:
+                self._looking = None
+        return self._seen, time.monotonic() - self._at
+
+    def close(self) -> None:
+        """Ends, after what is under way."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _look(self) -> None:
+        try:
+            self._seen, self._at = self._ask(), time.monotonic()
+        except (KafkaException, TimeoutError, Forbidden, Unreachable, NoSuchTopic) as error:
+            log.warning("the broker does not tell of consumer groups: %s", error)
+        self._next = time.monotonic() + LOOK_AGAIN_S
 
     def _ask(self) -> dict[str, GroupAnswer]:
         if self._admin is None:

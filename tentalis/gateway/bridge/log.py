@@ -105,6 +105,7 @@ class KafkaLog:
         """Ends. What was sent is the event log's to finish."""
         self._following.close()
         self._reread.close()
+        self._groups.close()
 
 
 def _trace(record: Record) -> str | None:

@@ -39,8 +39,8 @@ class TheLog(Protocol):
         """The records of that kind that lie there, in the order of the log. Raises Refused (503)."""
         ...
 
-    def groups(self) -> tuple[Mapping[str, GroupAnswer] | None, float]:
-        """The consumer groups and how long ago they were looked at (s); None if nobody told yet. Blocks for seconds."""
+    async def groups(self) -> tuple[Mapping[str, GroupAnswer] | None, float]:
+        """The consumer groups and how long ago they were looked at (s); None if nobody told yet. May take seconds."""
         ...
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ class Bridge:
         self._training = Training()
         self.events = Events()
         self._polls: dict[bytes, set[asyncio.Future[None]]] = {}
+        self._waiting = 0
         self._locks: dict[tuple[str, str], list[Any]] = {}
 
     @asynccontextmanager
@@ -268,27 +269,38 @@ class Bridge:
         Refused (503)."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
-            with self._poll(topics.RESULTS, task_id) as arrived:
-                status = await self._status(task_id, caller)
+            seen = len(self._facts.of_key(topics.RESULTS, task_id))
+            status, needed = await self._status(task_id, caller)
+            if status.status == "completed" or not status.known:
+                return status
+            # What is not enough to complete it is not worth another look, unless the time is over.
+            while (have := len(self._facts.of_key(topics.RESULTS, task_id))) < needed or have == seen:
                 left = deadline - asyncio.get_running_loop().time()
-                if status.status == "completed" or not status.known or left <= 0 or arrived is None:
+                if left <= 0 and have == seen:
                     return status
-                await asyncio.wait([arrived], timeout=left)
+                if left <= 0:
+                    return (await self._status(task_id, caller))[0]
+                with self._poll(topics.RESULTS, task_id) as arrived:
+                    if arrived is None:
+                        return status
+                    await asyncio.wait([arrived], timeout=left)
 
-    async def _status(self, task_id: str, caller: Caller) -> TaskStatus:
+    async def _status(self, task_id: str, caller: Caller) -> tuple[TaskStatus, int]:
+        """The status as it is, and how many results the task needs at least."""
         known = bool(self._facts.of_key(topics.TASKS, task_id))
         results = await self._results(task_id)
         if caller.user is not None and not await self._is_theirs(task_id, results, caller.user):
-            return TaskStatus(task_id=task_id, status="pending", known=False)
+            return TaskStatus(task_id=task_id, status="pending", known=False), 1
         if not results:
-            return TaskStatus(task_id=task_id, status="pending", known=known)
+            return TaskStatus(task_id=task_id, status="pending", known=known), 1
         # The join binds a sample to its first result, and so does this.
         first = {result.sample_index: result for result in reversed(results)}
         answers = [mapping.answer_of(first[index]) for index in sorted(first)]
-        complete = len(first) == max(result.task.n_samples for result in results)
+        needed = max(result.task.n_samples for result in results)
+        complete = len(first) == needed
         outcomes = await self._log.records(self._facts.of_key(topics.OUTCOMES, task_id)[:MOST_RESULTS], Outcome)
         latest = {outcome.sample_index: outcome for _, outcome in outcomes}
-        return TaskStatus(
+        status = TaskStatus(
             task_id=task_id,
             status="completed" if complete else "pending",
             known=True,
@@ -296,6 +308,7 @@ class Bridge:
             results=answers,
             outcomes=[mapping.outcome_answer(latest[index]) for index in sorted(latest)],
         )
+        return status, needed
 
     async def _is_theirs(self, task_id: str, results: Sequence[Result], user: str) -> bool:
         if results:
@@ -306,14 +319,16 @@ class Bridge:
     @contextmanager
     def _poll(self, topic: str, key: str) -> Iterator[asyncio.Future[None] | None]:
         """Something to wait for the next record of a key with; None if too many wait."""
-        if len(self._polls) >= MOST_POLLS:
+        if self._waiting >= MOST_POLLS:
             yield None
             return
         name, arrived = short(topic, key), asyncio.get_running_loop().create_future()
         self._polls.setdefault(name, set()).add(arrived)
+        self._waiting += 1
         try:
             yield arrived
         finally:
+            self._waiting -= 1
             waiting = self._polls[name]
             waiting.discard(arrived)
             if not waiting:
@@ -321,7 +336,7 @@ class Bridge:
 
     async def training(self) -> TrainingStatus:
         """GET /training/status."""
-        groups, age_s = await asyncio.to_thread(self._log.groups)
+        groups, age_s = await self._log.groups()
         members = None
         if groups is not None:
             members = {
