@@ -1,7 +1,7 @@
 """Mutated records from a seed: every input topic, every kind of damage. The same seed gives the same records."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,12 +21,12 @@ from schemas.records import (
     Terms,
     Verifier,
 )
-from tests.unit import join_support
+from tests.unit import join_support, sessions_support
 from tests.unit.stream_records import make_feedback, make_result, make_task
 
 CODEC = Codec()
 INPUTS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.HALVES, topics.OUTCOMES)
-"""What the stream applications read."""
+"""What the applications read that `tests.chaos.fuzz` runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,22 @@ def seeds() -> dict[str, tuple[Record, ...]]:
         )
         for index, task in enumerate(tasks)
     ]
+    talk = ("hello", "hi", "more", "so", "That's wrong.")
+    turns = [
+        *(sessions_support.turn(str(n), *talk[: 2 * n + 1], answer=talk[2 * n + 1 :][0]) for n in range(2)),
+        sessions_support.turn("2", *talk, done=True),
+        sessions_support.side("x"),
+        sessions_support.end(),
+        sessions_support.tick(),
+        sessions_support.forget(session_id="another"),
+    ]
     return {
         topics.TASKS: tuple(tasks),
         topics.RESULTS: tuple(results),
         topics.FEEDBACK: (*complaints, *graded),
         topics.HALVES: tuple(halves),
         topics.OUTCOMES: tuple(outcomes),
+        topics.SESSIONS: tuple(turns),
     }
 
 
@@ -186,13 +196,13 @@ def _key(rng: random.Random, key: bytes) -> bytes | None:
     return rng.choice([None, b"", b"\xff\xfe", b"another", key + b"\0", key.upper(), b"k" * 5000])
 
 
-def fuzzed(seed: int, count: int, *, valid: float = 0.2) -> Iterator[Fuzzed]:
-    """`count` records over all input topics; a share of about `valid` is left as it was."""
+def fuzzed(seed: int, count: int, *, valid: float = 0.2, inputs: Sequence[str] = INPUTS) -> Iterator[Fuzzed]:
+    """`count` records over the input topics; a share of about `valid` is left as it was."""
     rng = random.Random(seed)
     everything = [CODEC.encode(topic, record) for topic, records in seeds().items() for record in records]
     partitions = topics.table().keyed_partitions
     for number in range(count):
-        topic = rng.choice(INPUTS)
+        topic = rng.choice(inputs)
         record = rng.choice(seeds()[topic])
         key: bytes | None = record.key.encode()
         value: bytes | None = CODEC.encode(topic, record)

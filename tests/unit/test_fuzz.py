@@ -12,6 +12,7 @@ from streams.aggregation import Aggregation
 from streams.join.processor import JoinProcessor
 from streams.processor import LogRecord, Processor
 from streams.scoring import Scoring
+from streams.sessions.processor import SessionsProcessor
 from tests.fuzzing import CODEC, INPUTS, fuzzed
 from tests.unit.join_support import drive
 
@@ -43,19 +44,17 @@ def test_what_is_decoded_is_a_record_and_all_else_has_a_reason(seed: int) -> Non
     assert seen["record"] > COUNT / 5 and len(seen) > 12, seen
 
 
-@pytest.mark.parametrize("build", [Scoring, Aggregation, JoinProcessor])
+@pytest.mark.parametrize("build", [Scoring, Aggregation, JoinProcessor, SessionsProcessor])
 def test_the_applications_answer_with_dead_letters(build: type) -> None:
     processor: Processor = build(CODEC)
     processor.restore(3, {})
     logs: dict[str, list[LogRecord]] = defaultdict(list)
-    for each in fuzzed(3, 3 * COUNT):
+    for each in fuzzed(3, 3 * COUNT, inputs=(*INPUTS, topics.SESSIONS)):
         key = None if each.key is None else each.key.decode("utf-8", "surrogateescape")
         log = logs[each.topic]
         headers = tuple((name, value or b"") for name, value in each.headers)
         at = 1_700_000_000_000 + 10 * len(log)
         log.append(LogRecord(each.topic, 3, len(log), at, key, each.value or b"", headers, each.value is None))
-    dead = 0
-    for topic in set(INPUTS) & set(processor.topics):
-        for record in logs[topic]:
-            dead += len(drive(processor.process(3, [record])).dead)
-    assert dead > COUNT / 3
+    sent = [record for topic in {*INPUTS, topics.SESSIONS} & set(processor.topics) for record in logs[topic]]
+    dead = sum(len(drive(processor.process(3, [record])).dead) for record in sent)
+    assert dead > len(sent) / 4

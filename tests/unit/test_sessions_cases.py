@@ -1,5 +1,6 @@
 """The table of cases in docs/sessions.md, and the contract tests of conversations that the fold has to pass."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from schemas import topics
 from schemas.records import (
     HintKind,
     Opens,
+    Outcome,
     Polarity,
     Record,
     Result,
+    Rollout,
     Sampling,
     SessionEventKind,
     Source,
@@ -20,9 +23,11 @@ from schemas.records import (
 )
 from streams.hinting import hint_half
 from streams.join.core import Limits as JoinLimits
+from streams.join.processor import JoinProcessor
 from streams.join.room import Bound
 from streams.join.state import StateError
-from streams.scoring import opened_by_feedback, score_of_feedback
+from streams.processor import LogRecord
+from streams.scoring import Scoring, opened_by_feedback, score_of_feedback
 from streams.sessions.core import Limits
 from streams.sessions.processor import SessionsProcessor
 from streams.sessions.state import decode_session, session_key
@@ -303,6 +308,35 @@ def test_an_answer_after_twenty_hours_is_joined_and_one_after_more_than_the_join
     assert rollouts_and_outcomes(20) == ([f"{fold((0, ONE)).tasks[0].task_id}/0"], ["rl"])
     assert rollouts_and_outcomes(24.1) == ([], ["late", "late", "late"])
     assert Limits().idle_ms < JOIN.marker_ttl_ms, "by default no session is open for so long"
+
+
+def test_a_conversation_becomes_a_rollout_with_the_tokens_of_the_backend_and_the_reward_of_what_was_said() -> None:
+    partition = fold((0, ONE), (10, turn("2", "hello", "hi", "That's wrong.")), (20, end()))
+    scoring, join = Scoring(CODEC), JoinProcessor(CODEC)
+    scoring.restore(PARTITION, {})
+    join.restore(PARTITION, {})
+    halves: list[tuple[str, bytes]] = []
+    for offset, (topic, key, value) in enumerate(partition.written.produced):
+        at = START + 100 + offset
+        effects = asyncio.run(scoring.process(PARTITION, [LogRecord(topic, PARTITION, offset, at, key, value)]))
+        assert not effects.dead, "scoring knows the verifier that the tasks name, and needs no worker"
+        halves += [(output.key, output.value) for output in effects.outputs]
+    for feedback in partition.feedback:
+        assert feedback.result is not None
+        hint = hint_half(feedback, feedback.result, START + 200, kind=HintKind.NONE, hinter="rule/1")
+        halves.append((hint.key, CODEC.encode(topics.HALVES, hint)))
+    log = [
+        LogRecord(topics.HALVES, PARTITION, offset, START + 300, key, value)
+        for offset, (key, value) in enumerate(halves)
+    ]
+    outputs = drive(join.process(PARTITION, log)).outputs
+    made = [CODEC.decode(each.value, topic=each.topic, partition=0, offset=0) for each in outputs]
+    (rollout,) = [record for record in made if isinstance(record, Rollout)]
+    first = partition.results[0]
+    assert rollout.token_ids == first.prompt_token_ids + first.response_token_ids
+    assert (rollout.head.task_id, rollout.reward) == (first.task.task_id, -1.0)
+    kinds = sorted(record.kind.value for record in made if isinstance(record, Outcome))
+    assert kinds == ["empty", "rl"], "nothing was said to the last turn"
 
 
 def test_at_the_bound_the_input_waits() -> None:
