@@ -170,6 +170,7 @@ class _Worker:
             commit_age=self._commit_age,
             waiting=lambda: len(self._runner.waiting),
             state_bytes=self._store.size,
+            state_memory=self._store.memory,
         )
         watchdog = health.Watchdog(self._processor.app_id, self._counts, settings.stall_limit)
         site = None

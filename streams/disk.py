@@ -78,6 +78,10 @@ class Resources:
         self._cache = Cache(CACHE_BYTES)
         self._buffers = WriteBufferManager(BUFFERS_BYTES, False)
 
+    def used(self) -> int:
+        """Bytes of the cache and the buffers."""
+        return int(self._cache.get_usage() + self._buffers.get_usage())
+
     def options(self) -> Any:
         """Options of a database."""
         from rocksdict import BlockBasedOptions, DBCompressionType, Options
@@ -404,6 +408,10 @@ class DiskStore:
     def size(self) -> int:
         """Bytes on disk of the owned partitions."""
         return sum(database.size() for database in self._open.values())
+
+    def memory(self) -> int:
+        """Bytes that the databases hold in memory: blocks read, and writes not yet in a file."""
+        return self._resources.used()
 
     def close(self) -> None:
         """Closes all partitions and gives the folder back."""

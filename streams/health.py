@@ -38,6 +38,7 @@ class Metrics:
         commit_age: seconds for which something acknowledged has waited for its commit, 0 if nothing does.
         waiting: partitions that wait for something outside.
         state_bytes: of state on disk.
+        state_memory: bytes of what the databases on disk hold in memory.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Metrics:
         commit_age: Callable[[], float],
         waiting: Callable[[], int],
         state_bytes: Callable[[], int] = lambda: 0,
+        state_memory: Callable[[], int] = lambda: 0,
     ) -> None:
         self.recovery_seconds = 0.0
         self.recovered = 0
@@ -67,6 +69,7 @@ class Metrics:
         exporter.read(metrics.STREAM_RECOVERY, lambda: self.recovery_seconds)
         exporter.read(metrics.STREAM_RECOVERED, lambda: self.recovered)
         exporter.read(metrics.STREAM_STATE_BYTES, state_bytes)
+        exporter.read(metrics.STREAM_STATE_MEMORY, state_memory)
         exporter.read(metrics.STREAM_WAITING, waiting)
         exporter.read(metrics.STREAM_LAG, lambda: {(topic, str(p)): behind for (topic, p), behind in lag().items()})
         if isinstance(processor, Measured):

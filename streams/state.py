@@ -67,6 +67,10 @@ class StateStore:
         """Nothing lies on disk."""
         return 0
 
+    def memory(self) -> int:
+        """No database holds anything in memory."""
+        return 0
+
     def close(self) -> None:
         """Nothing to be given back."""
 

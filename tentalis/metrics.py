@@ -108,6 +108,12 @@ STREAM_RECOVERED = _stream(
     "recovered_records", Kind.GAUGE, "Changelog records that the last recovery had to read.", "records"
 )
 STREAM_STATE_BYTES = _stream("state_disk_bytes", Kind.GAUGE, "State on disk, 0 where it lies in memory.", "bytes")
+STREAM_STATE_MEMORY = _stream(
+    "state_buffers_bytes",
+    Kind.GAUGE,
+    "Memory of RocksDB's block cache and write buffers, which has a bound; 0 where state lies in memory.",
+    "bytes",
+)
 STREAM_WAITING = _stream(
     "waiting_partitions",
     Kind.GAUGE,

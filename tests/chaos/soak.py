@@ -7,7 +7,8 @@ of a day and an hour: so what is remembered stops growing after five minutes, an
     make soak [DURATION=1800] [RATE=150] [STATE=memory|rocksdb]
 
 The last line on stdout is one JSON object. `growth_mib_h` is the slope of a least-squares line through the resident
-memory of the last two thirds. Exit code 1: an outcome is missing, or a worker said something at WARNING or above.
+memory of the last two thirds, without what RocksDB's cache and buffers hold: these fill up to their bound for an hour.
+Exit code 1: an outcome is missing, or a worker said something at WARNING or above.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +97,13 @@ class Samples:
     at: list[float] = field(default_factory=list)
     unanswered: int = 0
     rss: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    buffers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     totals: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, workers: Sequence[Worker], broker_pid: int) -> None:
         """One look at every process; none if one of them does not answer. Raises RuntimeError if a worker is gone."""
         sums: dict[str, float] = defaultdict(float)
+        buffers: dict[str, float] = {}
         for worker in workers:
             if worker.process.poll() is not None:
                 raise RuntimeError(f"{worker.name} ended with {worker.process.returncode}: see {worker.log}")
@@ -111,19 +115,22 @@ class Samples:
                 return
             for name, value in found.items():
                 sums[name] += value
+            buffers[worker.name] = found[BUFFERS] / 2**20
         self.at.append(time.monotonic() - self.began)
         self.rss["broker"].append(rss_mib(broker_pid))
         for worker in workers:
             self.rss[worker.name].append(rss_mib(worker.process.pid))
+            self.buffers[worker.name].append(buffers[worker.name])
         for label, metric in SERIES.items():
             self.totals[label].append(sums[metric])
 
     def growth(self, name: str) -> float:
         """MiB per hour over the last two thirds: least squares."""
-        pairs = [(at, rss) for at, rss in zip(self.at, self.rss[name], strict=True) if at >= self.at[-1] / 3]
-        mean_at, mean_rss = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+        own = [rss - held for rss, held in zip_longest(self.rss[name], self.buffers.get(name, ()), fillvalue=0.0)]
+        pairs = [(at, mib) for at, mib in zip(self.at, own, strict=True) if at >= self.at[-1] / 3]
+        mean_at, mean = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
         spread = sum((at - mean_at) ** 2 for at, _ in pairs)
-        return 3600 * sum((at - mean_at) * (rss - mean_rss) for at, rss in pairs) / spread if spread else 0.0
+        return 3600 * sum((at - mean_at) * (mib - mean) for at, mib in pairs) / spread if spread else 0.0
 
     def early(self, name: str) -> float:
         """Resident memory after five minutes, or after a third of a shorter run."""
@@ -131,6 +138,7 @@ class Samples:
         return next(rss for at, rss in zip(self.at, self.rss[name], strict=True) if at >= moment)
 
 
+BUFFERS = "tentalis_stream_state_buffers_bytes"
 SERIES = {
     "open_tasks": "tentalis_join_open_tasks",
     "open_bytes": "tentalis_join_open_bytes",
@@ -202,6 +210,7 @@ def run(folder: Path, *, seconds: float, rate: float, state: str, every: float, 
             "records": driver.sent,
             "cores_busy": {name: round(cores, 3) for name, cores in busy.items()},
             "rss_mib": {n: [round(samples.early(n)), round(rss[-1])] for n, rss in samples.rss.items()},
+            "buffers_mib": {name: [round(min(held)), round(max(held))] for name, held in samples.buffers.items()},
             "growth_mib_h": {name: round(samples.growth(name), 1) for name in samples.rss},
             **{name: _range(samples, values) for name, values in samples.totals.items()},
             "left_open": left.totals["open_tasks"][-1:],

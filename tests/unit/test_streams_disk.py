@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streams.app import StreamSettings, _Worker
 from streams.delivery import Store
-from streams.disk import IDLE_MS, Database, DiskFold, DiskStore, StoreLocked
+from streams.disk import BUFFERS_BYTES, CACHE_BYTES, IDLE_MS, Database, DiskFold, DiskStore, StoreLocked
 from streams.dlq import Produce
 from streams.join import markers
 from streams.join.processor import JoinProcessor
@@ -249,6 +249,15 @@ def test_what_workers_left_that_are_gone_is_removed_and_what_is_in_use_is_not(tm
     assert {path.name for path in (tmp_path / "here").glob("*/")} == {"0"}, "it was taken away long ago"
     for store in (*stores[:2], later):
         store.close()
+
+
+def test_what_databases_hold_in_memory_is_counted_and_bounded(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.open(0)
+    before = store.memory()
+    store.apply(0, [[put(f"half/0/{at}", at, "x" * 1500) for at in range(2000)]], [])
+    assert before + 2000 * 1500 < store.memory() < CACHE_BYTES + BUFFERS_BYTES
+    store.close()
 
 
 @pytest.mark.parametrize("size", [100, 4000])
