@@ -65,7 +65,7 @@ Install = Callable[[FastAPI, Deps], None]
 
 def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
     """The application over what is already running; it drains the spool and learns models while it is up."""
-    proxy = Proxy(deps.settings, deps.keys, deps.backends, deps.served.name, deps.recorder, deps.measures)
+    proxy = Proxy(deps.settings, deps.keys, deps.backends, deps.served, deps.recorder, deps.measures)
 
     ended: list[str] = []
 

@@ -29,6 +29,7 @@ from tentalis.gateway.measures import Measures
 from tentalis.gateway.messages import checked, normalised, unspoken
 from tentalis.gateway.recorder import NotRecorded, Recorder
 from tentalis.gateway.routing import Route, route
+from tentalis.gateway.served import ServedView
 from tentalis.gateway.sessions_of import MAIN, USER_ID, WORKER_ID, Turn, recorded, turn_of
 from tentalis.gateway.settings import GatewaySettings, Swap, Tokens
 from tentalis.gateway.shapes import Shape
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 # A version that was acknowledged may not be loaded where its server has just started again.
 ADAPTER_S = 30.0
 _LONGEST_PAUSE_S = 2.0
+_INFORMED_EVERY_S = 0.1
 _RETRY_AFTER_S = 5
 # Of the backend's headers, those that are for the client.
 _RELAYED = ("retry-after", "content-type")
@@ -88,7 +90,7 @@ class Proxy:
         settings: GatewaySettings,
         keys: Keys,
         backends: Backends,
-        served: Callable[[str, str], str | None],
+        served: ServedView,
         recorder: Recorder,
         measures: Measures,
     ) -> None:
@@ -152,6 +154,7 @@ class Proxy:
         model = body.get("model")
         if not (model is None or isinstance(model, str)):
             raise Refused(400, "model must be a text")
+        await self._informed()
         keep, to = recorded(headers), self._route(model, user_id, worker_id)
         ask, tokens = self._aimed(body, to, shape, keep)
         return Call(
@@ -171,13 +174,27 @@ class Proxy:
             tokens=tokens,
         )
 
+    async def _informed(self) -> None:
+        """Waits until it is known what is served: a gateway that has just started would take a policy for untrained and
+        ask its base model. Raises Refused (503)."""
+        deadline = time.monotonic() + min(ADAPTER_S, self._settings.hold_s)
+        while self._settings.policies and not self._served.caught_up:
+            if time.monotonic() >= deadline:
+                raise Refused(
+                    503,
+                    "which versions are served cannot be read from the log yet; try again",
+                    "server_error",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            await asyncio.sleep(_INFORMED_EVERY_S)
+
     def _route(self, model: str | None, user_id: str, worker_id: str) -> Route:
         return route(
             self._settings,
             model,
             user_id=user_id,
             worker_id=worker_id,
-            served=self._served,
+            served=self._served.name,
             base_models=self._backends.base_models,
         )
 

@@ -263,7 +263,9 @@ class Lab:
         self.deps.served.apply(ack(policy, version))
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.deps.measures.exporter.registry.get_sample_value(name, labels) or 0.0
+        """Summed over the labels that are not given."""
+        samples = [sample for family in self.deps.measures.exporter.registry.collect() for sample in family.samples]
+        return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
 
 def chunks(response: httpx.Response) -> Iterator[dict[str, Any] | None]:

@@ -240,6 +240,23 @@ def test_checklist_17_a_backend_that_cannot_swap_beside_is_waited_for_and_then_i
             assert waiting.result(20).status_code == 200
 
 
+def test_a_gateway_that_has_just_started_waits_until_it_knows_what_is_served(tmp_path: Path) -> None:
+    with lab(tmp_path, hold_s=20.0) as gateway, ThreadPoolExecutor() as pool:
+        gateway.deps.served.caught_up = False
+        waiting = pool.submit(gateway.chat, "one")
+        wait_for(lambda: gateway.metric("tentalis_gateway_turns_total") >= 1)
+        assert not gateway.script.bodies
+        gateway.serve(1)
+        gateway.deps.served.caught_up = True
+        assert waiting.result(20).status_code == 200
+        assert [event.model for event in gateway.log.events] == ["assistant@v1"]
+    with lab(tmp_path, hold_s=0.2) as gateway:
+        gateway.deps.served.caught_up = False
+        refused = gateway.chat("one")
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert not gateway.script.bodies and not gateway.log.events
+
+
 def test_checklist_18_each_request_is_one_event_whatever_history_it_resends(tmp_path: Path) -> None:
     with lab(tmp_path) as gateway:
         gateway.chat("one")
