@@ -111,14 +111,30 @@ def _tell(settings: Settings, codec: Codec, request: Forget, wait: float) -> dic
         # Where nothing lies before the request, there is nothing to forget and perhaps nobody who reads.
         wanted = {p: end for p, end in told[topic].items() if before[topic].get(p, 0) > 0}
         for group in groups:
-            behind = _await(settings, group, topic, wanted, deadline)
+            asked = wanted
+            if not _committed(settings, group, topic):
+                # It has never run here: then only what it would make something of is a reason to wait.
+                occupied = _occupied(settings, codec, topic, before[topic])
+                asked = {p: end for p, end in wanted.items() if p in occupied}
+            behind = _await(settings, group, topic, asked, deadline)
             # What a batch makes useless is deleted from the changelog with the one after it.
             if not behind:
-                further = {p: end + 1 for p, end in _committed(settings, group, topic).items() if p in wanted}
+                further = {p: end + 1 for p, end in _committed(settings, group, topic).items() if p in asked}
                 behind = _await(settings, group, topic, further, deadline)
             if behind:
                 waiting[group] = behind
     return waiting
+
+
+def _occupied(settings: Settings, codec: Codec, topic: str, ends: Mapping[int, int]) -> set[int]:
+    """Partitions in which something other than requests to forget lies before their ends."""
+    found: set[int] = set()
+    for stored in read_to_end(settings, topic, end=dict(ends)):
+        if not isinstance(_readable(stored, codec), Forget):
+            found.add(stored.partition)
+        if len(found) == len(ends):
+            break
+    return found
 
 
 def _await(settings: Settings, group: str, topic: str, wanted: Mapping[int, int], deadline: float) -> list[int]:

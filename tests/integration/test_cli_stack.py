@@ -17,6 +17,7 @@ from tests.integration.inference_lab import make_model
 from tests.kafka_fixture import eventually
 
 pytestmark = pytest.mark.broker
+NOT_ASKED_FOR = ("gateway", "sessions", "experience")
 CLI = [sys.executable, "-m", "tentalis.cli"]
 
 
@@ -57,7 +58,7 @@ def test_a_detached_stack_is_ready_is_found_and_ends(tmp_path: Path) -> None:
         assert states["topics"] == "done"
         assert {name for name, state in states.items() if state == "ready"} >= {"broker", "model", "join", "worker"}
         measured = {name: process["port"] for name, process in shown["processes"].items() if process["port"]}
-        assert set(measured) == set(PROCESSES) - {"manager"}
+        assert set(measured) == set(PROCESSES) - {"manager", *NOT_ASKED_FOR}
         for name, port in measured.items():
             eventually(lambda port=port: get(port, "/readyz")[0] == 200, 120, message=f"{name} is not ready")
             assert get(port, "/healthz")[0] == 200

@@ -55,6 +55,17 @@ def written_more(settings: Settings, than: int) -> bool:
         raise
 
 
+def heard(settings: Settings) -> dict[str, set[str]]:
+    """What was said next to each turn, by the event of the turn; implicit signals are left out."""
+    codec, found = make_codec(settings), dict[str, set[str]]()
+    for stored in read_to_end(settings, topics.FEEDBACK):
+        feedback = stored.decode(codec)
+        assert isinstance(feedback, Feedback) and feedback.result is not None
+        if feedback.source is not Source.ENVIRONMENT:
+            found.setdefault(feedback.result.task.metadata["session_event_id"], set()).add(feedback.text)
+    return found
+
+
 def tail(log: Path) -> str:
     """The end of a process's log."""
     return log.read_text()[-3000:]
@@ -112,12 +123,7 @@ def test_killed_in_the_middle_they_write_what_the_log_says(own_broker: EmbeddedB
             before = len(values(settings))
         started.append(worker(settings, tmp_path, "last", "--state", "rocksdb"))
 
-        def complete() -> bool:
-            ids = {name for topic, name in values(settings) if topic == topics.FEEDBACK}
-            tasks = {name for topic, name in values(settings) if topic == topics.TASKS}
-            return len(tasks) == 4 * SESSIONS <= len(ids)
-
-        eventually(complete, 90, 0.5, partial(tail, tmp_path / "last.log"))
+        eventually(lambda: len(heard(settings)) == 4 * SESSIONS, 90, 0.5, partial(tail, tmp_path / "last.log"))
         started[-1].terminate()
         assert started[-1].wait(10) == 0
     finally:
@@ -128,14 +134,7 @@ def test_killed_in_the_middle_they_write_what_the_log_says(own_broker: EmbeddedB
     found = values(settings)
     assert found == folded(settings)
     assert all(len(different) == 1 for different in found.values()), "what is repeated is equal"
-    codec = make_codec(settings)
-    heard: dict[str, set[str]] = {}
-    for stored in read_to_end(settings, topics.FEEDBACK):
-        feedback = stored.decode(codec)
-        assert isinstance(feedback, Feedback) and feedback.result is not None
-        if feedback.source is Source.ENVIRONMENT:
-            continue  # implicit signals, besides
-        heard.setdefault(feedback.result.task.metadata["session_event_id"], set()).add(feedback.text)
+    said = heard(settings)
     for number in range(SESSIONS):
         for i in range(4):
-            assert heard[f"s{number}-{i}"] <= {f"more {i}", ""} and (i < 3 or heard[f"s{number}-{i}"] == {""})
+            assert said[f"s{number}-{i}"] <= {f"more {i}", ""} and (i < 3 or said[f"s{number}-{i}"] == {""})
