@@ -1,8 +1,8 @@
 """Runs a `Processor` as a Faust application: one process, one consumer group, one exit code.
 
-Exit codes: 0 stopped by a signal; 1 something could not be confirmed or Kafka is away (start again); 5 too many dead
-letters (starting again will not help); 6 the broker's ACLs forbid something (nor here); 4 no progress although there is
-something to do.
+Exit codes: 0 stopped by a signal; 1 something could not be confirmed, Kafka is away, or no progress although there is
+something to do (start again); 5 too many dead letters (starting again will not help); 6 the broker's ACLs forbid
+something (nor here); 7 something that this process was given is damaged or does not fit (nor here).
 """
 
 import asyncio

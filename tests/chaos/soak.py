@@ -8,7 +8,7 @@ of a day and an hour: so what is remembered stops growing after five minutes, an
 
 The last line on stdout is one JSON object. `growth_mib_h` is the slope of a least-squares line through the resident
 memory of the last two thirds, without what RocksDB's cache and buffers hold: these fill up to their bound for an hour.
-Exit code 1: an outcome is missing, or a worker said something at WARNING or above.
+Exit code 1: an outcome is missing, a task stays open, or a worker said something at WARNING or above.
 """
 
 import argparse
@@ -265,7 +265,7 @@ def main() -> int:
         every=options.every,
         seed=options.seed,
     )
-    sound = report["lost"] == report["warnings"] == 0
+    sound = report["lost"] == report["warnings"] == 0 and report["left_open"] == [0]
     if sound and options.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     elif not sound:
