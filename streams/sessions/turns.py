@@ -38,15 +38,17 @@ def said_to(turn: SessionEvent, later: SessionEvent) -> tuple[Message, ...]:
     last of them is the next state.
 
     Where the request goes on from the turn's own, these are the messages before the assistant speaks again: the last of
-    the request, unless calls between the two were not recorded. Where it asks the same again, or goes back to an
-    earlier place, nobody has said anything to the turn. Everywhere else (the client shortened the conversation, or
-    changed it) it is the newest message that is not the assistant's own.
+    the request, unless calls between the two were not recorded. But where the assistant said something else than this
+    turn did (another conversation that begins alike, or an answer that was made again), they speak of that. Where it
+    asks the same again, or goes back to an earlier place, nobody has said anything to the turn. Everywhere else (the
+    client shortened the conversation, or changed it) it is the newest message that is not the assistant's own.
 
     System messages are left out: clients put the time of day there.
     """
     had, has = _said(turn.messages), _said(later.messages)
     if len(has) > len(had) and has[: len(had)] == had:
-        return _first_said(has[len(had) :])
+        rest = has[len(had) :]
+        return _first_said(rest) if _may_be(turn, next(filter(_by_assistant, rest), None)) else ()
     if had[: len(has)] == has:
         return ()
     return tuple(message for message in reversed(has) if message.role != "assistant")[:1]
@@ -72,6 +74,15 @@ def _first_said(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages between the first words of the assistant and the next ones."""
     others = dropwhile(_by_assistant, messages)
     return tuple(takewhile(lambda message: not _by_assistant(message), others))
+
+
+def _may_be(turn: SessionEvent, answer: Message | None) -> bool:
+    """Whether a message may be the turn's answer. Clients take reasoning and blanks out; of one without text nobody can
+    tell."""
+    if answer is None:
+        return True
+    heard, told = answer.content.strip(), turn.response.strip()
+    return heard in told or told in heard
 
 
 def _by_assistant(message: Message) -> bool:

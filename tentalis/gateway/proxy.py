@@ -158,7 +158,7 @@ class Proxy:
         keep, to = recorded(headers), self._route(model, user_id, worker_id)
         ask, tokens = self._aimed(body, to, shape, keep)
         return Call(
-            event_id=_event_id(caller, user_id, headers.get("idempotency-key")),
+            event_id=_event_id(caller, user_id, turn.session_id, headers.get("idempotency-key")),
             began=began,
             shape=shape,
             caller=caller,
@@ -329,12 +329,13 @@ class Proxy:
                 raise _Broken("the backend's stream ended before its end")
             await self._keep(call, capture)
         except (_Broken, TooLong, httpx.HTTPError, _Unwritten) as error:
-            log.warning("call %s is not completed: %r", call.event_id, error)
+            said = (str(error) or repr(error)).encode()
+            message = self._backends[call.route.backend.name].redacted(said).decode("utf-8", "replace")
+            log.warning("call %s is not completed: %s", call.event_id, message)
             self._measures.calls.labels(call.shape.path, "broken").inc()
             if not isinstance(error, _Unwritten):
                 self._keep_failed(call, capture)
-            message = self._backends[call.route.backend.name].redacted(str(error).encode()).decode("utf-8", "replace")
-            await _send_piece(send, shape.error(502, "server_error", message or repr(error)), last=True)
+            await _send_piece(send, shape.error(502, "server_error", message), last=True)
             return
         self._measures.finished(call.shape.path, call.began)
         await _send_piece(send, b"".join([*held, shape.end()]), last=True)
@@ -544,9 +545,9 @@ async def _send_piece(send: Send, piece: bytes, *, last: bool = False) -> None:
     await send({"type": "http.response.body", "body": piece, "more_body": not last})
 
 
-def _event_id(caller: Caller, user_id: str, idempotency_key: str | None) -> str:
+def _event_id(caller: Caller, user_id: str, session_id: str, idempotency_key: str | None) -> str:
     if idempotency_key is None:
         return str(uuid.uuid4())
     if not 0 < len(idempotency_key) <= 200:
         raise Refused(400, "Idempotency-Key has 1 to 200 characters")
-    return derived_id("call", caller.key_id, user_id, idempotency_key)
+    return derived_id("call", caller.key_id, user_id, session_id, idempotency_key)

@@ -86,7 +86,7 @@ class Recorder:
             if self.spooled:
                 try:
                     await asyncio.to_thread(self.drain_once)
-                except (KafkaException, NoSuchTopic, TimeoutError, NotDelivered, Forbidden, Unreachable) as error:
+                except (KafkaException, NoSuchTopic, OSError, NotDelivered, Forbidden, Unreachable) as error:
                     log.warning("%d turns stay in the spool for now: %s", self.spooled, error)
             await asyncio.sleep(DRAIN_EVERY_S)
 

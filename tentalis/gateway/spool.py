@@ -12,6 +12,7 @@ import os
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -93,6 +94,9 @@ class Spool:
     def put(self, record: Spooled) -> None:
         """Returns once the record is on disk for good. Raises OSError: it is not, and nothing is left of it."""
         name = _name(record.event_id)
+        with self._mutex:
+            if name in self._held:
+                return  # a call that was made again with the same key: the first is what counts
         temporary = self.folder / f"{name}.{threading.get_ident()}.tmp"
         try:
             with temporary.open("wb") as file:
@@ -119,8 +123,12 @@ class Spool:
         """What is held now, oldest first. Damaged files are set aside and named in the log."""
         with self._mutex:
             names = list(self._held)
-        paths = [self.folder / name for name in names]
-        for path in sorted((path for path in paths if path.exists()), key=lambda path: path.stat().st_mtime_ns):
+        made: list[tuple[int, Path]] = []
+        for name in names:
+            # Any of them may be on the log, and gone from here, by the time that it is looked at.
+            with suppress(FileNotFoundError):
+                made.append(((self.folder / name).stat().st_mtime_ns, self.folder / name))
+        for _, path in sorted(made):
             try:
                 yield Spooled.of(path.read_bytes())
             except FileNotFoundError:

@@ -289,6 +289,8 @@ def test_an_idempotency_key_gives_the_same_id_and_another_users_another(tmp_path
             for key, user in (("k", "a"), ("k", "a"), ("k", "b"), ("l", "a"))
         ]
         assert ids[0] == ids[1] and len(set(ids)) == 3
+        sessions = [{"Idempotency-Key": "k", "X-User-Id": "a", "X-Session-Id": name} for name in ("one", "two")]
+        assert len({gateway.chat("x", headers=headers).headers["x-request-id"] for headers in sessions}) == 2
 
 
 def test_a_backend_without_token_ids_is_recorded_as_not_trainable(tmp_path: Path) -> None:

@@ -145,6 +145,9 @@ class Oracle:
         if not spoken:
             return None
         if goes_on:
+            answers = [m.content for m in theirs[len(mine) :] if m.role == "assistant"]
+            if answers and not (answers[0] in event.response or event.response in answers[0]):
+                return None
             first = spoken[0][0]
             ends = [i for i, m in enumerate(theirs) if i > first and m.role == "assistant"]
             return theirs[min(ends, default=len(theirs)) - 1]

@@ -423,6 +423,17 @@ def test_a_spooled_record_comes_back_as_it_was(value: bytes, name: str, headers:
             Spooled.of(damaged)
 
 
+def test_the_spool_keeps_the_first_record_of_an_id_also_when_the_disk_fails_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    spool.put(Spooled("e", "t", b"k", b"first", (), 1))
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "full")))
+    spool.put(Spooled("e", "t", b"k", b"second", (), 2))
+    assert [record.value for record in spool.records()] == [b"first"]
+    spool.close()
+
+
 def test_the_spool_survives_and_sets_damage_aside(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     records = [Spooled(f"e{at}", "t", b"k", b"v" * at, (), at) for at in range(4)]

@@ -196,6 +196,14 @@ def test_asking_again_or_going_back_says_nothing_to_the_turn_before() -> None:
     assert fold((0, TWO), (10, back)).heard == [("2", "", "")]
 
 
+def test_what_is_said_to_another_answer_is_not_said_to_this_one() -> None:
+    """Two conversations that begin alike, or an answer that was made again: what comes next speaks of one of them."""
+    later = turn("b", "q", "Blue.", "no, shorter")
+    assert said_to(turn("a", "q", answer="Green."), later) == ()
+    for own in ("Blue.", " Blue.\n", "<think>Sky?</think>Blue."):
+        assert [message.content for message in said_to(turn("a", "q", answer=own), later)] == ["no, shorter"]
+
+
 def test_which_message_is_the_next_state() -> None:
     def between(had: tuple[str, ...], has: tuple[str, ...]) -> str | None:
         found = said_to(turn("a", *had), turn("b", *has))
