@@ -20,7 +20,7 @@ from tests.trainer_lab import rollout, rollouts
 CODEC = Codec()
 
 
-def stored(records: Iterable[Rollout | None], key: str = "gone/0") -> list[Stored]:
+def stored(records: Iterable[Rollout | None], first: int = 0, key: str = "gone/0") -> list[Stored]:
     """As on one partition; None is a tombstone."""
     return [
         Stored(
@@ -32,15 +32,15 @@ def stored(records: Iterable[Rollout | None], key: str = "gone/0") -> list[Store
             value=None if record is None else CODEC.encode(topics.ROLLOUTS, record),
             headers=(),
         )
-        for offset, record in enumerate(records)
+        for offset, record in enumerate(records, first)
     ]
 
 
-def taken(view: View, records: Iterable[Rollout | None], state: State | None = None) -> State:
+def taken(view: View, records: Iterable[Rollout | None], state: State | None = None, first: int = 0) -> State:
     """The view after more records, as a refresh makes it."""
     state = state or State(format=FORMAT, topic_id="t", next={}, files=(), forgotten=())
     fold = Fold(view, Refreshed(), state.forgotten)
-    fold.take(stored(records), CODEC)
+    fold.take(stored(records, first), CODEC)
     files = [kept for name in state.files if (kept := view.without(name, fold.gone)) is not None] + fold.files()
     forgotten = tuple(sorted({*state.forgotten, *fold.gone}))
     new = state.model_copy(update={"files": tuple(files), "forgotten": forgotten})
@@ -90,7 +90,7 @@ def test_filters(view: View) -> None:
 def test_a_key_counts_once_and_where_it_was_first(view: View) -> None:
     first = rollout("a")
     state = taken(view, [first, first])
-    taken(view, [rollout("a", reward=0.1)], state)
+    taken(view, [rollout("a", reward=0.1)], state, first=2)
     (row,) = listed(view, Filters()).dicts()
     assert row["digest"] == first.digest
 
