@@ -25,6 +25,11 @@ def derived_id(kind: str, *parts: str | int | float | Sequence[object] | None) -
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def turn_task_id(session_id: str, session_event_id: str) -> str:
+    """The id of the task that the application `sessions` makes of a main turn; ids as the log has them."""
+    return derived_id("turn", session_id, session_event_id)
+
+
 def sha256_hex(data: bytes) -> str:
     """sha256 as 64 lower-case hex digits."""
     return hashlib.sha256(data).hexdigest()

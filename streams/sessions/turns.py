@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from itertools import dropwhile, takewhile
 
-from schemas.ids import derived_id
+from schemas.ids import derived_id, turn_task_id
 from schemas.records import (
     Feedback,
     Message,
@@ -92,11 +92,6 @@ def _by_assistant(message: Message) -> bool:
 # --- the records ------------------------------------------------------------------------------------------------------
 
 
-def task_id(event: SessionEvent) -> str:
-    """The id of a turn's task."""
-    return derived_id("turn", event.session_id, event.session_event_id)
-
-
 def result_of(event: SessionEvent, turn_index: int, at: int) -> Result:
     """The result of a main turn, with its task. `at`: stream time of the turn (ms). The event has messages and names
     its policy."""
@@ -108,7 +103,7 @@ def result_of(event: SessionEvent, turn_index: int, at: int) -> Result:
     }
     worker_id = event.worker_id or event.gateway_id or "gateway"
     task = Task(
-        task_id=task_id(event),
+        task_id=turn_task_id(event.session_id, event.session_event_id),
         event_time=at,
         policy=event.policy,
         environment=ENVIRONMENT,

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message as Event
 from starlette.types import Receive, Scope, Send
 
-from schemas.ids import derived_id
+from schemas.ids import derived_id, turn_task_id
 from schemas.records import LogprobsMode, Message, Sampling, SessionEvent, SessionEventKind, Status
 from tentalis.gateway.asking import Asked, asked, not_trainable, refuses_tokens, sampling_of
 from tentalis.gateway.backends import Backends
@@ -73,7 +73,7 @@ class Call:
     @property
     def task_id(self) -> str:
         """Of the task that a main turn becomes."""
-        return derived_id("turn", self.turn.session_id, self.event_id)
+        return turn_task_id(self.turn.session_id, self.event_id)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -14,9 +14,9 @@ import pytest
 from fastapi import FastAPI
 
 from schemas import topics
+from schemas.ids import turn_task_id
 from schemas.records import Message, Record, Result, SessionEvent, Task, Terms
 from tentalis.gateway.bridge.log import KafkaLog
-from tentalis.gateway.bridge.mapping import turn_task_id
 from tentalis.gateway.bridge.routes import router
 from tentalis.gateway.bridge.service import Bridge
 from tentalis.gateway.eventlog import EventLog

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import topics
+from schemas.ids import turn_task_id
 from schemas.records import Feedback, Polarity, Result, Source, Task
 from tentalis.gateway.bridge.events import MOST_CLIENTS, MOST_WAITING, Events
 from tentalis.gateway.bridge.facts import Fact, Facts
-from tentalis.gateway.bridge.mapping import turn_task_id
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.keys import Keys, Scope, create
 from tests.unit.bridge_log import MemoryLog, client_of

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import topics
+from schemas.ids import turn_task_id
 from schemas.records import Hint, HintKind, Record, Score, Source, sample_of
 from schemas.tensors import float32_view
 from streams.experience.core import MOST_TURNS, Partition
@@ -16,7 +17,7 @@ from streams.hinting import hint_half
 from streams.join.core import Limits
 from streams.join.emit import Place, late
 from streams.processor import Effects, LogRecord, Retryable
-from streams.sessions.turns import next_state_of, result_of, task_id
+from streams.sessions.turns import next_state_of, result_of
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.opd import OneModel, Teacher
 from tentalis.opd.lesson import END, START, LessonJudge, lesson_of
@@ -200,7 +201,7 @@ def test_turns_that_are_gone_or_refused_are_left_out_and_the_others_are_not() ->
 def test_a_turn_that_cannot_be_trained_on_is_left_out() -> None:
     lab = Lab(log_of((0, FIRST.model_copy(update={"not_trainable": "greedy"})), (1, SECOND), (2, end())), Script(TELLS))
     (half,) = lab.run()
-    assert half.key == task_id(SECOND) and half.sample.head.turn_index == 1
+    assert half.key == turn_task_id(SECOND.session_id, SECOND.session_event_id) and half.sample.head.turn_index == 1
 
 
 def test_a_session_without_end_keeps_its_newest_turns() -> None:
@@ -232,7 +233,7 @@ def test_the_join_makes_a_rollout_of_its_own_of_it_whatever_comes_first(order: t
     none = hint_half(said, said.result, JOINED, hinter="none/1", kind=HintKind.NONE)
     halves = [score, none, experience]
     written = fold(*((place, halves[each]) for place, each in enumerate(order)), limits=Limits())
-    key = f"{task_id(FIRST)}/0"
+    key = f"{turn_task_id(FIRST.session_id, FIRST.session_event_id)}/0"
     assert set(written.rollouts) == {key, f"{key}/opd/{experience.hint_id}"} and not written.dead
     own, late_one = written.rollouts[key], written.rollouts[f"{key}/opd/{experience.hint_id}"]
     assert (own.has_rl, own.has_opd) == (True, False) and (late_one.has_rl, late_one.has_opd) == (False, True)

@@ -213,11 +213,6 @@ def user_feedback_of(
     )
 
 
-def turn_task_id(session_id: str, session_event_id: str) -> str:
-    """The id of the task that the application `sessions` makes of a main turn."""
-    return derived_id("turn", session_id, session_event_id)
-
-
 def session_event_of(
     body: SessionBody, *, session_id: str, user_id: str | None, now_ms: int, gateway_id: str
 ) -> SessionEvent:

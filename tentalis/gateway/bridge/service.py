@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from schemas import topics
-from schemas.ids import derived_id
+from schemas.ids import derived_id, turn_task_id
 from schemas.records import Feedback, Outcome, Record, Result, SessionEvent, Task
 from tentalis import rewards
 from tentalis.gateway.bridge import mapping
@@ -214,7 +214,7 @@ class Bridge:
             if isinstance(read, Trace):
                 await self._once(topics.SESSIONS, event)
                 return TraceTaken(id=read.trace_id, status="published")
-            task_id = mapping.turn_task_id(session_id, read.trace_id)
+            task_id = turn_task_id(session_id, read.trace_id)
             # The turn's own session says whose it is; its result may still be on its way.
             result = await self._result_of(task_id, None)
             with _valid():
@@ -403,7 +403,7 @@ class Bridge:
                 fact = self._facts.of_id(topics.SESSIONS, name)
                 for _, event in await self._log.records([] if fact is None else [fact], SessionEvent):
                     if caller.user in (None, event.user_id):
-                        return mapping.turn_task_id(event.session_id, event.session_event_id)
+                        return turn_task_id(event.session_id, event.session_event_id)
             raise Refused(404, f"no completion {body.completion_id} was recorded in the last {self._hours()}")
         session_id = namespaced(caller.namespace(user_id), body.session_id)
         found = await self._numbered(session_id, body.turn_index)
@@ -416,7 +416,7 @@ class Bridge:
     async def _numbered(self, session_id: str, turn_index: int) -> str | None:
         """The task of a session's turn by its number, which the application `sessions` has given it."""
         names = [turn.event_id for turn in self._facts.of_key(topics.SESSIONS, session_id) if turn.event_id]
-        ids = list(dict.fromkeys(mapping.turn_task_id(session_id, name) for name in names))
+        ids = list(dict.fromkeys(turn_task_id(session_id, name) for name in names))
         tasks = [task_id for task_id in ids if self._facts.of_key(topics.TASKS, task_id)]
         at, seen = min(turn_index, len(tasks) - 1), set[int]()
         while 0 <= at < len(tasks) and at not in seen:
