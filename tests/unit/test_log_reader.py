@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError
 
 from streams import log_reader
 from streams.log_reader import NEAR, KafkaLogReader
+from streams.processor import Retryable
 from tentalis.config import Settings
 
 
@@ -89,3 +90,26 @@ def test_an_answer_is_bounded_in_bytes_and_never_empty(monkeypatch: pytest.Monke
     reader, _ = reader_of({offset: b"12345" for offset in range(6)} | {6: bytes(99)}, monkeypatch)
     assert list(asyncio.run(reader.read("t", 0, range(7)))) == [0, 1, 2]
     assert list(asyncio.run(reader.read("t", 0, [6]))) == [6]
+
+
+class Silent(OnePartition):
+    """As librdkafka can be for minutes once a broker was away."""
+
+    closed = False
+
+    def poll(self, timeout: float) -> None:  # type: ignore[override]
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_consumer_that_stays_silent_is_given_up_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, other = Silent({}), OnePartition({0: b"v"})
+    consumers: list[OnePartition] = [silent, other]
+    reader = KafkaLogReader(Settings())
+    monkeypatch.setattr(reader, "_connected", lambda: consumers.pop(0))
+    monkeypatch.setattr(log_reader, "PATIENCE_S", 0.01)
+    with pytest.raises(Retryable, match="nothing at offset 0"):
+        asyncio.run(reader.read("t", 0, [0]))
+    assert list(asyncio.run(reader.read("t", 0, [0]))) == [0] and silent.closed
