@@ -23,7 +23,7 @@ help:
 	@echo "                                     simulated users talk through the gateway until the policy suits them"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
 	@echo "make chaos-gateway [DURATION=300] [STREAMS=64] kills of gateways, backend and broker; its last line is one JSON object"
-	@echo "make soak [DURATION=1800] [RATE=150] [STATE=memory|rocksdb] the streams under a steady load: memory, lag, warnings; one JSON line"
+	@echo "make soak [DURATION=1800] [RATE=75] [STATE=memory|rocksdb] the streams under a steady load: fails for growth, lag, loss; one JSON line"
 
 # stdout belongs to the command that is asked for (`-o json`), so everything about installing goes to stderr.
 .venv: $(STAMP)
@@ -81,7 +81,7 @@ chaos-gateway: $(STAMP)
 	@$(BIN)/python -m tests.chaos.gateway --seconds $(or $(DURATION),300) --streams $(or $(STREAMS),64) $(ARGS)
 
 soak: $(STAMP)
-	@$(BIN)/python -m tests.chaos.soak --seconds $(or $(DURATION),1800) --rate $(or $(RATE),150) --state $(or $(STATE),memory) $(ARGS)
+	@$(BIN)/python -m tests.chaos.soak --seconds $(or $(DURATION),1800) --rate $(or $(RATE),75) --state $(or $(STATE),memory) $(ARGS)
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.chaos.fuzz -n $(or $(N),100000) --seed $(or $(SEED),1)

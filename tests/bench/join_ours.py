@@ -1,7 +1,6 @@
 """One join worker under an application id of its own: `python -m tests.bench.join_ours BOOTSTRAP APP_ID STATE_DIR`.
 
-The options set what a command of the product has no setting for (how long closed tasks are remembered), or what several
-workers side by side must not share.
+The options set what several workers side by side must not share.
 """
 
 import argparse
@@ -9,7 +8,6 @@ import sys
 from pathlib import Path
 
 from streams.app import StreamSettings, ensure_changelog, run
-from streams.join.core import DAY_MS, Limits
 from streams.join.processor import JoinProcessor
 from tentalis.config import Settings
 from tentalis.kafka import make_codec
@@ -23,10 +21,9 @@ def main() -> int:
     parser.add_argument("--state", choices=["memory", "rocksdb"], default="memory")
     parser.add_argument("--instance", default="bench")
     parser.add_argument("--metrics-port", type=int)
-    parser.add_argument("--marker-ttl-ms", type=int, default=DAY_MS)
     options = parser.parse_args()
     codec = make_codec(Settings(bootstrap=options.bootstrap))
-    processor = JoinProcessor(codec, Limits(marker_ttl_ms=options.marker_ttl_ms))
+    processor = JoinProcessor(codec)
     processor.app_id = options.app_id
     ensure_changelog(options.bootstrap, options.app_id, "state", 8)
     settings = StreamSettings(

@@ -4,7 +4,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -160,7 +160,8 @@ def _hint(chance: random.Random, result: Result) -> Hint:
 class Driver:
     """Sends `tasks` tasks evenly over `seconds` seconds, in a thread of its own; a broken broker only delays it.
 
-    Every `garbage`-th record on the halves topic is followed by one that is no record.
+    Every `garbage`-th record on the halves topic is followed by one that is no record. `events` makes what is sent of
+    the task with a number. `again`: all records are kept, to be sent once more if not all of them get through.
     """
 
     settings: Settings
@@ -169,6 +170,8 @@ class Driver:
     seconds: float
     seed: int
     garbage: int = 500
+    events: Callable[[random.Random, str, int], Iterator[Event]] = events_of
+    again: bool = True
     sent: int = 0
     _driving: "Future[None]" = field(init=False)
 
@@ -194,13 +197,14 @@ class Driver:
         while made < self.tasks or waiting:
             now = time.monotonic() - began
             while made < self.tasks and made * self.seconds / self.tasks <= now:
-                for after, topic, record in events_of(chance, self.run, made):
+                for after, topic, record in self.events(chance, self.run, made):
                     heapq.heappush(waiting, (now + after, next(serial), topic, record))
                 made += 1
             while waiting and waiting[0][0] <= now:
                 _, _, topic, record = heapq.heappop(waiting)
                 publisher.send(topic, record)
-                sent.append((topic, record))
+                if self.again:
+                    sent.append((topic, record))
                 self.sent += 1
                 halves += topic == topics.HALVES
                 if topic == topics.HALVES and halves % self.garbage == 0:
@@ -209,6 +213,8 @@ class Driver:
         try:
             publisher.flush(150)
         except DeliveryFailed:
+            if not self.again:
+                raise
             # librdkafka now and then stays silent towards a broker that was killed until its records time out. What a
             # client does then is to send them again; that everything comes twice is one more thing to stand.
             again = Publisher(self.settings, "driver", make_codec(self.settings))

@@ -1,0 +1,70 @@
+"""A model server that is not one: it speaks the calls that hinting and experience make, and answers at once."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tentalis.opd.lesson import END, START
+
+BASE = "tiny"
+LESSON = f"They wanted it short. {START}\nDo: answer in one line.\nDon't: use lists.\n{END} \\boxed{{1}}"
+
+
+class _Model(BaseHTTPRequestHandler):
+    """A token is a character, its log-prob -token/100. Whatever it is asked as a judge, it has the same lesson."""
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": f"{BASE}@v1", "parent": BASE}, {"id": BASE}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert body["model"] == BASE
+        if self.path == "/tokenize":
+            text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
+            self._answer({"tokens": [ord(char) for char in text]})
+        elif self.path == "/v1/chat/completions":
+            message = {"role": "assistant", "content": LESSON}
+            self._answer({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+        else:
+            scores = [None] + [{str(token): {"logprob": -token / 100}} for token in body["prompt"][1:]]
+            self._answer({"model": BASE, "choices": [{"index": 0, "prompt_logprobs": scores}]})
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        """Not on stderr."""
+
+
+class _Server(ThreadingHTTPServer):
+    """Each call is a connection: refused ones would only be tried again."""
+
+    request_queue_size = 256
+    daemon_threads = True
+
+
+@contextmanager
+def model_server(port: int = 0) -> Iterator[str]:
+    """Its URL. `port`: 0 for a free one."""
+    server = _Server(("127.0.0.1", port), _Model)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def hinters_file(folder: Path, server: str) -> Path:
+    """The file for `serve experience --hinters`: this server extracts the lessons."""
+    path = folder / "hinters.yaml"
+    path.write_text(f"lesson: {{endpoint: {{url: {server}, model: {BASE}}}}}\n")
+    return path
