@@ -96,7 +96,7 @@ class KafkaLogReader:
             record = _log_record(message)
             if record.offset >= offset:
                 return record
-        # librdkafka can miss that a partition has a leader again, and stay silent for minutes: next time a new one asks.
+        # librdkafka can miss that a partition has a leader again, and stay silent for minutes: another asks next time.
         self._consumer.close()
         self._consumer = None
         raise Retryable(f"{topic}[{partition}] cannot be read again: nothing at offset {offset} for {PATIENCE_S:g} s")

@@ -1,10 +1,10 @@
 """What a run has lost, from the topics: samples without an outcome, turns without a lesson, outcomes in no window."""
 
 from schemas import topics
+from schemas.ids import turn_task_id
 from schemas.records import MetaSignal, Opens, SessionEvent, SessionEventKind, Task
 from streams import aggregation
 from streams.experience import processor as experience
-from streams.sessions.turns import task_id
 from tentalis.config import Settings
 from tentalis.kafka import make_codec, read_to_end
 
@@ -28,7 +28,7 @@ def lost(settings: Settings) -> list[str]:
     for stored in read_to_end(settings, topics.SESSIONS):
         event = stored.decode(codec)
         if isinstance(event, SessionEvent) and event.kind is SessionEventKind.TURN and event.turn_type == "main":
-            turns.add(task_id(event))
+            turns.add(turn_task_id(event.session_id, event.session_event_id))
     wanted |= {f"{turn}/0" for turn in turns}
     found = [f"{key} has no outcome" for key in sorted(wanted - outcomes)]
     found += [f"turn {turn} was not learnt from" for turn in sorted(turns - learnt)]
