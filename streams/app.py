@@ -20,7 +20,8 @@ from confluent_kafka import KafkaException
 
 from schemas import topics
 from schemas.codec import SchemasUnavailable
-from streams.delivery import BatchRunner, Counts, Job, Lanes, changelog_record
+from streams.delivery import BatchRunner, Counts, changelog_record
+from streams.lanes import Job, Lanes
 from streams.processor import Aged, Bounded, Processor, StateUnreadable, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import TopicsWrong, check_topics, forbidden_of

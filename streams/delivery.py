@@ -1,18 +1,19 @@
-"""One batch from the log to its confirmed effects, and the lanes in which batches run. No Faust in it.
+"""One batch from the log to its confirmed effects. No Faust in it.
 
 The order of a flush, and what a failure at each step means (all of them end the worker before the commit):
 
-1. outputs and dead letters sent at once and confirmed    -> they will be sent again: repeated outputs are harmless by
-key 2. state changes, wave by wave, each confirmed            -> applied again to the offset-stamped state, which knows
-them 3. the local table                                        -> cannot fail 4. the batch is acknowledged; the offset
-after its last record is committed soon after -> the batch comes again"""
+1. Outputs and dead letters are sent at once and confirmed: they will be sent again; repeated outputs are harmless by
+   key.
+2. State changes, wave by wave, each confirmed: applied again to the offset-stamped state, which knows them.
+3. The local table: cannot fail.
+4. The batch is acknowledged, and the offset after its last record is committed soon after: the batch comes again.
+"""
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -303,118 +304,3 @@ def changelog_record(topic: str, partition: int, entry: Entry) -> Produce:
     """How an entry is written to the changelog."""
     headers = ((OFFSET_HEADER, str(entry.offset).encode()),) if entry.value is None else ()
     return Produce(topic, key_bytes(entry.key), entry.value, headers, partition)
-
-
-@dataclass(slots=True)
-class Job:
-    """A batch of a lane, or without records what is due there. `finished(True)` after its effects are confirmed,
-    `finished(False)` if it was given up."""
-
-    records: Sequence[LogRecord]
-    finished: Callable[[bool], None] = field(default=lambda done: None)
-
-    @property
-    def topic(self) -> str | None:
-        """The one topic of its records."""
-        return self.records[0].topic if self.records else None
-
-    @property
-    def size(self) -> int:
-        """Bytes of its values."""
-        return sum(len(record.value) for record in self.records)
-
-
-class Lanes:
-    """Per partition number one lane: its batches one after the other in order, lanes beside each other.
-
-    What came while a batch was carried out is the next one, all of it: so batches are small while there is little to
-    do, and grow with the load.
-
-    Args:
-        run: carries out a batch.
-        waiting: lanes in which nothing but a wait would be interrupted.
-        fail: called when a batch fails; its lane stands still from then on.
-        most_records, most_bytes: of waiting batches that are run as one.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[int, Sequence[LogRecord]], Awaitable[None]],
-        waiting: Callable[[], set[int]],
-        fail: Callable[[Exception], None],
-        most_records: int = 1,
-        most_bytes: int = 0,
-    ) -> None:
-        self._run = run
-        self._waiting = waiting
-        self._fail = fail
-        self._most_records = most_records
-        self._most_bytes = most_bytes
-        self._queues: dict[int, deque[Job]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._broken: set[int] = set()
-
-    def submit(self, partition: int, job: Job) -> None:
-        """Adds a batch to the end of its lane."""
-        if partition in self._broken:
-            job.finished(False)
-            return
-        self._queues.setdefault(partition, deque()).append(job)
-        if partition not in self._tasks:
-            self._tasks[partition] = asyncio.create_task(self._lane(partition), name=f"lane-{partition}")
-
-    def idle(self, partition: int) -> bool:
-        """Whether a lane has nothing to do."""
-        return partition not in self._tasks and partition not in self._broken
-
-    async def quiesce(self, grace: float) -> None:
-        """Gives up what has not begun and what only waits, lets the rest finish for `grace` seconds, then cancels
-        it."""
-        for queue in self._queues.values():
-            while queue:
-                queue.popleft().finished(False)
-        running = dict(self._tasks)
-        for partition in self._waiting() & running.keys():
-            running[partition].cancel()
-        if not running:
-            return
-        _, late = await asyncio.wait(running.values(), timeout=grace)
-        for task in late:
-            log.warning("%s did not finish within %g s: given up, its records will come again", task.get_name(), grace)
-            task.cancel()
-        await asyncio.gather(*running.values(), return_exceptions=True)
-
-    def _next(self, queue: deque[Job]) -> list[Job]:
-        """The batches at the head of a lane that fit into one."""
-        jobs = [queue.popleft()]
-        topic, count, size = jobs[0].topic, len(jobs[0].records), jobs[0].size
-        while queue and queue[0].topic == topic:
-            count, size = count + len(queue[0].records), size + queue[0].size
-            if count > self._most_records or size > self._most_bytes:
-                break
-            jobs.append(queue.popleft())
-        return jobs
-
-    async def _lane(self, partition: int) -> None:
-        queue = self._queues[partition]
-        try:
-            while queue:
-                jobs = self._next(queue)
-                done = False
-                try:
-                    await self._run(partition, [record for job in jobs for record in job.records])
-                    done = True
-                finally:
-                    for job in jobs:
-                        job.finished(done)
-        except Exception as error:
-            # Nothing after the failed batch may run, or its offset would be committed past it.
-            self._broken.add(partition)
-            log.exception("partition %d: a batch could not be completed", partition)
-            self._fail(error)
-        finally:
-            # Also of a lane that was cancelled: what came to it meanwhile belongs to an assignment that is over, and
-            # before the records of the next one would make those look as if they had been applied.
-            while queue:
-                queue.popleft().finished(False)
-            self._tasks.pop(partition, None)

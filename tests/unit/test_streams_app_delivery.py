@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import pytest
 
 from schemas.codec import SchemasUnavailable
-from streams.delivery import Backoff, BatchRunner, Job, Lanes
+from streams.delivery import Backoff, BatchRunner
 from streams.dlq import Produce, check
+from streams.lanes import Job, Lanes
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
 from streams.state import StateStore
 from tentalis.dlq.limits import DeadLimits, TooManyDead
@@ -234,6 +235,35 @@ def test_what_waits_in_a_lane_is_one_batch_within_bounds_and_of_one_topic() -> N
             await asyncio.sleep(0)
         assert ran == [[0, 1, 2], [3, 4], [5], [6], []]
         assert done == list(range(8))
+
+    asyncio.run(main())
+
+
+def test_batches_grow_with_what_waits_also_where_topics_take_turns() -> None:
+    """Kafka gives records of several topics no order among each other."""
+
+    async def main() -> None:
+        ran: list[list[tuple[str, int]]] = []
+
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            ran.append([(one.topic, one.offset) for one in records])
+            await asyncio.sleep(0)
+
+        done: list[int] = []
+        lanes = Lanes(work, set, lambda error: pytest.fail(str(error)), most_records=3, most_bytes=1000)
+        for offset in range(4):
+            for topic in ("a", "b"):
+                one = record(offset)._replace(topic=topic)
+                lanes.submit(0, Job([one], lambda ok, offset=offset: done.append(offset)))  # type: ignore[misc]
+        while len(done) < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert ran == [
+            [("a", 0), ("a", 1), ("a", 2)],
+            [("b", 0), ("b", 1), ("b", 2)],
+            [("a", 3)],
+            [("b", 3)],
+        ]
+        assert done == [0, 1, 2, 0, 1, 2, 3, 3]
 
     asyncio.run(main())
 
