@@ -13,6 +13,9 @@ are task ids), so each signal is the bucket of **one partition**, under the Kafk
 (`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each signal is a function of
 its partition's log alone.
 
+A worker that takes a partition over writes all its open windows once more: a predecessor that was frozen in the middle
+of a flush and woke up late may have written an older signal of a window behind the newest.
+
 Feedback without its result is in no window (it names neither manager nor worker nor environment), and is counted. The
 reward that scoring makes of it, with the result that it finds, comes with the outcome.
 
@@ -20,7 +23,7 @@ Owner of the dead letters of outcomes. Feedback that cannot be read is hinting's
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from schemas import topics
 from schemas.codec import Codec
@@ -110,6 +113,7 @@ class Aggregation:
         self._window_ms = window_ms
         self._retention_ms = retention_ms
         self._partitions: dict[int, dict[str, Lane]] = {}
+        self._taken_over: set[int] = set()
         self.skipped = Skipped()
         self.late = 0
         self.duplicates = 0
@@ -126,10 +130,24 @@ class Aggregation:
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Takes the state of a partition over. Raises ValueError for an entry of somebody else's."""
         self._partitions[partition] = lanes(_TAGS.values(), entries)
+        self._taken_over.add(partition)
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""
         self._partitions.pop(partition, None)
+        self._taken_over.discard(partition)
+
+    def due(self, partition: int, at_end: Collection[str]) -> bool:
+        """Whether the partition was taken over and its windows were not written since."""
+        return partition in self._taken_over
+
+    async def expire(self, partition: int) -> Effects:
+        """The open windows of a partition, as they are."""
+        self._taken_over.discard(partition)
+        state = self._partitions[partition]
+        windows = {window for lane in state.values() for window in lane.buckets}
+        now = max(lane.stream_time for lane in state.values())
+        return Effects(outputs=[self._signal(partition, window, {}, now) for window in sorted(windows)])
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
         """Nothing beside the input."""
@@ -156,9 +174,7 @@ class Aggregation:
         state = self._partitions[partition]
         step = fold(state[tag], events, records[-1].offset, window_ms=self._window_ms, retention_ms=self._retention_ms)
         for window, bucket in sorted(step.buckets.items(), key=lambda item: item[0]):
-            parts = {name: lane.buckets.get(window, Bucket()) for name, lane in state.items()} | {tag: bucket}
-            meta = signal(window, partition, parts["outcomes"], parts["feedback"], step.stream_time)
-            effects.outputs.append(output(self._codec, topics.META, meta, APP_ID))
+            effects.outputs.append(self._signal(partition, window, {tag: bucket}, step.stream_time))
         effects.changes = changes(tag, step)
         if step.late:
             log.warning("%s[%d]: %d records came after their window was closed", records[0].topic, partition, step.late)
@@ -166,6 +182,12 @@ class Aggregation:
         self.late += step.late
         self.duplicates += step.duplicates
         return effects
+
+    def _signal(self, partition: int, window: Window, changed: Mapping[str, Bucket], now: int) -> Output:
+        state = self._partitions[partition]
+        parts = {tag: lane.buckets.get(window, Bucket()) for tag, lane in state.items()} | dict(changed)
+        meta = signal(window, partition, parts["outcomes"], parts["feedback"], now)
+        return output(self._codec, topics.META, meta, APP_ID)
 
     def _event(self, record: LogRecord) -> Event | None:
         if record.topic == topics.OUTCOMES:

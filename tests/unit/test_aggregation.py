@@ -316,6 +316,20 @@ def test_a_crash_between_any_two_waves_and_a_redelivery_from_any_offset_lose_and
     assert content(found) == expected
 
 
+def test_a_worker_that_takes_over_has_the_last_word_after_a_predecessor_that_woke_up_late() -> None:
+    bench = Bench()
+    (early,) = bench.feed(outcome_on_log(0, 1.0))
+    bench.feed(feedback_on_log(0, 0.5))
+    (last,) = bench.feed(outcome_on_log(1, 0.0))
+    on_topic = [last, early]  # the predecessor was frozen with its output in hand, and sent it when it was woken
+    bench.start()
+    assert bench.app.due(PARTITION, ())
+    effects = asyncio.run(bench.app.expire(PARTITION))
+    on_topic += [read(output) for output in effects.outputs]
+    assert on_topic[-1] == last and not effects.changes
+    assert not bench.app.due(PARTITION, ())
+
+
 def test_recovery_by_the_greatest_offset_gives_the_state_back() -> None:
     bench = Bench()
     for record in stream():
