@@ -2,6 +2,7 @@
 
 Written against faust-streaming 0.15.3 and no other version: `check_faust` refuses another, and a test compares the
 source of everything that is replaced or relied on (`PATCHED`) with what was read when this was written.
+docs/decisions/0002-streams-on-faust.md has for each defect where it is reported and which test shows it on a broker.
 """
 
 # mypy: disable-error-code="misc, untyped-decorator"

@@ -23,8 +23,8 @@ from streams.processor import (
 
 
 class CountingProcessor:
-    """State per key: the number of records counted. A record at or below the applied offset is known and not counted
-    again."""
+    """State per key: the number of records counted. With a table, a record at or below the applied offset is known and
+    not counted again."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class CountingProcessor:
                 effects.outputs.append(Output(f"{self.topics[0]}.out", record.key, bytes(17 * 2**20)))
                 continue
             count, applied = counts.get(record.key, (0, -1))
-            if record.offset <= applied:
+            if self.table is not None and record.offset <= applied:
                 continue
             if kind == b"delete":
                 counts.pop(record.key, None)
@@ -114,7 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dead-run", type=int, default=100)
     parser.add_argument("--stall-limit", type=float, default=120.0)
     parser.add_argument("--commit-interval", type=float, default=0.2)
+    parser.add_argument("--without", help="a guard of tests.integration.unguarded")
+    parser.add_argument("--fault", help="a fault of tests.integration.unguarded")
     options = parser.parse_args(arguments)
+    if options.without or options.fault:
+        from tests.integration.unguarded import FAULTS, GUARDS
+
+        for table, name in ((GUARDS, options.without), (FAULTS, options.fault)):
+            if name:
+                table[name]()
     processor = CountingProcessor(
         options.app,
         options.topic,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from streams.app import ensure_changelog
@@ -21,10 +21,20 @@ PARTITIONS = 4
 
 
 class Lab:
-    """One input topic with its output, dead-letter and tick topics, and workers of one application."""
+    """One input topic with its output, dead-letter and tick topics, and workers of one application, with their state
+    in memory or on disk."""
 
-    def __init__(self, bootstrap: str, name: str, folder: Path, *, out_config: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        name: str,
+        folder: Path,
+        *,
+        state: str = "memory",
+        out_config: dict[str, str] | None = None,
+    ) -> None:
         self.bootstrap = bootstrap
+        self.state = state
         self.topic = name
         self.app = f"{name}-app"
         self.folder = folder
@@ -65,11 +75,14 @@ class Lab:
     def start(self, *options: str) -> "subprocess.Popen[bytes]":
         """A worker process."""
         command = [sys.executable, "-m", "tests.integration.counting_app", "--bootstrap", self.bootstrap]
-        command += ["--app", self.app, "--topic", self.topic, "--state-dir", str(self.folder), *options]
+        command += ["--app", self.app, "--topic", self.topic, "--state-dir", str(self.folder), "--state", self.state]
         log = (self.folder / f"worker-{len(self._workers)}.log").open("wb")
         with log:
             worker = subprocess.Popen(
-                command, cwd=Path(__file__).parents[2], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                [*command, *options],
+                cwd=Path(__file__).parents[2],
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         self._workers.append(worker)
         return worker
@@ -81,7 +94,7 @@ class Lab:
     def stop(self, worker: "subprocess.Popen[bytes]") -> int:
         """SIGTERM; the exit code."""
         worker.send_signal(signal.SIGTERM)
-        return worker.wait(10)
+        return worker.wait(30)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -133,8 +146,10 @@ class Lab:
             committed = {place.partition: max(place.offset, 0) for place in self._group.committed(places, 10)}
             return sum(self._group.get_watermark_offsets(place, 10)[1] - committed[place.partition] for place in places)
         except KafkaException as error:
-            # The coordinator may still be loading: an AssertionError is "not yet" to `eventually`.
-            assert not error.args[0].retriable(), str(error)
+            # The coordinator may still be loading, a new partition may have no leader: an AssertionError is "not yet"
+            # to `eventually`.
+            cause = error.args[0]
+            assert not cause.retriable() and cause.code() != KafkaError.NOT_LEADER_FOR_PARTITION, str(error)
             raise
 
     def counted(self) -> dict[str, int]:
@@ -146,7 +161,7 @@ class Lab:
             )
         return {key: int(payload_of(value)) for fold in folds for key, value in fold.state().items()}
 
-    def settled(self, timeout: float = 30.0, workers: Sequence["subprocess.Popen[bytes]"] = ()) -> None:
+    def settled(self, timeout: float = 60.0, workers: Sequence["subprocess.Popen[bytes]"] = ()) -> None:
         """Waits until everything sent is committed."""
         eventually(
             lambda: self.uncommitted() == 0,
