@@ -23,7 +23,7 @@ from schemas.records import RECORDS, Record, Rollout
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, read_to_end
 from trainer.fetch import BadRollouts, Cache, examine, fetch, readable_rollouts
-from trainer.replay import ancestors, recorded
+from trainer.recording import ancestors, recorded
 from trainer.runlog import decoded, read_run
 
 log = logging.getLogger(__name__)

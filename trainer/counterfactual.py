@@ -30,16 +30,9 @@ from trainer.config_file import overridden, parse_config
 from trainer.fetch import Cache, fetch
 from trainer.model import WEIGHTS_FILE, Policy
 from trainer.plan import identified
-from trainer.replay import (
-    CannotReplay,
-    Recording,
-    checked_recording,
-    new_folder,
-    recorded_adapter,
-    train_again,
-    warn_of_differences,
-)
-from trainer.replay_job import Done, Job, adapter_folder, execute, relaid
+from trainer.recording import CannotReplay, Recording, checked_recording
+from trainer.replay import Leg, joined, new_folder, recorded_adapter, train_again, train_legs
+from trainer.replay_job import Done, adapter_folder
 
 log = logging.getLogger(__name__)
 
@@ -197,29 +190,11 @@ def _turns(plans: Sequence[BatchPlan], arms: Sequence[_Arm]) -> Iterator[tuple[_
 def _train(
     recording: Recording, arms: Sequence[_Arm], settings: Settings, codec: Codec, into: Path, base_model: str | None
 ) -> Done:
-    checkpoint = None if recording.beginning is None else recording.beginning.folder
-    sha256: dict[int, str] = {}
-    metrics: dict[int, dict[str, float]] = {}
-    for arm, plans in _turns(recording.plans, arms):
-        folder = resolve_model(base_model or arm.config.base_model, settings.cache)
-        warn_of_differences(arm.manifest, folder, arm.config)
-        job = Job(
-            manifest=arm.manifest,
-            config=arm.config,
-            model_folder=folder,
-            plans=tuple(relaid(plan, arm.manifest.world_size) for plan in plans),
-            start=plans[0].step - 1,
-            checkpoint=checkpoint,
-            into=into,
-            world_size=arm.manifest.world_size,
-            keep_adapters=True,
-        )
-        done = execute(job, settings, codec)
-        sha256 |= done.sha256
-        metrics |= done.metrics
-        checkpoint = done.checkpoint
-    assert checkpoint is not None
-    return Done(sha256=sha256, metrics=metrics, checkpoint=checkpoint)
+    legs = [
+        Leg(arm.manifest, arm.config, plans, plans[0].step - 1, into, arm.manifest.world_size, keep_adapters=True)
+        for arm, plans in _turns(recording.plans, arms)
+    ]
+    return joined(train_legs(legs, recording.beginning, settings, codec, base_model))
 
 
 def _record(

@@ -9,7 +9,8 @@ from pathlib import Path
 from tentalis.cli.common import shortened
 from tentalis.config import Settings
 from trainer.fetch import BadRollouts
-from trainer.replay import TOLERANCE, CannotReplay, ReplayStep, replay
+from trainer.recording import CannotReplay
+from trainer.replay import TOLERANCE, ReplayStep, replay
 from trainer.replay_job import RanksFailed
 
 

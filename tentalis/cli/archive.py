@@ -22,7 +22,7 @@ def export(
     """Writes everything a replay of the run needs as Avro files named by their sha256. Forged rollouts are refused."""
     from trainer.archive import export_run
     from trainer.fetch import BadRollouts
-    from trainer.replay import CannotReplay
+    from trainer.recording import CannotReplay
 
     with reached(bootstrap) as settings:
         try:

@@ -7,7 +7,7 @@ from schemas.records import StepResult
 from tentalis.config import Settings
 from tests.unit.loop_records import manifest, step_result
 from trainer.checkpoint import CheckpointState, save
-from trainer.replay import _first_step, beginning_of
+from trainer.recording import _first_step, beginning_of
 from trainer.resume import NO_MOMENTS
 from trainer.runlog import RunLog
 
