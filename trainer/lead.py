@@ -91,6 +91,7 @@ class Lead:
             config.batch_tokens,
             cache(head.lineage.staleness),
         )
+        head.run.let_go(head.step)
         metrics.recovered(config.policy, head.step, head.version)
         return cls(
             head,
@@ -172,6 +173,7 @@ class Lead:
     def complete(self, plan: BatchPlan, outcome: Outcome, fetching: float) -> None:
         """The step is trained. Raises as `Head.commit` does."""
         seconds = self.head.commit(plan, outcome, fetching)
+        self.head.run.let_go(plan.step)
         self.metrics.stepped(plan.policy, plan.step, self.head.version, outcome.metrics, seconds)
 
     def close(self) -> None:

@@ -56,6 +56,11 @@ class RunLog:
             case _:
                 return
 
+    def let_go(self, before: int) -> None:
+        """Drops plans and results of steps before this one, which a trainer that is past them holds for nothing."""
+        self.plans = {key: plan for key, plan in self.plans.items() if key[0] >= before}
+        self.results = {key: result for key, result in self.results.items() if key[0] >= before}
+
     @property
     def promoted(self) -> int | None:
         """The version that should be served."""

@@ -1,6 +1,8 @@
 """Which checkpoint is believed, which plan comes next, and the channel between ranks."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -8,9 +10,11 @@ from schemas.records import BatchPlan, PlanRow, StepResult
 from tests.unit import loop_records
 from trainer import world
 from trainer.checkpoint import Checkpoint, CheckpointState
-from trainer.replay import CannotReplay, recorded
+from trainer.lead import Lead
+from trainer.recording import CannotReplay, recorded
 from trainer.resume import CannotResume, believed, resume_point
 from trainer.runlog import RunLog
+from trainer.step import Outcome
 from trainer.stop import Stop, Stopped
 from trainer.world import Channel
 
@@ -148,3 +152,18 @@ def test_the_channel_keeps_order_and_forgets_what_was_read() -> None:
     stop.ask()
     with pytest.raises(Stopped):
         channel.wait_command(stop.check)
+
+
+def test_what_a_trainer_holds_of_its_run_does_not_grow_with_its_steps() -> None:
+    run = RunLog("run", "tiny", plans={(1, 1): plan(1)}, results={(0, 0): result(0, 0)})
+
+    def commit(done: BatchPlan, *_: object) -> dict[str, float]:
+        run.results[done.step, 1] = result(done.step, 1)
+        return {}
+
+    said = SimpleNamespace(stepped=lambda *_: None)
+    lead = cast(Lead, SimpleNamespace(head=SimpleNamespace(run=run, commit=commit, version=0), metrics=said))
+    for step in range(1, 50):
+        run.plans[step, 1] = plan(step)
+        Lead.complete(lead, plan(step), Outcome({}, {}), 0.0)
+        assert (set(run.plans), set(run.results), run.last_step) == ({(step, 1)}, {(step, 1)}, step)
