@@ -6,11 +6,13 @@ Each of BENCH_ROUNDS (3, after one to warm up) times in turn, ours and bare twic
 
 - ours: the step with its data path (fetch from a broker, verify, pack, loss, optimizer),
 - bare: forward and backward of the same packed micro-batches and nothing else,
-- TRL: its step in an environment of its own, from padded tensors that are there already.
+- TRL: its step in an environment of its own, from padded tensors that are there already, BENCH_TRL_BATCH (8) sequences
+  a forward pass.
 
 Tokens are those of the rollouts, counted alike: no padding, a shared prompt as often as it is used. `mfu` is that of
 our step against the fastest matrix product measured in this run, from what the packed positions need; `overhead` is
-that of the medians, and `data_path_and_optimizer` the share of the last step that neither pass takes.
+what our steps took beyond the bare passes of their own round, the median of the rounds, and `data_path_and_optimizer`
+the share of the last step that neither pass takes.
 """
 
 import json
@@ -198,7 +200,8 @@ def trl(model: Path, made: list[Rollout], dtype: str) -> Iterator["subprocess.Po
                 "advantage": each.reward - each.group_mean,
             }
         )
-    job = {"model": str(model), "rollouts": rollouts, "batch_size": 8, "threads": os.cpu_count(), "dtype": dtype}
+    size = int(os.environ.get("BENCH_TRL_BATCH", "8"))
+    job = {"model": str(model), "rollouts": rollouts, "batch_size": size, "threads": os.cpu_count(), "dtype": dtype}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job | {"rank": 16, "alpha": 32}))
@@ -258,12 +261,13 @@ def main() -> None:
         checkpoint, publish = ours.commit()
         peak = matmul_peak(getattr(torch, dtype), "cpu", 2048, 12)
     # The first round warms up.
-    median = {name: float(np.median(values[len(values) // (rounds + 1) :])) for name, values in seconds.items()}
+    counted = {name: np.array(values).reshape(rounds + 1, -1)[1:] for name, values in seconds.items()}
+    median = {name: float(np.median(values)) for name, values in counted.items()}
     report(
         ours=tokens / median["ours"],
         trl=tokens / median["trl"],
         ratio=median["trl"] / median["ours"],
-        overhead=median["ours"] / median["bare"] - 1.0,
+        overhead=float(np.median(counted["ours"].sum(1) / counted["bare"].sum(1))) - 1.0,
         data_path_and_optimizer=sum(phases[name] for name in ("fetch", "pack", "optimizer")) / whole,
         mfu=flops / median["ours"] / peak,
         peak_mib=memory,
