@@ -57,18 +57,30 @@ class Lineage:
         """A run and what it goes on from, the youngest first."""
         return [node.run for node in self.chain(Node(run, 0))]
 
-    def root(self, run: str) -> str:
-        """The run that the whole family goes back to."""
-        return self.path(run)[-1]
+    def stem(self, run: str) -> str | None:
+        """The run that a rollback ended with this one as its branch (`branch_name`), None for what is no branch. It may
+        go on from another run altogether."""
+        name, _, number = run.rpartition(".")
+        return name if number.isdigit() and self.parent(run) is not None else None
 
     def family(self, run: str) -> list[str]:
-        """All runs with the same root, the oldest first: what was abandoned included."""
-        root = self.root(run)
-        return [other for other in self.runs if self.root(other) == root] or [run]
+        """All runs that go on from one another or are branches of one another, the oldest first: what was abandoned
+        included."""
+        linked = [self._linked(other) for other in self._first]
+        found: set[str] = set()
+        more = {run}
+        while more != found:
+            found = more
+            more = found.union(*(links for links in linked if links & found))
+        return [other for other in self.runs if other in found] or [run]
+
+    def _linked(self, run: str) -> set[str]:
+        parent, stem = self.parent(run), self.stem(run)
+        return {run, *([] if parent is None else [parent.run]), *([] if stem is None else [stem])}
 
     def current(self, run: str) -> str:
-        """The youngest branch that a rollback of this run made (`branch_name`), the run itself if there is none."""
-        branches = [other for other in self.runs if _number(run, other) is not None and run in self.path(other)]
+        """The youngest branch of this run (`branch_name`), the run itself if there is none."""
+        branches = [other for other in self.runs if self.stem(other) == run]
         return branches[-1] if branches else run
 
     def branch_name(self, run: str) -> str:

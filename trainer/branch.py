@@ -1,7 +1,7 @@
-"""A rollback: the run ends where it was, and a new one goes on from an earlier checkpoint of the family.
+"""A rollback: the run ends where it was, and a new one goes on from an earlier checkpoint of the policy.
 
-The decision is a Promotion with mode `rollback`. The trainer acts on the last one that came after everything that its
-present run has published first; the new run's own first version comes after it, so it is acted on once.
+The decision is a Promotion with mode `rollback`. It is for the run that had published last before it, and the new run's
+own first version comes after it, so it is acted on once.
 """
 
 from dataclasses import replace
@@ -34,13 +34,22 @@ def due_rollback(run: RunLog) -> PolicyUpdate | None:
         return None
     promotion, decided_at = run.promotions[-1]
     target = run.updates.get(promotion.version)
-    began_at = run.published_at.get(run.first.first_version)
-    if promotion.mode != ROLLBACK or target is None or began_at is None or decided_at < began_at:
+    if promotion.mode != ROLLBACK or target is None:
         return None
-    lineage = run.lineage
-    if target.run_id not in lineage.family(run.run_id):
+    # It is about the run that had published last, whichever run the version is of: another has nothing to do with it.
+    before = {version: at for version, at in run.published_at.items() if at < decided_at}
+    if not before or run.updates[max(before, key=before.__getitem__)].run_id != run.run_id:
         return None
-    return target if lineage.distance(run.head, Node(target.run_id, target.step)) else None
+    return None if run.lineage.distance(run.head, Node(target.run_id, target.step)) == 0 else target
+
+
+def overtaken(run: RunLog) -> PolicyUpdate | None:
+    """The last version that the run has published, if another run of the policy has begun since: the numbers after it
+    are that one's, so the run can only go on as a branch. None if there is none."""
+    if run.first is None or run.first.first_version == max(manifest.first_version for manifest in run.relatives):
+        return None
+    own = (update for update in run.updates.values() if update.run_id == run.run_id)
+    return max(own, key=lambda update: update.version, default=None)
 
 
 def branched(run: RunLog, root: str) -> RunLog:

@@ -1,5 +1,6 @@
 """How rank 0 finds where its run stands: which run it is, which checkpoint the log vouches for, what is used up."""
 
+import json
 import logging
 import uuid
 from collections.abc import Mapping
@@ -10,19 +11,30 @@ from schemas.codec import Codec
 from schemas.records import RunManifest
 from tentalis.config import Settings
 from tentalis.lineage import Node
-from trainer.branch import branched, checkpoint_of, current_run, due_rollback, parent_of, start_of_branch
+from trainer.branch import (
+    CannotBranch,
+    branched,
+    checkpoint_of,
+    current_run,
+    due_rollback,
+    overtaken,
+    parent_of,
+    start_of_branch,
+)
 from trainer.checkpoint import Checkpoint, CheckpointState, checkpoint_root, checkpoints, save
 from trainer.config import TrainerConfig
 from trainer.engine import Engine, OptimizerState
 from trainer.head import Head
 from trainer.manifest import manifest_of, start_positions
-from trainer.model import adapter_sha256
+from trainer.model import CONFIG_FILE, adapter_sha256
 from trainer.publish import Ledger
 from trainer.runlog import RunLog, trained_by
 
 log = logging.getLogger(__name__)
 
 NO_MOMENTS = OptimizerState({}, 0)
+# Of adapter_config.json: what the same weights mean.
+SHAPE = ("r", "lora_alpha", "target_modules")
 
 
 class CannotResume(RuntimeError):
@@ -72,11 +84,13 @@ def resume(
             f"run {config.run_id} trains {run.first.policy}, not {config.policy}: a policy needs runs of its own"
         )
     parent, start = parent_of(run), start_positions(config, run, settings)
-    target = due_rollback(run)
+    target, why = due_rollback(run), "rolled back to"
+    if target is None:
+        target, why = overtaken(run), "another run of the policy has begun after"
     if target is not None:
         parent, start = Node(target.run_id, target.step), start_of_branch(run)
         run = branched(run, config.run_id)
-        log.warning("rolled back to %s: run %s goes on from step %d of run %s", target.name, run.run_id, *parent[::-1])
+        log.warning("%s %s: run %s goes on from step %d of run %s", why, target.name, run.run_id, *parent[::-1])
     config = config.model_copy(update={"run_id": run.run_id})
     root = checkpoint_root(settings, config.run_id)
     checkpoint = resume_point(checkpoints(root), run, root)
@@ -86,6 +100,10 @@ def resume(
     else:
         sha256 = adapter_sha256(initial) if run.first is None else run.first.initial_adapter_sha256
     manifest = manifest_of(config, run, model_folder, sha256, world_size, start, parent)
+    before = origin or checkpoint
+    if before is not None:
+        # Before anything is written: what cannot be gone on from must not become a run that cannot begin.
+        _check_fits(before, run, manifest, engine)
     if manifest.digest not in run.manifests:
         ledger.write(topics.RUNS, manifest)
         run.manifests[manifest.digest] = manifest
@@ -100,6 +118,24 @@ def resume(
     head = Head(settings, config, engine, run, ledger, manifest, owner, checkpoint, run.lineage)
     head.announce({})
     return head
+
+
+def _check_fits(checkpoint: Checkpoint, run: RunLog, manifest: RunManifest, engine: Engine) -> None:
+    """Raises CannotBranch if what is to be gone on from has another base model, or was trained with another `lora`."""
+    state = checkpoint.state
+    wrong = []
+    bases = {other.base_sha256 for other in run.relatives if other.run_id == state.run_id}
+    if bases and manifest.base_sha256 not in bases:
+        wrong.append("was trained on another base model")
+    then = json.loads((checkpoint.folder / CONFIG_FILE).read_bytes())
+    now = json.loads(engine.policy.adapter_config())
+    wrong += [f"has {name} {then[name]}, not {now[name]}" for name in SHAPE if then[name] != now[name]]
+    if wrong:
+        raise CannotBranch(
+            f"run {manifest.run_id} cannot go on from step {state.step} of run {state.run_id}, which "
+            f"{' and '.join(wrong)}. Set base_model and lora as they were, roll back to a version that has them so, or "
+            "begin a run under another run_id"
+        )
 
 
 def consumed(head: Head, codec: Codec) -> dict[str, str]:

@@ -158,11 +158,7 @@ def rollback(
         view = _view(settings)
         update = view.named(version) if "@" in version else view.before(version)
         _present(update)
-        checkpoints = settings.home / "checkpoints" / update.run_id
-        if checkpoints.is_dir() and not any(checkpoints.glob(f"{update.step:06d}-*")):
-            raise CommandError(
-                f"nothing can be trained on from {update.name}: {checkpoints} has no checkpoint of its step"
-            )
+        _trainable(settings, view, update)
         question = f"Roll {update.policy} back to {update.name}, abandon what was trained since, and train on from it"
         _decide(settings, [_promotion(update, ROLLBACK, reason)], question, dry_run, yes, output)
 
@@ -210,6 +206,19 @@ def _present(update: PolicyUpdate) -> None:
             check_weights(folder, update.sha256)
     except Refused as error:
         raise CommandError(f"{update.name} cannot be served: {error}") from error
+
+
+def _trainable(settings: Settings, view: View, update: PolicyUpdate) -> None:
+    """Raises CommandError for a version that the policy's trainer could not go on from, as far as can be seen here."""
+    checkpoints = settings.home / "checkpoints" / update.run_id
+    if checkpoints.is_dir() and not any(checkpoints.glob(f"{update.step:06d}-*")):
+        raise CommandError(f"nothing can be trained on from {update.name}: {checkpoints} has no checkpoint of its step")
+    newest = max((u for u in view.updates.values() if u.policy == update.policy), key=lambda u: u.version)
+    if (update.base_sha256, update.rank) != (newest.base_sha256, newest.rank):
+        raise CommandError(
+            f"run {newest.run_id} cannot be trained on from {update.name}, which has another base model or LoRA rank. "
+            f"To have it served all the same: tentalis policy promote {update.name}"
+        )
 
 
 def _decide(

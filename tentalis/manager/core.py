@@ -106,7 +106,7 @@ class RunState:
         self._owes_feedback = owes_feedback
         self._served = Served()
         self._pressure = Pressure()
-        self._branches: list[RunManifest] = []
+        self._others: dict[str, RunManifest] = {}
         self._tasks: dict[str, _TaskState] = {}
         self._early: dict[str, set[int]] = {}
         self._next_index = 0
@@ -191,19 +191,20 @@ class RunState:
         return True
 
     def _relative(self, manifest: RunManifest) -> bool:
-        """Takes in a branch of the run, after the run itself: then the steps are planned from where it began."""
-        if manifest.parent_run is None or manifest.run_id in self._lineage.runs:
+        """Takes in another run; a branch of ours, after the run itself, plans its steps from where it began."""
+        if manifest.run_id in self._others or manifest.run_id == self.run_id:
             return False
-        self._branches.append(manifest)
+        self._others[manifest.run_id] = manifest
         if manifest.run_id != self._lineage.current(self.run_id):
-            self._branches.pop()
             return False
         self.planned = self._lineage.depth(Node(manifest.run_id, 0))
         return True
 
     @property
     def _lineage(self) -> Lineage:
-        return Lineage([*([] if self.manifest is None else [self.manifest]), *self._branches])
+        own = self.manifest
+        others = (other for other in self._others.values() if own is not None and other.policy == own.policy)
+        return Lineage([*([] if own is None else [own]), *others])
 
     def _manifest(self, manifest: RunManifest) -> bool:
         # Another manifest of the same run (other ranks, other code) continues it: its config holds, the versions go on.

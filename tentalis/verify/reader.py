@@ -68,8 +68,9 @@ class UnknownRun(Exception):
 
 
 def asked_by(run: str, manifests: Sequence[RunManifest]) -> frozenset[str]:
-    """The runs whose tasks became the run's rollouts: the run, and those that it goes on from after a rollback. Raises
-    UnknownRun for a counterfactual, which has no tasks: it was trained again on what another run was trained on."""
+    """The runs whose tasks became the run's rollouts: the run, and after a rollback those that it goes on from and that
+    it is the branch of. Raises UnknownRun for a counterfactual, which has no tasks: it was trained again on what
+    another run was trained on."""
     first = {manifest.run_id: manifest for manifest in reversed(manifests)}
     own = first.get(run)
     if own is None:
@@ -81,7 +82,9 @@ def asked_by(run: str, manifests: Sequence[RunManifest]) -> frozenset[str]:
             f"tasks of its own. `tentalis verify {parent.run_id}` checks where they come from, "
             f"`tentalis replay {run} --verify-only` that each is there and unaltered"
         )
-    return frozenset(Lineage(m for m in manifests if m.policy == own.policy).path(run))
+    lineage = Lineage(m for m in manifests if m.policy == own.policy)
+    path = lineage.path(run)
+    return frozenset({*path, *(stem for each in path if (stem := lineage.stem(each)) is not None)})
 
 
 def _concerns(key: str | None, task_ids: set[str]) -> bool:

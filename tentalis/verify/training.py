@@ -52,6 +52,14 @@ class Training:
         parents = {parent.run for run in lineage.runs if (parent := lineage.parent(run)) is not None}
         return [run for run in heirs if run not in parents] or [self.run]
 
+    def considered(self, run: str, partition: int) -> tuple[int, int]:
+        """The first offset that a run read of a partition, and the first that none of its steps considered."""
+        manifests, steps = self.manifests.get(run, []), self.winners.get(run, {})
+        start = manifests[0].start if manifests else ()
+        low_water = steps[max(steps)].low_water if steps else start
+        first, end = (next((at.offset for at in of if at.partition == partition), 0) for of in (start, low_water))
+        return first, end
+
     def open_steps(self) -> list[int]:
         """Steps of the run that are planned and not done."""
         return sorted(step for run, step in self.plans if run == self.run and (run, step) not in self.steps)
@@ -81,14 +89,8 @@ def fate_of(rollout: Rollout, partition: int, offset: int, training: Training) -
         return "trained"
     if any(d.partition == partition and d.first_offset <= offset <= d.last_offset for p in plans for d in p.drops):
         return "dropped"
-    for leaf in training.leaves():
-        steps = training.winners.get(leaf, {})
-        if not steps and leaf not in training.manifests:
-            return "ahead"
-        low_water = steps[max(steps)].low_water if steps else training.manifests[leaf][0].start
-        if offset >= next((at.offset for at in low_water if at.partition == partition), 0):
-            return "ahead"
-    return None
+    passed = any(first <= offset < end for run in family for first, end in [training.considered(run, partition)])
+    return None if passed else "ahead"
 
 
 def rollouts_are_used(index: Index, training: Training) -> Iterator[Problem]:

@@ -376,6 +376,40 @@ def test_a_rollback_goes_on_as_a_new_run_and_trains_nothing_twice(lab: Lab) -> N
     assert (code, report["equal"]) == (0, True), report
 
 
+def test_a_rollback_to_a_version_of_another_run_and_a_run_that_was_overtaken_go_on_as_branches(lab: Lab) -> None:
+    made = rollouts(10, policy=lab.policy, prefix=f"{lab.policy}-")
+    lab.put(*made[:24])
+    first, second = lab.config("first", steps=None), lab.config("second", steps=None)
+    for of in (first, second):
+        assert lab.train(of, "steps=2") == 0, lab.text(of)
+    promote(lab, 1, "rollback")
+    assert lab.train(second, "steps=1") == 0, lab.text(second)
+    branch = second.model_copy(update={"run_id": f"{second.run_id}.1"})
+    run = lab.log(branch)
+    assert run.first is not None and (run.first.parent_run, run.first.parent_step) == (first.run_id, 1)
+    assert (run.first.first_version, run.last_step) == (6, 1)
+    assert lab.hashes(branch)[0] == lab.hashes(first)[1]
+    code, report = lab.replay(branch)
+    assert (code, report["equal"]) == (0, True), report
+    # v3, which would be the number of its next step, is the second run's.
+    lab.put(*made[24:])
+    assert lab.train(first, "steps=1") == 0, lab.text(first)
+    again = first.model_copy(update={"run_id": f"{first.run_id}.1"})
+    run = lab.log(again)
+    assert run.first is not None and (run.first.parent_run, run.first.parent_step) == (first.run_id, 2)
+    assert (run.first.first_version, run.last_step) == (8, 1)
+    trained = [{row.rollout_id for plan in lab.log(of).plans.values() for row in plan.rows} for of in (second, branch)]
+    trained.append({row.rollout_id for row in run.plans[1, 1].rows})
+    assert [len(rows) for rows in trained] == [16, 8, 8] and len(set.union(*trained)) == 32, "none is trained twice"
+    # What has another shape cannot be gone on from, and leaves no run that could not begin.
+    promote(lab, 7, "rollback")
+    other = lab.config("first", steps=None, lora={"rank": 2, "alpha": 4})
+    assert lab.train(other, "steps=1") != 0
+    said = f"cannot go on from step 1 of run {branch.run_id}, which has r 4, not 2 and has lora_alpha 8, not 4"
+    assert said in lab.text(other)
+    assert not lab.log(first.model_copy(update={"run_id": f"{first.run_id}.2"})).manifests
+
+
 def promote(lab: Lab, version: int, mode: str = "always") -> None:
     lab.publisher.send(
         topics.POLICIES,

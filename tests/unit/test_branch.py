@@ -1,10 +1,11 @@
 """When a decision makes a branch, where the branch begins, what stays on disk, and when a start by hand is done."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from schemas.records import PolicyUpdate, Position, Promotion
 from tests.unit.loop_records import T0, manifest, plan, step_result, update
-from trainer.branch import branched, due_rollback, parent_of, start_of_branch
+from trainer.branch import branched, due_rollback, overtaken, parent_of, start_of_branch
 from trainer.goal import FOREVER, Goal
 from trainer.publish import prune_adapters
 from trainer.retention import needed
@@ -57,12 +58,25 @@ def test_the_last_decision_counts_and_is_acted_on_once() -> None:
     assert decide(branch, 5, "always", 13) is None
 
 
-def test_a_decision_for_another_family_is_not_ours() -> None:
+def test_a_rollback_is_for_the_run_that_published_last_whichever_run_the_version_is_of() -> None:
     run = run_log()
     other = manifest("other", first=7)
     run.relatives = (*run.relatives, other)
     run.take(update(7, run_id="other", step=0), 8)
-    assert decide(run, 7, "rollback", 9) is None
+    target = decide(replace(run, run_id="other", manifests={"o": other}, results={}), 1, "rollback", 9)
+    assert target is not None and (target.run_id, target.step) == ("run-1", 1)
+    assert decide(run, 7, "rollback", 10) is None, "it is for the other run, and says where that one is"
+    assert due_rollback(run) is None
+
+
+def test_a_run_whose_numbers_another_one_took_is_overtaken() -> None:
+    run = run_log()
+    assert overtaken(run) is None
+    run.relatives = (*run.relatives, manifest("other", first=4))
+    run.take(update(4, run_id="other", step=0), 8)
+    last = overtaken(run)
+    assert last is not None and last.name == "assistant@v3"
+    assert overtaken(RunLog("run-1", "assistant")) is None
 
 
 def test_a_branch_reads_on_behind_what_was_trained_not_behind_what_was_only_planned() -> None:

@@ -65,3 +65,23 @@ def test_a_family_and_its_youngest_branch() -> None:
 def test_a_manifest_that_names_itself_ends_somewhere() -> None:
     lineage = Lineage([branch("a", 0, "b", 1), branch("b", 5, "a", 1)])
     assert lineage.path("a") == ["a", "b"]
+
+
+def test_a_branch_that_goes_on_from_an_unrelated_run_is_of_both_families() -> None:
+    """`second` began anew as v9, and was rolled back to first@5; then `first` was, to second.1@1."""
+    lineage = Lineage(
+        [
+            manifest("first", first=0),
+            manifest("second", first=9),
+            manifest("third", first=12),
+            branch("second.1", 14, "first", 5),
+            branch("first.1", 16, "second.1", 1),
+        ]
+    )
+    assert (lineage.current("second"), lineage.current("first")) == ("second.1", "first.1")
+    assert [lineage.stem(run) for run in ("first", "second.1", "first.1")] == [None, "second", "first"]
+    for run in ("first", "second", "second.1", "first.1"):
+        assert lineage.family(run) == ["first", "second", "second.1", "first.1"]
+    assert lineage.family("third") == ["third"]
+    assert lineage.depth(Node("second.1", 2)) == 7
+    assert lineage.staleness(14, 5) == 0

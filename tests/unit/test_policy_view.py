@@ -1,9 +1,13 @@
 """What `tentalis policy` says of the versions on the log."""
 
+from pathlib import Path
+
 import pytest
 
 from schemas.records import EvalResult, Pin
-from tentalis.cli.policy import _lines
+from tentalis.cli.common import CommandError
+from tentalis.cli.policy import _lines, _trainable
+from tentalis.config import Settings
 from tentalis.guard import CANDIDATE
 from tentalis.policies.view import UnknownVersion, View
 from tests.unit.loop_records import T0, ack, manifest, promotion, step_result, update
@@ -106,3 +110,15 @@ def test_people_read_times_and_programs_numbers() -> None:
     assert lines["published"] == "2023-11-14T22:13:20Z"
     assert lines["promotions.0.at"] == "2023-11-14T22:13:21Z"
     assert details["published"] == 1_700_000_000_000
+
+
+def test_a_version_that_nothing_can_be_trained_on_from_is_no_place_to_roll_back_to(tmp_path: Path) -> None:
+    of, settings = view(), Settings(bootstrap="-", home=tmp_path, cache=tmp_path)
+    _trainable(settings, of, of.named("assistant@v1"))
+    of.apply(update(6, run_id="run-2", step=0, rank=99))
+    with pytest.raises(CommandError, match=r"cannot be trained on from assistant@v1.*policy promote assistant@v1"):
+        _trainable(settings, of, of.named("assistant@v1"))
+    _trainable(settings, of, of.named("assistant@v6"))
+    (tmp_path / "checkpoints" / "run-2").mkdir(parents=True)
+    with pytest.raises(CommandError, match="no checkpoint of its step"):
+        _trainable(settings, of, of.named("assistant@v6"))
