@@ -6,12 +6,14 @@ import pytest
 
 from schemas import topics
 from schemas.digest import record_digest, with_digest
-from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Terms
+from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Position, Terms
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.verify import Log, Seen, check
 from tentalis.verify.model import Kind
 from tentalis.verify.reader import UnknownRun, asked_by
-from tests.unit.loop_records import manifest
+from tentalis.verify.training import Training, fate_of
+from tests.trainer_lab import rollout
+from tests.unit.loop_records import manifest, plan
 from tests.unit.verify_run import PARTITION, RUN, altered, consistent, repeated, signed
 
 Mutation = Callable[[Log], None]
@@ -342,3 +344,21 @@ def test_the_tasks_of_a_branch_are_those_of_what_it_goes_on_from_and_a_counterfa
     assert asked_by("nobody's", on_the_log) == {"nobody's"}
     with pytest.raises(UnknownRun, match=r"run\.cf-1 is a counterfactual of run run: .*`tentalis verify run`"):
         asked_by("run.cf-1", on_the_log)
+
+
+def test_what_nobody_read_was_not_left_out() -> None:
+    """`b` began behind where `a` had stopped, and was rolled back to a@1."""
+
+    def at(offset: int) -> tuple[Position, ...]:
+        return (Position(topic=topics.ROLLOUTS, partition=0, offset=offset),)
+
+    begun = {"a": (0, 10), "b": (20, 30), "b.1": (30, 40)}
+    starts = {run: at(first) for run, (first, _) in begun.items()}
+    manifests = {run: manifest(run, first=n).model_copy(update={"start": starts[run]}) for n, run in enumerate(begun)}
+    manifests["b.1"] = manifests["b.1"].model_copy(update={"parent_run": "a", "parent_step": 1})
+    ends = {run: at(end) for run, (_, end) in begun.items()}
+    winners = {run: {1: plan(1, [run], run).model_copy(update={"low_water": ends[run]})} for run in begun}
+    training = Training("b.1", {run: [made] for run, made in manifests.items()}, {}, {}, winners)
+    fates = {offset: fate_of(rollout(), 0, offset, training) for offset in (5, 15, 25, 35, 45)}
+    assert fates == {5: None, 15: "ahead", 25: None, 35: None, 45: "ahead"}
+    assert asked_by("b.1", list(manifests.values())) == {"b.1", "a", "b"}
