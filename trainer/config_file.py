@@ -201,12 +201,15 @@ def _nearest_value(error: Any) -> str:
 
 
 def nearest(name: str) -> str | None:
-    """The known name most like an unknown one: beside it, else anywhere, else another system's name."""
+    """The known name most like an unknown one: beside it, anywhere, or another system's; of names that are alike the
+    first of these. Within a section, another system's name stands for the setting of ours that it means."""
     section, _, leaf = name.rpartition(".")
+    before = f"{section}." if section else ""
     paths = list(known_names())
-    beside = [path.rpartition(".")[2] for path in paths if path.rpartition(".")[0] == section]
-    if found := difflib.get_close_matches(leaf, beside, n=1, cutoff=0.5):
-        return found[0]
-    by_leaf = {path.rpartition(".")[2]: path for path in reversed(paths)} | {key: key for key in KEYS}
-    found = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
-    return by_leaf[found[0]] if found else None
+    beside = [path.removeprefix(before) for path in paths if path.rpartition(".")[0] == section]
+    anywhere = [(path.rpartition(".")[2], path, 0.6) for path in paths]
+    foreign = [(key, alias.settings[0].removeprefix(before) if section else key, 0.6) for key, alias in KEYS.items()]
+    known = [*((word, word, 0.5) for word in beside), *anywhere, *foreign]
+    scored = [(difflib.SequenceMatcher(None, leaf, word).ratio(), meant, least) for word, meant, least in known]
+    likeness, meant, least = max(scored, key=lambda each: each[0])
+    return meant if likeness >= least else None

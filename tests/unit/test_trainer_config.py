@@ -32,7 +32,10 @@ def test_the_resolved_text_is_the_configuration() -> None:
     ("line", "message"),
     [
         ("batch_rolouts: 3\n", "x.yaml: batch_rolouts: no such setting, did you mean batch_rollouts?"),
-        ("optimizer: {learning_rate: 1}\n", "optimizer.learning_rate: no such setting"),
+        ("optimizer: {learning_rate: 1}\n", "optimizer.learning_rate: no such setting, did you mean lr?"),
+        ("loss: {ppo_clip_ratio: 1}\n", "loss.ppo_clip_ratio: no such setting, did you mean clip_low?"),
+        ("gae_lamda: 1\n", "gae_lamda: no such setting, did you mean gae_lambda?"),
+        ("xyzzy: 1\n", "x.yaml: xyzzy: no such setting"),
         ("loss: {clip_hihg: 1}\n", "loss.clip_hihg: no such setting, did you mean clip_high?"),
         ("loss: {kind: cipso}\n", "or 'truncated_is', did you mean cispo?"),
         ("loss: {advantage: grpo_mean}\n", "or 'gae', did you mean group_mean?"),
