@@ -49,6 +49,9 @@ def parse_config(
             said.alias(name, VARIABLES[name], _value(value, where, name))
         elif name in ELSEWHERE:
             log.warning("%s is set and means nothing here: %s", name, ELSEWHERE[name])
+        elif name.startswith("TRAINING_"):
+            near = difflib.get_close_matches(name, [*VARIABLES, *ELSEWHERE], n=1)
+            log.warning("%s is set and means nothing here%s", name, f": did you mean {near[0]}?" if near else "")
     return validated(said.nested(), where, said.sources)
 
 

@@ -121,11 +121,13 @@ def test_the_ancestors_variables_fill_in_what_the_file_leaves_open(caplog: pytes
         "TRAINING_LORA_RANK": "4",
         "TRAINING_MODEL": "org/m",
         "TRAINING_GROUP_SIZE": "4",
+        "TRAINING_LORA_RNK": "8",
     }
     of = parse_config("run_id: r\npolicy: p\n", "x.yaml", environment)
     assert (of.optimizer.lr, of.lora.rank, of.lora.alpha) == (1e-4, 4, 8.0)
     assert (of.base_model, of.base_model_name) == ("org/m", "m")
     assert "TRAINING_GROUP_SIZE is set and means nothing here: a task says how many" in caplog.text
+    assert "TRAINING_LORA_RNK is set and means nothing here: did you mean TRAINING_LORA_RANK?" in caplog.text
     same = parse_config(
         MINIMAL + "lr: 0.0001\nlora: {alpha: 16}\n",
         "x.yaml",
