@@ -52,7 +52,8 @@ def seconds_per_step(settings: Settings) -> dict[str, list[float]]:
     for result in batches:
         if isinstance(result, StepResult) and result.step > 0 and first + result.step in served:
             trained = [rollouts[row.rollout_id] for row in plans[result.step].rows]
-            begun = {"rollout": max(at for at, _ in trained), "feedback": max(said[answer] for _, answer in trained)}
+            # One whose user was waited for in vain has none.
+            begun = {"rollout": max(at for at, _ in trained), "feedback": max(said.get(by, at) for at, by in trained)}
             step = sum(result.seconds.get(name, 0.0) for name in ("pack", "forward_backward", "optimizer"))
             for name, at in begun.items():
                 found[name].append((served[first + result.step] - at) / 1000 - step)
