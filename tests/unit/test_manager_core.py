@@ -248,6 +248,20 @@ def test_after_a_rollback_the_branch_is_paced_from_where_it_began() -> None:
     assert not state.apply(plan(1, ["x"], "somebody-else"))
 
 
+def test_a_branch_may_go_on_from_another_run_of_the_policy() -> None:
+    state = RunState(RUN, owes_feedback=False)
+    before = manifest("before", first=0), manifest("before.1", first=4)
+    before = before[0], before[1].model_copy(update={"parent_run": "before", "parent_step": 2})
+    for record in (*before, manifest(first=6, steps=9, batch=2, staleness=1), ack(6), plan(1, ["a"]), ack(7)):
+        state.apply(record)
+    assert (state.served_step, state.planned) == (1, 1)
+    branch = manifest(f"{RUN}.1", first=8).model_copy(update={"parent_run": "before.1", "parent_step": 1})
+    assert state.apply(branch)
+    state.apply(ack(8))
+    assert (state.served_step, state.planned) == (3, 3), "two steps of before, one of before.1"
+    assert state.apply(plan(1, ["b"], f"{RUN}.1")) and state.planned == 4
+
+
 def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:
     state = RunState(RUN, owes_feedback=False)
     said = BackPressure(
