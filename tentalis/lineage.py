@@ -78,10 +78,14 @@ class Lineage:
         parent, stem = self.parent(run), self.stem(run)
         return {run, *([] if parent is None else [parent.run]), *([] if stem is None else [stem])}
 
+    def branches(self, run: str) -> list[str]:
+        """The run of a configuration and all its branches, the oldest first; `run` is any of them."""
+        stem = self.stem(run) or run
+        return [other for other in self.runs if stem in (other, self.stem(other))] or [run]
+
     def current(self, run: str) -> str:
         """The youngest branch of this run (`branch_name`), the run itself if there is none."""
-        branches = [other for other in self.runs if self.stem(other) == run]
-        return branches[-1] if branches else run
+        return next((other for other in reversed(self.runs) if self.stem(other) == run), run)
 
     def branch_name(self, run: str) -> str:
         """The id of the run's next branch: `run.1`, `run.2`, and so on."""

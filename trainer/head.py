@@ -144,7 +144,7 @@ class Head:
 
         found = {
             checkpoint.folder: (self.lineage.version(Node(run, checkpoint.state.step)), checkpoint)
-            for run in self.lineage.family(self.run.run_id)
+            for run in self.lineage.branches(self.run.run_id)
             for checkpoint in checkpoints(checkpoint_root(self.settings, run))
         }
         kept = keeps({version for version, _ in found.values()})

@@ -80,6 +80,7 @@ def test_a_branch_that_goes_on_from_an_unrelated_run_is_of_both_families() -> No
     )
     assert (lineage.current("second"), lineage.current("first")) == ("second.1", "first.1")
     assert [lineage.stem(run) for run in ("first", "second.1", "first.1")] == [None, "second", "first"]
+    assert lineage.branches("second") == lineage.branches("second.1") == ["second", "second.1"], "not what it came of"
     for run in ("first", "second", "second.1", "first.1"):
         assert lineage.family(run) == ["first", "second", "second.1", "first.1"]
     assert lineage.family("third") == ["third"]
