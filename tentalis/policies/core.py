@@ -65,7 +65,14 @@ class PolicyLog:
         adapter of a policy of which nothing was ever served: it is the base model. A promotion by hand and a rollback
         stand against everything published before them.
         """
-        return [update for update in self._news() if always or self._may(update)]
+        due = []
+        for update in self._news():
+            if always or self._may(update):
+                due.append(update)
+            elif update.policy not in self._promoted and (first := self._initial(update.run_id)) is not None:
+                # More than the initial adapter was published before anybody decided anything.
+                due.append(first)
+        return due
 
     def untried(self) -> list[PolicyUpdate]:
         """Updates that the guard has to try: per policy the newest, where its run is guarded and it has no verdict."""
@@ -76,8 +83,9 @@ class PolicyLog:
         ]
 
     def refused(self) -> list[PolicyUpdate]:
-        """Updates that did not pass and that no rollback answers yet."""
-        return [update for update in self._news() if self.passed(update.name) is False and not self._may(update)]
+        """Updates that did not pass and that no rollback to what is served answers yet."""
+        news = (update for update in self._news() if update.policy in self._promoted)
+        return [update for update in news if self.passed(update.name) is False and not self._may(update)]
 
     def verdict(self, name: str) -> EvalResult | None:
         """The guard's last word on `policy@vN`, or on a version of the same weights; None if there is none."""
@@ -125,13 +133,18 @@ class PolicyLog:
         if rule is None:
             return False
         same = promotion is not None and promotion[0].sha256 == update.sha256
-        initial = promotion is None and update.step == 0
         return (
             same
-            or initial
+            or (promotion is None and update is self._initial(update.run_id))
             or rule.mode is Mode.ALWAYS
             or (rule.mode is Mode.GUARDED and self.passed(update.name) is True)
         )
+
+    def _initial(self, run_id: str) -> PolicyUpdate | None:
+        """The initial adapter of a run whose manifest was read, None for a branch: that begins with trained weights."""
+        if {manifest.parent_run for manifest in self._manifests if manifest.run_id == run_id} != {None}:
+            return None
+        return next((u for u in self._updates.values() if u.run_id == run_id and u.step == 0), None)
 
     def _news(self) -> list[PolicyUpdate]:
         """Per policy the newest update, if it is newer than what is promoted and was not decided against."""

@@ -115,6 +115,21 @@ def test_who_decides_is_what_the_run_says() -> None:
     assert log_of(version(0)).due_promotions() == [], "its manifest was not read yet"
 
 
+def test_where_more_than_the_initial_adapter_was_published_before_anybody_decided_that_one_is_served_first() -> None:
+    for config, tried in ((GUARDED, [2]), ("promotion: manual\n", [])):
+        log = log_of(run(config), version(0), version(1), version(2))
+        assert [u.version for u in log.due_promotions()] == [0]
+        assert [u.version for u in log.untried()] == tried
+        log.apply(said(2, "one word"), -1)
+        assert log.refused() == [], "there is nothing yet to go back to"
+    log = log_of(run(), version(0), version(1), said(1, "one word"), promotion(0, "guarded", "s0"))
+    (candidate,) = log.refused()
+    assert guardian(log, Speaker()).decision(candidate).version == 0
+    branch = run(first=3).model_copy(update={"run_id": "run-1.1", "parent_run": "run-1", "parent_step": 2})
+    log = log_of(run(), branch, update(3, run_id="run-1.1", step=0, sha256="s2"))
+    assert log.due_promotions() == [] and len(log.untried()) == 1, "a branch begins with weights that were trained"
+
+
 def said(name: int, *reasons: str, experiment: str = "guard") -> EvalResult:
     return verdict_of(version(name), experiment, {"base_length": 20.0}, list(reasons), "guard/test")
 
