@@ -90,8 +90,9 @@ class Planner:
         """Whether everything below the partitions' end offsets was offered."""
         return all(self.next_offset[partition] >= ends.get(partition, 0) for partition in self.next_offset)
 
-    def waiting(self, version: int) -> int:
-        """How many full batches the offers make, as far as a step on `version` would take them."""
+    def waiting(self, version: int, at_most: int | None = None) -> int:
+        """How many full batches the offers make, as far as a step on `version` would take them; `at_most`: no more are
+        counted."""
         batches = rollouts = tokens = 0
         seen: set[str] = set()
         for pending in self._pending.values():
@@ -103,11 +104,14 @@ class Planner:
                 rollouts, tokens = rollouts + 1, tokens + offer.n_tokens
                 if self._full(rollouts, tokens):
                     batches, rollouts, tokens = batches + 1, 0, 0
+                    if batches == at_most:
+                        return batches
         return batches
 
     def has_batch(self, version: int) -> bool:
-        """Whether enough rollouts are at hand for a step on `version`; the ends of the partitions decide then."""
-        return self._form(version)[1] is not None
+        """Whether enough rollouts are at hand for a step on `version`; the ends of the partitions decide then. Counting
+        needs no order: where only what cannot be trained on comes in, nothing is merged again and again."""
+        return self.waiting(version, at_most=1) > 0
 
     def usable(self, version: int) -> tuple[int, dict[str, int]]:
         """How many of the offers the next step on `version` can have, one batch at most, and how many it passes over,

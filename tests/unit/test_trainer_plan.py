@@ -87,6 +87,7 @@ def test_any_interleaving_of_arrivals_makes_the_same_plans(
             for plan in drain(piecewise, ends):
                 plans.append(plan)
         piecewise.take(part)
+        assert piecewise.has_batch(0) == (piecewise.usable(0)[0] == piecewise.batch_rollouts)
     plans += drain(piecewise, ends)
     strip = [(plan.rows, plan.drops, plan.low_water) for plan in plans]
     assert strip == [(plan.rows, plan.drops, plan.low_water) for plan in expected]
@@ -274,6 +275,16 @@ def test_only_what_a_step_would_take_counts_as_waiting() -> None:
     assert of.waiting(2) == 2
     assert of.waiting(3) == 0, "too old for it"
     assert of.caught_up({0: 4}) and not of.caught_up({0: 5})
+
+
+def test_a_heap_of_what_cannot_be_trained_on_is_not_put_in_order_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = planner(2, batch=2)
+    for partition in (0, 1):
+        of.take(segment(partition, 0, [offer(partition, i, i, unfit="equal rewards") for i in range(50)]))
+    monkeypatch.setattr("trainer.plan.heapq.merge", lambda *_, **__: pytest.fail("merged"))
+    assert not of.has_batch(0)
+    of.take(segment(0, 50, [offer(0, 50, 50), offer(0, 51, 51)]))
+    assert of.has_batch(0)
 
 
 def test_staleness_is_what_the_lineage_says() -> None:
