@@ -43,10 +43,12 @@ def due_rollback(run: RunLog) -> PolicyUpdate | None:
     return None if run.lineage.distance(run.head, Node(target.run_id, target.step)) == 0 else target
 
 
-def overtaken(run: RunLog) -> PolicyUpdate | None:
+def overtaken(run: RunLog, steps: int | None) -> PolicyUpdate | None:
     """The last version that the run has published, if another run of the policy has begun since: the numbers after it
-    are that one's, so the run can only go on as a branch. None if there is none."""
+    are that one's, so the run can only go on as a branch. None if there is none, or if the run has its `steps`."""
     if run.first is None or run.first.first_version == max(manifest.first_version for manifest in run.relatives):
+        return None
+    if steps is not None and run.lineage.depth(run.head) >= steps:
         return None
     own = (update for update in run.updates.values() if update.run_id == run.run_id)
     return max(own, key=lambda update: update.version, default=None)

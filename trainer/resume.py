@@ -86,7 +86,7 @@ def resume(
     parent, start = parent_of(run), start_positions(config, run, settings)
     target, why = due_rollback(run), "rolled back to"
     if target is None:
-        target, why = overtaken(run), "another run of the policy has begun after"
+        target, why = overtaken(run, config.steps), "another run of the policy has begun after"
     if target is not None:
         parent, start = Node(target.run_id, target.step), start_of_branch(run)
         run = branched(run, config.run_id)

@@ -71,12 +71,13 @@ def test_a_rollback_is_for_the_run_that_published_last_whichever_run_the_version
 
 def test_a_run_whose_numbers_another_one_took_is_overtaken() -> None:
     run = run_log()
-    assert overtaken(run) is None
+    assert overtaken(run, None) is None
     run.relatives = (*run.relatives, manifest("other", first=4))
     run.take(update(4, run_id="other", step=0), 8)
-    last = overtaken(run)
+    assert overtaken(run, 3) is None, "a run that is at its end stays there, whoever starts it again"
+    last = overtaken(run, 4)
     assert last is not None and last.name == "assistant@v3"
-    assert overtaken(RunLog("run-1", "assistant")) is None
+    assert overtaken(RunLog("run-1", "assistant"), None) is None
 
 
 def test_a_branch_reads_on_behind_what_was_trained_not_behind_what_was_only_planned() -> None:
