@@ -391,7 +391,7 @@ class _Worker:
         from streams.malloc import give_back_large_blocks
 
         give_back_large_blocks()
-        age = processor.age if isinstance(processor, Aged) else lambda key, value: None
+        age = processor.age if isinstance(processor, Aged) else None
         return DiskStore(settings.state_dir / "rocksdb", age, settings.instance or "worker")
 
     def _identity(self) -> str:

@@ -7,11 +7,14 @@ is in docs/decisions/0010-state.md.
 
 Keys of a database begin with a byte that says what they are:
 
-- META: what it is a copy of, how far (the changelog offset after the last record that it holds), and when.
+- META: what it is a copy of, how far (the changelog offset after the last record that it holds), when, and how many
+  values have an age.
 - DATA + key: the value of the table.
 - GRAVE + half hour + key: the offset of a deletion, as long as a late flush of an older value must be told from a new
   one. A changelog read from the beginning shows deletion and value; one read from here on shows the value alone.
 - AGE + since + key: an index of the values to which the application gives an age, oldest first.
+- AGELESS + key: an index of the others, which an application that gives ages at all looks at when it begins. Those with
+  an age are too many for that.
 """
 
 import errno
@@ -31,8 +34,8 @@ from streams.state import Entry, Fold
 
 log = logging.getLogger(__name__)
 
-META, DATA, GRAVE, AGE = b"\x00", b"\x01", b"\x02", b"\x03"
-VERSION = 1
+META, DATA, GRAVE, AGE, AGELESS = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04"
+VERSION = 2
 GRAVE_MS = CHANGELOG_MIN_LAG_MS // 2
 IDLE_MS = 12 * 3600 * 1000
 """A database that nobody used for so long is made anew: brokers keep a deletion for a day (`delete.retention.ms`), and
@@ -46,11 +49,13 @@ CACHE_BYTES = 64 * 2**20
 BUFFERS_BYTES = 64 * 2**20
 """Of all databases of a process together: blocks read, and writes not yet in a file."""
 
-_META = struct.Struct(">Bqq")  # version, position, wall clock in ms
+_META = struct.Struct(">Bqqq")  # version, position, wall clock in ms, values with an age
 _OFFSET = struct.Struct(">q")
 _BUCKET = struct.Struct(">I")
 _SINCE = struct.Struct(">Q")
 _SIGN = 1 << 63
+
+Age = Callable[[str, bytes], int | None]
 
 
 class StoreLocked(Exception):
@@ -112,8 +117,10 @@ class Resources:
 class Database:
     """The RocksDB of one partition. Every method raises StateUnreadable where RocksDB cannot go on."""
 
-    def __init__(self, path: Path, opened: Any, identity: str, age: Callable[[str, bytes], int | None]) -> None:
+    def __init__(self, path: Path, opened: Any, identity: str, age: Age | None) -> None:
         self.position = 0
+        self.aged = 0
+        """How many values have an age."""
         self.rows = DiskTable(self)
         self._path, self._db, self._identity, self._age = path, opened, identity, age
         self._graves: set[int] = set()
@@ -123,7 +130,7 @@ class Database:
         meta = self.value(META)
         reason = _distrust(meta, self._identity)
         if meta is not None and reason is None:
-            self.position = _META.unpack_from(meta)[1]
+            _, self.position, _, self.aged = _META.unpack_from(meta)
             self._graves = self._buckets()
         return reason
 
@@ -187,18 +194,17 @@ class Database:
         now = round(1000 * time.time())
         bucket = now // GRAVE_MS
         batch = WriteBatch(raw_mode=True)
+        entries = list(entries)
         for entry in entries:
             raw = _raw(entry.key)
             if entry.value is None:
                 batch.delete(raw)
                 batch.put(_grave(bucket, raw), _OFFSET.pack(entry.offset))
                 self._graves.add(bucket)
-                continue
-            batch.put(raw, entry.value)
-            since = self._age(entry.key, entry.value)
-            if since is not None:
-                batch.put(_at(since) + raw, b"")
-        batch.put(META, _META.pack(VERSION, position, now) + self._identity.encode())
+            else:
+                batch.put(raw, entry.value)
+        aged = self.aged + (0 if self._age is None else self._index(batch, entries, self._age))
+        batch.put(META, _META.pack(VERSION, position, now, aged) + self._identity.encode())
         try:
             self._db.write(batch)
             for old in [old for old in self._graves if old < bucket - CHANGELOG_MIN_LAG_MS // GRAVE_MS]:
@@ -206,7 +212,34 @@ class Database:
                 self._graves.discard(old)
         except Exception as error:
             raise self._damaged(error) from error
-        self.position = position
+        self.position, self.aged = position, aged
+
+    def _index(self, batch: Any, entries: Sequence[Entry], age: Age) -> int:
+        """Takes changes into both indexes; how many values more have an age then."""
+        raws = {_raw(entry.key) for entry in entries}
+        try:
+            ageless = {raw for raw, found in self._get(AGELESS, raws) if found is not None}
+            aged = {raw for raw, found in self._get(b"", raws - ageless) if found is not None}
+        except Exception as error:
+            raise self._damaged(error) from error
+        before = len(aged)
+        for entry in entries:
+            raw = _raw(entry.key)
+            since = None if entry.value is None else age(entry.key, entry.value)
+            if since is not None:
+                batch.put(_at(since) + raw, b"")
+            (aged.discard if since is None else aged.add)(raw)
+            if entry.value is not None and since is None:
+                batch.put(AGELESS + raw, b"")
+                ageless.add(raw)
+            elif raw in ageless:
+                batch.delete(AGELESS + raw)
+                ageless.discard(raw)
+        return len(aged) - before
+
+    def _get(self, prefix: bytes, raws: Iterable[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+        keys = list(raws)
+        return zip(keys, self._db.get([prefix + key for key in keys]) if keys else (), strict=True)
 
     def forget_ages(self, before: int) -> None:
         """The index needs no entries older than this any more."""
@@ -289,6 +322,13 @@ class DiskTable(Table):
         for raw, _ in self._database.scan(AGE, _at(since), values=False):
             yield _SINCE.unpack_from(raw, 1)[0] - _SIGN, _text(raw[1 + _SINCE.size :])
 
+    def count_aged(self) -> int:
+        return self._database.aged
+
+    def ageless(self) -> Iterator[str]:
+        for raw, _ in self._database.scan(AGELESS, values=False):
+            yield _text(raw[1:])
+
     def forget_ages(self, before: int) -> None:
         self._database.forget_ages(before)
 
@@ -335,13 +375,13 @@ class DiskStore:
 
     Args:
         folder: of this application; every process takes a folder of its own in it (see `_own_folder`).
-        age: the age index: what a value is ordered by, None for one that is not.
+        age: what a value is ordered by in the index of ages, None for one that is not; without it there are no indexes.
     """
 
     def __init__(
         self,
         folder: Path,
-        age: Callable[[str, bytes], int | None] = lambda key, value: None,
+        age: Age | None = None,
         name: str = "worker",
     ) -> None:
         self._folder, self._lock = _own_folder(folder, name)
@@ -469,7 +509,7 @@ def _distrust(meta: bytes | None, identity: str) -> str | None:
     """Why a database is not believed; None if it is."""
     if meta is None or len(meta) < _META.size:
         return "does not say what it is a copy of"
-    version, _, used = _META.unpack_from(meta)
+    version, _, used, _ = _META.unpack_from(meta)
     found = meta[_META.size :].decode("utf-8", "replace")
     if version != VERSION:
         return f"has the format {version}, this version reads {VERSION}"

@@ -156,6 +156,14 @@ class Table(Mapping[str, bytes]):
         key had once and has no more."""
 
     @abstractmethod
+    def count_aged(self) -> int:
+        """How many values have an age."""
+
+    @abstractmethod
+    def ageless(self) -> Iterator[str]:
+        """The keys of the values that have none, in order; of an application that gives ages (see `Aged`)."""
+
+    @abstractmethod
     def forget_ages(self, before: int) -> None:
         """Nobody asks for ages before this any more."""
 

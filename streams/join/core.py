@@ -119,11 +119,13 @@ class Partition:
             self.applied, self.time = decode_clock(clock)
         self._flushed = self.applied
         if isinstance(entries, Table):
-            self._markers = OnDisk(entries, self.time - self._limits.marker_ttl_ms)
+            self._markers = remembered = OnDisk(entries, self.time - self._limits.marker_ttl_ms)
+            for task_id in remembered.left():
+                self._ledger.doom(TASK + task_id)
             self._kept = HalvesOnDisk(entries, self._place.partition)
         halves: dict[int, bytes] = {}
         leavers: list[bytes] = []
-        for key, value in _all_but_halves(entries) if isinstance(entries, Table) else entries.items():
+        for key, value in _ageless(entries) if isinstance(entries, Table) else entries.items():
             if key.startswith(TASK):
                 self._restore_task(key, value)
             elif key.startswith(HALF):
@@ -165,7 +167,7 @@ class Partition:
                 self._timers.append((task.due, task_id))
                 return
         elif not self._expired(since):
-            self._markers.found(task_id, since, value)
+            self._markers.put(task_id, since, value)
             return
         self._ledger.doom(key)
 
@@ -488,12 +490,10 @@ class Partition:
         return payload.record
 
 
-def _all_but_halves(table: Table) -> Iterator[tuple[str, bytes]]:
-    """Entries for recovery, of halves the keys alone."""
-    for prefix in (TASK, FORGET):
-        yield from table.scan(prefix)
-    for key in table.names(HALF):
-        yield key, b""
+def _ageless(table: Table) -> Iterator[tuple[str, bytes]]:
+    """Entries for recovery: all but the markers, which are too many; of halves the keys alone."""
+    for key in table.ageless():
+        yield key, b"" if key.startswith(HALF) else table[key]
 
 
 def _answers(half: Score | Hint) -> bool:

@@ -36,9 +36,6 @@ class Markers(Protocol):
     def remove(self, task_id: str) -> None:
         """The task is open again."""
 
-    def found(self, task_id: str, since: int, value: bytes) -> None:
-        """A task that recovery brought back."""
-
     def expire(self, before: int) -> Iterator[str]:
         """Forgets what is older than `before`; which tasks that were."""
 
@@ -68,8 +65,6 @@ class InMemory:
             heapq.heappush(self._queue, (since, task_id))
             self.oldest = self._queue[0][0]
         self._values[task_id] = value
-
-    found = put
 
     def remove(self, task_id: str) -> None:
         self._values.pop(task_id, None)
@@ -103,7 +98,12 @@ class OnDisk:
         self._opened: set[str] = set()
         self._flushed = False
         self._stale = 0
-        self._count = 0
+        self._count = table.count_aged()
+
+    def left(self) -> Iterator[str]:
+        """What was too old to be remembered when this began, but lies there still. Called once, before all else."""
+        before, self._passed = self._passed, -NEVER
+        return self.expire(before)
 
     def __len__(self) -> int:
         return self._count
@@ -128,10 +128,6 @@ class OnDisk:
         if self.get(task_id) is None:
             self._count += 1
         self._fresh.put(task_id, since, value)
-        self.oldest = min(self.oldest, since)
-
-    def found(self, task_id: str, since: int, value: bytes) -> None:
-        self._count += 1
         self.oldest = min(self.oldest, since)
 
     def remove(self, task_id: str) -> None:

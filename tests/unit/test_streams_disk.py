@@ -8,21 +8,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas import topics
 from streams.app import StreamSettings, _Worker
 from streams.delivery import Store
 from streams.disk import BUFFERS_BYTES, CACHE_BYTES, IDLE_MS, Database, DiskFold, DiskStore, StoreLocked
 from streams.dlq import Produce
 from streams.join import markers
+from streams.join.core import DAY_MS
 from streams.join.processor import JoinProcessor
-from streams.join.state import TASK, Phase, Task, encode_task
-from streams.processor import StateUnreadable, Table, stamped
+from streams.join.state import TASK, Phase, Task, encode_clock, encode_task
+from streams.processor import LogRecord, StateUnreadable, Table, stamped
 from streams.state import Entry, Fold, StateStore
-from tests.unit.join_support import CODEC
+from tests.unit.join_support import CODEC, head
 
 
 def put(key: str, offset: int, text: str = "") -> Entry:
@@ -421,3 +424,41 @@ def test_ages_are_forgotten_many_at_a_time(tmp_path: Path, monkeypatch: pytest.M
 
 def _closed(task_id: str, since: int) -> Entry:
     return Entry(TASK + task_id, encode_task(Task(0, Phase.CLOSED, since)), 0)
+
+
+def test_a_start_looks_at_what_is_open_and_not_at_all_that_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that looked at every header would stand still for minutes where a day's tasks are remembered: longer than
+    the watchdog has patience, so that it would never begin."""
+    store = DiskStore(tmp_path, JoinProcessor(CODEC).age)
+    store.open(0)
+    store.apply(0, [[_closed(f"t{since:04}", since) for since in range(2000)]], [])
+    store.apply(0, [[_open("x"), _open("y"), Entry("clock/0", encode_clock(10, DAY_MS + 5), 10)]], [])
+    store.apply(0, [[_closed("x", 2000), gone(f"{TASK}t0000", 1)]], [])
+    read: list[bytes] = []
+    scan, value = Database.scan, Database.value
+
+    def counted(database: Database, *args: Any, **kwargs: Any) -> Iterator[tuple[bytes, bytes]]:
+        for key, found in scan(database, *args, **kwargs):
+            read.append(key)
+            yield key, found
+
+    def counted_value(database: Database, raw: bytes) -> bytes | None:
+        read.append(raw)
+        return value(database, raw)
+
+    monkeypatch.setattr(Database, "scan", counted)
+    monkeypatch.setattr(Database, "value", counted_value)
+    join = JoinProcessor(CODEC)
+    join.restore(0, store.entries(0))
+    # Four more are too old by the clock, and were not deleted before the worker went.
+    assert (join.partitions[0].open_tasks, join.partitions[0].markers) == (1, 1996)
+    assert len(read) < 30
+    effects = asyncio.run(join.process(0, [LogRecord(topics.HALVES, 0, 11, DAY_MS + 5, "x", b"", (), False)]))
+    assert {key for key, found in effects.changes[0] if found is None} == {f"{TASK}t000{n}" for n in range(1, 5)}
+    store.close()
+
+
+def _open(task_id: str) -> Entry:
+    return Entry(TASK + task_id, encode_task(Task(0, Phase.OPEN, 0, 1, head=head(task_id), deadline=2 * DAY_MS)), 0)
