@@ -97,9 +97,13 @@ class Runs(dict[bytes, tuple[bytes, tuple[Any, ...], int, int]]):
             self[run[:START_BYTES]] = run, values, len(run), items
 
 
-@lru_cache(65536)
+@lru_cache(4096)
 def varint(value: int) -> bytes:
-    """An integer as Avro writes it. Raises OverflowError past 64 bits, as fastavro does."""
+    """An integer as Avro writes it. Raises OverflowError past 64 bits, as fastavro does.
+
+    What comes again is the times of one task, soon after each other: a large memory of them would only be filled, by a
+    process that looks for half an hour as if it leaked.
+    """
     if not -(2**63) <= value < 2**63:
         raise OverflowError(f"{value} is out of the 64 bits of an Avro long")
     value = (value << 1) ^ (value >> 63)
