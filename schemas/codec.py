@@ -89,22 +89,51 @@ class Codec:
         """Kept by callers that measure what they decode."""
         self._known = {schema.fingerprint: schema for schema in avro.all_current()}
         self._encoders: dict[str, tuple[Encoder, bytes]] = {}
+        self._framings: dict[bytes, bytes] = {}
+
+    def ready(self, name: str) -> bool:
+        """Whether a record of this name is encoded without asking anybody."""
+        return self._registry is None or name in self._encoders
+
+    def prepare(self, name: str) -> None:
+        """Asks what `encode` needs for records of this name. Blocking. Raises SchemasUnavailable."""
+        if name not in self._encoders:
+            self._encoders[name] = compiled(name).encode, self._framing(avro.current(name))
 
     def encode(self, topic: str, record: Record) -> bytes:
         """The wire bytes of a record for a topic. Raises SchemasUnavailable."""
         name = type(record).__name__
-        known = self._encoders.get(name)
-        if known is None:
-            known = self._encoders[name] = compiled(name).encode, self._framing(avro.current(name))
-        encode, framing = known
+        if name not in self._encoders:
+            self.prepare(name)
+        encode, framing = self._encoders[name]
         return encode(record, framing)
+
+    def encode_single(self, record: Record) -> bytes:
+        """A record in single-object encoding, which asks nobody; see `reframed`."""
+        name = type(record).__name__
+        return compiled(name).encode(record, SINGLE_OBJECT + avro.current(name).fingerprint)
+
+    def reframed(self, value: bytes) -> bytes:
+        """What `encode_single` gave, in the framing that this codec writes; any other bytes as they are. Blocking.
+
+        Raises SchemasUnavailable, and LookupError for bytes of a schema that nobody knows.
+        """
+        if self._registry is None or value[:2] != SINGLE_OBJECT:
+            return value
+        schema = self._by_fingerprint(value[2:10])
+        if schema is None:
+            raise LookupError(f"unknown schema {value[2:10].hex()}: neither shipped nor on tentalis.schemas.v1")
+        return self._framing(schema) + value[10:]
 
     def _framing(self, schema: AvroSchema) -> bytes:
         """What stands before the bodies that are written with a schema."""
         registry = self._registry
         if registry is None:
             return SINGLE_OBJECT + schema.fingerprint
-        return CONFLUENT + self._asked(lambda: registry.id_of(schema)).to_bytes(4, "big")
+        if schema.fingerprint not in self._framings:
+            schema_id = self._asked(lambda: registry.id_of(schema))
+            self._framings[schema.fingerprint] = CONFLUENT + schema_id.to_bytes(4, "big")
+        return self._framings[schema.fingerprint]
 
     def decode(
         self, value: bytes | None, *, topic: str, partition: int, offset: int, expected: Collection[str] | None = None

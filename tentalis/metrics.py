@@ -785,7 +785,8 @@ GATEWAY_TRAINABLE = Metric(
 GATEWAY_RECORDED = Metric(
     "tentalis_gateway_recorded_total",
     Kind.COUNTER,
-    "What became of turns: log, spool (on disk), drained (from there to the log), lost (its client was refused), off.",
+    "What became of turns: log, spool (on disk), drained (from there to the log), lost (its client was refused), "
+    "set_aside (a file in the spool that nobody can read: it stays there, as *.damaged), off.",
     ("gateway",),
     ("became",),
     "turns",

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from schemas.codec import Codec
+from schemas.codec import Codec, SchemasUnavailable
 from schemas.place import Place
 from schemas.records import Record
 from tentalis.acls import READERS
@@ -29,6 +30,11 @@ log = logging.getLogger(__name__)
 CLOCK_SLACK_MS = 120_000
 
 
+# What a gateway writes.
+RECORDS = ("SessionEvent", "Task", "Result", "Feedback")
+_ASK_AGAIN_S = 1.0
+
+
 class NotDelivered(Exception):
     """The broker did not take a record, or it is not known whether it did."""
 
@@ -36,7 +42,8 @@ class NotDelivered(Exception):
 class EventLog:
     """An acknowledged producer (acks=all, idempotent). One per process; `append` on any event loop's thread.
 
-    `source`: who writes, for the records' headers.
+    `source`: who writes, for the records' headers. `codec`: of its own, without patience. Where there is a schema
+    registry, it is asked on a thread: it may be slow, and whoever writes has other calls on the same event loop.
     """
 
     def __init__(self, settings: Settings, source: str, codec: Codec) -> None:
@@ -47,12 +54,49 @@ class EventLog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="event-log", daemon=True)
         self._thread.start()
+        self._ask_schemas()
+
+    def _ask_schemas(self) -> None:
+        """Has the registry asked for all that is written, until it has told."""
+
+        def ask() -> None:
+            left, told = list(RECORDS), False
+            while left and not self._stop.is_set():
+                try:
+                    self._codec.prepare(left[0])
+                    del left[0]
+                except SchemasUnavailable as error:
+                    if not told:
+                        log.warning("%s; asked again every %g s", error, _ASK_AGAIN_S)
+                    told = True
+                    self._stop.wait(_ASK_AGAIN_S)
+
+        if not all(map(self._codec.ready, RECORDS)):
+            threading.Thread(target=ask, name="event-log-schemas", daemon=True).start()
 
     def prepared(self, topic: str, record: Record, traceparent: str | None = None) -> Spooled:
-        """The record as it goes to the log. Raises RecordTooLarge, SchemasUnavailable."""
-        value = checked_size(topic, record.key, self._codec.encode(topic, record))
+        """The record as it goes to the log. Raises RecordTooLarge, and SchemasUnavailable as long as its schema's id is
+        not known."""
+        if not self._codec.ready(type(record).__name__):
+            raise SchemasUnavailable("the schema registry has not told the ids of our schemas yet (is it up?)")
+        return self._spooled(topic, record, self._codec.encode(topic, record), traceparent)
+
+    def set_down(self, topic: str, record: Record) -> Spooled:
+        """The record as it can be kept while its schema's id is not known; `final` makes the rest. Raises
+        RecordTooLarge."""
+        return self._spooled(topic, record, self._codec.encode_single(record), None)
+
+    def final(self, record: Spooled) -> Spooled:
+        """The record as it goes to the log, of one that was set down; any other as it is. Blocking.
+
+        Raises SchemasUnavailable, and LookupError for one that nobody will ever be able to read.
+        """
+        return replace(record, value=self._codec.reframed(record.value))
+
+    def _spooled(self, topic: str, record: Record, value: bytes, traceparent: str | None) -> Spooled:
         headers = tuple(headers_of(record, self._source, traceparent))
-        return Spooled(record.event_id, topic, record.key.encode(), value, headers, now_ms())
+        checked = checked_size(topic, record.key, value)
+        return Spooled(record.event_id, topic, record.key.encode(), checked, headers, now_ms())
 
     def send(
         self,
@@ -102,7 +146,7 @@ class EventLog:
         return future
 
     async def append(self, topic: str, record: Record, within_s: float = 10.0) -> None:
-        """Returns once the broker has the record. Raises NotDelivered, RecordTooLarge."""
+        """Returns once the broker has the record. Raises NotDelivered, RecordTooLarge, SchemasUnavailable."""
         try:
             await asyncio.wait_for(asyncio.shield(self.sent(self.prepared(topic, record))), within_s)
         except TimeoutError as error:

@@ -26,5 +26,6 @@ class Measures:
         self.seconds.labels(path).observe(time.monotonic() - began)
 
     def recorded(self, became: str, amount: int = 1) -> None:
-        """What became of turns: log, spool, drained (from there to the log), lost (refused to the client), off."""
+        """What became of turns: log, spool, drained (from there to the log), lost (refused to the client), set_aside
+        (in the spool, for a person), off."""
         self._recorded.labels(became).inc(amount)

@@ -61,7 +61,7 @@ def _run(
 ) -> None:
     checked, disk = Keys(keys), Spool(spool)
     secrets = {backend.name: backend.key() for backend in settings.backends}
-    codec = make_codec(kafka)
+    codec = make_codec(kafka, patience=0.0)
     events = EventLog(kafka, f"tentalis/gateway/{settings.gateway_id}", codec)
     measures = Measures(lambda: len(disk))
     deps = Deps(

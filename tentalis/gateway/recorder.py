@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -33,7 +34,7 @@ class NotRecorded(Exception):
 
 
 class Counter(Protocol):
-    """Counts what became of turns: log, spool, lost, drained."""
+    """Counts what became of turns: log, spool, lost, drained, set_aside."""
 
     def __call__(self, became: str, amount: int = 1) -> None:
         """One more, or several."""
@@ -47,6 +48,7 @@ class Recorder:
         # Ids in the hands of the producer that nobody waits for any more, and those that the drain has sent.
         self._late: set[str] = set()
         self._sending: set[str] = set()
+        self._aside = 0
         self._mutex = threading.Lock()
 
     @property
@@ -57,10 +59,11 @@ class Recorder:
     async def record(self, event: SessionEvent) -> None:
         """Returns once the event is on the log or on disk. Raises NotRecorded."""
         try:
-            record = self._prepared(event)
-        except (RecordTooLarge, SchemasUnavailable) as error:
-            self._count("lost")
-            raise NotRecorded(str(error)) from error
+            record = self._fitting(self._events.prepared, event)
+        except SchemasUnavailable as error:
+            log.debug("%s; the turn goes to the spool", error)
+            await self._put(self._fitting(self._events.set_down, event))
+            return
         # Behind a turn of the same session that is on disk, none goes ahead of it to the log.
         if not self._late and not self._spool.holds(record.key):
             try:
@@ -86,20 +89,26 @@ class Recorder:
             if self.spooled:
                 try:
                     await asyncio.to_thread(self.drain_once)
-                except (KafkaException, NoSuchTopic, OSError, NotDelivered, Forbidden, Unreachable) as error:
+                except (KafkaException, NoSuchTopic, OSError, SchemasUnavailable, Forbidden, Unreachable) as error:
                     log.warning("%d turns stay in the spool for now: %s", self.spooled, error)
             await asyncio.sleep(DRAIN_EVERY_S)
 
     def drain_once(self) -> int:
         """Sends what is on disk and on no other way to the log; how many it could let go. Blocking.
 
-        Raises KafkaException, NoSuchTopic, TimeoutError, NotDelivered.
+        Raises KafkaException, NoSuchTopic, TimeoutError, SchemasUnavailable.
         """
         by_topic: dict[str, list[Spooled]] = defaultdict(list)
         for number, record in enumerate(r for r in self._spool.records() if not self._busy(r.event_id)):
             if number == DRAIN_AT_ONCE:
                 break
-            by_topic[record.topic].append(record)
+            try:
+                by_topic[record.topic].append(self._events.final(record))
+            except LookupError as error:
+                self._spool.set_aside(record.event_id, error)
+        if self._spool.aside > self._aside:
+            self._count("set_aside", self._spool.aside - self._aside)
+            self._aside = self._spool.aside
         gone = 0
         for topic, records in by_topic.items():
             present = self._events.present(topic, min(r.since for r in records), {r.event_id for r in records})
@@ -143,18 +152,24 @@ class Recorder:
     def _busy(self, event_id: str) -> bool:
         return event_id in self._late or event_id in self._sending
 
-    def _prepared(self, event: SessionEvent) -> Spooled:
+    def _fitting(self, made: Callable[[str, SessionEvent], Spooled], event: SessionEvent) -> Spooled:
+        """As much of an event as a record may hold. Raises SchemasUnavailable, NotRecorded."""
         try:
-            return self._events.prepared(topics.SESSIONS, event)
+            return made(topics.SESSIONS, event)
         except RecordTooLarge as error:
             log.warning("%s: it is recorded without its request", error)
             short = event.model_copy(
                 update={"request": "", "not_trainable": event.not_trainable or "too large a record"}
             )
         try:
-            return self._events.prepared(topics.SESSIONS, short)
+            return made(topics.SESSIONS, short)
         except RecordTooLarge:
-            return self._events.prepared(topics.SESSIONS, short.model_copy(update={"messages": event.messages[-1:]}))
+            short = short.model_copy(update={"messages": event.messages[-1:]})
+        try:
+            return made(topics.SESSIONS, short)
+        except RecordTooLarge as error:
+            self._count("lost")
+            raise NotRecorded(str(error)) from error
 
     async def _acknowledged(self, future: "asyncio.Future[None]") -> bool:
         try:

@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,23 +81,27 @@ class Spool:
         self._mutex = threading.Lock()
         for torn in folder.glob("*.tmp"):  # never acknowledged to anybody
             torn.unlink()
-        self._held: dict[str, bytes] = dict.fromkeys((path.name for path in folder.glob(f"*{_SUFFIX}")), b"")
-        self._held |= {_name(record.event_id): record.key for record in self.records()}
+        self.aside = 0
+        """Files set aside since the start: each needs a person."""
+        self._held: dict[str, bytes] = {}
+        self._keys: Counter[bytes] = Counter()
+        for record in self._read(path.name for path in folder.glob(f"*{_SUFFIX}")):
+            self._hold(_name(record.event_id), record.key)
 
     def __len__(self) -> int:
         return len(self._held)
 
     def holds(self, key: bytes) -> bool:
         """Whether a record of this key is here."""
-        with self._mutex:
-            return bool(self._held) and key in self._held.values()
+        return key in self._keys
 
     def put(self, record: Spooled) -> None:
-        """Returns once the record is on disk for good. Raises OSError: it is not, and nothing is left of it."""
+        """Returns once the record is on disk for good; of an id the first stays. Raises OSError: it is not, and
+        nothing is left of it."""
         name = _name(record.event_id)
         with self._mutex:
             if name in self._held:
-                return  # a call that was made again with the same key: the first is what counts
+                return
         temporary = self.folder / f"{name}.{threading.get_ident()}.tmp"
         try:
             with temporary.open("wb") as file:
@@ -109,20 +114,45 @@ class Spool:
             temporary.unlink(missing_ok=True)
             (self.folder / name).unlink(missing_ok=True)
             raise
-        with self._mutex:
-            self._held[name] = record.key
+        self._hold(name, record.key)
 
     def remove(self, event_id: str) -> None:
         """Forgets a record that is on the log; one that is not here is no error."""
         name = _name(event_id)
-        with self._mutex:
-            self._held.pop(name, None)
+        self._let_go(name)
         (self.folder / name).unlink(missing_ok=True)
+
+    def set_aside(self, event_id: str, why: object) -> None:
+        """Takes a record out that can never go to the log; its file stays for a person."""
+        self._damaged(self.folder / _name(event_id), why)
+
+    def _damaged(self, path: Path, why: object) -> None:
+        log.error("%s is set aside as %s: %s", path, path.with_suffix(_BAD).name, why)
+        path.rename(path.with_suffix(_BAD))
+        self.aside += 1
+        self._let_go(path.name)
+
+    def _hold(self, name: str, key: bytes) -> None:
+        with self._mutex:
+            if name not in self._held:
+                self._held[name] = key
+                self._keys[key] += 1
+
+    def _let_go(self, name: str) -> None:
+        with self._mutex:
+            key = self._held.pop(name, None)
+            if key is not None:
+                self._keys[key] -= 1
+                if not self._keys[key]:
+                    del self._keys[key]
 
     def records(self) -> Iterator[Spooled]:
         """What is held now, oldest first. Damaged files are set aside and named in the log."""
         with self._mutex:
             names = list(self._held)
+        yield from self._read(names)
+
+    def _read(self, names: Iterable[str]) -> Iterator[Spooled]:
         made: list[tuple[int, Path]] = []
         for name in names:
             # Any of them may be on the log, and gone from here, by the time that it is looked at.
@@ -134,10 +164,7 @@ class Spool:
             except FileNotFoundError:
                 continue
             except ValueError as error:
-                log.error("%s is damaged and set aside: %s", path, error)
-                path.rename(path.with_suffix(_BAD))
-                with self._mutex:
-                    self._held.pop(path.name, None)
+                self._damaged(path, error)
 
     def close(self) -> None:
         """Lets another process have the folder."""

@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from schemas.avro import AvroSchema, current
+from schemas.codec import Codec
 from tentalis.gateway.spool import Spool, Spooled
-from tests.integration.gateway_lab import Lab, lab, wait_for
+from tests.integration.gateway_lab import Lab, MemoryLog, lab, wait_for
 
 
 def _ids(gateway: Lab) -> Counter[str]:
@@ -91,6 +94,56 @@ def test_where_neither_broker_nor_disk_takes_a_turn_its_client_hears_no_end(
         assert gateway.metric("tentalis_gateway_recorded_total", became="lost") == 2
         monkeypatch.undo()
         assert gateway.chat("x").status_code == 200 and _spooled(tmp_path) == 1
+
+
+class SlowRegistry:
+    """A schema registry that answers nothing until it is `up`."""
+
+    def __init__(self) -> None:
+        self.up = threading.Event()
+
+    def id_of(self, schema: AvroSchema) -> int:
+        self.up.wait(60)
+        return 7
+
+    def schema_by_id(self, schema_id: int) -> AvroSchema:
+        return current("SessionEvent")
+
+
+def test_a_schema_registry_that_hangs_holds_up_no_call_and_loses_no_turn(tmp_path: Path) -> None:
+    registry = SlowRegistry()
+    log = MemoryLog(Codec(registry))
+    with lab(tmp_path, events=log) as gateway:
+        ids = [gateway.chat(text, headers={"X-Session-Id": "s"}).headers["x-request-id"] for text in ("one", "two")]
+        assert not registry.up.is_set() and _spooled(tmp_path) == 2 and log.taken == []
+        registry.up.set()
+        wait_for(lambda: _spooled(tmp_path) == 0)
+        assert [record.event_id for record in log.taken] == ids
+        assert {record.value[:5] for record in log.taken} == {b"\x00\x00\x00\x00\x07"}
+        gateway.chat("three", headers={"X-Session-Id": "s"})
+        assert [event.messages[0].content for event in log.events] == ["one", "two", "three"]
+        assert log.taken[-1].value[:5] == b"\x00\x00\x00\x00\x07"
+    log.close()
+
+
+def test_a_record_that_nobody_can_ever_read_is_set_aside_and_stops_no_other(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    with lab(tmp_path / "other") as other:
+        other.chat("left behind")
+        [left] = other.log.taken
+    unknown = b"\xc3\x01unknown!" + left.value[10:]
+    spool.put(Spooled("e1", left.topic, b"k", unknown, (), left.since))
+    spool.put(left)
+    spool.close()
+    registry = SlowRegistry()
+    registry.up.set()
+    log = MemoryLog(Codec(registry))
+    with lab(tmp_path, events=log) as gateway:
+        wait_for(lambda: _spooled(tmp_path) == 0)
+        assert [record.event_id for record in log.taken] == [left.event_id]
+        assert gateway.metric("tentalis_gateway_recorded_total", became="set_aside") == 1
+    [aside] = (tmp_path / "spool").glob("*.damaged")
+    assert Spooled.of(aside.read_bytes()).value == unknown
 
 
 WRITER = """

@@ -1,0 +1,119 @@
+"""What a gateway keeps on disk: API keys, and turns that the broker does not take."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tentalis.gateway import keys
+from tentalis.gateway.failure import Refused
+from tentalis.gateway.spool import Spool, Spooled, SpoolTaken
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+def test_a_key_is_kept_as_a_hash_and_ends_when_it_is_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = keys.create(path, [keys.Scope.CHAT], user="ann", label="laptop")
+    other = keys.create(path, [keys.Scope.ADMIN])
+    assert key not in path.read_text() and key.split("-", 2)[2] not in path.read_text()
+    checker = keys.Keys(path)
+    assert checker.caller(key, keys.Scope.CHAT).user == "ann"
+    assert checker.caller(other, keys.Scope.TASKS).key_id == other.split("-")[1]
+    for bad, scope, status in ((None, "chat", 401), ("x", "chat", 401), (key, "tasks", 403)):
+        with pytest.raises(Refused) as refused:
+            checker.caller(bad, keys.Scope(scope))
+        assert refused.value.status == status
+    assert keys.revoke(path, key.split("-")[1]) and not keys.revoke(path, key.split("-")[1])
+    with pytest.raises(Refused):
+        keys.Keys(path).caller(key, keys.Scope.CHAT)
+    path.write_text("{}}")
+    with pytest.raises(keys.BadKeys):
+        keys.Keys(path)
+
+
+KEYKEEPER = """
+import sys
+from pathlib import Path
+from tentalis.gateway import keys
+path = Path(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(40):
+    kept, gone = (keys.create(path, [keys.Scope.CHAT]).split("-")[1] for _ in range(2))
+    assert keys.revoke(path, gone)
+    print(kept, gone, flush=True)
+"""
+
+
+def test_processes_that_make_and_revoke_keys_take_nothing_of_each_other_back(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    begin = [sys.executable, "-c", KEYKEEPER, str(path)]
+    keepers = [subprocess.Popen(begin, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for keeper in keepers:
+        assert keeper.stdout is not None and keeper.stdout.readline() == "ready\n"
+    for keeper in keepers:
+        assert keeper.stdin is not None
+        keeper.stdin.write("go\n")
+        keeper.stdin.flush()
+    pairs = [line.split() for keeper in keepers for line in keeper.communicate(timeout=240)[0].splitlines()]
+    assert [keeper.returncode for keeper in keepers] == [0, 0, 0] and len(pairs) == 120
+    found = {key.id: key.revoked is None for key in keys.load(path)}
+    assert found == {kept: True for kept, _ in pairs} | {gone: False for _, gone in pairs}
+
+
+@given(st.binary(max_size=50), texts, st.lists(st.tuples(texts, st.binary(max_size=9)), max_size=3))
+def test_a_spooled_record_comes_back_as_it_was(value: bytes, name: str, headers: list[tuple[str, bytes]]) -> None:
+    record = Spooled(name, "t", name.encode(), value, tuple(headers), 7)
+    data = record.to_bytes()
+    assert Spooled.of(data) == record
+    for damaged in (data[:-1] if value else data + b"x", data + b"x", b"", data.replace(b"sha256", b"sha255")):
+        with pytest.raises(ValueError):
+            Spooled.of(damaged)
+
+
+def test_the_spool_keeps_the_first_record_of_an_id_also_when_the_disk_fails_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    spool.put(Spooled("e", "t", b"k", b"first", (), 1))
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "full")))
+    spool.put(Spooled("e", "t", b"k", b"second", (), 2))
+    assert [record.value for record in spool.records()] == [b"first"]
+    spool.close()
+
+
+def test_the_spool_knows_whose_records_it_holds(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for name, key in (("e1", b"a"), ("e2", b"a"), ("e2", b"a"), ("e3", b"b")):
+        spool.put(Spooled(name, "t", key, b"v", (), 1))
+    spool.remove("e1")
+    spool.remove("e1")
+    assert spool.holds(b"a") and spool.holds(b"b") and not spool.holds(b"c")
+    spool.remove("e2")
+    spool.set_aside("e3", "nobody can read it")
+    assert not spool.holds(b"a") and not spool.holds(b"b") and (len(spool), spool.aside) == (0, 1)
+    assert len(list(tmp_path.glob("*.damaged"))) == 1
+    spool.close()
+
+
+def test_the_spool_survives_and_sets_damage_aside(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    records = [Spooled(f"e{at}", "t", b"k", b"v" * at, (), at) for at in range(4)]
+    for record in records:
+        spool.put(record)
+    with pytest.raises(SpoolTaken):
+        Spool(tmp_path)
+    spool.remove("e0")
+    spool.close()
+    (tmp_path / "half.tmp").write_bytes(b"never finished")
+    again = Spool(tmp_path)
+    assert {r.event_id for r in again.records()} == {"e1", "e2", "e3"} and not list(tmp_path.glob("*.tmp"))
+    first = next(tmp_path.glob("*.record"))
+    first.write_bytes(first.read_bytes()[:-1] + b"?")
+    assert len(list(again.records())) == 2 == len(again)
+    assert len(list(tmp_path.glob("*.damaged"))) == 1
+    again.close()
