@@ -4,6 +4,7 @@ A key is `tk-<id>-<secret>` with 256 random bits of secret, so that a plain sha2
 to guess that a slow hash would protect.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -11,7 +12,8 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
@@ -99,9 +101,17 @@ def load(path: Path) -> tuple[Key, ...]:
         ) from None
 
 
-def save(path: Path, keys: Iterable[Key]) -> None:
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process changes the file at a time: who reads it, and writes what it read, takes nothing back that another
+    has written between the two. The lock is a file beside it, because the file itself is replaced."""
+    with path.with_name(f"{path.name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _save(path: Path, keys: Iterable[Key]) -> None:
     """Replaces the file in one step, readable by its owner alone. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_File(keys=tuple(keys)).model_dump(mode="json"), indent=1) + "\n"
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mode 0600
     try:
@@ -117,23 +127,26 @@ def save(path: Path, keys: Iterable[Key]) -> None:
 
 def create(path: Path, scopes: Iterable[Scope], user: str | None = None, label: str = "") -> str:
     """Adds a key and returns it: it is shown this once. Raises BadKeys, OSError."""
-    known = load(path) if path.exists() else ()
     identifier = secrets.token_hex(4)
     key = f"tk-{identifier}-{secrets.token_urlsafe(32)}"
     made = Key(
         id=identifier, sha256=hashed(key), scopes=tuple(scopes), user=user, label=label, created=int(time.time())
     )
-    save(path, (*known, made))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path):
+        known = load(path) if path.exists() else ()
+        _save(path, (*known, made))
     return key
 
 
 def revoke(path: Path, identifier: str) -> bool:
     """Ends a key; False if there is none of that id that is in use. Raises BadKeys, OSError."""
-    keys = load(path)
-    if not any(key.id == identifier and key.revoked is None for key in keys):
-        return False
-    now = int(time.time())
-    save(path, (key.model_copy(update={"revoked": now}) if key.id == identifier else key for key in keys))
+    with _alone(path):
+        keys = load(path)
+        if not any(key.id == identifier and key.revoked is None for key in keys):
+            return False
+        now = int(time.time())
+        _save(path, (key.model_copy(update={"revoked": now}) if key.id == identifier else key for key in keys))
     return True
 
 
