@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from typing import Any, NoReturn
+from math import isfinite
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -10,6 +11,8 @@ from tentalis.gateway.failure import Refused
 
 # A refused body is read to its end and dropped, so that the client can hear the answer; but not for ever.
 _HEARD_OUT = 64 * 2**20
+# What comes after this one walks through bodies by recursion, here and in the backend. Schemas of tools have some ten.
+DEEPEST = 100
 
 
 async def body_of(request: Request, most: int, within_s: float) -> dict[str, Any]:
@@ -38,13 +41,12 @@ async def _read(request: Request, most: int) -> bytes:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """The JSON object. Raises Refused (400) for anything else: no JSON, no object, numbers and texts that are none."""
-
-    def no_number(text: str) -> NoReturn:
-        raise ValueError(f"{text} is no JSON")
-
+    """The JSON object. Raises Refused (400) for anything else: no JSON in UTF-8, no object, numbers and texts that are
+    none, and what is nested deeper than DEEPEST."""
     try:
-        body = json.loads(data, parse_constant=no_number)
+        body = json.loads(data.decode("utf-8-sig"), parse_constant=_number, parse_float=_number)
+        if _nested_deeper(body, DEEPEST):
+            raise Refused(400, f"the body is nested deeper than {DEEPEST} levels, which is the most that is taken here")
         if b"\\ud" in data or b"\\uD" in data:
             json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate is no text
     except UnicodeEncodeError as error:
@@ -54,3 +56,25 @@ def parsed(data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     return body
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text} is no number of JSON's")
+    return value
+
+
+def _nested_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects stand in one another more than `most` deep; without recursion."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -199,8 +199,11 @@ class TraceClient:
         self.close()
 
     def _put(self, item: Mapping[str, Any], counted: str) -> None:
-        # Lone surrogates are no text: they would be refused later, when nobody can do anything about it.
-        text = json.dumps(item, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        # What is no JSON would be refused later, when nobody can do anything about it; lone surrogates are no text.
+        try:
+            text = json.dumps(item, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except RecursionError as error:
+            raise ValueError("a trace cannot be nested so deep") from error
         text.encode()
         self._spool.append(text)
         with self._changed:
@@ -253,7 +256,8 @@ class TraceClient:
         with path.open("ab") as file:
             if file.tell() > MOST_REFUSED_BYTES:
                 raise SpoolFull(f"{path} is full of refused traces: look at them, and remove it")
-            file.write(json.dumps({"error": why, "item": json.loads(text)}, ensure_ascii=False).encode() + b"\n")
+            # The item as it lies in the spool, byte for byte: it may be what nobody can parse.
+            file.write(b'{"error": ' + json.dumps(why).encode() + b', "item": ' + text.encode() + b"}\n")
             file.flush()
 
             os.fsync(file.fileno())

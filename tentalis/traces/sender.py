@@ -13,7 +13,7 @@ class Away(Exception):
 
 
 class TooLarge(Exception):
-    """A batch is too large for it: fewer at once may do."""
+    """A batch is too large for it, or holds something that it can never take: fewer at once may do."""
 
 
 class Sender:
@@ -40,11 +40,9 @@ class Sender:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Away(f"the gateway on {self._host} does not answer: {error or type(error).__name__}") from error
-        if status == 413:
+        if status == 413 or (len(items) > 1 and _is_of_the_body(status, answer)):
             raise TooLarge(_said(answer))
-        if status == 422 and len(items) > 1:
-            raise TooLarge(_said(answer))
-        if status == 422:
+        if _is_of_the_body(status, answer):
             return {0: _said(answer)}
         if status != 201:
             raise Away(f"the gateway answers {status}: {_said(answer)}")
@@ -72,6 +70,17 @@ class Sender:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _is_of_the_body(status: int, answer: bytes) -> bool:
+    """Whether a gateway says that it can never take what it was sent. Of a 400 only its own word counts: what stands
+    before it says 400 for reasons of its own."""
+    if status != 400:
+        return status == 422
+    try:
+        return "error" in json.loads(answer)
+    except (ValueError, TypeError):
+        return False
 
 
 def _said(answer: bytes) -> str:

@@ -19,6 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tentalis.gateway.bodies import parsed
+from tentalis.gateway.failure import Refused
 from tentalis.traces import SpoolBusy, SpoolDamaged, SpoolFull, TraceClient, judge
 from tentalis.traces.spool import Place, Spool, line_of
 
@@ -171,8 +173,8 @@ def test_a_folder_belongs_to_one_process_and_a_wrong_front_is_named(tmp_path: Pa
 
 
 class Gateway(ThreadingHTTPServer):
-    """What it was sent lies in `items`; `plan` is how it answers the next requests: a status, or "hang up" after it has
-    taken everything."""
+    """What it was sent lies in `items`; `plan` is how it answers the next requests: a status, "hang up" after it has
+    taken everything, or "proxy" for a refusal of something before it. `choke`: it takes bodies as the real one does."""
 
     daemon_threads = True
 
@@ -180,6 +182,7 @@ class Gateway(ThreadingHTTPServer):
         self.items: list[dict[str, Any]] = []
         self.plan: list[int | str] = []
         self.refuse: set[str] = set()
+        self.choke = False
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -196,8 +199,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: Gateway
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        data = self.rfile.read(int(self.headers["Content-Length"]))
         step = self.server.plan.pop(0) if self.server.plan else 201
+        try:
+            body = parsed(data) if self.server.choke else json.loads(data)
+        except Refused as error:
+            self._answer(error.status, json.dumps({"error": str(error)}).encode())
+            return
+        if step == "proxy":
+            self._answer(400, b"<html>Bad Request</html>")
+            return
         if step in (201, "hang up"):
             known = set(self.server.ids)
             new = [item for item in body["items"] if (item.get("feedback_id") or item["trace_id"]) not in known]
@@ -216,8 +227,10 @@ class _Handler(BaseHTTPRequestHandler):
                     for item in body["items"]
                 ]
             }
-        data = json.dumps(answer).encode()
-        self.send_response(int(step))
+        self._answer(int(step), json.dumps(answer).encode())
+
+    def _answer(self, status: int, data: bytes) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -276,6 +289,32 @@ def test_what_is_refused_for_good_is_kept_and_does_not_stop_the_rest(tmp_path: P
         assert "bad" in {each["item"]["task"] for each in kept} and all(each["error"] for each in kept)
 
 
+def test_what_a_gateway_can_never_take_is_set_aside_and_what_is_behind_it_comes_through(tmp_path: Path) -> None:
+    nested: Any = "x"
+    for _ in range(300):
+        nested = {"a": nested}
+    with gateway() as server, TraceClient(server.url, None, tmp_path) as client:
+        server.choke = True
+        ids = [client.record("good", "m", "p", "r")]
+        bad = client.record("bad", "m", "p", "r", metadata={"deep": nested})
+        ids += [client.record("good", "m", "p", "r") for _ in range(3)]
+        assert client.flush(60), client.stats()
+        stats = client.stats()
+        assert (stats.sent, stats.refused, stats.waiting) == (4, 1, 0)
+        assert server.ids == Counter(ids)
+    (kept,) = (json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines())
+    assert kept["item"]["trace_id"] == bad and kept["item"]["metadata"] == {"deep": nested}
+    assert "nested deeper" in kept["error"]
+
+
+def test_a_400_of_something_before_the_gateway_is_no_word_on_a_trace(tmp_path: Path) -> None:
+    with gateway() as server, TraceClient(server.url, None, tmp_path) as client:
+        server.plan = ["proxy"]
+        trace_id = client.record("t", "m", "p", "r")
+        assert client.flush(60), client.stats()
+        assert client.stats().refused == 0 and server.ids == Counter([trace_id])
+
+
 def test_what_cannot_be_a_trace_is_refused_where_it_is_made(tmp_path: Path) -> None:
     with TraceClient(NOWHERE, None, tmp_path) as client:
         with pytest.raises(ValueError, match="session id"):
@@ -288,6 +327,11 @@ def test_what_cannot_be_a_trace_is_refused_where_it_is_made(tmp_path: Path) -> N
             client.record("t", "m", "p", "r", elapsed_s=float("nan"))
         with pytest.raises(TypeError):
             client.record("t", "m", "p", "r", metadata={"a": object()})
+        nested: list[Any] = []
+        for _ in range(100_000):
+            nested = [nested]
+        with pytest.raises(ValueError, match="nested"):
+            client.record("t", "m", "p", "r", metadata={"a": nested})
         assert client.stats().waiting == 0
         client.close(0.0)
     with pytest.raises(ValueError, match="http"):
