@@ -1,36 +1,18 @@
-"""Anthropic's messages on a backend that speaks OpenAI's chat completions: bodies, answers and stream events. Pure."""
+"""Anthropic's messages on a backend that speaks OpenAI's chat completions: bodies and answers. Pure."""
 
 import json
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from tentalis.gateway.anthropic_stream import MessagesStream, call_id, error_of, stop_of, usage_of
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.shapes import StreamShape
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    529: "overloaded_error",
-}
+# Before the images of tool results, in a message of their own that nobody has said.
+_IMAGES_OF_TOOLS = {"type": "text", "text": "Images of the tool results above:"}
 # Fields that have the same name and meaning in both.
 _SAME = ("model", "temperature", "top_p", "top_k", "stream", "session_id", "turn_type", "session_done")
-
-
-def stop_of(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """(stop reason, stop sequence) of a choice, Nones while it goes on."""
-    reason = choice.get("finish_reason")
-    if reason is None:
-        return None, None
-    sequence = choice.get("stop_reason")
-    if reason == "stop" and isinstance(sequence, str):  # vLLM's word for the stop string that was met
-        return "stop_sequence", sequence
-    return _STOP_REASONS.get(reason, "end_turn"), None
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
@@ -56,6 +38,7 @@ def _messages(role: str, content: Any, where: str) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
     for block in _blocks(content, where):
         match block.get("type"):
             case "text":
@@ -67,16 +50,15 @@ def _messages(role: str, content: Any, where: str) -> list[dict[str, Any]]:
                 function = {"name": str(block.get("name", "")), "arguments": arguments}
                 calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
             case "tool_result":
-                result = [
-                    part if part["type"] == "text" else {"type": "text", "text": "[image]"}
-                    for part in _result_parts(block.get("content"), where)
-                ]
-                text = "\n".join(part["text"] for part in result)
+                text, shown = _result(block, where)
+                images += shown
                 found.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": text})
             case "thinking" | "redacted_thinking":
                 continue  # a backend has its own, and cannot read another's
             case other:
                 raise Refused(400, f"{where}: blocks of type {other!r} cannot be passed on")
+    if images:
+        found.append({"role": "user", "content": [_IMAGES_OF_TOOLS, *images]})
     if parts or calls or not found:
         said: dict[str, Any] = {"role": role, "content": _joined(parts)}
         if calls:
@@ -85,13 +67,25 @@ def _messages(role: str, content: Any, where: str) -> list[dict[str, Any]]:
     return found
 
 
-def _result_parts(content: Any, where: str) -> list[dict[str, Any]]:
-    if content is None:
-        return []
-    return [
-        {"type": "text", "text": str(block.get("text", ""))} if block.get("type") == "text" else {"type": "image"}
-        for block in _blocks(content, where)
-    ]
+def _result(block: Mapping[str, Any], where: str) -> tuple[str, list[dict[str, Any]]]:
+    """A tool's result as a text, and its images. OpenAI's tool messages have no mark for an error and hold no images:
+    the one is said in the text, as tools say it themselves, the others come in a user's message behind it."""
+    texts: list[str] = []
+    images: list[dict[str, Any]] = []
+    content = block.get("content")
+    for part in () if content is None else _blocks(content, where):
+        match part.get("type"):
+            case "text":
+                texts.append(str(part.get("text", "")))
+            case "image":
+                images.append(_image(part.get("source"), where))
+                texts.append("[image]")
+            case other:
+                raise Refused(400, f"{where}: blocks of type {other!r} in a tool's result cannot be passed on")
+    text = "\n".join(texts)
+    if block.get("is_error") is True and not text.lower().startswith("error"):
+        text = f"Error: {text}" if text else "Error"
+    return text, images
 
 
 def _joined(parts: list[dict[str, Any]]) -> Any:
@@ -118,14 +112,6 @@ def _choice(choice: Any) -> Any:
     if kind not in named:
         raise Refused(400, "tool_choice.type must be auto, any, tool or none")
     return named[kind]
-
-
-def _usage(usage: Mapping[str, Any] | None) -> dict[str, int]:
-    said = usage or {}
-    return {
-        "input_tokens": int(said.get("prompt_tokens") or 0),
-        "output_tokens": int(said.get("completion_tokens") or 0),
-    }
 
 
 class MessagesShape:
@@ -167,8 +153,12 @@ class MessagesShape:
         return body
 
     def messages(self, body: Mapping[str, Any]) -> Any:
-        """See Shape."""
-        return body["messages"]
+        """See Shape. The images of tool results are no next message: the results say that they were there."""
+        return [
+            message
+            for message in body["messages"]
+            if not (isinstance(message["content"], list) and message["content"][0] is _IMAGES_OF_TOOLS)
+        ]
 
     def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         """See Shape."""
@@ -182,12 +172,12 @@ class MessagesShape:
             content.append(
                 {
                     "type": "tool_use",
-                    "id": call.get("id") or f"toolu_{uuid.uuid4().hex}",
+                    "id": call_id(call.get("id")),
                     "name": function.get("name", ""),
                     "input": _object(function.get("arguments")),
                 }
             )
-        reason, sequence = stop_of(choice)
+        reason, sequence = stop_of(choice, called=bool(said.get("tool_calls")))
         return {
             "id": f"msg_{answer.get('id') or uuid.uuid4().hex}",
             "type": "message",
@@ -196,7 +186,7 @@ class MessagesShape:
             "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,
-            "usage": _usage(answer.get("usage")),
+            "usage": usage_of(answer.get("usage")),
         }
 
     def stream(self) -> StreamShape:
@@ -205,7 +195,7 @@ class MessagesShape:
 
     def error(self, status: int, kind: str, message: str) -> dict[str, object]:
         """See Shape."""
-        return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
+        return error_of(status, message)
 
 
 def _object(text: Any) -> dict[str, Any]:
@@ -215,94 +205,3 @@ def _object(text: Any) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"_unparsed": text}
-
-
-class MessagesStream:
-    """One answer as the events of Anthropic: a start, per block start, deltas and stop, then a delta and the stop."""
-
-    def __init__(self) -> None:
-        self._started = False
-        self._block = -1
-        self._open: str | None = None  # "text", or the index of a tool call
-        self._reason: tuple[str | None, str | None] = (None, None)
-        self._usage: Mapping[str, Any] | None = None
-
-    def chunk(self, chunk: dict[str, Any]) -> bytes:
-        """See StreamShape."""
-        events = b"" if self._started else self._start(chunk)
-        if isinstance(chunk.get("usage"), dict):
-            self._usage = chunk["usage"]
-        for choice in chunk.get("choices") or ():
-            if choice.get("index", 0) != 0:
-                continue
-            delta = choice.get("delta") or {}
-            if delta.get("content"):
-                events += self._opened("text", {"type": "text", "text": ""})
-                events += self._delta({"type": "text_delta", "text": delta["content"]})
-            for at, call in enumerate(delta.get("tool_calls") or ()):
-                events += self._call(call, at)
-            if choice.get("finish_reason") is not None:
-                self._reason = stop_of(choice)
-        return events
-
-    def end(self) -> bytes:
-        """See StreamShape."""
-        events = b"" if self._started else self._start({})
-        reason, sequence = self._reason
-        usage = _usage(self._usage)
-        delta = {"stop_reason": reason or "end_turn", "stop_sequence": sequence}
-        last = {"type": "message_delta", "delta": delta, "usage": usage}
-        return events + self._closed() + _event(last) + _event({"type": "message_stop"})
-
-    def error(self, status: int, kind: str, message: str) -> bytes:
-        """See StreamShape."""
-        return _event({"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}})
-
-    def _start(self, chunk: Mapping[str, Any]) -> bytes:
-        self._started = True
-        message = {
-            "id": f"msg_{chunk.get('id') or uuid.uuid4().hex}",
-            "type": "message",
-            "role": "assistant",
-            "model": chunk.get("model", ""),
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": {"input_tokens": 0, "output_tokens": 0},
-        }
-        return _event({"type": "message_start", "message": message})
-
-    def _call(self, call: Mapping[str, Any], at: int) -> bytes:
-        function = call.get("function") or {}
-        block: dict[str, Any] = {
-            "type": "tool_use",
-            "id": call.get("id") or f"toolu_{uuid.uuid4().hex}",
-            "name": function.get("name") or "",
-            "input": {},
-        }
-        events = self._opened(f"call {call.get('index', at)}", block)
-        if function.get("arguments"):
-            events += self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
-        return events
-
-    def _opened(self, kind: str, block: dict[str, Any]) -> bytes:
-        """Begins a block, unless it is the one that is open."""
-        if self._open == kind:
-            return b""
-        events = self._closed()
-        self._block += 1
-        self._open = kind
-        return events + _event({"type": "content_block_start", "index": self._block, "content_block": block})
-
-    def _closed(self) -> bytes:
-        if self._open is None:
-            return b""
-        self._open = None
-        return _event({"type": "content_block_stop", "index": self._block})
-
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event({"type": "content_block_delta", "index": self._block, "delta": delta})
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return f"event: {data['type']}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -60,6 +60,22 @@ def test_tool_calls_become_blocks(tmp_path: Path) -> None:
         assert all(event.tool_calls[0].name == "look" for event in gateway.log.events)
 
 
+def test_a_forced_tool_ends_with_the_use_of_a_tool(tmp_path: Path) -> None:
+    script = Script(tool_calls=[CALL], finish_reason="stop", words=("", ""))
+    with lab(tmp_path, script) as gateway:
+        forced = {
+            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "tool", "name": "look"},
+        }
+        assert _ask(gateway, **forced).json()["stop_reason"] == "tool_use"
+        events = _events(_ask(gateway, stream=True, **forced).text)
+        assert events[-2]["delta"]["stop_reason"] == "tool_use"
+        named = {"type": "function", "function": {"name": "look"}}
+        assert [body["tool_choice"] for body in gateway.script.bodies] == [named, named]
+        gateway.script.tool_calls = []
+        assert _ask(gateway).json()["stop_reason"] == "end_turn"
+
+
 def test_errors_have_anthropics_shape(tmp_path: Path) -> None:
     with lab(tmp_path, Script(error=(429, b'{"error": {"message": "slow down"}}', "application/json"))) as gateway:
         refused = _ask(gateway)
