@@ -433,6 +433,11 @@ def aggregation(
     _stream("aggregation", build, bootstrap, port, instance, state, state_dir)
 
 
+class Logprobs(StrEnum):
+    RAW = "raw"
+    PROCESSED = "processed"
+
+
 @app.command(short_help="Where agents ask for completions; what is said is recorded.")
 def gateway(
     server: Annotated[
@@ -446,6 +451,14 @@ def gateway(
     server_id: Annotated[
         str, typer.Option("--server-id", help="Whose acknowledgements tell what is served.")
     ] = "local",
+    logprobs_mode: Annotated[
+        Logprobs,
+        typer.Option(
+            "--logprobs-mode",
+            help="The one backend's log-probs: raw, of the bare model, as vLLM gives them, or processed, of the "
+            "distribution that it sampled from, as `tentalis serve model` gives them.",
+        ),
+    ] = Logprobs.RAW,
     config: Annotated[
         Path | None,
         typer.Option("--config", exists=True, dir_okay=False, help="YAML: backends, policies and bounds."),
@@ -479,6 +492,7 @@ def gateway(
 ) -> None:
     """An OpenAI-compatible proxy that writes down what is said. Any number of them may serve one session."""
     configure_logging("INFO")
+    from schemas.records import LogprobsMode
     from tentalis.gateway.process import serve
     from tentalis.gateway.settings import GatewaySettings
 
@@ -492,7 +506,8 @@ def gateway(
     if config is not None:
         told = GatewaySettings.from_file(config, gateway_id=name)
     elif server is not None:
-        told = GatewaySettings.simple(server, server_id=server_id, policy=policy, gateway_id=name)
+        mode = LogprobsMode(logprobs_mode.value)
+        told = GatewaySettings.simple(server, server_id=server_id, policy=policy, gateway_id=name, logprobs_mode=mode)
     else:
         raise CommandError("name the backend: --server URL, or --config FILE for several", USAGE)
     settings = settings_of_role("gateway", bootstrap)

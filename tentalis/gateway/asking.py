@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.records import Sampling
+from schemas.records import LogprobsMode, Sampling
 from tentalis.gateway.capture import Capture, Wants
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.routing import Route
@@ -27,7 +27,7 @@ _UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A body for a backend, and what the client itself wants of the answer."""
+    """A body for a backend, and what the client itself wants of the answer. `n`: choices that it will have."""
 
     body: dict[str, Any]
     wants: Wants
@@ -42,6 +42,7 @@ def asked(body: Mapping[str, Any], to: Route, *, chat: bool, tokens: bool) -> As
     n = sent.get("n")
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
         raise Refused(400, "n must be a whole number of at least 1")
+    prompts = 1 if chat else _prompts(sent.get("prompt"))
     stream = sent.get("stream")
     if not (stream is None or isinstance(stream, bool)):
         raise Refused(400, "stream must be true or false")
@@ -65,7 +66,13 @@ def asked(body: Mapping[str, Any], to: Route, *, chat: bool, tokens: bool) -> As
         sent["return_token_ids"] = True
         if not wants.logprobs:
             sent["logprobs"] = True if chat else 0
-    return Asked(sent, wants, n or 1, bool(stream))
+    return Asked(sent, wants, (n or 1) * prompts, bool(stream))
+
+
+def _prompts(prompt: Any) -> int:
+    """How many prompts a plain completion has: a list of texts, or of lists of token ids, is several."""
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return len(prompt) if several else 1
 
 
 def refuses_tokens(status: int, text: str) -> bool:
@@ -101,14 +108,27 @@ def constrained(sent: Mapping[str, Any]) -> bool:
 
 def not_trainable(sent: Mapping[str, Any], to: Route, capture: Capture, *, tokens: bool, n: int) -> str:
     """Why a turn cannot be trained on, in words for a person; "" if it can."""
+    if reason := not_trainable_as_asked(sent, to, tokens=tokens, n=n):
+        return reason
+    if not capture.has_token_ids:
+        return _no_ids(to)
+    if capture.tokens() is None:
+        return f"the backend {to.backend.name} gave token ids and log-probs that do not fit together"
+    return ""
+
+
+def _no_ids(to: Route) -> str:
+    return f"the backend {to.backend.name} gives no token ids"
+
+
+def not_trainable_as_asked(sent: Mapping[str, Any], to: Route, *, tokens: bool, n: int) -> str:
+    """Why no answer to a call can be trained on, whatever it is; "" where that is for the answer to say."""
     if not to.policy:
         return "no policy was asked for: a plain model answered"
     if to.unserved:
         return f"no version of {to.policy} is served yet: the base model answered"
-    if not tokens or not capture.has_token_ids:
-        return f"the backend {to.backend.name} gives no token ids"
-    if capture.tokens() is None:
-        return f"the backend {to.backend.name} gave token ids and log-probs that do not fit together"
+    if not tokens:
+        return _no_ids(to)
     if n != 1:
         return f"{n} answers were asked for: which of them the client used is not known"
     sampling = sampling_of(sent)
@@ -120,8 +140,28 @@ def not_trainable(sent: Mapping[str, Any], to: Route, capture: Capture, *, token
         return "truncated sampling (top_p or top_k)"
     if sampling.constrained:
         return "a grammar or a forced tool constrained the sampling"
-    if any(sent.get(name) not in (None, unused) for name, unused in _PENALTIES.items()) or any(
-        sent.get(name) for name in _BENT
-    ):
+    if _bent(sent):
         return "penalties or biases bent the distribution"
+    if logprobs_mode(sent, to) is not LogprobsMode.PROCESSED:
+        return (
+            f"the backend {to.backend.name} gives log-probs of the bare model (logprobs_mode: raw), "
+            f"which at temperature {sampling.temperature:g} are not those of the sampling"
+        )
     return ""
+
+
+def logprobs_mode(sent: Mapping[str, Any], to: Route) -> LogprobsMode:
+    """Of which distribution the backend's log-probs are. At temperature 1, with nothing cut off or bent, the bare
+    model's and the one that was sampled from are the same."""
+    mode, sampling = to.backend.logprobs_mode, sampling_of(sent)
+    if mode is not LogprobsMode.RAW or sampling is None or sampling.constrained or _bent(sent):
+        return mode
+    bare = (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    return LogprobsMode.PROCESSED if bare else mode
+
+
+def _bent(sent: Mapping[str, Any]) -> bool:
+    """Whether penalties or biases are in force."""
+    return any(sent.get(name) not in (None, unused) for name, unused in _PENALTIES.items()) or any(
+        sent.get(name) for name in _BENT
+    )

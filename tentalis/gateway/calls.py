@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from schemas.ids import derived_id, turn_task_id
+from schemas.ids import turn_task_id
 from schemas.records import Message
 from tentalis.gateway.asking import Asked, asked
 from tentalis.gateway.backends import Backends
@@ -57,9 +57,13 @@ class Call:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer says of the call."""
-        said = {"X-Session-Id": self.turn.shown, "X-Request-Id": self.event_id}
-        return said | ({"X-Tentalis-Task-Id": self.task_id} if self.keep and self.turn.turn_type == MAIN else {})
+        """What every answer says of the call."""
+        return {"X-Session-Id": self.turn.shown, "X-Request-Id": self.event_id}
+
+    def answered(self, *, trainable: bool) -> dict[str, str]:
+        """What a good answer says of the call: also its task's id, where it will have one that feedback can name."""
+        task = self.keep and self.turn.turn_type == MAIN and trainable
+        return self.headers | ({"X-Tentalis-Task-Id": self.task_id} if task else {})
 
 
 class Calls:
@@ -101,7 +105,8 @@ class Calls:
         keep, to = recorded(headers), self._route(model, user_id, worker_id)
         ask, tokens = self._aimed(body, to, shape, keep)
         return Call(
-            event_id=_event_id(caller, user_id, turn.session_id, headers.get("idempotency-key")),
+            # A retry has another answer, and is another turn, whatever its Idempotency-Key says.
+            event_id=str(uuid.uuid4()),
             began=began,
             shape=shape,
             caller=caller,
@@ -157,11 +162,3 @@ class Calls:
         """What is asked of the backend, and whether that is for tokens too."""
         tokens = keep and not refused_tokens and self._backends[to.backend.name].tokens
         return asked(body, to, chat=shape.chat, tokens=tokens), tokens
-
-
-def _event_id(caller: Caller, user_id: str, session_id: str, idempotency_key: str | None) -> str:
-    if idempotency_key is None:
-        return str(uuid.uuid4())
-    if not 0 < len(idempotency_key) <= 200:
-        raise Refused(400, "Idempotency-Key has 1 to 200 characters")
-    return derived_id("call", caller.key_id, user_id, session_id, idempotency_key)

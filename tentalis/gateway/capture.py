@@ -54,8 +54,7 @@ class Capture:
     @property
     def text(self) -> str:
         """The text, without what is no text in UTF-8."""
-        text = "".join(self._text)
-        return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+        return _clean("".join(self._text))
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -80,7 +79,7 @@ class Capture:
     def take(self, answer: dict[str, Any]) -> None:
         """Takes in a whole answer or one chunk of a stream."""
         if isinstance(model := answer.get("model"), str) and model:
-            self.model = model
+            self.model = _clean(model)
         if isinstance(usage := answer.get("usage"), dict):
             self.usage = usage
         self._prompt(answer.get("prompt_token_ids"))
@@ -96,7 +95,7 @@ class Capture:
         if index != 0:
             return
         if isinstance(reason := choice.get("finish_reason"), str):
-            self.finish_reason = reason
+            self.finish_reason = _clean(reason)
         self._prompt(choice.get("prompt_token_ids"))
         said = choice.get("delta") or choice.get("message") or choice
         if isinstance(said, dict):

@@ -9,26 +9,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
-from tentalis.gateway.answering import Answer, send_piece, send_whole
+from tentalis.gateway.answering import Answer, send_whole
+from tentalis.gateway.asking import not_trainable
 from tentalis.gateway.backends import Backends
 from tentalis.gateway.calls import Call, Calls
 from tentalis.gateway.capture import Capture, strip
-from tentalis.gateway.exchange import Broken, Exchange, Relayed, chunks, read
+from tentalis.gateway.exchange import Broken, Exchange, Relayed, read
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.keys import Keys, Scope, presented
 from tentalis.gateway.measures import Measures
 from tentalis.gateway.recorder import Recorder
 from tentalis.gateway.served import ServedView
-from tentalis.gateway.sessions_of import MAIN, USER_ID, turn_of
+from tentalis.gateway.sessions_of import MAIN, RECORD, USER_ID, recorded, turn_of
 from tentalis.gateway.settings import GatewaySettings
-from tentalis.gateway.shapes import Shape
+from tentalis.gateway.shapes import Shape, dumps
 from tentalis.gateway.sse import TooLong
+from tentalis.gateway.streaming import MISSHAPEN, Streaming
 from tentalis.gateway.writing import Unwritten, Writing
 
 log = logging.getLogger(__name__)
-
-# What it raises to read an answer that is JSON, but not what the API says.
-_MISSHAPEN = (AttributeError, TypeError, KeyError, ValueError, IndexError)
 
 
 class Proxy:
@@ -60,6 +59,8 @@ class Proxy:
         """Writes down that a session is over. Raises Refused, NotRecorded."""
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
         user_id = caller.user_id(request.headers.get(USER_ID))
+        if not recorded({RECORD: request.headers.get(RECORD, "")}):
+            return {"status": "not_recorded", "session_id": session_id}
         body = {"session_id": session_id}
         turn = turn_of({}, body, (), namespace=caller.namespace(user_id), owner="", user_id="", default=MAIN)
         await self._writing.end(turn.session_id, user_id)
@@ -97,9 +98,11 @@ class Proxy:
         capture = Capture(call.ask.n)
         capture.take(answer)
         strip(answer, call.ask.wants)
+        trainable = not not_trainable(call.ask.body, call.route, capture, tokens=call.tokens, n=call.ask.n)
+        headers = call.answered(trainable=trainable)
         try:
-            shown = JSONResponse(call.shape.answer(answer), headers=call.headers)
-        except _MISSHAPEN as error:
+            shown = Response(dumps(call.shape.answer(answer)), headers=headers, media_type="application/json")
+        except MISSHAPEN as error:
             raise Refused(502, f"the backend {name} answered with no completion", "server_error") from error
         await self._writing.keep(call, capture)
         self._measures.finished(call.shape.path, call.began)
@@ -109,38 +112,24 @@ class Proxy:
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             name = call.route.backend.name
             raise Refused(502, f"the backend {name} was asked for a stream and sent none", "server_error")
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **call.headers}
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
-        shape, capture = call.shape.stream(), Capture(call.ask.n)
-        held: list[bytes] = []
+        streaming = Streaming(call, send)
+
+        async def keep() -> None:
+            await self._writing.keep(call, streaming.capture)
+            self._measures.finished(call.shape.path, call.began)
+
         try:
-            async for chunk in chunks(response):
-                capture.take(chunk)
-                strip(chunk, call.ask.wants)
-                try:
-                    piece = shape.chunk(chunk)
-                except _MISSHAPEN as error:
-                    raise Broken("the backend's stream holds what is no part of a completion") from error
-                # Clients take a finish reason for the end: from there on nothing goes out before all is written down.
-                if capture.finished or held:
-                    held.append(piece)
-                elif piece:
-                    await send_piece(send, piece)
-            if not capture.finished:
-                raise Broken("the backend's stream ended before its end")
-            await self._writing.keep(call, capture)
+            await streaming.passes(response, keep)
         except (Broken, TooLong, httpx.HTTPError, Unwritten) as error:
             said = (str(error) or repr(error)).encode()
             message = self._backends[call.route.backend.name].redacted(said).decode("utf-8", "replace")
             log.warning("call %s is not completed: %s", call.event_id, message)
+            if not streaming.begun:
+                raise error if isinstance(error, Unwritten) else Refused(502, message, "server_error") from error
             self._measures.calls.labels(call.shape.path, "broken").inc()
             if not isinstance(error, Unwritten):
-                self._writing.keep_failed(call, capture)
-            await send_piece(send, shape.error(502, "server_error", message), last=True)
-            return
-        self._measures.finished(call.shape.path, call.began)
-        await send_piece(send, b"".join([*held, shape.end()]), last=True)
+                self._writing.keep_failed(call, streaming.capture)
+            await streaming.breaks_off(message)
 
 
 def _refusal(shape: Shape, error: Refused, headers: Mapping[str, str]) -> Response:

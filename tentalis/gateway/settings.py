@@ -41,8 +41,9 @@ class BackendSettings(_Strict):
 
     `url` with or without /v1. `models`: names of base models that it serves; none: asked of it. `server_id`: whose
     acknowledgements tell which adapters it serves; none: it serves no policies. `key_env` or `key_file`: its own API
-    key. `logprobs_mode`: whether its log-probs are of the distribution that it sampled from (processed) or of the bare
-    model's (raw, vLLM's default). `timeout_s`: from a call to its first byte, and from one byte to the next.
+    key. `logprobs_mode`: whether its log-probs are of the bare model's distribution (raw: vLLM if not told otherwise)
+    or of the one that it sampled from (processed). `timeout_s`: from a call to its first byte, and from one byte to the
+    next.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -52,7 +53,7 @@ class BackendSettings(_Strict):
     key_env: str | None = None
     key_file: Path | None = None
     token_ids: Tokens = Tokens.AUTO
-    logprobs_mode: LogprobsMode = LogprobsMode.PROCESSED
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW
     swap: Swap = Swap.HOT
     timeout_s: Annotated[float, Field(gt=0)] = 300.0
 
@@ -152,11 +153,19 @@ class GatewaySettings(_Strict):
         return self
 
     @classmethod
-    def simple(cls, server: str, *, server_id: str, policy: str | None, gateway_id: str) -> "GatewaySettings":
+    def simple(
+        cls,
+        server: str,
+        *,
+        server_id: str,
+        policy: str | None,
+        gateway_id: str,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW,
+    ) -> "GatewaySettings":
         """One backend; whatever model a client asks for, it gets the policy. Raises ValidationError."""
         return cls(
             gateway_id=gateway_id,
-            backends=(BackendSettings(name="local", url=server, server_id=server_id),),
+            backends=(BackendSettings(name="local", url=server, server_id=server_id, logprobs_mode=logprobs_mode),),
             policies=(PolicySettings(name=policy, backend="local", models=("*",)),) if policy else (),
         )
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tentalis.gateway.failure import Refused, openai_error
 
-_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
+dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
 
 
 class StreamShape(Protocol):
@@ -59,7 +59,7 @@ class OpenAIStream:
 
     def chunk(self, chunk: dict[str, Any]) -> bytes:
         """See StreamShape."""
-        return b"data: " + _dumps(chunk).encode() + b"\n\n"
+        return b"data: " + dumps(chunk).encode() + b"\n\n"
 
     def end(self) -> bytes:
         """See StreamShape."""
@@ -67,7 +67,7 @@ class OpenAIStream:
 
     def error(self, status: int, kind: str, message: str) -> bytes:
         """See StreamShape."""
-        return b"data: " + _dumps(openai_error(status, kind, message)).encode() + b"\n\n"
+        return b"data: " + dumps(openai_error(status, kind, message)).encode() + b"\n\n"
 
 
 class ChatShape:

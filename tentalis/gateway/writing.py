@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 
 from schemas.records import LogprobsMode, Sampling, SessionEvent, SessionEventKind, Status
-from tentalis.gateway.asking import not_trainable, sampling_of
+from tentalis.gateway.asking import logprobs_mode, not_trainable, sampling_of
 from tentalis.gateway.calls import RETRY_AFTER_S, Call
 from tentalis.gateway.capture import Capture
 from tentalis.gateway.failure import Refused
@@ -85,8 +85,7 @@ class Writing:
             reason = "the call failed"
         self._measures.trainable.labels("no" if reason else "yes").inc()
         return SessionEvent(
-            # Who tries again with the same idempotency key must not find the id taken by a failure.
-            session_event_id=call.event_id if status is Status.OK else f"{call.event_id}/failed",
+            session_event_id=call.event_id,
             event_time=now_ms(),
             session_id=call.turn.session_id,
             turn_type=call.turn.turn_type,
@@ -103,7 +102,7 @@ class Writing:
             policy=call.route.policy,
             request=call.unspoken,
             tool_calls=capture.tool_calls,
-            logprobs_mode=call.route.backend.logprobs_mode if logprobs else LogprobsMode.NONE,
+            logprobs_mode=logprobs_mode(call.ask.body, call.route) if logprobs else LogprobsMode.NONE,
             sampling=sampling_of(call.ask.body) or Sampling(),
             finish_reason=capture.finish_reason,
             status=status,

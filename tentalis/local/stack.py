@@ -145,7 +145,7 @@ def build_stack(options: StackOptions) -> Stack:
         add(
             "gateway",
             *("serve", "gateway", "--policy", options.gateway, "--server-id", SERVER_ID),
-            *("--port", str(gateway_port), "--gateway-id", "local"),
+            *("--port", str(gateway_port), "--gateway-id", "local", "--logprobs-mode", "processed"),
             after=("topics", "model"),
             ready=functools.partial(_answers, f"{gateway}/readyz"),
             alive=functools.partial(_answers, f"{gateway}/healthz"),

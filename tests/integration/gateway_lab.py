@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from schemas import topics
 from schemas.codec import Codec
-from schemas.records import PolicyAck, Record, SessionEvent
+from schemas.records import LogprobsMode, PolicyAck, Record, SessionEvent
 from tentalis.config import Settings
 from tentalis.gateway.app import Deps, Install, build_app
 from tentalis.gateway.backends import Backends
@@ -41,13 +41,15 @@ WORDS = ("Good", " day", ", friend", "!")
 class MemoryLog(EventLog):
     """EventLog without a broker: `away` while none answers. What it took lies in `taken`, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec = CODEC) -> None:
         self.fatal = None
         self.taken: list[Spooled] = []
         self.away = False
-        self._codec, self._source = CODEC, "tentalis/gateway/test"
+        self._codec, self._source = codec, "tentalis/gateway/test"
         self._waiting: list[tuple[Spooled, Callable[[KafkaError | None], None]]] = []
         self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._ask_schemas()
 
     def send(self, record: Spooled, done: Callable[[KafkaError | None], None]) -> None:
         with self._mutex:
@@ -72,17 +74,18 @@ class MemoryLog(EventLog):
         return {record.event_id for record in self.taken} & set(wanted)
 
     def close(self, timeout: float = 0.0) -> None:
-        pass
+        self._stop.set()
 
     @property
     def events(self) -> list[SessionEvent]:
         """The session events, decoded as any reader would."""
-        return [event for event in map(decoded, list(self.taken)) if isinstance(event, SessionEvent)]
+        found = (decoded(record, self._codec) for record in list(self.taken))
+        return [event for event in found if isinstance(event, SessionEvent)]
 
 
-def decoded(record: Spooled) -> Record:
+def decoded(record: Spooled, codec: Codec = CODEC) -> Record:
     expected = topics.table().records_of(record.topic)
-    return CODEC.decode(record.value, topic=record.topic, partition=0, offset=0, expected=expected)
+    return codec.decode(record.value, topic=record.topic, partition=0, offset=0, expected=expected)
 
 
 @dataclass
@@ -190,12 +193,25 @@ def backend_app(script: Script) -> FastAPI:
             yield sse(start | {"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
+    async def plain_stream(body: dict[str, Any]) -> AsyncIterator[str]:
+        """Each prompt by itself; `gate`: before the second piece of the second."""
+        for index in range(len(body["prompt"]) if isinstance(body["prompt"], list) else 1):
+            for at, word in enumerate(script.words):
+                if (index, at) == (1, 1) and script.gate is not None:
+                    await until(script.gate)
+                last = "length" if at + 1 == len(script.words) else None
+                choice = {"index": index, "text": word, "finish_reason": last, "logprobs": None}
+                yield sse(head(body, "text_completion") | {"choices": [choice]})
+        yield "data: [DONE]\n\n"
+
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await request.json()
         script.bodies.append(body)
         if (refused := refusal(body)) is not None:
             return refused
+        if body.get("stream"):
+            return StreamingResponse(plain_stream(body), media_type="text/event-stream")
         found = {"index": 0, "text": "".join(script.words), "finish_reason": "length", "logprobs": None}
         if body.get("logprobs") is not None:
             found["logprobs"] = {"tokens": list(script.words), "token_logprobs": [-0.5] * len(script.words)}
@@ -278,9 +294,12 @@ def ack(policy: str, version: int, server_id: str = "local") -> PolicyAck:
     return PolicyAck(server_id=server_id, policy=policy, version=version, event_time=1, sha256="0" * 64, ok=True)
 
 
-def settings_for(url: str, server_id: str = "local", **more: Any) -> GatewaySettings:
+def settings_for(
+    url: str, server_id: str = "local", logprobs_mode: LogprobsMode | None = None, **more: Any
+) -> GatewaySettings:
     """One backend and one policy, which answers to every model's name."""
-    simple = GatewaySettings.simple(url, server_id=server_id, policy="assistant", gateway_id="gw-1")
+    mode = {} if logprobs_mode is None else {"logprobs_mode": logprobs_mode}
+    simple = GatewaySettings.simple(url, server_id=server_id, policy="assistant", gateway_id="gw-1", **mode)
     return GatewaySettings.model_validate(simple.model_dump() | {"ack_s": 0.3} | more)
 
 

@@ -1,12 +1,9 @@
 """The gateway over HTTP, before a scripted backend: the contract that clients and the log rely on."""
 
 import json
-import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -15,7 +12,7 @@ import pytest
 from schemas.records import LogprobsMode, SessionEventKind, Status
 from schemas.tensors import float32_view, int32_view
 from tentalis.gateway import keys
-from tests.integration.gateway_lab import PROMPT_IDS, Lab, Script, backend_app, chunks, lab, listening, wait_for
+from tests.integration.gateway_lab import PROMPT_IDS, Script, backend_app, chunks, lab, listening, wait_for
 
 
 def test_a_whole_answer_is_passed_on_and_recorded(tmp_path: Path) -> None:
@@ -282,69 +279,35 @@ def test_who_opts_out_is_answered_and_not_recorded(tmp_path: Path) -> None:
         assert gateway.chat("x", headers={"X-Tentalis-Record": "of"}).status_code == 400
 
 
-def test_an_idempotency_key_gives_the_same_id_and_another_users_another(tmp_path: Path) -> None:
-    with lab(tmp_path) as gateway:
-        ids = [
-            gateway.chat("x", headers={"Idempotency-Key": key, "X-User-Id": user}).headers["x-request-id"]
-            for key, user in (("k", "a"), ("k", "a"), ("k", "b"), ("l", "a"))
-        ]
-        assert ids[0] == ids[1] and len(set(ids)) == 3
-        sessions = [{"Idempotency-Key": "k", "X-User-Id": "a", "X-Session-Id": name} for name in ("one", "two")]
-        assert len({gateway.chat("x", headers=headers).headers["x-request-id"] for headers in sessions}) == 2
-
-
-def test_a_backend_without_token_ids_is_recorded_as_not_trainable(tmp_path: Path) -> None:
-    for number, script in enumerate((Script(token_ids=False), Script(token_ids=False, refuses="return_token_ids"))):
-        with lab(tmp_path / str(number), script) as gateway:
-            gateway.serve(1)
-            assert gateway.chat("x").status_code == 200
-            assert gateway.stream("x")[-1] is None
-            assert all("no token ids" in event.not_trainable for event in gateway.log.events)
-            assert all(event.response == "Good day, friend!" for event in gateway.log.events)
-            # Who refuses is asked once.
-            refused = [b for b in script.bodies if "return_token_ids" in b]
-            assert len(refused) == (1 if script.refuses else 2)
-
-
-def test_a_bad_call_of_one_client_does_not_end_the_asking_for_token_ids(tmp_path: Path) -> None:
+def test_a_retry_is_recorded_with_the_answer_that_its_client_was_shown(tmp_path: Path) -> None:
     with lab(tmp_path) as gateway:
         gateway.serve(1)
-        gateway.script.error = (400, b'{"error": {"message": "top_logprobs must be at most 20"}}', "application/json")
-        assert gateway.chat("x", logprobs=True, top_logprobs=99).status_code == 400
-        gateway.script.error = None
-        gateway.chat("x")
-        assert gateway.log.events[-1].not_trainable == ""
+        shown = {}
+        for words in (("first",), ("second",)):
+            gateway.script.words = words
+            answer = gateway.chat("x", headers={"Idempotency-Key": "k", "X-Session-Id": "s"})
+            shown[answer.headers["x-request-id"]] = answer.json()["choices"][0]["message"]["content"]
+        assert list(shown.values()) == ["first", "second"]
+        assert {event.session_event_id: event.response for event in gateway.log.events} == shown
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ({"temperature": 0}, "greedily"),
-        ({"top_p": 0.9}, "truncated"),
-        ({"n": 2}, "2 answers"),
-        ({"response_format": {"type": "json_object"}}, "grammar"),
-        ({"presence_penalty": 1.5}, "penalties"),
-        ({"model": "base"}, "no policy"),
-    ],
-)
-def test_what_cannot_be_trained_on_says_why(tmp_path: Path, more: dict[str, Any], reason: str) -> None:
-    with lab(tmp_path) as gateway:
-        gateway.serve(1)
-        gateway.chat("x", **more)
-        [event] = gateway.log.events
-        assert reason in event.not_trainable
-        assert gateway.metric("tentalis_gateway_trainable_total", trainable="no") == 1
+def test_a_session_ends_by_call_for_who_has_it_alone_and_not_where_nothing_may_be_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    service, ann = (keys.create(path, [keys.Scope.CHAT], user=user) for user in (None, "ann"))
+    with lab(tmp_path, keys=path) as gateway:
 
+        def end(key: str, name: str = "s", **headers: str) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {key}"} | {k.replace("_", "-"): v for k, v in headers.items()}
+            return gateway.http.post(f"/v1/sessions/{name}/end", headers=headers)
 
-def test_a_policy_may_force_a_distribution_that_can_be_trained_on(tmp_path: Path) -> None:
-    policy = {"name": "assistant", "backend": "local", "models": ["*"], "sampling": {"temperature": 0.8}}
-    with lab(tmp_path, policies=[policy]) as gateway:
-        gateway.serve(1)
-        gateway.chat("x", temperature=0, top_p=0.5, top_k=4, presence_penalty=1)
-        [body], [event] = gateway.script.bodies, gateway.log.events
-        assert (body["temperature"], body["top_p"], body["top_k"]) == (0.8, 1.0, 0)
-        assert "presence_penalty" not in body
-        assert (event.sampling.temperature, event.not_trainable) == (0.8, "")
+        assert end(ann, X_Tentalis_Record="off").json() == {"status": "not_recorded", "session_id": "s"}
+        assert end(ann, X_Tentalis_Record="of").status_code == 400
+        assert end(ann, X_User_Id="bob").status_code == 403
+        assert gateway.log.taken == []
+        for answer in (end(ann), end(service, X_User_Id="bob"), end(service, "ann/s", X_User_Id="bob"), end(service)):
+            assert answer.json()["status"] == "ended"
+        named = [event.session_id for event in gateway.log.events]
+        assert named == ["ann/s", "bob/s", "bob/ann/s", f"*{service.split('-')[1]}/s"]
 
 
 def test_a_client_that_hangs_up_cancels_the_generation(tmp_path: Path) -> None:
@@ -355,7 +318,8 @@ def test_a_client_that_hangs_up_cancels_the_generation(tmp_path: Path) -> None:
         assert gateway.script.cancelled.wait(20)
         gateway.script.cancelled.clear()
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{gateway.url}/v1/chat/completions", json=_body("x"), timeout=0.5)
+            body = {"messages": [{"role": "user", "content": "x"}]}
+            httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=0.5)
         assert gateway.script.cancelled.wait(20)
         assert gateway.log.taken == []
 
@@ -381,6 +345,21 @@ def test_plain_completions_are_passed_on_and_recorded_as_side_turns(tmp_path: Pa
         assert len(event.response_token_ids) == 16
 
 
+def test_a_stream_of_several_prompts_passes_as_it_comes(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with lab(tmp_path, Script(gate=gate)) as gateway:
+        body = {"model": "base", "prompt": ["Once", "Twice"], "stream": True}
+        with gateway.http.stream("POST", "/v1/completions", json=body) as response:
+            seen = chunks(response)
+            early = [next(seen) for _ in range(5)]  # the first has ended, the second not
+            told = [(c["choices"][0]["index"], c["choices"][0]["finish_reason"]) for c in early if c]
+            assert told == [(0, None)] * 3 + [(0, "length"), (1, None)] and gateway.log.taken == []
+            gate.set()
+            rest = [c and c["choices"][0]["finish_reason"] for c in seen]
+        assert rest == [None, None, "length", None]  # the last is [DONE]
+        assert len(gateway.log.events) == 1
+
+
 def test_models_are_the_policies_and_the_base_models(tmp_path: Path) -> None:
     policy = {"name": "assistant", "backend": "local", "models": ["gpt-*"]}
     with lab(tmp_path, policies=[policy]) as gateway:
@@ -391,95 +370,3 @@ def test_models_are_the_policies_and_the_base_models(tmp_path: Path) -> None:
             assert gateway.chat("x", model=model).json()["model"] == name
         unknown = gateway.chat("x", model="llama")
         assert unknown.status_code == 404 and "assistant, base" in unknown.json()["error"]["message"]
-
-
-# What no client should send
-
-
-def _body(*texts: str) -> dict[str, Any]:
-    return {"model": "assistant", "messages": [{"role": "user", "content": text} for text in texts]}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[]",
-        b"{",
-        b'{"messages": []}',
-        b'{"messages": [1]}',
-        b'{"messages": [{"role": "user", "content": 3}]}',
-        b'{"messages": [{"content": "x"}]}',
-        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
-        b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
-        b'{"messages": [{"role": "user", "content": "x"}], "stream": "yes"}',
-        b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
-        b'{"messages": [{"role": "user", "content": "x"}], "model": 7}',
-        b"\xff\xfe",
-        b"[" * 100_000,
-    ],
-)
-def test_what_is_no_call_is_refused_and_reaches_nobody(gateway: Lab, content: bytes) -> None:
-    seen = len(gateway.script.bodies)
-    refused = gateway.http.post("/v1/chat/completions", content=content)
-    assert refused.status_code == 400 and refused.json()["error"]["message"]
-    assert len(gateway.script.bodies) == seen
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("gateway"), body_bytes=100_000, header_s=0.5, body_s=0.7) as made:
-        yield made
-
-
-def test_oversize_bodies_are_refused(gateway: Lab) -> None:
-    assert gateway.chat("x" * 200_000).status_code == 413
-    assert gateway.chat("x" * 50_000).status_code == 200
-
-
-def test_control_bytes_are_carried_unharmed(gateway: Lab) -> None:
-    text = "".join(map(chr, range(32))) + "\x7f\u2028 \U0001f600"
-    gateway.chat(text)
-    assert gateway.script.bodies[-1]["messages"][0]["content"] == text
-    assert gateway.log.events[-1].messages[0].content == text
-
-
-def _raw(gateway: Lab, *pieces: bytes) -> bytes:
-    """What comes back for bytes sent as they are, until the gateway closes the connection."""
-    host, port = gateway.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), 10) as connection:
-        for piece in pieces:
-            connection.sendall(piece)
-        heard = b""
-        while more := connection.recv(65536):
-            heard += more
-        return heard
-
-
-def test_slow_heads_and_bodies_are_cut_off(gateway: Lab) -> None:
-    assert _raw(gateway, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ") == b""
-    assert _raw(gateway) == b""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
-    assert b" 408 " in _raw(gateway, head, b"{").split(b"\r\n")[0]
-    assert gateway.chat("x").status_code == 200
-
-
-def test_headers_cannot_be_injected_and_paths_cannot_be_tricked(gateway: Lab) -> None:
-    body = json.dumps(_body("x")).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(body)
-    answer = _raw(gateway, head, b"X-Session-Id: a\r\n b\r\nX-Evil: 1\r\n\r\n", body)
-    assert b"x-evil" not in answer.lower().split(b"\r\n\r\n")[0]
-    answer = _raw(gateway, head, b"X-Session-Id: a\x00b\r\n\r\n", body)
-    assert b" 400 " in answer.split(b"\r\n")[0]
-    seen = len(gateway.script.bodies)
-    for path in (
-        "/v1/../v1/chat/completions",
-        "//v1/chat/completions",
-        "/v1/chat/completions/",
-        "/v1/load_lora_adapter",
-    ):
-        request = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        )
-        assert b" 200 " not in _raw(gateway, request, body).split(b"\r\n")[0]
-    assert len(gateway.script.bodies) == seen

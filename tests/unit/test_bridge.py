@@ -22,6 +22,12 @@ from tentalis.gateway.keys import Keys, Scope, create
 from tests.unit.bridge_log import MemoryLog, client_of
 from tests.unit.loop_records import result, task
 
+TOKENS = {
+    "prompt_token_ids": [1],
+    "response_token_ids": [2],
+    "token_logprobs": [-0.5],
+    "sampling": {"temperature": 1.0},
+}
 Body = Callable[[httpx.AsyncClient, MemoryLog], Awaitable[None]]
 
 
@@ -95,7 +101,7 @@ def test_a_users_key_sees_and_speaks_of_that_users_tasks_alone(tmp_path: Path) -
         ).status_code == 403
 
         # The same name of a session is not the same session.
-        turn = {"session_id": "s", "response": "r"}
+        turn = {"session_id": "s", "response": "r", "policy": "assistant"} | TOKENS
         for key in (ann, bob):
             assert (await client.post("/sessions/log", json=turn, headers=as_(key))).status_code == 201
         sessions = log.topics[topics.SESSIONS]
@@ -105,6 +111,60 @@ def test_a_users_key_sees_and_speaks_of_that_users_tasks_alone(tmp_path: Path) -
         assert (await client.post("/v1/feedback", json=thumb, headers=as_(ann))).status_code == 201
 
     run(body, keys=Keys(path))
+
+
+def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    service = create(path, [Scope.TASKS, Scope.FEEDBACK, Scope.TRACES])
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        def as_(user: str = "") -> dict[str, str]:
+            return {"Authorization": f"Bearer {service}"} | ({"X-User-Id": user} if user else {})
+
+        task_of_ann = {"task_id": "t", "prompt": "p"}
+        assert (await client.post("/tasks/assign", json=task_of_ann, headers=as_("ann"))).status_code == 201
+        answer = {"task_id": "t", "worker_id": "w", "result": "r"}
+        assert (await client.post("/tasks/result", json=answer, headers=as_("bob"))).status_code == 403
+        assert (await client.post("/tasks/result", json=answer, headers=as_("ann"))).status_code == 201
+        turn = {"session_id": "s", "response": "r", "policy": "assistant"} | TOKENS
+        logged = await client.post("/sessions/log", json=turn, headers=as_("ann"))
+        said = (
+            ("/feedback", {"task_id": "t", "score": 1}),
+            ("/v1/feedback", {"task_id": "t", "thumb": "up"}),
+            ("/v1/feedback", {"completion_id": logged.json()["session_event_id"], "thumb": "up"}),
+        )
+        for route, told in said:
+            assert (await client.post(route, json=told, headers=as_("bob"))).status_code == 404, told
+            assert topics.FEEDBACK not in log.topics
+        assert not (await client.get("/tasks/t/status", headers=as_("bob"))).json()["known"]
+        for number, (route, told) in enumerate(said):
+            assert (await client.post(route, json=told, headers=as_("ann"))).status_code == 201, told
+            assert len(log.topics[topics.FEEDBACK]) == number + 1
+        assert (await client.get("/tasks/t/status", headers=as_("ann"))).json()["status"] == "completed"
+        # For nobody in particular it goes on speaking of every task, as services do that know their users themselves.
+        assert (await client.post("/feedback", json={"task_id": "t", "score": 0}, headers=as_())).status_code == 201
+
+    run(body, keys=Keys(path))
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        ({"turn_type": "side"}, "side turn"),
+        ({"response_token_ids": []}, "without token ids"),
+        ({"policy": ""}, "no policy"),
+        ({}, ""),
+    ],
+)
+def test_a_turn_without_a_task_takes_no_feedback_and_says_so(turn: dict[str, Any], why: str) -> None:
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        logged = {"session_id": "s", "response": "r", "policy": "assistant"} | TOKENS | turn
+        name = (await client.post("/sessions/log", json=logged)).json()["session_event_id"]
+        answer = await client.post("/v1/feedback", json={"completion_id": name, "thumb": "up"})
+        assert answer.status_code == (409 if why else 201), answer.text
+        assert why in answer.text and (topics.FEEDBACK in log.topics) is not bool(why)
+
+    run(body)
 
 
 def test_what_is_not_to_be_recorded_is_not() -> None:

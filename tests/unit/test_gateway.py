@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.tensors import float32_view, int32_view
-from tentalis.gateway import keys
-from tentalis.gateway.anthropic_shape import MessagesShape
 from tentalis.gateway.asking import asked, refuses_tokens
 from tentalis.gateway.bodies import parsed
 from tentalis.gateway.capture import Capture, Wants, strip
 from tentalis.gateway.failure import Refused
+from tentalis.gateway.keys import Caller
 from tentalis.gateway.messages import checked, normalised, text_of
 from tentalis.gateway.routing import route
 from tentalis.gateway.sessions_of import guessed_session, recorded, side_sign, turn_of
 from tentalis.gateway.settings import BadGateway, GatewaySettings
-from tentalis.gateway.spool import Spool, Spooled, SpoolTaken
 from tentalis.gateway.sse import Events
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -128,7 +126,7 @@ def test_the_header_decides_before_the_body_and_that_before_the_default(
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
 def test_no_two_users_share_a_session(one: str, other: str, first: str, second: str) -> None:
     def session(user: str, shown: str) -> str | None:
-        caller = keys.Caller(key_id="k", user=user or None)
+        caller = Caller(key_id="k", user=user or None)
         try:
             return str(_turn({"x-session-id": shown}, {}, namespace=caller.namespace(caller.user_id(None))).session_id)
         except Refused:
@@ -173,6 +171,18 @@ def test_any_bytes_are_an_object_or_are_refused(data: bytes) -> None:
         assert error.status == 400
     else:
         json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("depth", [100, 101])
+@pytest.mark.parametrize("begin,end", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_nesting_is_bounded(depth: int, begin: bytes, end: bytes) -> None:
+    data = b'{"x":' + begin * (depth - 1) + b"1" + end * (depth - 1) + b"}"
+    if depth <= 100:
+        assert json.loads(data) == parsed(data)
+        return
+    with pytest.raises(Refused, match="nested deeper than 100") as refused:
+        parsed(data)
+    assert refused.value.status == 400
 
 
 # Streams
@@ -341,113 +351,3 @@ def test_settings_say_what_is_wrong(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(BadGateway, match=said):
             GatewaySettings.from_file(path)
-
-
-# Anthropic's shape
-
-
-def test_anthropics_messages_become_openais() -> None:
-    given_ = {
-        "model": "claude-x",
-        "max_tokens": 9,
-        "system": [{"type": "text", "text": "Be brief."}],
-        "stop_sequences": ["END"],
-        "tools": [{"name": "look", "description": "d", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "any"},
-        "messages": [
-            {"role": "user", "content": "hi"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": "I look."},
-                    {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sky"}]},
-                    {"type": "text", "text": "so?"},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
-                ],
-            },
-        ],
-    }
-    body = MessagesShape().body(given_)
-    assert [m["role"] for m in body["messages"]] == ["system", "user", "assistant", "tool", "user", "user"]
-    assert json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]) == {"at": 1}
-    assert body["messages"][3] == {"role": "tool", "tool_call_id": "t1", "content": "sky"}
-    assert body["messages"][5]["content"][0]["image_url"]["url"] == "data:image/png;base64,AA"
-    assert (body["stop"], body["tool_choice"], body["max_tokens"]) == (["END"], "required", 9)
-    assert body["tools"][0]["function"]["name"] == "look"
-    for wrong in ({}, {"max_tokens": 3}, {"max_tokens": 0, "messages": [{"role": "user", "content": "x"}]}):
-        with pytest.raises(Refused):
-            MessagesShape().body(wrong)
-
-
-# Keys and the spool
-
-
-def test_a_key_is_kept_as_a_hash_and_ends_when_it_is_revoked(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    key = keys.create(path, [keys.Scope.CHAT], user="ann", label="laptop")
-    other = keys.create(path, [keys.Scope.ADMIN])
-    assert key not in path.read_text() and key.split("-", 2)[2] not in path.read_text()
-    checker = keys.Keys(path)
-    assert checker.caller(key, keys.Scope.CHAT).user == "ann"
-    assert checker.caller(other, keys.Scope.TASKS).key_id == other.split("-")[1]
-    for bad, scope, status in ((None, "chat", 401), ("x", "chat", 401), (key, "tasks", 403)):
-        with pytest.raises(Refused) as refused:
-            checker.caller(bad, keys.Scope(scope))
-        assert refused.value.status == status
-    assert keys.revoke(path, key.split("-")[1]) and not keys.revoke(path, key.split("-")[1])
-    with pytest.raises(Refused):
-        keys.Keys(path).caller(key, keys.Scope.CHAT)
-    path.write_text("{}}")
-    with pytest.raises(keys.BadKeys):
-        keys.Keys(path)
-
-
-@given(st.binary(max_size=50), texts, st.lists(st.tuples(texts, st.binary(max_size=9)), max_size=3))
-def test_a_spooled_record_comes_back_as_it_was(value: bytes, name: str, headers: list[tuple[str, bytes]]) -> None:
-    record = Spooled(name, "t", name.encode(), value, tuple(headers), 7)
-    data = record.to_bytes()
-    assert Spooled.of(data) == record
-    for damaged in (data[:-1] if value else data + b"x", data + b"x", b"", data.replace(b"sha256", b"sha255")):
-        with pytest.raises(ValueError):
-            Spooled.of(damaged)
-
-
-def test_the_spool_keeps_the_first_record_of_an_id_also_when_the_disk_fails_the_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spool = Spool(tmp_path)
-    spool.put(Spooled("e", "t", b"k", b"first", (), 1))
-    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "full")))
-    spool.put(Spooled("e", "t", b"k", b"second", (), 2))
-    assert [record.value for record in spool.records()] == [b"first"]
-    spool.close()
-
-
-def test_the_spool_survives_and_sets_damage_aside(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
-    records = [Spooled(f"e{at}", "t", b"k", b"v" * at, (), at) for at in range(4)]
-    for record in records:
-        spool.put(record)
-    with pytest.raises(SpoolTaken):
-        Spool(tmp_path)
-    spool.remove("e0")
-    spool.close()
-    (tmp_path / "half.tmp").write_bytes(b"never finished")
-    again = Spool(tmp_path)
-    assert {r.event_id for r in again.records()} == {"e1", "e2", "e3"} and not list(tmp_path.glob("*.tmp"))
-    first = next(tmp_path.glob("*.record"))
-    first.write_bytes(first.read_bytes()[:-1] + b"?")
-    assert len(list(again.records())) == 2 == len(again)
-    assert len(list(tmp_path.glob("*.damaged"))) == 1
-    again.close()

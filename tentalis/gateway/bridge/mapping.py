@@ -40,6 +40,7 @@ from tentalis.gateway.bridge.shapes import (
     UserFeedbackBody,
 )
 from tentalis.gateway.messages import normalised, unspoken
+from tentalis.gateway.sessions_of import MAIN
 
 CHAT = "chat"
 TASK_TYPE = "task_type"
@@ -211,6 +212,14 @@ def user_feedback_of(
         text=body.comment,
         result=result,
     )
+
+
+def taskless(event: SessionEvent) -> str:
+    """Why the application `sessions` makes no task of a turn, as far as the turn says so itself; "" if it says nothing
+    against one."""
+    if event.turn_type != MAIN:
+        return f"it is a {event.turn_type} turn"
+    return event.not_trainable or ("" if event.policy else "no policy answered")
 
 
 def session_event_of(

@@ -42,7 +42,7 @@ _WHY = {
     403: "The key's scopes do not reach, or it is another user's.",
     404: "Nothing of that name within the horizon.",
     408: "The body did not come in time.",
-    409: "The id stands for something else already.",
+    409: "The id stands for something else already, or the turn has no task that feedback could be on.",
     413: "Too large.",
     422: "The body or a parameter is not of its form.",
     503: "The log is away: the same request again is safe.",
@@ -146,7 +146,9 @@ def router(
 
     def caller_of(request: Request, scope: Scope, user: str = "") -> tuple[Caller, str]:
         caller = keys.caller(presented(request.scope["headers"]), scope)
-        return caller, caller.user_id(user)
+        user_id = caller.user_id(user)
+        # A service's key that speaks for a user sees and touches what is that user's alone.
+        return caller.model_copy(update={"user": user_id or None}), user_id
 
     def kept(word: str) -> bool:
         return recorded({RECORD: word})
@@ -172,16 +174,17 @@ def router(
         wait: Annotated[float, Query(ge=0, le=LONGEST_POLL_S, description="Seconds to wait for results.")] = (
             LONGEST_POLL_S
         ),
+        user: UserId = "",
     ) -> TaskStatus:
         """The results of a task: at once if they are there, else as soon as they are. A task that is not known is
         pending at once."""
-        caller, _ = caller_of(request, Scope.TASKS)
+        caller, _ = caller_of(request, Scope.TASKS, user)
         return await bridge.status(task_id, min(wait, longest_poll_s), caller)
 
     @routes.post("/feedback", status_code=201, responses=written | _codes(404), dependencies=asked, tags=["feedback"])
-    async def feedback(request: Request, body: FeedbackBody, record: Record = "on") -> FeedbackTaken:
+    async def feedback(request: Request, body: FeedbackBody, user: UserId = "", record: Record = "on") -> FeedbackTaken:
         """Puts a manager's feedback on a task on the log."""
-        caller, _ = caller_of(request, Scope.FEEDBACK)
+        caller, _ = caller_of(request, Scope.FEEDBACK, user)
         if not kept(record):
             return FeedbackTaken(task_id=body.task_id, feedback_id="", status="not_recorded")
         return await bridge.feedback(body, caller)

@@ -390,20 +390,20 @@ class Bridge:
             return await self._result_of(task_id, sample_index)
         results = await self._results(task_id)
         if not await self._is_theirs(task_id, results, caller.user):
-            raise Refused(404, f"this key's user has no task {task_id} of the last {self._hours()}")
+            raise Refused(404, f"the user {caller.user} has no task {task_id} of the last {self._hours()}")
         return await self._result_of(task_id, sample_index)
 
     def _hours(self) -> str:
         return f"{self._facts.horizon_ms / 3_600_000:g} h"
 
     async def _turn(self, body: UserFeedbackBody, caller: Caller, user_id: str) -> str:
-        """The task of the turn that feedback names. Raises Refused (404)."""
+        """The task of the turn that feedback names. Raises Refused (404, 409)."""
         if body.completion_id:
             for name in (body.completion_id, *(body.completion_id.removeprefix(prefix) for prefix in _PREFIXES)):
                 fact = self._facts.of_id(topics.SESSIONS, name)
                 for _, event in await self._log.records([] if fact is None else [fact], SessionEvent):
                     if caller.user in (None, event.user_id):
-                        return turn_task_id(event.session_id, event.session_event_id)
+                        return self._task_of_turn(event)
             raise Refused(404, f"no completion {body.completion_id} was recorded in the last {self._hours()}")
         session_id = namespaced(caller.namespace(user_id), body.session_id)
         found = await self._numbered(session_id, body.turn_index)
@@ -412,6 +412,14 @@ class Bridge:
                 404, f"no turn {body.turn_index} of the session {body.session_id} is known of the last {self._hours()}"
             )
         return found
+
+    def _task_of_turn(self, event: SessionEvent) -> str:
+        """Raises Refused (409) for a turn that has none, and will have none."""
+        task_id = turn_task_id(event.session_id, event.session_event_id)
+        why = mapping.taskless(event)
+        if why and not self._facts.of_key(topics.TASKS, task_id):
+            raise Refused(409, f"this turn has no task that feedback could be on: {why}", "conflict_error")
+        return task_id
 
     async def _numbered(self, session_id: str, turn_index: int) -> str | None:
         """The task of a session's turn by its number, which the application `sessions` has given it."""
