@@ -358,7 +358,7 @@ EXPERIENCE_TURNS = Metric(
     "tentalis_experience_turns_total",
     Kind.COUNTER,
     "Turns by what became of them: accepted (scored anew), rejected or failed (by the teacher), gone (from the log), "
-    "not_trainable, too_many (in one session).",
+    "not_trainable, forgotten (on request), too_many (in one session).",
     ("experience",),
     ("result",),
     "turns",

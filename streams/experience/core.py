@@ -6,17 +6,19 @@ that a batch ended before a crash ends once more when the batch comes again; wha
 
 import heapq
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.records import Forget, Record, SessionEvent, SessionEventKind, TaskHead
+from streams.join.forgotten import FORGET, Forgotten
 from streams.join.state import StateError, short
 from streams.processor import Change, applied_offset, payload_of, stamped
-from streams.sessions.core import MAIN
+from streams.sessions.core import MAIN, head_of
 from streams.sessions.state import session_key
-from streams.sessions.turns import ENVIRONMENT, TERMS, not_trainable
+from streams.sessions.turns import not_trainable
 
 SESSION = "session/"
 MOST_TURNS = 128
@@ -47,12 +49,18 @@ class Session:
     policy: str
     turns: list[Turn] = field(default_factory=list)
 
+    @property
+    def head(self) -> TaskHead:
+        """What a request to forget is held against."""
+        return head_of(self.session_id, self.user_id, self.policy)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A session that is over, at a stream time (ms), with at least one turn."""
+    """A session that is over, at a stream time (ms), with at least one turn, the last at `since`."""
 
-    session_id: str
+    head: TaskHead
+    since: int
     at: int
     turns: tuple[Turn, ...]
 
@@ -62,18 +70,24 @@ class Partition:
 
     Args:
         idle_ms: log time after its last main turn at which a session is over.
+        forget_ttl_ms: log time for which a request to forget is remembered.
     """
 
-    def __init__(self, idle_ms: int, entries: Mapping[str, bytes]) -> None:
+    def __init__(self, number: int, entries: Mapping[str, bytes], *, idle_ms: int, forget_ttl_ms: int) -> None:
         """Raises StateError for entries that cannot come from here."""
         self._idle_ms = idle_ms
+        self._forgotten = Forgotten(number, forget_ttl_ms)
+        self._requests: dict[str, bytes | None] = {}
         self._sessions: dict[str, Session] = {}
         self._timers: list[tuple[int, str]] = []
         self._changed: set[str] = set()
         self.time = 0
         self.left_out: Counter[str] = Counter()
         """Turns that are not scored anew, by why."""
+        self._forgotten.restore(value for key, value in entries.items() if key.startswith(FORGET))
         for key, value in entries.items():
+            if key.startswith(FORGET):
+                continue
             self._sessions[key] = session = _decoded(key, value)
             self._timers.append((session.since, key))
             self.time = max(self.time, session.since)
@@ -85,6 +99,7 @@ class Partition:
     def advance(self, timestamp: int) -> list[Ended]:
         """Time goes on to a record, readable or not: the sessions that were idle for too long."""
         self.time = max(self.time, timestamp)
+        self._requests.update(dict.fromkeys(self._forgotten.expire(self.time)))
         ended: list[Ended] = []
         while self._timers and self._timers[0][0] + self._idle_ms < self.time:
             since, key = heapq.heappop(self._timers)
@@ -96,7 +111,7 @@ class Partition:
     def apply(self, record: Record, offset: int, size: int) -> list[Ended]:
         """The record that `advance` was called for, its offset and bytes: the session that it ends."""
         if isinstance(record, Forget):
-            self._forget(record)
+            self._forget(record, offset)
         if not isinstance(record, SessionEvent):
             return []
         key = SESSION + session_key(record)
@@ -108,9 +123,14 @@ class Partition:
             self._turn(key, record, offset, size)
         return self._end(key, offset) if record.done else []
 
+    def forgotten(self, ended: Ended) -> bool:
+        """Whether a request that has been read, also after its end, is about this session."""
+        return self._forgotten.concerns(ended.head, ended.since, sys.maxsize)
+
     def take_changes(self) -> list[list[Change]]:
         """What is to be written to the changelog since the last call."""
-        wave: list[Change] = []
+        wave: list[Change] = list(self._requests.items())
+        self._requests.clear()
         for key in sorted(self._changed):
             session = self._sessions.get(key)
             wave.append((key, None if session is None else _encoded(session)))
@@ -119,6 +139,9 @@ class Partition:
 
     def _turn(self, key: str, event: SessionEvent, offset: int, size: int) -> None:
         session, mark = self._sessions.get(key), short(event.session_event_id).hex()
+        if self._forgotten.concerns(head_of(event.session_id, event.user_id, event.policy), self.time, offset):
+            self.left_out["forgotten"] += 1
+            return
         if session is None:
             session = self._sessions[key] = Session(-1, 0, 0, event.session_id, event.user_id, event.policy)
         if offset <= session.applied or any(turn.mark == mark for turn in session.turns):
@@ -142,19 +165,16 @@ class Partition:
             return []  # or it ended an earlier one of that id, and is delivered again
         del self._sessions[key]
         self._changed.add(key)
-        return [Ended(session.session_id, self.time, tuple(session.turns))] if session.turns else []
+        return [Ended(session.head, session.since, self.time, tuple(session.turns))] if session.turns else []
 
-    def _forget(self, request: Forget) -> None:
+    def _forget(self, request: Forget, offset: int) -> None:
+        """Drops what is open of a session or user, and takes nothing of theirs in again."""
+        if not request.asks:
+            return
+        key, value = self._forgotten.remember(offset, self.time, request)
+        self._requests[key] = value
         for key, session in list(self._sessions.items()):
-            head = TaskHead(
-                task_id="turn",
-                policy=session.policy or "none",
-                environment=ENVIRONMENT,
-                terms=TERMS,
-                session_id=session.session_id,
-                user_id=session.user_id,
-            )
-            if request.concerns(head, session.since):
+            if request.concerns(session.head, session.since):
                 del self._sessions[key]
                 self._changed.add(key)
 

@@ -21,6 +21,7 @@ from streams.answers import Answers, Turns
 from streams.experience.core import Ended, Partition, Turn
 from streams.hinting import AT_ONCE, LATER
 from streams.intake import Skipped, output
+from streams.join.forgotten import FORGET_TTL_MS
 from streams.log_reader import KafkaLogReader, LogReader
 from streams.processor import Effects, LogRecord, Output, Retryable
 from streams.sessions.turns import result_of
@@ -67,6 +68,7 @@ class Experience:
         reader: reads turns again.
         shorten: cuts a lesson to what it may have in tokens.
         idle_ms: log time after its last main turn at which a session is over.
+        forget_ttl_ms: log time for which a request to forget is remembered.
     """
 
     app_id = APP_ID
@@ -82,10 +84,11 @@ class Experience:
         shorten: Callable[[str], Awaitable[str]],
         *,
         idle_ms: int,
+        forget_ttl_ms: int = FORGET_TTL_MS,
         at_once: int = AT_ONCE,
     ) -> None:
         self._codec, self._reader, self._judge, self._teacher = codec, reader, judge, teacher
-        self._shorten, self._idle_ms = shorten, idle_ms
+        self._shorten, self._idle_ms, self._forget_ttl_ms = shorten, idle_ms, forget_ttl_ms
         self.partitions: dict[int, Partition] = {}
         self._lessons = Answers[tuple[int, int], Lesson](at_once)
         self._answers = Answers[tuple[int, int], Hint | str](at_once)
@@ -105,7 +108,9 @@ class Experience:
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Raises StateError if the entries cannot come from here."""
-        self.partitions[partition] = Partition(self._idle_ms, entries)
+        self.partitions[partition] = Partition(
+            partition, entries, idle_ms=self._idle_ms, forget_ttl_ms=self._forget_ttl_ms
+        )
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""
@@ -135,7 +140,7 @@ class Experience:
                 else:
                     ended += fold.apply(event, record.offset, len(record.value))
             effects = Effects()
-            for half in await self._learnt(partition, ended):
+            for half in await self._learnt(partition, [each for each in ended if not fold.forgotten(each)]):
                 if isinstance(half, Hint):
                     effects.outputs.append(output(self._codec, topics.HALVES, half, APP_ID))
                 self._turns["accepted" if isinstance(half, Hint) else half] += 1
@@ -170,7 +175,7 @@ class Experience:
                 lesson = Lesson(lesson.said, await self._shorten(lesson.text))
         except (ScorerAway, InferenceError) as error:
             if isinstance(error, RequestRefused) and error.status not in LATER:
-                log.warning("the lesson of session %s is no use: %s", ended.session_id, error)
+                log.warning("the lesson of session %s is no use: %s", ended.head.session_id, error)
                 return Lesson(Said.TOO_LONG)
             raise Retryable(f"the lesson of a session cannot be had now: {error}") from error
         return lesson

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from schemas.records import Forget, Hint, Open, Record, Score, TaskHead
 from streams.join import emit
 from streams.join.emit import Emission, Halves, Place
-from streams.join.forgotten import FORGET, Forgotten
+from streams.join.forgotten import FORGET, FORGET_TTL_MS, Forgotten
 from streams.join.halves import HalvesOnDisk
 from streams.join.ledger import Ledger
 from streams.join.markers import InMemory, Markers, OnDisk
@@ -51,7 +51,7 @@ class Limits:
 
     marker_ttl_ms: int = DAY_MS
     max_samples: int = 4096
-    forget_ttl_ms: int = 31 * DAY_MS
+    forget_ttl_ms: int = FORGET_TTL_MS
 
 
 @dataclass(slots=True)

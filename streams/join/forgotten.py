@@ -1,6 +1,7 @@
-"""Whom the join was asked to forget, and for how long it remembers that.
+"""Whom an application was asked to forget, and for how long it remembers that.
 
-What is in flight when the request comes (a result not scored yet, feedback in a queue) becomes a half later.
+What is in flight when the request comes (a result not scored yet, feedback in a queue) becomes a half later, and a
+client that goes on with a conversation sends all of it again.
 So the requests themselves are state, one small value each under `forget/<partition>/<offset>`: the stream time at which
 it came, and the request as JSON. They are kept as long as the topics that halves are made from keep their records.
 """
@@ -14,6 +15,8 @@ from streams.join.state import StateError
 from streams.processor import OFFSET_BYTES, applied_offset, stamped
 
 FORGET = "forget/"
+FORGET_TTL_MS = 31 * 24 * 3600 * 1000
+"""How long (log time) a request is remembered: longer than tasks, results, feedback and session events are kept."""
 
 _AT = struct.Struct(">q")
 _Named = tuple[str | None, str | None, str | None]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.records import Forget, Message, Record, Result, SessionEvent, SessionEventKind, Task, TaskHead
-from streams.join.forgotten import FORGET, Forgotten
+from streams.join.forgotten import FORGET, FORGET_TTL_MS, Forgotten
 from streams.join.ledger import Ledger
 from streams.join.state import CLOCK, StateError, decode_clock
 from streams.processor import OFFSET_BYTES, Change, Table, payload_of, stamped
@@ -61,7 +61,7 @@ class Limits:
     signals: frozenset[str] = signals.NAMES
     idle_ms: int = 23 * HOUR_MS
     remember_ms: int = DAY_MS
-    forget_ttl_ms: int = 31 * DAY_MS
+    forget_ttl_ms: int = FORGET_TTL_MS
     most_bytes: int = 14 * 2**20
 
     def __post_init__(self) -> None:
@@ -260,7 +260,7 @@ class Partition:
             return []
         # Also where the header shows that the event was applied: its mark may not have got to the changelog.
         self._ledger.note(*self._seen.add(event, self.applied, self.time))
-        if self._forgotten.concerns(_head(event.session_id, event.user_id, event.policy), self.time, self.applied):
+        if self._forgotten.concerns(head_of(event.session_id, event.user_id, event.policy), self.time, self.applied):
             self.tally.forgotten += 1
             return []
         key = session_key(event)
@@ -330,7 +330,7 @@ class Partition:
         for key, session in self._sessions.items():
             if not session.open or self._redelivered(key, session):
                 continue
-            head = _head(session.session_id or "", session.user_id, session.policy)
+            head = head_of(session.session_id or "", session.user_id, session.policy)
             if record.concerns(head, session.since):
                 self._drop(session)
                 self._close(key, session)
@@ -410,7 +410,7 @@ class Partition:
         return event
 
 
-def _head(session_id: str, user_id: str | None, policy: str) -> TaskHead:
+def head_of(session_id: str, user_id: str | None, policy: str) -> TaskHead:
     """What a request to forget is held against."""
     return TaskHead(
         task_id="turn",

@@ -26,12 +26,15 @@ from tentalis.kafka import (
     read_to_end,
 )
 
-LIVE = {topics.HALVES: ("tentalis-join",), topics.SESSIONS: ("tentalis-sessions",)}
+LIVE = {topics.HALVES: ("tentalis-join",), topics.SESSIONS: ("tentalis-sessions", "tentalis-experience")}
 """Where a request is told to the applications that keep what people wrote: topic -> consumer groups that apply it.
 
 An application that keeps records of people in a table adds its line here, takes `Forget` on that topic in its step, and
 the topic's entry in schemas/topics.yaml names the record.
 """
+
+OPTIONAL = frozenset({"tentalis-experience"})
+"""Groups of LIVE that are not everywhere. One that has never run keeps nothing; what it would make the join refuses."""
 
 CHANGELOGS = tuple(topics.changelog(f"tentalis-{app}", "state") for app in ("join", "sessions", "experience"))
 POLL_S = 0.2
@@ -113,6 +116,8 @@ def _tell(settings: Settings, codec: Codec, request: Forget, wait: float) -> dic
         for group in groups:
             asked = wanted
             if not _committed(settings, group, topic):
+                if group in OPTIONAL:
+                    continue
                 # It has never run here: then only what it would make something of is a reason to wait.
                 occupied = _occupied(settings, codec, topic, before[topic])
                 asked = {p: end for p, end in wanted.items() if p in occupied}

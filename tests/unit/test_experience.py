@@ -30,7 +30,7 @@ from tests.unit.sessions_support import CODEC, PARTITION, end, forget, log_of, s
 from tests.unit.sessions_support import START as BEGAN
 from tests.unit.test_opd_judge import Script
 
-IDLE_MS = 1_000
+IDLE_MS, FORGET_MS = 1_000, 9_000
 LESSON = "Do: answer in one line.\nDon't: use lists."
 TELLS = f"They wanted it short. {START}\n{LESSON}\n{END} \\boxed{{1}}"
 
@@ -66,6 +66,7 @@ class Lab:
             Teacher(self.inference, OneModel(model)),
             shorten,
             idle_ms=IDLE_MS,
+            forget_ttl_ms=FORGET_MS,
         )
         self.store: dict[str, bytes] = {}
         self.app.restore(PARTITION, {})
@@ -159,9 +160,41 @@ def test_what_is_delivered_again_changes_nothing_and_makes_the_same_ids() -> Non
     assert newer.store
 
 
+def content(lab: Lab) -> list[str]:
+    """Keys of the state that are no request to forget."""
+    return [key for key in lab.store if not key.startswith("forget/")]
+
+
 def test_who_leaves_is_dropped() -> None:
     lab = Lab(log_of((0, FIRST), (1, forget(user_id="ann")), (2, end())), Script())
-    assert not lab.run() and not lab.store
+    assert not lab.run() and not content(lab)
+
+
+def test_who_left_stays_forgotten_through_restarts_and_others_do_not() -> None:
+    other = turn("x", "Hi", session="other", user_id="bob")
+    log = log_of(
+        *((0, FIRST), (1, forget(user_id="ann")), (2, SECOND), (3, other), (4, end())),
+        *((5, end("over", "other", user_id="bob")), (FORGET_MS + 2, SECOND), (FORGET_MS + 3, end("end 2"))),
+    )
+    lab = Lab(log, Script(TELLS, TELLS))
+    assert not lab.run(*log[:2]) and list(lab.store) == [f"forget/{PARTITION}/1"]
+    lab.again()
+    (half,) = lab.run(*log[2:6])
+    assert half.key == turn_task_id("other", "x") and not content(lab)
+    lab.again()
+    (half,) = lab.run(*log[6:])
+    assert half.key == turn_task_id("s", "b") and not lab.store, "the request is remembered for its time"
+
+
+def test_nobody_is_asked_for_a_lesson_of_who_leaves_in_the_batch_that_ends_their_session() -> None:
+    lab = Lab(log_of((0, FIRST), (1, end()), (2, forget(session_id="s"))), Script())
+    assert not lab.run() and not content(lab)
+
+
+def test_only_what_is_older_than_the_request_says_is_forgotten() -> None:
+    log = log_of((0, FIRST), (1, forget(before=BEGAN + 2)), (2, turn("c", "Why?")), (3, end()))
+    (half,) = Lab(log, Script(TELLS)).run()
+    assert half.key == turn_task_id("s", "c")
 
 
 def test_a_judge_or_teacher_that_is_away_is_waited_for_and_asked_only_for_what_is_missing() -> None:
@@ -205,7 +238,7 @@ def test_a_turn_that_cannot_be_trained_on_is_left_out() -> None:
 
 
 def test_a_session_without_end_keeps_its_newest_turns() -> None:
-    fold = Partition(IDLE_MS, {})
+    fold = Partition(PARTITION, {}, idle_ms=IDLE_MS, forget_ttl_ms=FORGET_MS)
     for number in range(MOST_TURNS + 5):
         fold.advance(BEGAN)
         fold.apply(turn(str(number), "Hi"), number, 100)
