@@ -850,8 +850,8 @@ class Skill(Record):
 
 
 class MetaSignal(Record):
-    """One window of event time for a manager, worker and environment, from one partition of the inputs: merge those of
-    a window.
+    """One window of event time for a manager, worker and environment, from one partition of outcomes or of feedback:
+    merge those of a window.
 
     `count` is the number of known rewards (mean and variance are over them), `feedback_count` that of graded feedback.
     """
@@ -873,7 +873,8 @@ class MetaSignal(Record):
 
     @property
     def key(self) -> str:
-        return f"{self.manager_id}/{self.worker_id}/{self.environment}/{self.window_start}/{self.partition}"
+        counted = "feedback" if self.feedback_count and not self.outcomes else "outcomes"
+        return f"{self.manager_id}/{self.worker_id}/{self.environment}/{self.window_start}/{self.partition}/{counted}"
 
 
 class EvalResult(Record):

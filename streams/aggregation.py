@@ -8,10 +8,10 @@
 
 Every changed window is written as a MetaSignal: `count` is the number of known rewards, `feedback_count` of graded
 feedback, so that means and variances can be combined exactly. A window's records are spread over the partitions (keys
-are task ids), so each signal is the bucket of **one partition**, under the Kafka key
-`manager/worker/environment/window start/partition`, and a reader combines the newest signals of the keys it wants
-(`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each signal is a function of
-its partition's log alone.
+are task ids) and over two topics, so each signal is the bucket of **one partition of one input**, under the Kafka key
+`manager/worker/environment/window start/partition/outcomes` (or `/feedback`), and a reader combines the newest signals
+of the keys it wants (`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each
+signal is a function of one partition's log alone. The page is docs/aggregation.md.
 
 A worker that takes a partition over writes all its open windows once more: a predecessor that was frozen in the middle
 of a flush and woke up late may have written an older signal of a window behind the newest.
@@ -34,6 +34,7 @@ from streams.processor import Effects, LogRecord, Output, in_turns
 from tentalis import metrics, rewards
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
+from tentalis.rewards.moments import Moments
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,10 @@ def feedback_event(feedback: Feedback, offset: int, timestamp: int) -> Event | N
     )
 
 
-def signal(window: Window, partition: int, outcomes: Bucket, feedback: Bucket, event_time: int) -> MetaSignal:
-    """The MetaSignal of a window in one partition."""
-    reward, grades = outcomes.moments, feedback.moments
+def signal(window: Window, partition: int, tag: str, bucket: Bucket, event_time: int) -> MetaSignal:
+    """The MetaSignal of a window in one partition of an input."""
+    graded = tag == _TAGS[topics.FEEDBACK]
+    reward, grades = (Moments(), bucket.moments) if graded else (bucket.moments, Moments())
     return MetaSignal(
         manager_id=window.manager_id,
         worker_id=window.worker_id,
@@ -94,7 +96,7 @@ def signal(window: Window, partition: int, outcomes: Bucket, feedback: Bucket, e
         count=reward.n,
         mean_reward=reward.mean if reward.n else None,
         reward_variance=reward.variance,
-        outcomes=dict(sorted(outcomes.kinds.items())),
+        outcomes=dict(sorted(bucket.kinds.items())),
         feedback_count=grades.n,
         mean_feedback_score=grades.mean if grades.n else None,
         feedback_variance=grades.variance,
@@ -144,10 +146,12 @@ class Aggregation:
     async def expire(self, partition: int) -> Effects:
         """The open windows of a partition, as they are."""
         self._taken_over.discard(partition)
-        state = self._partitions[partition]
-        windows = {window for lane in state.values() for window in lane.buckets}
-        now = max(lane.stream_time for lane in state.values())
-        return Effects(outputs=[self._signal(partition, window, {}, now) for window in sorted(windows)])
+        made = [
+            self._signal(partition, tag, window, bucket, lane.stream_time)
+            for tag, lane in self._partitions[partition].items()
+            for window, bucket in sorted(lane.buckets.items(), key=lambda item: item[0])
+        ]
+        return Effects(outputs=made)
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:
         """Nothing beside the input."""
@@ -171,23 +175,20 @@ class Aggregation:
         if not events:
             return effects
         tag = _TAGS[records[0].topic]
-        state = self._partitions[partition]
-        step = fold(state[tag], events, records[-1].offset, window_ms=self._window_ms, retention_ms=self._retention_ms)
+        lane = self._partitions[partition][tag]
+        step = fold(lane, events, records[-1].offset, window_ms=self._window_ms, retention_ms=self._retention_ms)
         for window, bucket in sorted(step.buckets.items(), key=lambda item: item[0]):
-            effects.outputs.append(self._signal(partition, window, {tag: bucket}, step.stream_time))
+            effects.outputs.append(self._signal(partition, tag, window, bucket, step.stream_time))
         effects.changes = changes(tag, step)
         if step.late:
             log.warning("%s[%d]: %d records came after their window was closed", records[0].topic, partition, step.late)
-        commit(state[tag], step)
+        commit(lane, step)
         self.late += step.late
         self.duplicates += step.duplicates
         return effects
 
-    def _signal(self, partition: int, window: Window, changed: Mapping[str, Bucket], now: int) -> Output:
-        state = self._partitions[partition]
-        parts = {tag: lane.buckets.get(window, Bucket()) for tag, lane in state.items()} | dict(changed)
-        meta = signal(window, partition, parts["outcomes"], parts["feedback"], now)
-        return output(self._codec, topics.META, meta, APP_ID)
+    def _signal(self, partition: int, tag: str, window: Window, bucket: Bucket, now: int) -> Output:
+        return output(self._codec, topics.META, signal(window, partition, tag, bucket, now), APP_ID)
 
     def _event(self, record: LogRecord) -> Event | None:
         if record.topic == topics.OUTCOMES:

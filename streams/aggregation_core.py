@@ -3,7 +3,8 @@
 Each input topic has state keys of its own, so the applied offset in front of a value is an offset of one topic and
 grows with every change: recovery by the greatest offset is then right also after a zombie's late flush. (With one
 bucket for both topics no single number orders its versions: a zombie further on in outcomes would beat a successor
-further on in feedback.) Outcomes and feedback meet only in the MetaSignal.
+further on in feedback.) Outcomes and feedback meet only with whoever combines the signals: one topic may be read an
+hour behind the other, whose windows are closed by then.
 
 Exactly once, as far as anyone can see:
 - a record delivered again is known by the lane's applied offset, which is written after all that it stands for, or, if

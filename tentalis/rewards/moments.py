@@ -42,10 +42,10 @@ class Moments:
 
 
 def combine(signals: Iterable[MetaSignal]) -> MetaSignal:
-    """One signal for the whole of several buckets of one manager and worker: partitions, windows, environments.
+    """One signal for the whole of several buckets of one manager and worker: inputs, partitions, windows, environments.
 
-    The newest signal of each Kafka key (manager/worker/environment/window/partition) is a bucket; keep those, then
-    combine any of them. Raises ValueError for none, or for several managers or workers.
+    The newest signal of each Kafka key (manager/worker/environment/window/partition/input) is a bucket; keep those,
+    then combine any of them. Raises ValueError for none, or for several managers or workers.
     """
     parts = sorted(signals, key=lambda signal: (signal.window_start, signal.event_time))
     who = {(part.manager_id, part.worker_id) for part in parts}

@@ -151,18 +151,32 @@ def test_what_comes_beside_the_ordinary_outcome_is_counted_by_kind_only(kind: Ou
     assert (signal.count, signal.mean_reward, signal.outcomes) == (1, 1.0, {"rl": 1, kind.value: 1})
 
 
-def test_feedback_and_outcomes_meet_in_the_signal() -> None:
+def test_feedback_and_outcomes_have_keys_of_their_own_and_meet_with_whoever_combines() -> None:
     bench = Bench()
-    bench.feed(outcome_on_log(0, 1.0))
-    (signal,) = bench.feed(
+    first = bench.feed(outcome_on_log(0, 1.0))
+    graded = bench.feed(
         feedback_on_log(0, 0.25),
         feedback_on_log(1, None, polarity=Polarity.POSITIVE),
         feedback_on_log(2, None, polarity=Polarity.NONE),
     )
-    assert (signal.count, signal.mean_reward, signal.outcomes) == (1, 1.0, {"rl": 1})
-    assert (signal.feedback_count, signal.mean_feedback_score) == (2, 0.625)
-    (signal,) = bench.feed(outcome_on_log(1, 0.0))
-    assert (signal.count, signal.feedback_count) == (2, 2)
+    whole = combine(newest(first, graded))
+    assert (whole.count, whole.mean_reward, whole.outcomes) == (1, 1.0, {"rl": 1})
+    assert (whole.feedback_count, whole.mean_feedback_score) == (2, 0.625)
+    whole = combine(newest(first, graded, bench.feed(outcome_on_log(1, 0.0))))
+    assert (whole.count, whole.feedback_count) == (2, 2)
+
+
+def newest(*written: Sequence[MetaSignal]) -> list[MetaSignal]:
+    """The newest signal of each key, as compaction leaves them."""
+    return list({signal.key: signal for signals in written for signal in signals}.values())
+
+
+def test_feedback_that_is_read_long_after_the_outcomes_of_its_window_leaves_them_as_they_are() -> None:
+    bench = Bench()
+    before = bench.feed(outcome_on_log(0, 1.0))
+    bench.feed(outcome_on_log(1, at=T0 + 2 * 60 * MINUTE))
+    whole = combine(newest(before, bench.feed(feedback_on_log(0, 0.25))))
+    assert (whole.count, whole.mean_reward, whole.feedback_count) == (1, 1.0, 1)
 
 
 def test_each_partition_has_keys_of_its_own_and_the_parts_combine() -> None:
@@ -175,7 +189,7 @@ def test_each_partition_has_keys_of_its_own_and_the_parts_combine() -> None:
         (output,) = asyncio.run(app.process(partition, records)).outputs
         keys.add(output.key)
         parts.append(read(output))
-    assert keys == {f"m1/w1/chat/{T0}/{partition}" for partition in range(3)}
+    assert keys == {f"m1/w1/chat/{T0}/{partition}/outcomes" for partition in range(3)}
     whole = combine(parts)
     assert (whole.count, whole.outcomes) == (7, {"rl": 7})
     assert whole.mean_reward == pytest.approx(statistics.fmean(rewards))
@@ -326,7 +340,7 @@ def test_a_worker_that_takes_over_has_the_last_word_after_a_predecessor_that_wok
     assert bench.app.due(PARTITION, ())
     effects = asyncio.run(bench.app.expire(PARTITION))
     on_topic += [read(output) for output in effects.outputs]
-    assert on_topic[-1] == last and not effects.changes
+    assert newest(on_topic)[0] == last and len(effects.outputs) == 2 and not effects.changes
     assert not bench.app.due(PARTITION, ())
 
 
