@@ -143,6 +143,7 @@ class Hinting:
         self._answers = Answers[tuple[int, str], tuple[Hint | Dead | None, str | None]](at_once)
         self._hints = dict.fromkeys((HintKind.ACCEPTED, HintKind.REJECTED, HintKind.NONE), 0)
         self._without: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
         self._votes: Counter[str] = Counter()
         self._failures: Counter[tuple[int, int, str]] = Counter()
         self.steps = 0
@@ -156,6 +157,7 @@ class Hinting:
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
         exporter.read(metrics.HINTS, lambda: {(kind.value,): count for kind, count in self._hints.items()})
         exporter.read(metrics.HINTS_NONE, lambda: {(reason,): count for reason, count in self._without.items()})
+        exporter.read(metrics.HINTS_REJECTED, lambda: {(reason,): count for reason, count in self._rejected.items()})
         exporter.read(metrics.HINT_VOTES, lambda: {(said,): count for said, count in self._votes.items()})
         measure_pairing(self._pairing, exporter)
 
@@ -303,14 +305,18 @@ class Hinting:
         half = partial(
             hint_half, feedback, result, paired.record.timestamp, hinter=self._hinter(result).name, hints=proposal.hints
         )
+        if proposal.reason == UNTRAINABLE:
+            self._rejected[UNTRAINABLE] += 1
+            return half(kind=HintKind.REJECTED)
         if not proposal.hints:
-            return half(kind=HintKind.REJECTED if proposal.reason == UNTRAINABLE else HintKind.NONE)
+            return half(kind=HintKind.NONE)
         try:
             async with turns:
-                taught = await self._teacher.logprobs(sample_of(result), result.task.messages, proposal.hints)
+                taught = await self._teacher.logprobs(sample_of(result), result.task, proposal.hints)
                 self.steps += 1
         except TeacherRefused as refusal:
             log.warning("hint rejected for result %s of task %s: %s", result.result_id, feedback.task_id, refusal)
+            self._rejected[refusal.reason] += 1
             return half(kind=HintKind.REJECTED)
         return half(kind=HintKind.ACCEPTED, taught=taught)
 

@@ -343,6 +343,17 @@ HINTS_NONE = Metric(
     ("reason",),
     "records",
 )
+HINTS_REJECTED = Metric(
+    "tentalis_hinting_rejected_total",
+    Kind.COUNTER,
+    "Rejected halves, by why: untrainable (the answer), or of the teacher: other_prompt (the student's prompt cannot "
+    "be made again from what is recorded), no_prompt (it held images, or what is recorded cannot be read), "
+    "no_user_message, not_served (the version that sampled), refused (by the server), no_scores (not one finite number "
+    "per token), no_response.",
+    ("hinting",),
+    ("reason",),
+    "records",
+)
 EXPERIENCE_OPEN = Metric(
     "tentalis_experience_open_sessions", Kind.GAUGE, "Sessions whose end is awaited.", ("experience",), unit="sessions"
 )
@@ -357,8 +368,9 @@ EXPERIENCE_LESSONS = Metric(
 EXPERIENCE_TURNS = Metric(
     "tentalis_experience_turns_total",
     Kind.COUNTER,
-    "Turns by what became of them: accepted (scored anew), rejected or failed (by the teacher), gone (from the log), "
-    "not_trainable, forgotten (on request), too_many (in one session).",
+    "Turns by what became of them: accepted (scored anew), failed (the teacher), gone (from the log), not_trainable, "
+    "forgotten (on request), too_many (in one session), or why the teacher cannot score them, as in "
+    "tentalis_hinting_rejected_total.",
     ("experience",),
     ("result",),
     "turns",

@@ -188,11 +188,11 @@ class Experience:
         result = result_of(event, turn.number, turn.at)
         try:
             async with turns:
-                taught = await self._teacher.logprobs(sample_of(result), result.task.messages, [lesson])
+                taught = await self._teacher.logprobs(sample_of(result), result.task, [lesson])
                 self.steps += 1
         except TeacherRefused as refusal:
             log.warning("no experience for result %s: %s", result.result_id, refusal)
-            return "rejected"
+            return refusal.reason
         except ServerUnavailable as error:
             raise Retryable(f"the teacher is away: {error}") from error
         except RequestRefused as error:

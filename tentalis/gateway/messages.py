@@ -10,7 +10,17 @@ from tentalis.gateway.failure import Refused
 
 # Bytes of an image (or sound) that are kept beside the text; of a longer one only that it was there.
 KEPT_IMAGE_BYTES = 64 * 1024
-_REQUEST_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+# What of a request, beside its messages, a chat template may read.
+_TEMPLATE_FIELDS = (
+    "tools",
+    "documents",
+    "reasoning_effort",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+_REQUEST_FIELDS = (*_TEMPLATE_FIELDS, "tool_choice", "parallel_tool_calls", "response_format")
 _ROLES = {"developer": "system"}
 _DATA_URL = re.compile(r"^data:([\w.+/-]{0,100})[;,]")
 
@@ -57,24 +67,40 @@ def normalised(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 
 def unspoken(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
-    """JSON of what of a request its normalised messages do not say: tools and their calls, names, and content that is
-    no plain text; "" if there is nothing. Data over KEPT_IMAGE_BYTES is replaced by a note.
+    """JSON of what of a request its normalised messages do not say: tools and their calls, names, roles that were
+    another, and content that is no plain text; "" if there is nothing. Data over KEPT_IMAGE_BYTES is replaced by a
+    note.
     """
     kept: dict[str, Any] = {name: body[name] for name in _REQUEST_FIELDS if body.get(name) is not None}
     originals = {
-        str(at): {key: _light(value) for key, value in message.items() if key != "role"}
+        str(at): {key: _light(value) for key, value in message.items() if key != "role" or value in _ROLES}
         for at, message in enumerate(messages)
-        if any(key not in ("role", "content") for key in message) or not _plain(message.get("content"))
+        if any(key not in ("role", "content") for key in message)
+        or message["role"] in _ROLES
+        or not _plain(message.get("content"))
     }
     if originals:
         kept["messages"] = originals
     return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
 
 
+def as_sent(messages: Sequence[Message], request: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages of a request as the backend got them, and what else of it a chat template reads: what `normalised`
+    and `unspoken` were made of. Raises ValueError where `request` is not of that form."""
+    kept = json.loads(request) if request else {}
+    originals = kept.get("messages", {}) if isinstance(kept, dict) else None
+    if not isinstance(originals, dict) or not all(isinstance(each, dict) for each in originals.values()):
+        raise ValueError("the rest of the request is no JSON object with messages by their number")
+    sent = [{"role": m.role, "content": m.content} | originals.get(str(at), {}) for at, m in enumerate(messages)]
+    return sent, {name: kept[name] for name in _TEMPLATE_FIELDS if name in kept}
+
+
 def _plain(content: Any) -> bool:
-    if isinstance(content, list):
-        return all(isinstance(part, str) or (part.get("type") == "text" and len(part) == 2) for part in content)
-    return True
+    """Whether its text is all there is to say of it. Of several parts nobody knows how a template joins them."""
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    part = content[0] if len(content) == 1 else None
+    return isinstance(part, str) or (part is not None and part.get("type") == "text" and len(part) == 2)
 
 
 def _light(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The protocol over HTTP, against vLLM, `tentalis serve model`, or any server that speaks vLLM's dialect of OpenAI."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -131,10 +131,16 @@ class OpenAIClient:
             raise RequestRefused(502, f"{self.base_url} returned no prompt_logprobs for each of {len(ids)} tokens.")
         return ids, entries
 
-    async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
+    async def render(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        template: Mapping[str, Any] | None = None,
+    ) -> Int32:
         """See Inference.render (POST /tokenize)."""
         body = {"model": model, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        return _int32((await self._post("/tokenize", body))["tokens"])
+        return _int32((await self._post("/tokenize", body | dict(template or {})))["tokens"])
 
     async def tokenize(self, model: str, text: str, add_special_tokens: bool = True) -> Int32:
         """Token ids of plain text, int32 [n]."""

@@ -1,6 +1,6 @@
 """The token-exact inference protocol: what workers and teachers need from any server, and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +88,13 @@ class Inference(Protocol):
         float32 [n, k]; at index 0 they are -1 and NaN."""
         ...
 
-    async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
-        """The token ids that the server's chat template makes of `messages`, int32 [n]."""
+    async def render(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        template: Mapping[str, Any] | None = None,
+    ) -> Int32:
+        """The token ids that the server's chat template makes of `messages`, int32 [n]. `template`: what else of a
+        request it reads, by the fields' names (tools, chat_template_kwargs)."""
         ...

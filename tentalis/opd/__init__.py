@@ -3,7 +3,7 @@
 from tentalis.opd.hinters import Hinter, NoHinter, Proposal, RuleHinter
 from tentalis.opd.hints import RULE_HINTER, rule_hint
 from tentalis.opd.models import OneModel, SamplersModel, TeacherModel, TeacherRefused
-from tentalis.opd.prompt import HINT_TAG, NoUserMessage, hinted
+from tentalis.opd.prompt import HINT_TAG, NoPrompt, NoUserMessage, Prompt, hinted, students
 from tentalis.opd.teacher import Taught, Teacher, aligned
 
 __all__ = [
@@ -11,8 +11,10 @@ __all__ = [
     "RULE_HINTER",
     "Hinter",
     "NoHinter",
+    "NoPrompt",
     "NoUserMessage",
     "OneModel",
+    "Prompt",
     "Proposal",
     "RuleHinter",
     "SamplersModel",
@@ -23,4 +25,5 @@ __all__ = [
     "aligned",
     "hinted",
     "rule_hint",
+    "students",
 ]

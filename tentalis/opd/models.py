@@ -8,9 +8,16 @@ from schemas.ids import parse_policy_name
 from schemas.records import Sample
 from tentalis.service import Unmendable
 
+NOT_SERVED = "not_served"
+
 
 class TeacherRefused(Exception):
-    """There can be no teacher log-probs for this sample, however often one asks. The message says why."""
+    """There can be no teacher log-probs for this sample, however often one asks. The message says why, and `reason` in
+    a word."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class TeacherModel(Protocol):
@@ -71,7 +78,7 @@ class SamplersModel:
     async def name(self, sample: Sample) -> str:
         """See TeacherModel. Of several versions that sampled an answer, the last."""
         if not sample.policy_spans:
-            raise TeacherRefused("the answer does not say which model sampled it")
+            raise TeacherRefused(NOT_SERVED, "the answer does not say which model sampled it")
         return sample.policy_spans[-1].policy
 
     async def unknown(self, name: str) -> None:
@@ -81,7 +88,8 @@ class SamplersModel:
             policy, version = parse_policy_name(name)
             served = [parse_policy_name(each) for each in await self._served() if "@v" in each]
         except ValueError as error:
-            raise TeacherRefused(f"the model that sampled the answer is not served: {error}") from error
+            raise TeacherRefused(NOT_SERVED, f"the model that sampled the answer is not served: {error}") from error
         newer = [other for known, other in served if known == policy and other > version]
         if newer:
-            raise TeacherRefused(f"{name}, which sampled the answer, is not served any more: there is v{max(newer)}")
+            now = f"there is v{max(newer)}"
+            raise TeacherRefused(NOT_SERVED, f"{name}, which sampled the answer, is not served any more: {now}")

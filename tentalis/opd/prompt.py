@@ -1,27 +1,62 @@
 """The prompt that the teacher sees: the student's, with the hint at the end of the last user message."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from schemas.records import Message
+from schemas.records import Task
+from tentalis.gateway.messages import as_sent
 
 HINT_TAG = "[user's hint / instruction]"
+REQUEST = "request"
+"""The metadata of a task in which the rest of its request stands, as the gateway writes it down."""
 
 
 class NoUserMessage(ValueError):
     """A prompt in which nobody asks: a hint has no place in it."""
 
 
-def hinted(messages: Sequence[Message], hint: str) -> list[dict[str, str]]:
-    """The messages with the hint after a blank line, under its tag, in the last user message. The input is not changed.
+class NoPrompt(ValueError):
+    """What the student was asked cannot be asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Messages as OpenAI writes them, and what else a chat template reads: tools, its own settings."""
+
+    messages: Sequence[dict[str, Any]]
+    template: dict[str, Any]
+
+
+def students(task: Task) -> Prompt:
+    """What the student was asked. Raises NoPrompt for what token ids alone do not say (images), and for what is not
+    known any more."""
+    try:
+        messages, template = as_sent(task.messages, task.metadata.get(REQUEST, ""))
+    except (ValueError, RecursionError) as error:
+        raise NoPrompt(f"what else was in the request cannot be read: {error}") from error
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            kind = "text" if isinstance(part, str) else part.get("type")
+            if kind != "text":
+                raise NoPrompt(f"a message has content of type {kind!r}, which is not in its tokens")
+    return Prompt(messages, template)
+
+
+def hinted(prompt: Prompt, hint: str) -> Prompt:
+    """The prompt with the hint after a blank line, under its tag, in the last user message. The input is not changed.
 
     Raises NoUserMessage.
 
-    >>> hinted([Message(role="user", content="Why?")], "Be brief, please.")[0]["content"]
+    >>> hinted(Prompt([{"role": "user", "content": "Why?"}], {}), "Be brief, please.").messages[0]["content"]
     "Why?\\n\\n[user's hint / instruction]\\nBe brief, please."
     """
-    asked = [index for index, message in enumerate(messages) if message.role == "user"]
+    messages = list(prompt.messages)
+    asked = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if not asked:
         raise NoUserMessage(f"none of {len(messages)} messages is a user's: there is nowhere to put the hint")
-    prompt = [{"role": message.role, "content": message.content} for message in messages]
-    prompt[asked[-1]]["content"] += f"\n\n{HINT_TAG}\n{hint}"
-    return prompt
+    last, added = messages[asked[-1]], f"\n\n{HINT_TAG}\n{hint}"
+    content = last["content"]
+    more = [*content, {"type": "text", "text": added}] if isinstance(content, list) else f"{content or ''}{added}"
+    messages[asked[-1]] = last | {"content": more}
+    return Prompt(messages, prompt.template)

@@ -1,19 +1,24 @@
 """The teacher: log-probs of the student's own tokens under the prompt with the hint."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from schemas.records import Message, Sample
+from schemas.records import Sample, Task
 from schemas.tensors import Float32Array, Int32Array, float32_bytes, int32_bytes, int32_view, uint8_view
 from tentalis.inference.protocol import Inference, RequestRefused, UnknownModel
 from tentalis.opd.models import TeacherModel, TeacherRefused
-from tentalis.opd.prompt import NoUserMessage, hinted
+from tentalis.opd.prompt import NoPrompt, NoUserMessage, Prompt, hinted, students
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+NO_PROMPT, OTHER_PROMPT, NO_USER = "no_prompt", "other_prompt", "no_user_message"
+NO_HINT, REFUSED, NO_RESPONSE, NO_SCORES = "no_hint", "refused", "no_response", "no_scores"
 # Statuses with which a server refuses a call for what is in it: the same record would be refused again.
 _ABOUT_THE_RECORD = frozenset({400, 413, 422})
 
@@ -46,27 +51,33 @@ class Teacher:
         self._model = model
         self.top = top
 
-    async def logprobs(self, sample: Sample, messages: Sequence[Message], hints: Sequence[str]) -> Taught:
+    async def logprobs(self, sample: Sample, task: Task, hints: Sequence[str]) -> Taught:
         """The natural log-prob of each token that the policy chose, under the first hint, at the temperature at which
         the student sampled it, 0 outside the loss mask; and, if asked for, the likeliest tokens there under each hint.
         A hint with which the call is refused is left out if there is another.
 
         Raises:
-            TeacherRefused: the prompt takes no hint, the server refuses the call as such (too long), or what it returns
-                is not one finite number per token.
+            TeacherRefused: the task's prompt is not the one that the student had, or takes no hint, the server refuses
+                the call as such (too long), or what it returns is not one finite number per token.
             InferenceError: anything else, among them ServerUnavailable and UnknownModel.
         """
+        try:
+            prompt = students(task)
+        except NoPrompt as cause:
+            raise TeacherRefused(NO_PROMPT, str(cause)) from cause
+        name = await self._model.name(sample)
+        await self._same(sample, name, prompt)
         taught: list[Taught] = []
         refusals: list[TeacherRefused] = []
         for hint in hints:
             try:
-                taught.append(await self._under(sample, messages, hint))
+                taught.append(await self._under(sample, name, prompt, hint))
             except TeacherRefused as refusal:
                 refusals.append(refusal)
             if taught and not self.top:
                 break  # only one hint can give the log-probs of the tokens themselves
         if not taught:
-            raise refusals[0] if refusals else TeacherRefused("there is no hint")
+            raise refusals[0] if refusals else TeacherRefused(NO_HINT, "there is no hint")
         for left_out in refusals:
             log.warning("one of %d hints for result %s is left out: %s", len(hints), sample.result_id, left_out)
         first = taught[0]
@@ -79,29 +90,32 @@ class Teacher:
             b"".join(each.topk_logprobs for each in taught),
         )
 
-    async def _under(self, sample: Sample, messages: Sequence[Message], hint: str) -> Taught:
-        try:
-            prompt = hinted(messages, hint)
-        except NoUserMessage as cause:
-            raise TeacherRefused(str(cause)) from cause
-        tokens, start = int32_view(sample.token_ids), _response_start(sample)
-        name = await self._model.name(sample)
-        try:
-            prefix = await self._inference.render(name, prompt)
-            ids, temperature = np.concatenate([prefix, tokens[start:]]).tolist(), sample.sampling.temperature
-            if not self.top:
-                scores = await self._inference.score(name, ids, temperature=temperature)
-                return Taught(name, (hint,), aligned(sample, prefix, scores))
-            scores, top_ids, top_logprobs = await self._inference.score_top(
-                name, ids, temperature=temperature, k=self.top
+    async def _same(self, sample: Sample, name: str, prompt: Prompt) -> None:
+        """Whether the student's prompt can be made again, token by token: else the hinted one would differ from it in
+        more than the hint, and so would what the teacher says."""
+        had = int32_view(sample.token_ids)[: _response_start(sample)]
+        again = await self._asked(name, self._inference.render(name, prompt.messages, template=prompt.template))
+        if not np.array_equal(had, again):
+            raise TeacherRefused(
+                OTHER_PROMPT,
+                f"its prompt of {len(had)} tokens becomes {len(again)} other tokens when it is made again without a "
+                "hint: the request is not recorded as it was sent, or the chat template is another",
             )
-        except UnknownModel:
-            await self._model.unknown(name)
-            raise
-        except RequestRefused as cause:
-            if cause.status in _ABOUT_THE_RECORD:
-                raise TeacherRefused(str(cause)) from cause
-            raise
+
+    async def _under(self, sample: Sample, name: str, student: Prompt, hint: str) -> Taught:
+        try:
+            prompt = hinted(student, hint)
+        except NoUserMessage as cause:
+            raise TeacherRefused(NO_USER, str(cause)) from cause
+        tokens, start = int32_view(sample.token_ids), _response_start(sample)
+        prefix = await self._asked(name, self._inference.render(name, prompt.messages, template=prompt.template))
+        ids, temperature = np.concatenate([prefix, tokens[start:]]).tolist(), sample.sampling.temperature
+        if not self.top:
+            scores = await self._asked(name, self._inference.score(name, ids, temperature=temperature))
+            return Taught(name, (hint,), aligned(sample, prefix, scores))
+        scores, top_ids, top_logprobs = await self._asked(
+            name, self._inference.score_top(name, ids, temperature=temperature, k=self.top)
+        )
         own = aligned(sample, prefix, scores)
         mask = uint8_view(sample.loss_mask) == 1
         listed = np.full((len(mask), self.top), -1, dtype=np.int32)
@@ -110,11 +124,23 @@ class Teacher:
         listed[~mask], listed_logprobs[~mask] = -1, 0.0
         return Taught(name, (hint,), own, self.top, int32_bytes(listed), float32_bytes(listed_logprobs))
 
+    async def _asked(self, name: str, answer: Awaitable[T]) -> T:
+        """An answer of the server's about one record. Raises TeacherRefused for a refusal of what is in it."""
+        try:
+            return await answer
+        except UnknownModel:
+            await self._model.unknown(name)
+            raise
+        except RequestRefused as cause:
+            if cause.status in _ABOUT_THE_RECORD:
+                raise TeacherRefused(REFUSED, str(cause)) from cause
+            raise
+
 
 def _response_start(sample: Sample) -> int:
     chosen = np.flatnonzero(uint8_view(sample.loss_mask))
     if not len(chosen):
-        raise TeacherRefused("the sample has no response tokens")
+        raise TeacherRefused(NO_RESPONSE, "the sample has no response tokens")
     return int(chosen[0])
 
 
@@ -127,10 +153,10 @@ def aligned(sample: Sample, prefix: Int32Array, scores: Float32Array) -> bytes:
     response = np.asarray(scores[len(prefix) :], dtype=np.float32)
     if len(scores) != len(prefix) + len(mask) - start or not len(prefix):
         raise TeacherRefused(
-            f"{len(scores)} scores for {len(prefix)} prompt tokens and {len(mask) - start} response tokens"
+            NO_SCORES, f"{len(scores)} scores for {len(prefix)} prompt tokens and {len(mask) - start} response tokens"
         )
     placed = np.zeros(len(mask), dtype=np.float32)
     placed[start:] = np.where(mask[start:] == 1, response, np.float32(0))
     if not np.isfinite(placed).all():
-        raise TeacherRefused(f"{int((~np.isfinite(placed)).sum())} of {len(response)} scores are not finite")
+        raise TeacherRefused(NO_SCORES, f"{int((~np.isfinite(placed)).sum())} of {len(response)} scores are not finite")
     return float32_bytes(placed)

@@ -35,6 +35,7 @@ from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, now_ms, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
+from tentalis.opd import HINT_TAG
 from tentalis.rewards.moments import combine
 from tests.kafka_fixture import ensure_topics, eventually
 from tests.unit.stream_records import make_feedback, make_result, make_task, malformed, unchecked
@@ -46,7 +47,8 @@ COMPLAINT = "That was too long: please answer in one sentence."
 
 
 class FakeModel(BaseHTTPRequestHandler):
-    """Speaks the three calls that hinting makes. The log-prob of a token is -token/100."""
+    """Speaks the three calls that hinting makes. The log-prob of a token is -token/100; a prompt without a hint is that
+    of the fixtures."""
 
     def do_GET(self) -> None:
         self._answer({"data": [{"id": "base@v1", "parent": "tiny"}, {"id": "tiny"}]})
@@ -56,7 +58,7 @@ class FakeModel(BaseHTTPRequestHandler):
         assert body["model"] == "tiny"
         if self.path == "/tokenize":
             text = "".join(message["content"] for message in body["messages"])
-            self._answer({"tokens": [ord(char) for char in text]})
+            self._answer({"tokens": [ord(char) for char in text] if HINT_TAG in text else [1, 2, 3]})
         else:
             scores = [None] + [{str(token): {"logprob": -token / 100}} for token in body["prompt"][1:]]
             self._answer({"model": "tiny", "choices": [{"index": 0, "prompt_logprobs": scores}]})

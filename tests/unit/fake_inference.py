@@ -1,20 +1,31 @@
 """An inference server for tests: deterministic tokens and log-probs, a record of what it was asked."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tentalis.inference.protocol import Float32, Generation, Int32, Message
+from tentalis.opd import HINT_TAG
 
 
 class FakeInference:
-    """`fails(model)` gives the exception to raise, if any. `busy_most`: most calls of `score` at the same time."""
+    """`fails(model)` gives the exception to raise, if any. `prompt`: tokens of every prompt without a hint. `rendered`:
+    those with one, and `templates` what else the template was given; `plain`: those without. `busy_most`: most calls of
+    `score` at the same time."""
 
-    def __init__(self, fails: Callable[[str], Exception | None] = lambda model: None, yields: int = 0) -> None:
+    def __init__(
+        self,
+        fails: Callable[[str], Exception | None] = lambda model: None,
+        yields: int = 0,
+        prompt: Sequence[int] = (1, 2, 3),
+    ) -> None:
         self.fails = fails
+        self.prompt = prompt
         self.rendered: list[list[Message]] = []
+        self.templates: list[dict[str, Any]] = []
+        self.plain: list[tuple[list[Message], dict[str, Any]]] = []
         self.scored: list[tuple[str, list[int], float]] = []
         self.busy = self.busy_most = self.asked_for_model = 0
         self._yields = yields
@@ -27,8 +38,18 @@ class FakeInference:
     def logprob(position: int, token: int) -> float:
         return float(np.float32(-0.001 * position - 0.1 * token))
 
-    async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
+    async def render(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        template: Mapping[str, Any] | None = None,
+    ) -> Int32:
         assert add_generation_prompt
+        if not any(HINT_TAG in str(message["content"]) for message in messages):
+            self.plain.append(([dict(message) for message in messages], dict(template or {})))
+            return np.asarray(self.prompt, dtype=np.int32)
+        self.templates.append(dict(template or {}))
         self.rendered.append([dict(message) for message in messages])
         return np.asarray(self.tokens_of(messages), dtype=np.int32)
 

@@ -57,7 +57,7 @@ class Lab:
         async def shorten(text: str) -> str:
             return text[:40]
 
-        self.log, self.chat, self.inference = list(log), chat, inference or FakeInference()
+        self.log, self.chat, self.inference = list(log), chat, inference or FakeInference(prompt=(7, 8))
         self.reader = Log(log)
         self.app = Experience(
             CODEC,

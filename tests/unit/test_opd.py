@@ -7,12 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.records import Message, Sample, Sampling, sample_of
+from schemas.records import Sample, Sampling, sample_of
 from schemas.tensors import float32_view, int32_bytes, int32_view, uint8_bytes
+from tentalis.gateway.messages import normalised, unspoken
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
-from tentalis.opd import HINT_TAG, NoUserMessage, OneModel, Taught, Teacher, TeacherRefused, aligned, hinted, rule_hint
+from tentalis.opd import (
+    HINT_TAG,
+    NoPrompt,
+    NoUserMessage,
+    OneModel,
+    Prompt,
+    Taught,
+    Teacher,
+    TeacherRefused,
+    aligned,
+    hinted,
+    rule_hint,
+    students,
+)
 from tests.unit.fake_inference import FakeInference
-from tests.unit.stream_records import make_result
+from tests.unit.stream_records import make_result, make_task
 
 HINT = "Please be brief and plain."
 
@@ -46,25 +60,77 @@ def test_a_pasted_log_does_not_get_into_the_prompt() -> None:
 
 
 def test_the_hint_goes_to_the_end_of_the_last_user_message() -> None:
-    messages = (
-        Message(role="user", content="One?"),
-        Message(role="assistant", content="1"),
-        Message(role="user", content="Two?"),
-        Message(role="tool", content="2"),
-    )
-    prompt = hinted(messages, HINT)
-    assert prompt[2] == {"role": "user", "content": f"Two?\n\n{HINT_TAG}\n{HINT}"}
-    assert HINT_TAG == "[user's hint / instruction]"
-    assert [m for i, m in enumerate(prompt) if i != 2] == [m.model_dump() for i, m in enumerate(messages) if i != 2]
-    assert messages[2].content == "Two?"
+    messages = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "Two?"},
+        {"role": "tool", "content": "2"},
+    ]
+    prompt = hinted(Prompt(messages, {"tools": [1]}), HINT)
+    assert prompt.messages[2] == {"role": "user", "content": f"Two?\n\n{HINT_TAG}\n{HINT}"}
+    assert HINT_TAG == "[user's hint / instruction]" and prompt.template == {"tools": [1]}
+    assert [m for i, m in enumerate(prompt.messages) if i != 2] == [m for i, m in enumerate(messages) if i != 2]
+    assert messages[2]["content"] == "Two?"
 
 
 def test_a_prompt_without_a_user_takes_no_hint() -> None:
     with pytest.raises(NoUserMessage):
-        hinted((Message(role="system", content="Speak."),), HINT)
+        hinted(Prompt([{"role": "system", "content": "Speak."}], {}), HINT)
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def test_what_the_student_was_asked_is_made_again_of_what_the_gateway_wrote_down() -> None:
+    sent: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "And in"}, {"type": "text", "text": "Rome?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "Sunny.", "tool_call_id": "c1"},
+        {"role": "user", "content": [{"type": "text", "text": "Thanks."}]},
+    ]
+    body = {"tools": TOOLS, "chat_template_kwargs": {"thinking": False}, "temperature": 1.0, "tool_choice": "auto"}
+    task = make_task(messages=normalised(sent), metadata={"request": unspoken(body, sent)})
+    prompt = students(task)
+    assert prompt.messages == [*sent[:4], {"role": "user", "content": "Thanks."}]
+    assert prompt.template == {"tools": TOOLS, "chat_template_kwargs": {"thinking": False}}
+    last = hinted(Prompt(prompt.messages[:4], {}), HINT).messages[1]["content"]
+    assert last == [*sent[1]["content"], {"type": "text", "text": f"\n\n{HINT_TAG}\n{HINT}"}]
+
+
+@pytest.mark.parametrize("request_", ["{", "[]", '{"messages": [1]}', '{"messages": {"0": 1}}', "[" * 100_000])
+def test_a_request_that_cannot_be_read_has_no_teacher(request_: str) -> None:
+    with pytest.raises(NoPrompt, match="cannot be read"):
+        students(make_task(metadata={"request": request_}))
+    with pytest.raises(TeacherRefused) as refused:
+        ask(FakeInference(), task=make_task(metadata={"request": request_}))
+    assert refused.value.reason == "no_prompt"
+
+
+def test_an_image_is_not_in_the_tokens_that_the_teacher_scores() -> None:
+    sent = [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {}}]}]
+    with pytest.raises(NoPrompt, match="image_url"):
+        students(make_task(messages=normalised(sent), metadata={"request": unspoken({}, sent)}))
 
 
 # --- teacher ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_students_prompt_is_made_again_with_its_tools_before_the_teacher_is_asked() -> None:
+    inference = FakeInference()
+    task = make_task(metadata={"request": unspoken({"tools": TOOLS}, [])})
+    ask(inference, task=task)
+    assert inference.plain == [([message.model_dump() for message in task.messages], {"tools": TOOLS})]
+    assert inference.templates == [{"tools": TOOLS}]
+
+
+@pytest.mark.parametrize("prompt", [(1, 2), (1, 2, 3, 4), (1, 2, 4)])
+def test_another_prompt_than_the_students_is_no_teacher(prompt: tuple[int, ...]) -> None:
+    inference = FakeInference(prompt=prompt)
+    with pytest.raises(TeacherRefused, match="other tokens") as refused:
+        ask(inference)
+    assert refused.value.reason == "other_prompt" and not inference.scored and not inference.rendered
 
 
 def ask(inference: FakeInference, sample: Sample | None = None, top: int = 0, **fields: Any) -> Taught:
@@ -75,7 +141,7 @@ def ask(inference: FakeInference, sample: Sample | None = None, top: int = 0, **
         return "base"
 
     teacher = Teacher(inference, OneModel(model), top)
-    return asyncio.run(teacher.logprobs(sample or sample_of(result), result.task.messages, [HINT]))
+    return asyncio.run(teacher.logprobs(sample or sample_of(result), result.task, [HINT]))
 
 
 def test_the_teacher_scores_the_students_tokens_behind_the_hinted_prompt() -> None:
@@ -164,12 +230,12 @@ def test_the_teachers_name_is_asked_for_once_and_again_when_it_is_not_known() ->
 
     async def story() -> list[str]:
         teacher = Teacher(inference, OneModel(model))
-        sample, messages = sample_of(make_result()), make_result().task.messages
-        first = (await teacher.logprobs(sample, messages, [HINT])).teacher
-        again = (await teacher.logprobs(sample, messages, [HINT])).teacher
+        sample, task = sample_of(make_result()), make_result().task
+        first = (await teacher.logprobs(sample, task, [HINT])).teacher
+        again = (await teacher.logprobs(sample, task, [HINT])).teacher
         inference.fails = lambda call: UnknownModel(404, "not served") if call == "old" else None
         with pytest.raises(UnknownModel):
-            await teacher.logprobs(sample, messages, [HINT])
-        return [first, again, (await teacher.logprobs(sample, messages, [HINT])).teacher]
+            await teacher.logprobs(sample, task, [HINT])
+        return [first, again, (await teacher.logprobs(sample, task, [HINT])).teacher]
 
     assert asyncio.run(story()) == ["old", "old", "new"]

@@ -278,10 +278,10 @@ def test_all_accepted_hints_become_candidates_of_the_top_k_loss_the_shortest_fir
 
 def test_a_hint_that_is_too_long_for_the_teacher_leaves_the_others() -> None:
     class Narrow(FakeInference):
-        async def render(self, model: str, messages: Any, add_generation_prompt: bool = True) -> Any:
+        async def render(self, model: str, messages: Any, *args: Any, **options: Any) -> Any:
             if PLAIN in messages[-1]["content"]:
                 raise RequestRefused(400, "too long")
-            return await super().render(model, messages, add_generation_prompt)
+            return await super().render(model, messages, *args, **options)
 
     app = hinting(Script(accepts(PLAIN), accepts(BRIEF), DECLINES), Narrow(), top=2, select="all")
     half = half_of(app)

@@ -131,7 +131,7 @@ def asked(inference: FakeInference, served: list[str]) -> Any:
 
     result = make_result()
     teacher = Teacher(inference, SamplersModel(names))
-    return asyncio.run(teacher.logprobs(sample_of(result), result.task.messages, ["Be brief, please."]))
+    return asyncio.run(teacher.logprobs(sample_of(result), result.task, ["Be brief, please."]))
 
 
 def test_the_same_weights_are_those_that_sampled_the_answer() -> None:
