@@ -71,31 +71,38 @@ def test_facts_are_the_newest_of_what_came_in_the_order_of_the_log(
 # --- who sees what ----------------------------------------------------------------------------------------------------
 
 
+def as_(key: str, **more: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} | more
+
+
 def test_a_users_key_sees_and_speaks_of_that_users_tasks_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     ann, bob = (create(path, [Scope.TASKS, Scope.FEEDBACK, Scope.TRACES], user=user) for user in ("ann", "bob"))
     service, watcher = create(path, [Scope.TASKS]), create(path, [Scope.EVENTS])
 
     async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
-        def as_(key: str, **more: str) -> dict[str, str]:
-            return {"Authorization": f"Bearer {key}"} | more
-
         assert (await client.get("/tasks/t/status")).status_code == 401
         assert (await client.get("/tasks/t/status", headers=as_(watcher))).status_code == 403
         assert (await client.get("/health")).status_code == 200
 
         posted = await client.post("/tasks/assign", json={"task_id": "t", "prompt": "p"}, headers=as_(ann))
-        assert posted.status_code == 201
-        answer = {"task_id": "t", "worker_id": "w", "result": "r"}
-        assert (await client.post("/tasks/result", json=answer, headers=as_(bob))).status_code == 403
+        assert posted.status_code == 201 and posted.json()["task_id"] == "t"
+        (task_,) = log.topics[topics.TASKS]
+        assert task_.key == "ann:t"
+        # Who reads the log knows it by its name there.
+        answer = {"task_id": "ann:t", "worker_id": "w", "result": "r"}
         assert (await client.post("/tasks/result", json=answer, headers=as_(service))).status_code == 201
         mine = (await client.get("/tasks/t/status", headers=as_(ann))).json()
-        theirs = (await client.get("/tasks/t/status", headers=as_(bob))).json()
-        assert mine["status"] == "completed"
-        assert theirs == mine | {"status": "pending", "known": False, "result": None, "results": []}
-        told = {"task_id": "t", "score": 1}
-        assert (await client.post("/feedback", json=told, headers=as_(bob))).status_code == 404
-        assert (await client.post("/feedback", json=told, headers=as_(ann))).status_code == 201
+        assert mine["status"] == "completed" and mine["task_id"] == mine["result"]["task_id"] == "t"
+        assert (await client.get("/tasks/ann:t/status", headers=as_(ann))).json()["status"] == "completed"
+        nothing = mine | {"status": "pending", "known": False, "result": None, "results": []}
+        for name in ("t", "ann:t"):
+            theirs = (await client.get(f"/tasks/{name}/status", headers=as_(bob))).json()
+            assert theirs == nothing | {"task_id": name}
+            told = {"task_id": name, "score": 1}
+            assert (await client.post("/feedback", json=told, headers=as_(bob))).status_code == 404
+            assert (await client.post("/feedback", json=told, headers=as_(ann))).status_code == 201
+        assert len(log.topics[topics.FEEDBACK]) == 1
         assert (
             await client.post("/tasks/assign", json={"prompt": "p"}, headers=as_(ann, **{"X-User-Id": "bob"}))
         ).status_code == 403
@@ -124,7 +131,10 @@ def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: P
         task_of_ann = {"task_id": "t", "prompt": "p"}
         assert (await client.post("/tasks/assign", json=task_of_ann, headers=as_("ann"))).status_code == 201
         answer = {"task_id": "t", "worker_id": "w", "result": "r"}
-        assert (await client.post("/tasks/result", json=answer, headers=as_("bob"))).status_code == 403
+        assert (
+            await client.post("/tasks/result", json=answer | {"task_id": "x"}, headers=as_("bob"))
+        ).status_code == 201
+        assert log.topics[topics.RESULTS][0].key == "bob:x"
         assert (await client.post("/tasks/result", json=answer, headers=as_("ann"))).status_code == 201
         turn = {"session_id": "s", "response": "r", "policy": "assistant"} | TOKENS
         logged = await client.post("/sessions/log", json=turn, headers=as_("ann"))
@@ -142,7 +152,9 @@ def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: P
             assert len(log.topics[topics.FEEDBACK]) == number + 1
         assert (await client.get("/tasks/t/status", headers=as_("ann"))).json()["status"] == "completed"
         # For nobody in particular it goes on speaking of every task, as services do that know their users themselves.
-        assert (await client.post("/feedback", json={"task_id": "t", "score": 0}, headers=as_())).status_code == 201
+        told = {"task_id": "ann:t", "score": 0}
+        assert (await client.post("/feedback", json=told, headers=as_())).status_code == 201
+        assert (await client.get("/tasks/ann:t/status", headers=as_())).json()["status"] == "completed"
 
     run(body, keys=Keys(path))
 
@@ -167,21 +179,118 @@ def test_a_turn_without_a_task_takes_no_feedback_and_says_so(turn: dict[str, Any
     run(body)
 
 
+def test_two_users_may_give_the_same_ids_and_never_meet(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    scopes = [Scope.TASKS, Scope.FEEDBACK, Scope.TRACES]
+    users = {user: create(path, scopes, user=user) for user in ("ann", "a:b")}
+    trace = {"kind": "trace", "trace_id": "s.1", "recorded_at": 1, "task": "t", "model": "m", "prompt": "p"}
+    said = {"kind": "feedback", "feedback_id": "f2", "trace_id": "s.1", "recorded_at": 2, "polarity": -1}
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        for user, key in users.items():
+            posts: list[tuple[str, dict[str, Any]]] = [
+                ("/tasks/assign", {"task_id": "t", "prompt": user}),
+                ("/tasks/result", {"task_id": "t", "worker_id": "w", "result": user}),
+                ("/feedback", {"task_id": "t", "score": 0.5, "feedback_id": "f"}),
+                ("/feedback", {"task_id": "t", "score": 0.5}),
+                (
+                    "/sessions/log",
+                    {"session_id": "s", "session_event_id": "e", "response": user, "policy": "p"} | TOKENS,
+                ),
+                ("/v1/feedback", {"completion_id": "e", "thumb": "up"}),
+                ("/v1/traces", {"items": [trace | {"response": user}, said | {"text": user}]}),
+            ]
+            for where, post in posts:
+                answers = [await client.post(where, json=post, headers=as_(key)) for _ in range(2)]
+                assert {answer.status_code for answer in answers} == {201}, (user, where, answers[0].text)
+                assert answers[0].json() == answers[1].json()
+                if where == "/v1/traces":
+                    assert [item["id"] for item in answers[0].json()["items"]] == ["s.1", "f2"]
+                    assert {item["status"] for item in answers[0].json()["items"]} == {"published"}
+            status = (await client.get("/tasks/t/status", headers=as_(key))).json()
+            assert status["result"]["result"] == user
+        counts = {topic: len(records) for topic, records in log.topics.items()}
+        assert counts == {topics.TASKS: 2, topics.RESULTS: 2, topics.FEEDBACK: 8, topics.SESSIONS: 4}
+        for topic, records in log.topics.items():
+            assert len({record.event_id for record in records}) == counts[topic], topic
+
+    run(body, keys=Keys(path))
+
+
+def test_a_users_key_finds_tasks_that_others_made_for_that_user(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ann = create(path, [Scope.TASKS, Scope.FEEDBACK], user="ann")
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        theirs = task("made-by-sessions", n=1, user_id="ann")
+        log.put(topics.TASKS, theirs)
+        log.put(topics.RESULTS, result(theirs))
+        status = (await client.get("/tasks/made-by-sessions/status", headers=as_(ann))).json()
+        assert status["status"] == "completed"
+        thumb = {"task_id": "made-by-sessions", "thumb": "up"}
+        assert (await client.post("/v1/feedback", json=thumb, headers=as_(ann))).status_code == 201
+        assert log.topics[topics.FEEDBACK][0].key == "made-by-sessions"
+
+    run(body, keys=Keys(path))
+
+
+def test_the_key_is_looked_at_before_anything_else(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    watcher = create(path, [Scope.EVENTS])
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        async def never() -> Any:
+            pytest.fail("the body was read")
+            yield b""
+
+        for route in ("/tasks/assign", "/tasks/result", "/feedback", "/v1/feedback", "/sessions/log", "/v1/traces"):
+            for headers, status in (({}, 401), (as_("tk-x-y"), 401), (as_(watcher), 403)):
+                for content in (never(), b"{", b"[]"):
+                    answer = await client.post(f"{route}?unheard=of", content=content, headers=headers)
+                    assert (answer.status_code, set(answer.json())) == (status, {"error"}), (route, answer.text)
+        for route in ("/tasks/a/status?wait=x", "/training/status?x=y", "/v1/events?seconds=-1"):
+            assert (await client.get(route)).status_code == 401
+
+    run(body, keys=Keys(path))
+
+
 def test_what_is_not_to_be_recorded_is_not() -> None:
     async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
         off = {"X-Tentalis-Record": "Off"}
         for path, good in (
+            ("/tasks/result", {"task_id": "t", "worker_id": "w", "result": "r"}),
             ("/sessions/log", {"session_id": "s"}),
             ("/feedback", {"task_id": "t", "score": 1}),
             ("/v1/feedback", {"task_id": "t", "thumb": "up"}),
-            ("/v1/traces", {"items": [{}]}),
+            ("/v1/traces", {"items": [{"trace_id": "a"}, {"feedback_id": "f"}]}),
         ):
             answer = await client.post(path, json=good, headers=off)
             assert answer.status_code == 201 and "not_recorded" in answer.text
+        assert [item["id"] for item in answer.json()["items"]] == ["a", "f"]
+        # A task is nothing but a record: whoever wants none of it on the log wants no task.
+        answer = await client.post("/tasks/assign", json={"prompt": "p"}, headers=off)
+        assert answer.status_code == 422 and "X-Tentalis-Record" in answer.json()["error"]
         assert not log.topics
-        assert (await client.post("/feedback", json={}, headers={"X-Tentalis-Record": "of"})).status_code == 422
-        told = {"task_id": "t", "score": 1}
-        assert (await client.post("/feedback", json=told, headers={"X-Tentalis-Record": "of"})).status_code == 400
+        for path, good in (("/tasks/assign", {"prompt": "p"}), ("/feedback", {"task_id": "t", "score": 1})):
+            answer = await client.post(path, json=good, headers={"X-Tentalis-Record": "of"})
+            assert answer.status_code == 400 and not log.topics
+
+    run(body)
+
+
+def test_when_it_was_said_makes_no_second_record() -> None:
+    said: list[tuple[str, dict[str, Any]]] = [
+        ("/feedback", {"task_id": "t", "score": 0.5}),
+        ("/sessions/log", {"session_id": "s", "response": "r"}),
+        ("/tasks/result", {"task_id": "t", "worker_id": "w", "result": "r"}),
+    ]
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        for path, once in said:
+            at = [{"created_at": f"2026-01-0{day}T00:00:00Z"} for day in (1, 2)]
+            answers = [await client.post(path, json=once | more) for more in ({}, *at)]
+            assert {answer.status_code for answer in answers} == {201} and len({a.text for a in answers}) == 1
+        assert {topic: len(records) for topic, records in log.topics.items()} == dict.fromkeys(log.topics, 1)
 
     run(body)
 

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from hashlib import blake2b
 
-LONGEST_ID = 256
+LONGEST_ID = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from tentalis.gateway.bridge.shapes import (
     Said,
     SamplingBody,
     SessionBody,
+    Shape,
     TaskBody,
     Trace,
     TraceFeedback,
@@ -125,11 +126,11 @@ def _terms(body: TaskBody, *, verified: bool) -> Terms:
 
 
 def task_of_result(
-    body: ResultBody, *, now_ms: int, policy: str, user_id: str | None, environments: Sequence[str]
+    body: ResultBody, *, task_id: str, now_ms: int, policy: str, user_id: str | None, environments: Sequence[str]
 ) -> Task:
     """The task that a result came for, where it is not on the log: what the result says of it."""
     return Task(
-        task_id=body.task_id,
+        task_id=task_id,
         event_time=moment(body.created_at, now_ms),
         policy=_policy_in(body.model_version) or policy,
         environment=environment_of(body.task_type, environments),
@@ -180,12 +181,21 @@ def result_of(body: ResultBody, task: Task, *, opened_at: int, now_ms: int) -> R
     )
 
 
-def feedback_of(body: FeedbackBody, result: Result | None, *, now_ms: int) -> Feedback:
-    """The feedback of a body; `result`: what it speaks of, where that is known. Raises ValidationError."""
+def _content(body: Shape) -> str:
+    """What an id is derived from beside what it speaks of: all that a body says, but for when, and by which of its
+    names it calls that."""
+    return body.model_dump_json(
+        exclude={"created_at", "task_id", "completion_id", "session_id", "turn_index"}, exclude_defaults=True
+    )
+
+
+def feedback_of(body: FeedbackBody, task_id: str, result: Result | None, *, feedback_id: str, now_ms: int) -> Feedback:
+    """The feedback of a body. `task_id`, `feedback_id`: as the log has them, the latter derived if it is "";
+    `result`: what it speaks of, where that is known. Raises ValidationError."""
     return Feedback(
-        feedback_id=body.feedback_id or derived_id("feedback", "bridge", body.model_dump_json()),
+        feedback_id=feedback_id or derived_id("feedback", "bridge", task_id, _content(body)),
         event_time=moment(body.created_at, now_ms),
-        task_id=body.task_id,
+        task_id=task_id,
         sample_index=body.sample_index,
         source=Source(body.source),
         author=body.manager_id,
@@ -196,12 +206,12 @@ def feedback_of(body: FeedbackBody, result: Result | None, *, now_ms: int) -> Fe
 
 
 def user_feedback_of(
-    body: UserFeedbackBody, task_id: str, author: str, result: Result | None, *, now_ms: int
+    body: UserFeedbackBody, task_id: str, author: str, result: Result | None, *, feedback_id: str, now_ms: int
 ) -> Feedback:
-    """What a person says of a turn. Raises ValidationError."""
+    """What a person says of a turn; ids as for `feedback_of`. Raises ValidationError."""
     score = body.score if body.score >= 0 else None
     return Feedback(
-        feedback_id=body.feedback_id or derived_id("feedback", "user", task_id, author, body.model_dump_json()),
+        feedback_id=feedback_id or derived_id("feedback", "user", task_id, author, _content(body)),
         event_time=now_ms,
         task_id=task_id,
         sample_index=body.sample_index,
@@ -223,13 +233,19 @@ def taskless(event: SessionEvent) -> str:
 
 
 def session_event_of(
-    body: SessionBody, *, session_id: str, user_id: str | None, now_ms: int, gateway_id: str
+    body: SessionBody,
+    *,
+    session_id: str,
+    session_event_id: str,
+    user_id: str | None,
+    now_ms: int,
+    gateway_id: str,
 ) -> SessionEvent:
-    """The turn of a body; `session_id`: as the log has it. Raises ValidationError."""
+    """The turn of a body; ids as the log has them, that of the event derived if it is "". Raises ValidationError."""
     messages = [message.model_dump() for message in body.messages]
     said = normalised(messages)
     return _turn(
-        session_event_id=body.session_event_id or derived_id("session", "bridge", session_id, body.model_dump_json()),
+        session_event_id=session_event_id or derived_id("session", "bridge", session_id, _content(body)),
         event_time=moment(body.created_at, now_ms),
         session_id=session_id,
         turn_type=body.turn_type,
@@ -249,8 +265,10 @@ def session_event_of(
     )
 
 
-def trace_event_of(trace: Trace, *, session_id: str, user_id: str | None, gateway_id: str) -> SessionEvent:
-    """The turn of a trace. Raises ValidationError."""
+def trace_event_of(
+    trace: Trace, trace_id: str, *, session_id: str, user_id: str | None, gateway_id: str
+) -> SessionEvent:
+    """The turn of a trace; ids as the log has them. Raises ValidationError."""
     messages = (
         [{"role": "user", "content": trace.prompt}]
         if isinstance(trace.prompt, str)
@@ -258,7 +276,7 @@ def trace_event_of(trace: Trace, *, session_id: str, user_id: str | None, gatewa
     )
     kept = {"task": trace.task, "metadata": trace.metadata, "judgement": trace.judgement}
     return _turn(
-        session_event_id=trace.trace_id,
+        session_event_id=trace_id,
         event_time=trace.recorded_at,
         session_id=session_id,
         turn_type="main",
@@ -301,10 +319,12 @@ def trace_session(trace_id: str) -> str:
     return trace_id.rpartition(".")[0] or trace_id
 
 
-def trace_feedback_of(body: TraceFeedback, task_id: str, author: str, result: Result | None) -> Feedback:
-    """What somebody says of a trace. Raises ValidationError."""
+def trace_feedback_of(
+    body: TraceFeedback, feedback_id: str, task_id: str, author: str, result: Result | None
+) -> Feedback:
+    """What somebody says of a trace; ids as the log has them. Raises ValidationError."""
     return Feedback(
-        feedback_id=body.feedback_id,
+        feedback_id=feedback_id,
         event_time=body.recorded_at,
         task_id=task_id,
         sample_index=0,
@@ -321,11 +341,11 @@ def _created(ms: int) -> datetime:
     return datetime.fromtimestamp(min(max(ms, 0), 253_402_300_799_999) / 1000, UTC)
 
 
-def answer_of(result: Result) -> ResultAnswer:
-    """A result as people ask for it."""
+def answer_of(result: Result, task_id: str) -> ResultAnswer:
+    """A result as people ask for it, by the name that they have for its task."""
     asked = [message.content for message in result.task.messages if message.role == "user"]
     return ResultAnswer(
-        task_id=result.task.task_id,
+        task_id=task_id,
         worker_id=result.worker_id,
         prompt=asked[-1] if asked else "",
         result=result.text,

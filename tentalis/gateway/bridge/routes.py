@@ -10,9 +10,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
+from schemas import topics
 from tentalis.gateway.bodies import body_of
 from tentalis.gateway.bridge.events import NAMES
-from tentalis.gateway.bridge.service import LONGEST_POLL_S, Bridge, problems
+from tentalis.gateway.bridge.refusals import problems
+from tentalis.gateway.bridge.service import LONGEST_POLL_S, Bridge, not_recorded
 from tentalis.gateway.bridge.shapes import (
     Assigned,
     Error,
@@ -27,7 +29,6 @@ from tentalis.gateway.bridge.shapes import (
     TaskStatus,
     TracesBody,
     TracesTaken,
-    TraceTaken,
     UserFeedbackBody,
 )
 from tentalis.gateway.bridge.training import TrainingStatus
@@ -47,6 +48,19 @@ _WHY = {
     422: "The body or a parameter is not of its form.",
     503: "The log is away: the same request again is safe.",
 }
+SCOPES: dict[str, Scope | None] = {
+    "/tasks/assign": Scope.TASKS,
+    "/tasks/result": Scope.TASKS,
+    "/tasks/{task_id}/status": Scope.TASKS,
+    "/feedback": Scope.FEEDBACK,
+    "/v1/feedback": Scope.FEEDBACK,
+    "/sessions/log": Scope.TRACES,
+    "/v1/traces": Scope.TRACES,
+    "/training/status": Scope.EVENTS,
+    "/v1/events": Scope.EVENTS,
+    "/health": None,
+}
+"""What a key must be good for, by path; None: nobody is asked for one."""
 _BEARER = HTTPBearer(auto_error=False, description="An API key (`tentalis keys create`).")
 
 _EVENT = {
@@ -64,6 +78,14 @@ Record = Annotated[
         json_schema_extra={"enum": ["on", "off"]},
     ),
 ]
+RecordTask = Annotated[
+    str,
+    Header(
+        alias="X-Tentalis-Record",
+        description="`off` is refused: a task is nothing but a record.",
+        json_schema_extra={"enum": ["on"]},
+    ),
+]
 IdempotencyKey = Annotated[
     str, Header(alias="Idempotency-Key", max_length=200, description="Stands for the id where none is given.")
 ]
@@ -77,13 +99,15 @@ def _refusal(status: int, why: str, headers: dict[str, str] | None = None) -> JS
     return JSONResponse({"error": why}, status, headers)
 
 
-def _route_class(body_bytes: int, body_s: float, count: Callable[[str, int], None]) -> type[APIRoute]:
-    """Routes that take JSON whatever its content type is called, and refuse in the ancestors' shape."""
+def _route_class(keys: Keys, body_bytes: int, body_s: float, count: Callable[[str, int], None]) -> type[APIRoute]:
+    """Routes that look at the key before anything else, take JSON whatever its content type is called, and refuse in
+    the ancestors' shape. The caller is in the request's state."""
 
     class Route(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
             known = {parameter.alias for parameter in self.dependant.query_params}
+            scope = SCOPES[self.path]
 
             async def handler(request: Request) -> Response:
                 response = await answer(request)
@@ -92,6 +116,8 @@ def _route_class(body_bytes: int, body_s: float, count: Callable[[str, int], Non
 
             async def answer(request: Request) -> Response:
                 try:
+                    if scope is not None:
+                        request.state.caller = keys.caller(presented(request.scope["headers"]), scope)
                     if not known.issuperset(request.query_params):
                         there = f"there are {', '.join(sorted(known))}" if known else "there are none"
                         raise Refused(422, f"a parameter behind the ? that nobody knows: {there}")
@@ -141,11 +167,11 @@ def router(
         async with bridge.running():
             yield
 
-    routes = APIRouter(route_class=_route_class(body_bytes, body_s, count), lifespan=lifespan)
+    routes = APIRouter(route_class=_route_class(keys, body_bytes, body_s, count), lifespan=lifespan)
     asked = [Security(_BEARER)]
 
-    def caller_of(request: Request, scope: Scope, user: str = "") -> tuple[Caller, str]:
-        caller = keys.caller(presented(request.scope["headers"]), scope)
+    def caller_of(request: Request, user: str = "") -> tuple[Caller, str]:
+        caller: Caller = request.state.caller
         user_id = caller.user_id(user)
         # A service's key that speaks for a user sees and touches what is that user's alone.
         return caller.model_copy(update={"user": user_id or None}), user_id
@@ -156,15 +182,21 @@ def router(
     written = _codes(400, 401, 403, 408, 409, 413, 422, 503)
 
     @routes.post("/tasks/assign", status_code=201, responses=written | _codes(404), dependencies=asked, tags=["tasks"])
-    async def assign(request: Request, body: TaskBody, user: UserId = "", key: IdempotencyKey = "") -> Assigned:
-        """Puts a task on the log."""
-        caller, user_id = caller_of(request, Scope.TASKS, user)
+    async def assign(
+        request: Request, body: TaskBody, user: UserId = "", key: IdempotencyKey = "", record: RecordTask = "on"
+    ) -> Assigned:
+        """Puts a task on the log. It is nothing but a record: what is not to be recorded is refused."""
+        caller, user_id = caller_of(request, user)
+        if not kept(record):
+            raise Refused(422, "a task is given out on the log and nowhere else: leave X-Tentalis-Record: off away")
         return await bridge.assign(body, caller, user_id, key)
 
     @routes.post("/tasks/result", status_code=201, responses=written, dependencies=asked, tags=["tasks"])
-    async def result(request: Request, body: ResultBody, user: UserId = "") -> ResultTaken:
+    async def result(request: Request, body: ResultBody, user: UserId = "", record: Record = "on") -> ResultTaken:
         """Puts a worker's result on the log; the task need not be there."""
-        caller, user_id = caller_of(request, Scope.TASKS, user)
+        caller, user_id = caller_of(request, user)
+        if not kept(record):
+            return ResultTaken(task_id=body.task_id, topic=topics.RESULTS, result_id="", status="not_recorded")
         return await bridge.result(body, caller, user_id)
 
     @routes.get("/tasks/{task_id}/status", responses=_codes(401, 403, 422, 503), dependencies=asked, tags=["tasks"])
@@ -178,13 +210,13 @@ def router(
     ) -> TaskStatus:
         """The results of a task: at once if they are there, else as soon as they are. A task that is not known is
         pending at once."""
-        caller, _ = caller_of(request, Scope.TASKS, user)
+        caller, _ = caller_of(request, user)
         return await bridge.status(task_id, min(wait, longest_poll_s), caller)
 
     @routes.post("/feedback", status_code=201, responses=written | _codes(404), dependencies=asked, tags=["feedback"])
     async def feedback(request: Request, body: FeedbackBody, user: UserId = "", record: Record = "on") -> FeedbackTaken:
         """Puts a manager's feedback on a task on the log."""
-        caller, _ = caller_of(request, Scope.FEEDBACK, user)
+        caller, _ = caller_of(request, user)
         if not kept(record):
             return FeedbackTaken(task_id=body.task_id, feedback_id="", status="not_recorded")
         return await bridge.feedback(body, caller)
@@ -196,7 +228,7 @@ def router(
         request: Request, body: UserFeedbackBody, user: UserId = "", record: Record = "on"
     ) -> FeedbackTaken:
         """Puts what a person says of a turn on the log: thumbs, a grade, a comment."""
-        caller, user_id = caller_of(request, Scope.FEEDBACK, user)
+        caller, user_id = caller_of(request, user)
         if not kept(record):
             return FeedbackTaken(task_id=body.task_id, feedback_id="", status="not_recorded")
         return await bridge.user_feedback(body, caller, user_id)
@@ -206,7 +238,7 @@ def router(
         request: Request, body: SessionBody, user: UserId = "", record: Record = "on"
     ) -> SessionLogged:
         """Puts a turn on the log that was answered elsewhere."""
-        caller, user_id = caller_of(request, Scope.TRACES, user)
+        caller, user_id = caller_of(request, user)
         if not kept(record):
             return SessionLogged(session_id=body.session_id, session_event_id="", status="not_recorded")
         return await bridge.log_session(body, caller, user_id)
@@ -214,15 +246,14 @@ def router(
     @routes.post("/v1/traces", status_code=201, responses=written, dependencies=asked, tags=["sessions"])
     async def traces(request: Request, body: TracesBody, user: UserId = "", record: Record = "on") -> TracesTaken:
         """Puts what `tentalis.traces` recorded on the log, each item by itself."""
-        caller, user_id = caller_of(request, Scope.TRACES, user)
+        caller, user_id = caller_of(request, user)
         if not kept(record):
-            return TracesTaken(items=[TraceTaken(id="", status="not_recorded") for _ in body.items])
+            return not_recorded(body.items)
         return await bridge.traces(body.items, caller, user_id)
 
     @routes.get("/training/status", responses=_codes(401, 403, 503), dependencies=asked, tags=["training"])
     async def training(request: Request) -> TrainingStatus:
         """What is training, what is served, and who is how far behind."""
-        caller_of(request, Scope.EVENTS)
         return await bridge.training()
 
     @routes.get(
@@ -249,7 +280,7 @@ def router(
     ) -> StreamingResponse:
         """What happens, as it happens: who and what, never what was said. Whoever does not keep up gets an event
         `dropped` and is disconnected."""
-        caller, _ = caller_of(request, Scope.EVENTS)
+        caller, _ = caller_of(request)
         names = frozenset(NAMES if types is None else (name for name in types.split(",") if name in NAMES))
         stream = bridge.events.watch(names, caller.user, min(seconds, longest_watch_s))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

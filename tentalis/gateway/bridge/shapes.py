@@ -271,16 +271,19 @@ class Error(BaseModel):
 
 
 class Assigned(BaseModel):
-    """The task or result is on the log."""
+    """The task is on the log."""
 
     task_id: str
     topic: str
     status: Literal["published"] = "published"
 
 
-class ResultTaken(Assigned):
+class ResultTaken(BaseModel):
     """The result is on the log."""
 
+    task_id: str
+    topic: str
+    status: Recorded = "published"
     result_id: str
 
 
