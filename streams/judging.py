@@ -7,13 +7,15 @@ one. Only when the outside is away (`ScorerAway`) does a result wait.
 import asyncio
 import logging
 import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from schemas.records import Feedback, Result
+from schemas.records import Feedback, Result, Source
 from streams.answers import Turns
 from streams.processor import Retryable
 from tentalis import rewards
-from tentalis.rewards import FeedbackJudge, Judge, RewardError, Scorer, ScorerAway, Verdict
+from tentalis.rewards import FeedbackJudge, GradingJudge, Judge, RewardError, Scorer, ScorerAway, Verdict
 from tentalis.rewards.threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,15 @@ class Judging:
             log.exception("%s failed on result %s: its reward is unknown", scorer.name, result.result_id)
             return Verdict.unknown(failed_calls=1.0)
 
-    async def slowly(self, result: Result, turns: Turns, feedback: Feedback | None = None) -> Verdict:
+    async def slowly(
+        self,
+        result: Result,
+        turns: Turns,
+        feedback: Feedback | None = None,
+        grades: Mapping[Source, float] | None = None,
+    ) -> Verdict:
         """The verdict of a judge or a slow verifier; by feedback, if that is given: the scorer is then a FeedbackJudge.
+        `grades`: of other sources, for a GradingJudge.
 
         Raises:
             RewardError: the task is malformed.
@@ -73,13 +82,15 @@ class Judging:
         if settled is not None:
             return settled
         try:
-            verdict = await self._tried(scorer, result, turns, feedback)
+            verdict = await self._tried(
+                scorer, result, partial(self._call, scorer, result, turns, feedback, grades or {})
+            )
         except ScorerAway as away:
             raise Retryable(f"{scorer.name} cannot be asked: {away}") from away
         self.unknown += verdict.reward is None
         return verdict
 
-    async def _tried(self, scorer: Scorer, result: Result, turns: Turns, feedback: Feedback | None) -> Verdict:
+    async def _tried(self, scorer: Scorer, result: Result, call: Callable[[], Awaitable[Verdict]]) -> Verdict:
         limits = self.limits
         # A verifier is pure: what fails once fails again.
         tries = limits.tries if isinstance(scorer, Judge | FeedbackJudge) else 1
@@ -88,7 +99,7 @@ class Judging:
             if number:
                 await asyncio.sleep(min(limits.cap_s, limits.first_s * 2.0 ** (number - 1)))
             try:
-                verdict = await self._call(scorer, result, turns, feedback)
+                verdict = await call()
             except Retryable:
                 raise
             except (RewardError, ScorerAway) as error:
@@ -107,12 +118,21 @@ class Judging:
             log.warning("%s, call %d of %d for result %s: %s", scorer.name, number + 1, tries, result.result_id, reason)
         return Verdict.unknown(failed_calls=float(tries), timed_out=float(late))
 
-    async def _call(self, scorer: Scorer, result: Result, turns: Turns, feedback: Feedback | None) -> Verdict:
+    async def _call(
+        self,
+        scorer: Scorer,
+        result: Result,
+        turns: Turns,
+        feedback: Feedback | None,
+        grades: Mapping[Source, float],
+    ) -> Verdict:
         # The time limit is the call's own: waiting for a slot does not count.
         async with turns:
             if feedback is not None:
                 assert isinstance(scorer, FeedbackJudge)
                 async with asyncio.timeout(scorer.time_limit_s):
+                    if isinstance(scorer, GradingJudge):
+                        return _checked(await scorer.judge_grades(result.task, result, feedback, grades))
                     return _checked(await scorer.judge_feedback(result.task, result, feedback))
             if isinstance(scorer, Judge):
                 async with asyncio.timeout(scorer.time_limit_s):

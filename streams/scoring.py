@@ -7,8 +7,9 @@
 | Feedback, the reward answers to its source | Score of its grade, or by the task's verifier if that is a
   `FeedbackJudge` for this source, a next-state judge for one; unknown is written too |
 | Feedback from a source that the terms do not name at all | Score if it has a grade: a late half |
-| Feedback on a task that opens with the first feedback | Open, opened at the feedback's append time |
+| Feedback from a source of the terms, on a task that opens with the first | Open, opened at its append time |
 
+What other sources said before is a part of a `combined` reward (`streams.grades`, docs/judges.md).
 Feedback that names a task and no more is paired with the results it speaks of (`streams.pairing`, docs/feedback.md).
 Owner of the dead letters of tasks and results. Feedback that cannot be read, or that no result came for, is hinting's.
 """
@@ -23,14 +24,16 @@ from schemas.ids import derived_id
 from schemas.records import Feedback, Open, Opens, Record, Result, Score, Source, Task, Terms, TokenSpan, sample_of
 from schemas.tensors import float32_bytes
 from streams.answers import Answers
+from streams.grades import PREFIX, Grades
 from streams.intake import INVALID, Skipped, dead, decoded, output
 from streams.judging import Judging
-from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, make_pairing, measure_pairing, said_in
+from streams.log_reader import KafkaLogReader
+from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, measure_pairing, said_in
 from streams.processor import Effects, LogRecord, Output, in_turns
 from tentalis import metrics, rewards, tracing
 from tentalis.config import Settings
 from tentalis.metrics import Exporter
-from tentalis.rewards import FeedbackJudge, RewardError, Verdict, grade
+from tentalis.rewards import FeedbackJudge, GradingJudge, RewardError, Verdict, grade
 
 APP_ID = "tentalis-scoring"
 FEEDBACK_SCORER = "feedback/1"
@@ -53,10 +56,16 @@ def opened_by_task(task: Task, appended: int) -> Open | None:
 
 
 def opened_by_feedback(feedback: Feedback, appended: int) -> Open | None:
-    """The Open of a task that waits for its first feedback. Each feedback makes one, the join takes the first."""
-    if feedback.result is None or feedback.result.task.terms.opens is not Opens.FIRST_FEEDBACK:
+    """The Open of a task that waits for its first feedback from a source that its terms name. Each such feedback makes
+    one, the join takes the first.
+
+    Of others none: a thumb on a turn would begin its deadline while the next message is still to be written.
+    """
+    if feedback.result is None:
         return None
     task = feedback.result.task
+    if task.terms.opens is not Opens.FIRST_FEEDBACK or not named(task.terms, feedback.source):
+        return None
     return Open(
         open_id=derived_id("open", task.task_id, feedback.feedback_id),
         event_time=appended,
@@ -160,18 +169,25 @@ class Scoring:
     Args:
         judging: gives the verdicts.
         pairing: for feedback without its result; without one such feedback is skipped.
+        grades: for rewards that have grades of other sources for parts; without one these are missing.
     """
 
     app_id = APP_ID
     topics = (topics.TASKS, topics.RESULTS, topics.FEEDBACK)
 
-    def __init__(self, codec: Codec, judging: Judging | None = None, pairing: Pairing | None = None) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        judging: Judging | None = None,
+        pairing: Pairing | None = None,
+        grades: Grades | None = None,
+    ) -> None:
         self._codec = codec
         self._judging = judging or Judging()
         # Of slow scorers, by result, scorer and feedback.
         self._verdicts = Answers[tuple[str, str, str | None], Verdict](self._judging.limits.at_once)
-        self._pairing = pairing
-        self.table: str | None = None if pairing is None else TABLE
+        self._pairing, self._grades = pairing, grades
+        self.table: str | None = None if pairing is None and grades is None else TABLE
         self.skipped = Skipped()
 
     @property
@@ -190,13 +206,18 @@ class Scoring:
         measure_pairing(self._pairing, exporter)
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
-        """Takes the recent results and waiting feedback of a partition over."""
+        """Takes the recent results, waiting feedback and recent grades of a partition over."""
+        graded = {key: value for key, value in entries.items() if key.startswith(PREFIX)}
+        if self._grades is not None:
+            self._grades.restore(partition, graded)
         if self._pairing is not None:
-            self._pairing.restore(partition, entries)
+            self._pairing.restore(partition, {key: value for key, value in entries.items() if key not in graded})
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""
         self._verdicts.revoke(partition)
+        if self._grades is not None:
+            self._grades.revoke(partition)
         if self._pairing is not None:
             self._pairing.revoke(partition)
 
@@ -249,6 +270,8 @@ class Scoring:
         if self._pairing is not None:
             self._pairing.dispose(partition)
             effects.changes = self._pairing.changes(partition)
+        if self._grades is not None:
+            effects.changes += self._grades.changes(partition)
 
     async def _scores(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[Score]:
         scored: list[tuple[Result, int, Verdict | None]] = []
@@ -287,6 +310,9 @@ class Scoring:
 
     async def _feedback(self, partition: int, records: Sequence[LogRecord]) -> list[Paired]:
         said = said_in(self._codec, self._pairing, partition, records, self.skipped.add)
+        if self._grades is not None:
+            for record, feedback in said:
+                self._grades.heard(partition, record, feedback)
         if self._pairing is None:
             return carried(said)
         pairs, _ = await self._pairing.with_feedback(partition, said, records)
@@ -298,7 +324,12 @@ class Scoring:
         questions = [
             (
                 (paired.result.result_id, judge.name, paired.feedback.feedback_id),
-                partial(self._judging.slowly, paired.result, feedback=paired.feedback),
+                partial(
+                    self._judging.slowly,
+                    paired.result,
+                    feedback=paired.feedback,
+                    grades=await self._grades_before(partition, paired, judge),
+                ),
             )
             for paired, judge in zip(pairs, judges, strict=True)
             if judge is not None
@@ -313,6 +344,11 @@ class Scoring:
             else:
                 made.append(score_of_feedback(feedback, appended, next(verdicts), judge.name))
         return [half for half in made if half is not None]
+
+    async def _grades_before(self, partition: int, paired: Paired, judge: FeedbackJudge) -> Mapping[Source, float]:
+        if self._grades is None or not isinstance(judge, GradingJudge):
+            return {}
+        return await self._grades.before(partition, paired)
 
 
 def _votes() -> dict[tuple[str, ...], int]:
@@ -335,4 +371,8 @@ def build(settings: Settings, *, feedback_horizon_ms: int = HORIZON_MS) -> Scori
 
     rewards.load_plugins()
     codec = make_codec(settings, patience=0.0)
-    return Scoring(codec, pairing=make_pairing(settings, codec, feedback_horizon_ms))
+    if not feedback_horizon_ms:
+        return Scoring(codec)
+    reader = KafkaLogReader(settings)
+    pairing = Pairing(codec, reader, feedback_horizon_ms)
+    return Scoring(codec, pairing=pairing, grades=Grades(codec, reader, feedback_horizon_ms))

@@ -5,6 +5,7 @@ from tentalis.rewards.registry import (
     check,
     check_environment,
     complaint,
+    grading,
     load_plugins,
     register,
     scorer_name,
@@ -16,6 +17,7 @@ from tentalis.rewards.registry import (
 from tentalis.rewards.verdict import (
     BadVerifierData,
     FeedbackJudge,
+    GradingJudge,
     Judge,
     RewardError,
     ScoredStep,
@@ -30,6 +32,7 @@ from tentalis.rewards.verdict import (
 __all__ = [
     "BadVerifierData",
     "FeedbackJudge",
+    "GradingJudge",
     "Judge",
     "RewardError",
     "ScoredStep",
@@ -43,6 +46,7 @@ __all__ = [
     "check_environment",
     "complaint",
     "grade",
+    "grading",
     "load_plugins",
     "register",
     "scorer_name",

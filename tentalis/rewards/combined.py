@@ -26,7 +26,7 @@ from tentalis.rewards.weights import weighed
 
 log = logging.getLogger(__name__)
 
-VERSION = "combined/1"
+VERSION = "combined/2"
 THREAD_S = 60.0
 """Time limit of a slow verifier."""
 GRADING = frozenset({Source.MANAGER, Source.USER, Source.ENVIRONMENT, Source.OPERATOR})
@@ -76,8 +76,8 @@ class Combined:
     missing is unknown.
 
     A part is missing if its scorer leaves the reward unknown, fails or takes too long, if it judges by feedback and the
-    reward does not answer to that, or if it is the grade of a source that gave none. A part whose endpoint is away
-    makes the result wait, as it would alone.
+    reward does not answer to that, or if it is the grade of a source that gave none before the reward was made. A part
+    whose endpoint is away makes the result wait, as it would alone.
 
     Args:
         scorers: those that the parts name.
@@ -90,6 +90,7 @@ class Combined:
         self._parts = {name: part for name, part in settings.parts.items() if part.weight}
         self._scorers = {name: scorers[part.scorer] for name, part in self._parts.items() if part.scorer is not None}
         self._weights = {name: part.weight for name, part in self._parts.items()}
+        self.graders = frozenset(Source(part.source) for part in self._parts.values() if part.source is not None)
         names = {name: scorer.name for name, scorer in self._scorers.items()}
         self.name = versioned(VERSION, settings, None, names)
         limits = [scorer.time_limit_s for scorer in self._scorers.values() if isinstance(scorer, Judge | FeedbackJudge)]
@@ -107,11 +108,17 @@ class Combined:
 
     async def judge(self, task: Task, result: Result) -> Verdict:
         """The verdict on an answer whose reward answers to the result."""
-        return await self._combined(task, result, None)
+        return await self._combined(task, result, None, {})
 
     async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
         """The verdict on an answer whose reward answers to this feedback."""
-        return await self._combined(task, result, feedback)
+        return await self._combined(task, result, feedback, {})
+
+    async def judge_grades(
+        self, task: Task, result: Result, feedback: Feedback, grades: Mapping[Source, float]
+    ) -> Verdict:
+        """The same, with what other sources said of the answer before."""
+        return await self._combined(task, result, feedback, grades)
 
     def _answers(self, name: str, task: Task) -> bool:
         """Whether a part can be known where the reward of the task answers to what it answers to."""
@@ -140,7 +147,9 @@ class Combined:
         text = Adapter(JsonValue).dump_json(data.get(name, part.data)).decode()
         return task.model_copy(update={"verifier": Named(name=part.scorer, data=text)})
 
-    async def _combined(self, task: Task, result: Result, feedback: Feedback | None) -> Verdict:
+    async def _combined(
+        self, task: Task, result: Result, feedback: Feedback | None, grades: Mapping[Source, float]
+    ) -> Verdict:
         data, failures = self._data(task), list[Exception]()
 
         async def asked(name: str) -> Verdict:
@@ -166,8 +175,8 @@ class Combined:
             verdicts[name] = outcome
         for name, part in self._parts.items():
             if part.source is not None:
-                given = feedback is not None and feedback.source.value == part.source
-                verdicts[name] = Verdict(grade(feedback) if given and feedback is not None else None)
+                own = feedback is not None and feedback.source.value == part.source
+                verdicts[name] = Verdict(grade(feedback) if own and feedback else grades.get(Source(part.source)))
         sums = weighed({name: verdicts[name].reward for name in self._parts}, self._weights)
         if sums.value is None and failures:
             raise failures[0]

@@ -13,7 +13,15 @@ from schemas.records import Result, Status, Task
 from tentalis.rewards.mathematics import BoxedMath, Gsm8k, ReasoningGym
 from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.taste import Taste
-from tentalis.rewards.verdict import FeedbackJudge, Judge, Scorer, UnknownEnvironment, UnknownVerifier, Verdict
+from tentalis.rewards.verdict import (
+    FeedbackJudge,
+    GradingJudge,
+    Judge,
+    Scorer,
+    UnknownEnvironment,
+    UnknownVerifier,
+    Verdict,
+)
 from tentalis.rewards.votes import Tally
 
 ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
@@ -60,6 +68,11 @@ def tallies() -> dict[str, Tally]:
     scorers = (scorer for verifiers in ENVIRONMENTS.values() for scorer in verifiers.values())
     found = {scorer.name: getattr(scorer, "tally", None) for scorer in scorers}
     return {name: tally for name, tally in found.items() if isinstance(tally, Tally)}
+
+
+def grading() -> bool:
+    """Whether any scorer makes the grades of others parts of its reward."""
+    return any(isinstance(scorer, GradingJudge) for verifiers in ENVIRONMENTS.values() for scorer in verifiers.values())
 
 
 def check_environment(environment: str) -> None:

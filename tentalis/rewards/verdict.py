@@ -1,5 +1,6 @@
 """What a verifier or a judge says, and the ways in which a task can be wrong about its scorer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -146,6 +147,22 @@ class FeedbackJudge(Protocol):
 
     async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
         """The verdict on an answer (status ok); raises as `Judge.judge` does."""
+        ...
+
+
+@runtime_checkable
+class GradingJudge(FeedbackJudge, Protocol):
+    """A FeedbackJudge that makes the grades of others parts of the reward."""
+
+    @property
+    def graders(self) -> frozenset[Source]:
+        """Whose."""
+        ...
+
+    async def judge_grades(
+        self, task: Task, result: Result, feedback: Feedback, grades: Mapping[Source, float]
+    ) -> Verdict:
+        """As `judge_feedback`; `grades`: what the other sources said of the answer before, each in [-1, 1]."""
         ...
 
 
