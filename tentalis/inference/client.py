@@ -14,6 +14,7 @@ from tentalis.inference.protocol import (
     InferenceError,
     Int32,
     Message,
+    NotTokenExact,
     RequestRefused,
     ServerUnavailable,
     UnknownModel,
@@ -91,7 +92,7 @@ class OpenAIClient:
     async def score(self, model: str, token_ids: Sequence[int], temperature: float = 1.0) -> Float32:
         """See Inference.score. RequestRefused when `temperature` is not 1 and the server can only score at 1 (vLLM)."""
         ids, entries = await self._prompt_logprobs(model, token_ids, temperature, 0)
-        return _own(ids, entries)
+        return self._own(ids, entries)
 
     async def score_top(
         self, model: str, token_ids: Sequence[int], temperature: float = 1.0, k: int = 1
@@ -101,12 +102,31 @@ class OpenAIClient:
         top_ids = np.full((len(ids), k), -1, dtype=np.int32)
         top_logprobs = np.full((len(ids), k), np.nan, dtype=np.float32)
         for position in range(1, len(ids)):
-            ranked = sorted((entry["rank"], int(token), entry["logprob"]) for token, entry in entries[position].items())
+            try:
+                listed = [
+                    (entry["rank"], int(token), float(entry["logprob"])) for token, entry in entries[position].items()
+                ]
+                ranked = sorted(listed)[:k]
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise self._strange(position) from error
             if len(ranked) < k:
-                raise RequestRefused(502, f"{self.base_url} lists {len(ranked)} likeliest tokens; {k} were asked for.")
-            top_ids[position] = [token for _, token, _ in ranked[:k]]
-            top_logprobs[position] = [logprob for _, _, logprob in ranked[:k]]
-        return _own(ids, entries), top_ids, top_logprobs
+                raise NotTokenExact(f"{self.base_url} lists {len(ranked)} likeliest tokens; {k} were asked for.")
+            top_ids[position] = [token for _, token, _ in ranked]
+            top_logprobs[position] = [logprob for _, _, logprob in ranked]
+        return self._own(ids, entries), top_ids, top_logprobs
+
+    def _own(self, ids: Sequence[int], entries: Sequence[Any]) -> Float32:
+        """The log-probs of the tokens themselves, NaN for the first."""
+        scores = np.full(len(ids), np.nan, dtype=np.float32)
+        for position in range(1, len(ids)):
+            try:
+                scores[position] = entries[position][str(ids[position])]["logprob"]
+            except (LookupError, TypeError, ValueError) as error:
+                raise self._strange(position) from error
+        return scores
+
+    def _strange(self, position: int) -> NotTokenExact:
+        return NotTokenExact(f"{self.base_url} returned no log-prob that can be read for token {position}.")
 
     async def _prompt_logprobs(
         self, model: str, token_ids: Sequence[int], temperature: float, top: int
@@ -128,7 +148,7 @@ class OpenAIClient:
             raise RequestRefused(400, f"{self.base_url} scores at temperature 1 only; {temperature} was asked for.")
         entries = choice.get("prompt_logprobs")
         if not isinstance(entries, list) or len(entries) != len(ids):
-            raise RequestRefused(502, f"{self.base_url} returned no prompt_logprobs for each of {len(ids)} tokens.")
+            raise NotTokenExact(f"{self.base_url} returned no prompt_logprobs for each of {len(ids)} tokens.")
         return ids, entries
 
     async def render(
@@ -140,12 +160,19 @@ class OpenAIClient:
     ) -> Int32:
         """See Inference.render (POST /tokenize)."""
         body = {"model": model, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        return _int32((await self._post("/tokenize", body | dict(template or {})))["tokens"])
+        return await self._tokens(body | dict(template or {}))
 
     async def tokenize(self, model: str, text: str, add_special_tokens: bool = True) -> Int32:
         """Token ids of plain text, int32 [n]."""
         body = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
-        return _int32((await self._post("/tokenize", body))["tokens"])
+        return await self._tokens(body)
+
+    async def _tokens(self, body: dict[str, Any]) -> Int32:
+        answer = await self._post("/tokenize", body)
+        try:
+            return _int32(answer["tokens"])
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise NotTokenExact(f"{self.base_url}/tokenize returned no token ids.") from error
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens written out."""
@@ -206,8 +233,8 @@ class OpenAIClient:
     def _completion(self, choice: dict[str, Any], text: str, logprobs: list[float] | None) -> Completion:
         ids = choice.get("token_ids")
         if ids is None or logprobs is None or len(ids) != len(logprobs):
-            raise RequestRefused(
-                502, f"{self.base_url} did not return token ids and a log-prob for each: it is not token-exact."
+            raise NotTokenExact(
+                f"{self.base_url} did not return token ids and a log-prob for each: it is not token-exact."
             )
         values = np.asarray(logprobs, dtype=np.float32)
         return Completion(text, _int32(ids), values, str(choice["finish_reason"]))
@@ -216,11 +243,15 @@ class OpenAIClient:
         self, answer: dict[str, Any], prompt: list[int] | None, completions: list[Completion]
     ) -> Generation:
         if prompt is None:
-            raise RequestRefused(502, f"{self.base_url} returned no prompt_token_ids: it is not token-exact.")
+            raise NotTokenExact(f"{self.base_url} returned no prompt_token_ids: it is not token-exact.")
         return Generation(str(answer["model"]), _int32(prompt), completions)
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = (await self._send("POST", path, body)).json()
+        response = await self._send("POST", path, body)
+        try:
+            answer = response.json()
+        except (ValueError, RecursionError):
+            answer = None
         if not isinstance(answer, dict):
             raise RequestRefused(502, f"{self.base_url}{path} did not answer with a JSON object.")
         return answer
@@ -247,16 +278,11 @@ def _is_messages(prompt: Sequence[Message] | Sequence[int]) -> bool:
     return isinstance(prompt[0], dict)
 
 
-def _own(ids: Sequence[int], entries: Sequence[Any]) -> Float32:
-    """The log-probs of the tokens themselves, NaN for the first."""
-    scores = np.full(len(ids), np.nan, dtype=np.float32)
-    for position in range(1, len(ids)):
-        scores[position] = entries[position][str(ids[position])]["logprob"]
-    return scores
-
-
 def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice["index"]))
+    try:
+        choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice["index"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise NotTokenExact("The server answered with choices that have no index.") from error
     if not choices:
         raise RequestRefused(502, "The server answered without choices.")
     return choices

@@ -35,6 +35,14 @@ class UnknownModel(RequestRefused):
     """The server serves no model or adapter of that name (404)."""
 
 
+class NotTokenExact(RequestRefused):
+    """The server answered, but not with a token id or log-prob for each token (502): the same call gets no better
+    answer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(502, message)
+
+
 @dataclass(frozen=True)
 class Completion:
     """One sampled answer.

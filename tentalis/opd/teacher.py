@@ -9,7 +9,7 @@ import numpy as np
 
 from schemas.records import Sample, Task
 from schemas.tensors import Float32Array, Int32Array, float32_bytes, int32_bytes, int32_view, uint8_view
-from tentalis.inference.protocol import Inference, RequestRefused, UnknownModel
+from tentalis.inference.protocol import Inference, NotTokenExact, RequestRefused, UnknownModel
 from tentalis.opd.models import TeacherModel, TeacherRefused
 from tentalis.opd.prompt import NoPrompt, NoUserMessage, Prompt, hinted, students
 
@@ -131,6 +131,8 @@ class Teacher:
         except UnknownModel:
             await self._model.unknown(name)
             raise
+        except NotTokenExact as cause:
+            raise TeacherRefused(NO_SCORES, str(cause)) from cause
         except RequestRefused as cause:
             if cause.status in _ABOUT_THE_RECORD:
                 raise TeacherRefused(REFUSED, str(cause)) from cause
