@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from schemas.records import LogprobsMode
+from tentalis.yaml_file import BadYaml, read_mapping
 
 
 class BadGateway(ValueError):
@@ -171,13 +171,11 @@ class GatewaySettings(_Strict):
 
     @classmethod
     def from_file(cls, path: Path, **more: Any) -> "GatewaySettings":
-        """From a YAML file; what is given besides stands where the file says nothing. Raises BadGateway, OSError."""
+        """From a YAML file; what is given besides stands where the file says nothing. Raises BadGateway."""
         try:
-            said = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise BadGateway(f"{path} is no YAML: {error}") from error
-        if not isinstance(said, dict):
-            raise BadGateway(f"{path} must hold a mapping with backends and policies; docs/gateway.md has an example")
+            said = read_mapping(path, "backends and policies (docs/gateway.md has an example)")
+        except BadYaml as error:
+            raise BadGateway(str(error)) from error
         try:
             return cls.model_validate(more | said)
         except ValidationError as error:

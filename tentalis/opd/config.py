@@ -1,15 +1,14 @@
 """The file that says who makes hints and who teaches: `tentalis serve hinting --hinters FILE` (docs/hints.md)."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tentalis.opd.select import Selection
 from tentalis.rewards.chat import Endpoint
 from tentalis.service import Unmendable
+from tentalis.yaml_file import BadYaml, read_mapping
 
 ANY = "*"
 """Stands for every environment that is not named."""
@@ -129,20 +128,9 @@ def _in_time(endpoint: Endpoint) -> None:
 def load_hinters(path: Path) -> Hinters:
     """The settings in a YAML file. Raises BadHinters."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadHinters(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    return parse_hinters(text, str(path))
-
-
-def parse_hinters(text: str, where: str) -> Hinters:
-    """The settings in a text. Raises BadHinters with `where` and everything that is wrong."""
-    try:
-        data: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadHinters(f"{where}: not YAML: {error}") from error
-    if not isinstance(data, Mapping):
-        raise BadHinters(f"{where}: a mapping with hinters and teacher is expected, not {type(data).__name__}")
+        data = read_mapping(path, "hinters and teacher")
+    except BadYaml as error:
+        raise BadHinters(str(error)) from error
     try:
         return Hinters.model_validate(data)
     except ValidationError as error:
@@ -151,4 +139,4 @@ def parse_hinters(text: str, where: str) -> Hinters:
             f"{item['msg'].removeprefix('Value error, ')}"
             for item in error.errors()
         )
-        raise BadHinters(f"{where}: {problems}") from error
+        raise BadHinters(f"{path}: {problems}") from error

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tentalis.rewards import registry
@@ -21,6 +20,7 @@ from tentalis.rewards.step_judge import StepJudge, StepSettings
 from tentalis.rewards.steps import NoTokenizer
 from tentalis.rewards.verdict import Scorer, UnknownEnvironment
 from tentalis.security import BadSecurity
+from tentalis.yaml_file import BadYaml, read_mapping
 
 log = logging.getLogger(__name__)
 
@@ -58,29 +58,12 @@ class ScorerFile(BaseModel):
     environments: dict[Name, dict[Name, Settings]] = {}
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that is there twice is an error, not the last of the two."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = {str(key) for key in keys if keys.count(key) > 1}
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{', '.join(sorted(twice))}: there twice", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
-
-
 def read_scorers(path: Path) -> ScorerFile:
     """What a file says. Raises BadScorers, with the known name nearest to an unknown one."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadScorers(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise BadScorers(f"{path}: not YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise BadScorers(f"{path}: a mapping with judges and environments is expected")
+        data = read_mapping(path, "judges and environments")
+    except BadYaml as error:
+        raise BadScorers(str(error)) from error
     try:
         return ScorerFile.model_validate(data)
     except ValidationError as error:

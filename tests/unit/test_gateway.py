@@ -340,7 +340,8 @@ def test_only_what_was_not_said_is_pinned() -> None:
 def test_settings_say_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     for text, said in (
-        ("[", "no YAML"),
+        ("[", "not YAML"),
+        ("backends: [{name: a, url: 'http://h', url: 'http://i'}]", "url: there twice"),
         ("backends: []", "backends"),
         ("backends: [{name: a, url: nowhere}]", "http://"),
         ("backends: [{name: a, url: 'http://u:p@h'}]", "key_env or key_file"),

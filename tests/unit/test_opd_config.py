@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tentalis.opd.config import BadHinters, Hinters, Judge, load_hinters, parse_hinters
+from tentalis.opd.config import BadHinters, Hinters, Judge, load_hinters
 from tentalis.opd.wiring import make_hinters, make_teacher
 from tentalis.rewards.chat import NoApiKey
 
@@ -21,24 +21,27 @@ teacher: {url: "https://gpu.example.org/v1", model: large, api_key_env: TEACHER_
 KEYS = {"HINT_KEY": "one", "TEACHER_KEY": "two"}
 
 
+def loaded(folder: Path, text: str) -> Hinters:
+    (folder / "hinters.yaml").write_text(text, encoding="utf-8")
+    return load_hinters(folder / "hinters.yaml")
+
+
 def test_a_file_makes_hinters_and_a_teacher(tmp_path: Path) -> None:
-    path = tmp_path / "hinters.yaml"
-    path.write_text(FILE, encoding="utf-8")
-    settings = load_hinters(path)
+    settings = loaded(tmp_path, FILE)
     assert isinstance(settings.hinters["chat"], Judge) and settings.teacher.top == 8
     made = make_hinters(settings, KEYS)
-    assert made["chat"].name.startswith("judge/1-") and made["*"].name == "rule/3"
+    assert made["chat"].name.startswith("judge/2-") and made["*"].name == "rule/3"
     assert make_teacher(settings.teacher, "http://127.0.0.1:9", KEYS).top == 8
 
 
-def test_a_file_without_anything_is_the_rule_and_the_base_model() -> None:
-    assert parse_hinters("{}", "file") == Hinters()
+def test_a_file_without_anything_is_the_rule_and_the_base_model(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "{}") == Hinters()
     assert make_hinters(Hinters())["*"].name == "rule/3"
 
 
 @pytest.mark.parametrize("variable", ["HINT_KEY", "TEACHER_KEY"])
-def test_a_key_that_is_not_set_is_named(variable: str) -> None:
-    settings = parse_hinters(FILE, "file")
+def test_a_key_that_is_not_set_is_named(variable: str, tmp_path: Path) -> None:
+    settings = loaded(tmp_path, FILE)
     with pytest.raises(NoApiKey, match=variable):
         env = {name: key for name, key in KEYS.items() if name != variable}
         make_hinters(settings, env)
@@ -65,12 +68,13 @@ def test_a_key_that_is_not_set_is_named(variable: str) -> None:
         ('teacher: {url: "ftp://x", model: m}', "http"),
         ('teacher: {url: "http://u:secret@x", model: m}', "password"),
         ("theacher: {}", "theacher"),
+        (FILE + "teacher: {}\n", "teacher: there twice"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(text: str, why: str) -> None:
+def test_what_is_wrong_is_named_with_its_place(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(BadHinters) as refused:
-        parse_hinters(text, "hinters.yaml")
-    assert str(refused.value).startswith("hinters.yaml: ") and why in str(refused.value)
+        loaded(tmp_path, text)
+    assert str(refused.value).startswith(f"{tmp_path}/hinters.yaml: ") and why in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
