@@ -98,22 +98,15 @@ class EventLog:
         checked = checked_size(topic, record.key, value)
         return Spooled(record.event_id, topic, record.key.encode(), checked, headers, now_ms())
 
-    def send(
-        self,
-        record: Spooled,
-        done: Callable[[KafkaError | None], None],
-        lies: Callable[[Place], None] = lambda _place: None,
-    ) -> None:
-        """Queues a record; `done` is called on the poll thread with what became of it, before it `lies` with where it
-        lies if the broker has it.
+    def send(self, record: Spooled, done: Callable[[KafkaError | Place], None]) -> None:
+        """Queues a record; `done` is called on the poll thread with where it lies, or why the broker does not have it.
 
         Raises NotDelivered while the local queue is full.
         """
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is None:
-                lies(Place(record.topic, int(message.partition()), int(message.offset())))
-            done(error)
+            lies = Place(record.topic, int(message.partition()), int(message.offset()))
+            done(lies if error is None else error)
 
         try:
             self._producer.produce(
@@ -124,23 +117,23 @@ class EventLog:
         except KafkaException as error:
             raise NotDelivered(f"the broker is not asked: {error.args[0].str()}") from error
 
-    def sent(self, record: Spooled) -> "asyncio.Future[None]":
-        """As `send`, for the running event loop: done once the broker has it, or raises NotDelivered."""
+    def sent(self, record: Spooled) -> "asyncio.Future[Place]":
+        """As `send`, for the running event loop: where it lies, once the broker has it, or NotDelivered."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[Place] = loop.create_future()
 
-        def settle(error: KafkaError | None) -> None:
+        def settle(became: KafkaError | Place) -> None:
             if future.done():
                 return
-            if error is None:
-                future.set_result(None)
+            if isinstance(became, Place):
+                future.set_result(became)
             else:
-                future.set_exception(NotDelivered(f"the broker did not take a record: {error.str()}"))
+                future.set_exception(NotDelivered(f"the broker did not take a record: {became.str()}"))
                 future.exception()  # whoever stopped waiting has heard enough
 
-        def done(error: KafkaError | None) -> None:
+        def done(became: KafkaError | Place) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, error)
+                loop.call_soon_threadsafe(settle, became)
 
         self.send(record, done)
         return future

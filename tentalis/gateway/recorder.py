@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from schemas import topics
 from schemas.codec import SchemasUnavailable
+from schemas.place import Place
 from schemas.records import SessionEvent
 from tentalis.gateway.eventlog import EventLog, NotDelivered
 from tentalis.gateway.spool import Spool, Spooled
@@ -125,8 +126,8 @@ class Recorder:
         left = threading.Semaphore(0)
         arrived: list[str] = []
 
-        def done(event_id: str, error: KafkaError | None) -> None:
-            if error is None:
+        def done(event_id: str, became: KafkaError | Place) -> None:
+            if isinstance(became, Place):
                 self._spool.remove(event_id)
                 arrived.append(event_id)
             with self._mutex:
@@ -171,7 +172,7 @@ class Recorder:
             self._count("lost")
             raise NotRecorded(str(error)) from error
 
-    async def _acknowledged(self, future: "asyncio.Future[None]") -> bool:
+    async def _acknowledged(self, future: "asyncio.Future[Place]") -> bool:
         try:
             await asyncio.wait_for(asyncio.shield(future), self._ack_s)
         except TimeoutError:
@@ -190,7 +191,7 @@ class Recorder:
             raise NotRecorded(f"neither the broker nor the disk takes the turn: {error}") from error
         self._count("spool")
 
-    def _settled(self, event_id: str, future: "asyncio.Future[None]") -> None:
+    def _settled(self, event_id: str, future: "asyncio.Future[Place]") -> None:
         """What the broker said of a turn after nobody waited any more."""
         if not future.cancelled() and future.exception() is None:
             self._spool.remove(event_id)

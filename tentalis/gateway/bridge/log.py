@@ -45,7 +45,7 @@ class KafkaLog:
         since, most = now_ms() - horizon_ms, most_facts // len(FACTS)
         # On a thread of its own, with a codec of its own.
         self._following = Following(settings, make_codec(settings), since_ms=since, most=most)
-        self._sending: dict[tuple[str, str], tuple[Record, asyncio.Future[Fact]]] = {}
+        self._sending: dict[tuple[str, str], tuple[Record, asyncio.Future[Place]]] = {}
         self.start = self._following.start
         self.records = self._reread.records
         self.groups = self._groups.look
@@ -69,37 +69,21 @@ class KafkaLog:
         if not same(before, record):
             raise Refused(409, f"the id {record.event_id} is being written for something else")
         try:
-            return await asyncio.wait_for(asyncio.shield(sent), ACKNOWLEDGED_S)
+            place = await asyncio.wait_for(asyncio.shield(sent), ACKNOWLEDGED_S)
         except (NotDelivered, TimeoutError) as error:
             why = str(error) or f"nothing for {ACKNOWLEDGED_S:g} s"
             raise Refused(
                 503, f"the log does not acknowledge it ({why}): send the same again", "api_error", retry_after_s=2
             ) from error
+        return Fact(topic, place.partition, place.offset, now_ms(), record.event_id)
 
-    def _sent(self, topic: str, record: Record) -> asyncio.Future[Fact]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Fact] = loop.create_future()
-        lies: list[Place] = []
-
-        def settle(error: KafkaError | None) -> None:
-            if error is None:
-                place = lies[0]
-                future.set_result(Fact(topic, place.partition, place.offset, now_ms(), record.event_id))
-            else:
-                future.set_exception(NotDelivered(error.str()))
-                future.exception()  # whoever stopped waiting has heard enough
-
-        def done(error: KafkaError | None) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, error)
-
+    def _sent(self, topic: str, record: Record) -> asyncio.Future[Place]:
         try:
-            self._events.send(self._events.prepared(topic, record, _trace(record)), done, lies.append)
+            return self._events.sent(self._events.prepared(topic, record, _trace(record)))
         except RecordTooLarge as error:
             raise Refused(413, str(error)) from error
         except (NotDelivered, SchemasUnavailable) as error:
             raise Refused(503, f"the log does not take it: {error}", "api_error", retry_after_s=2) from error
-        return future
 
     def close(self) -> None:
         """Ends. What was sent is the event log's to finish."""
