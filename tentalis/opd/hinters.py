@@ -14,7 +14,7 @@ from tentalis.signals.phrases import correction
 
 NO_HINTER = "none/1"
 NOTHING_SAID, PRAISE, OFF = "nothing_said", "praise", "off"
-JUDGE_PROMPT = "1"
+JUDGE_PROMPT = "2"
 """Version of the prompt and of how its answers are read: part of every judge's name."""
 SHOWN_CHARS = 6000
 """Of each text that the judge is shown; of a longer one the beginning and the end."""

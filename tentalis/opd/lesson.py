@@ -7,10 +7,11 @@ from schemas.ids import derived_id
 from schemas.records import Message
 from tentalis.opd.hinters import Votes, shortened
 from tentalis.opd.select import long_enough
-from tentalis.opd.verdict import Said, last_block, last_box
+from tentalis.opd.verdict import Said, last_block
+from tentalis.rewards.votes import boxed_score
 
 START, END = "[LESSON_START]", "[LESSON_END]"
-LESSON_PROMPT = "1"
+LESSON_PROMPT = "2"
 """Version of the prompt and of how its answer is read: part of the name of whoever makes lessons."""
 SHOWN_CHARS = 48_000
 """Of a conversation that the judge is shown; of a longer one the beginning and the end."""
@@ -32,10 +33,10 @@ def lesson_of(answer: str | None) -> Lesson:
     """
     if answer is None:
         return Lesson(Said.LOST)
-    box = last_box(answer)
-    if box == "-1":
+    box = boxed_score(answer)
+    if box == -1:
         return Lesson(Said.DECLINED)
-    block = last_block(answer, START, END) if box in ("1", "+1") else None
+    block = last_block(answer, START, END) if box == 1 else None
     if block is None:
         return Lesson(Said.UNREADABLE)
     text = "".join(char if char.isprintable() or char == "\n" else " " for char in block).strip()

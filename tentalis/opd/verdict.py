@@ -1,16 +1,14 @@
 """What a hint judge's answer says: accepted with a hint, declined, or nothing that can be read. Pure."""
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tentalis.opd.select import long_enough, plain
+from tentalis.rewards.votes import boxed_score
 
 START, END = "[HINT_START]", "[HINT_END]"
 MAX_CHARS = 1000
 """Three sentences are shorter. What is longer is no hint but a retelling, and would crowd the teacher's prompt."""
-
-_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 
 class Said(StrEnum):
@@ -33,16 +31,6 @@ class Vote:
     hint: str = ""
 
 
-def last_box(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}`, None if there is none.
-
-    >>> last_box(r"Perhaps \boxed{1}. No: \boxed{ -1 }")
-    '-1'
-    """
-    found = _BOX.findall(text)
-    return found[-1].strip() if found else None
-
-
 def last_block(text: str, begin: str = START, finish: str = END) -> str | None:
     """What stands between the last start that has an end, and its end; None if there is none.
 
@@ -58,10 +46,10 @@ def vote_of(answer: str | None) -> Vote:
     made up: an answer that does not say both is not counted for either side."""
     if answer is None:
         return Vote(Said.LOST)
-    box = last_box(answer)
-    if box == "-1":
+    box = boxed_score(answer)
+    if box == -1:
         return Vote(Said.DECLINED)
-    block = last_block(answer) if box in ("1", "+1") else None
+    block = last_block(answer) if box == 1 else None
     if block is None:
         return Vote(Said.UNREADABLE)
     hint = plain(block)

@@ -18,7 +18,7 @@ from tentalis.metrics import Exporter
 from tentalis.opd import OneModel, RuleHinter, Teacher
 from tentalis.opd.hinters import Asking, JudgeHinter, NoHinter, Proposal, judge_messages, shortened
 from tentalis.opd.select import MAX_HINTS, long_enough, plain, selected
-from tentalis.opd.verdict import END, MAX_CHARS, START, Said, Vote, last_block, last_box, vote_of
+from tentalis.opd.verdict import END, MAX_CHARS, START, Said, Vote, last_block, vote_of
 from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import Chat, Endpoint
 from tests.unit.fake_inference import FakeInference
@@ -85,6 +85,9 @@ def judged(*answers: str | None, **asking: Any) -> Proposal:
         (f"{accepts(BRIEF)} \\boxed{{0}}", Vote(Said.UNREADABLE)),
         (f"{accepts(BRIEF)} \\boxed{{yes}}", Vote(Said.UNREADABLE)),
         (f"\\boxed{{11}} {START}{BRIEF}{END}", Vote(Said.UNREADABLE)),
+        (f"{accepts(BRIEF)} No, rather \\boxed{{", Vote(Said.UNREADABLE)),
+        (f"{accepts(BRIEF)} \\boxed{{\u2212 1}}", Vote(Said.UNREADABLE)),
+        (f"{accepts(BRIEF)} \\boxed{{\u22121}}", Vote(Said.DECLINED)),
         ("", Vote(Said.UNREADABLE)),
         (None, Vote(Said.LOST)),
     ],
@@ -107,7 +110,6 @@ PIECES = st.sampled_from(["\\boxed{1}", "\\boxed{-1}", "\\boxed{7}", START, END,
 def test_the_last_box_and_the_last_block_win(answer: str) -> None:
     vote = vote_of(answer)
     boxes = [piece.partition("}")[0] for piece in answer.split("\\boxed{")[1:]]
-    assert last_box(answer) == (boxes[-1] if boxes else None)
     block = last_block(answer)
     if block is not None:
         assert START not in block and END not in block
@@ -266,7 +268,7 @@ def test_all_accepted_hints_become_candidates_of_the_top_k_loss_the_shortest_fir
     app = hinting(Script(accepts(PLAIN), accepts(BRIEF), DECLINES), inference, top=2, select="all")
     half = half_of(app, response=(10, 11))
     assert (half.kind, half.hints, half.topk) == (HintKind.ACCEPTED, (BRIEF, PLAIN), 2)
-    assert half.hinter.startswith("judge/1-")
+    assert half.hinter.startswith("judge/2-")
     prompts = [len(inference.tokens_of(prompt)) for prompt in inference.rendered]
     assert [prompt[-1]["content"].endswith(hint) for prompt, hint in zip(inference.rendered, half.hints, strict=True)]
     ids = int32_view(half.topk_ids).reshape(2, 5, 2)
