@@ -8,8 +8,9 @@ from schemas.records import Task
 from tentalis.gateway.messages import as_sent
 
 HINT_TAG = "[user's hint / instruction]"
-REQUEST = "request"
-"""The metadata of a task in which the rest of its request stands, as the gateway writes it down."""
+EVENT, REQUEST = "session_event_id", "request"
+"""Metadata of a turn's task: the event that it was made of, and the rest of its request as the gateway wrote it down.
+Of other tasks the metadata is their maker's own."""
 
 
 class NoUserMessage(ValueError):
@@ -32,7 +33,8 @@ def students(task: Task) -> Prompt:
     """What the student was asked. Raises NoPrompt for what token ids alone do not say (images), and for what is not
     known any more."""
     try:
-        messages, template = as_sent(task.messages, task.metadata.get(REQUEST, ""))
+        request = task.metadata.get(REQUEST, "") if EVENT in task.metadata else ""
+        messages, template = as_sent(task.messages, request)
     except (ValueError, RecursionError) as error:
         raise NoPrompt(f"what else was in the request cannot be read: {error}") from error
     for message in messages:

@@ -91,7 +91,7 @@ def test_what_the_student_was_asked_is_made_again_of_what_the_gateway_wrote_down
         {"role": "user", "content": [{"type": "text", "text": "Thanks."}]},
     ]
     body = {"tools": TOOLS, "chat_template_kwargs": {"thinking": False}, "temperature": 1.0, "tool_choice": "auto"}
-    task = make_task(messages=normalised(sent), metadata={"request": unspoken(body, sent)})
+    task = make_task(messages=normalised(sent), metadata={"session_event_id": "e", "request": unspoken(body, sent)})
     prompt = students(task)
     assert prompt.messages == [*sent[:4], {"role": "user", "content": "Thanks."}]
     assert prompt.template == {"tools": TOOLS, "chat_template_kwargs": {"thinking": False}}
@@ -102,16 +102,22 @@ def test_what_the_student_was_asked_is_made_again_of_what_the_gateway_wrote_down
 @pytest.mark.parametrize("request_", ["{", "[]", '{"messages": [1]}', '{"messages": {"0": 1}}', "[" * 100_000])
 def test_a_request_that_cannot_be_read_has_no_teacher(request_: str) -> None:
     with pytest.raises(NoPrompt, match="cannot be read"):
-        students(make_task(metadata={"request": request_}))
+        students(make_task(metadata={"session_event_id": "e", "request": request_}))
     with pytest.raises(TeacherRefused) as refused:
-        ask(FakeInference(), task=make_task(metadata={"request": request_}))
+        ask(FakeInference(), task=make_task(metadata={"session_event_id": "e", "request": request_}))
     assert refused.value.reason == "no_prompt"
+
+
+def test_what_others_keep_under_that_name_is_theirs() -> None:
+    assert students(make_task(metadata={"request": "Fix the bug."})).template == {}
 
 
 def test_an_image_is_not_in_the_tokens_that_the_teacher_scores() -> None:
     sent = [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {}}]}]
     with pytest.raises(NoPrompt, match="image_url"):
-        students(make_task(messages=normalised(sent), metadata={"request": unspoken({}, sent)}))
+        students(
+            make_task(messages=normalised(sent), metadata={"session_event_id": "e", "request": unspoken({}, sent)})
+        )
 
 
 # --- teacher ----------------------------------------------------------------------------------------------------------
@@ -119,7 +125,7 @@ def test_an_image_is_not_in_the_tokens_that_the_teacher_scores() -> None:
 
 def test_the_students_prompt_is_made_again_with_its_tools_before_the_teacher_is_asked() -> None:
     inference = FakeInference()
-    task = make_task(metadata={"request": unspoken({"tools": TOOLS}, [])})
+    task = make_task(metadata={"session_event_id": "e", "request": unspoken({"tools": TOOLS}, [])})
     ask(inference, task=task)
     assert inference.plain == [([message.model_dump() for message in task.messages], {"tools": TOOLS})]
     assert inference.templates == [{"tools": TOOLS}]
