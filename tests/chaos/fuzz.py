@@ -40,7 +40,7 @@ from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tests.chaos.rota import say
 from tests.fuzzing import CODEC, INPUTS, Fuzzed, fuzzed
-from tests.integration.test_scoring_hinting_aggregation import FakeModel
+from tests.integration.apps_lab import FakeModel
 from tests.kafka_fixture import ensure_topics, eventually
 
 READERS = {

@@ -18,11 +18,18 @@ from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
+from tests.integration.apps_lab import FakeModel
 from tests.integration.gateway_lab import PROMPT_IDS, WORDS, Script, ack, backend_app, listening
-from tests.integration.test_scoring_hinting_aggregation import FakeModel
 from tests.kafka_fixture import ensure_topics, eventually
 
 pytestmark = pytest.mark.broker
+
+
+class Teacher(FakeModel):
+    """A server whose chat template makes the prompt of the backend."""
+
+    prompt = tuple(PROMPT_IDS)
+
 
 Commands = dict[str, "subprocess.Popen[bytes]"]
 
@@ -45,7 +52,7 @@ def test_what_is_said_to_an_answer_becomes_a_rollout_with_the_tokens_of_the_back
     publisher = Publisher(settings, "test", codec)
     publisher.send(topics.POLICY_ACKS, ack("assistant", 1))
     publisher.flush()
-    teacher = ThreadingHTTPServer(("127.0.0.1", 0), FakeModel)
+    teacher = ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
     threading.Thread(target=teacher.serve_forever, daemon=True).start()
     port = free_port()
 
