@@ -62,12 +62,6 @@ def test_a_task_that_opens_with_its_first_feedback_is_opened_by_that() -> None:
     assert opened.head == task.head and score.reward == 1.0
 
 
-@pytest.mark.parametrize("source", [Source.OPERATOR, Source.NEXT_STATE])
-def test_the_first_feedback_opens_whoever_gives_it(source: Source) -> None:
-    feedback = make_feedback(make_result(make_task(terms=CHAT_TERMS)), source=source)
-    assert isinstance(halves(run(on_log(topics.FEEDBACK, feedback)))[0], Open)
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -151,6 +145,12 @@ def test_feedback_from_a_source_outside_the_terms_is_a_late_half_if_it_grades() 
     graded = make_feedback(source=Source.OPERATOR, score=0.5)
     assert one(run(on_log(topics.FEEDBACK, graded)), Score).source is Source.OPERATOR
     assert not run(on_log(topics.FEEDBACK, make_feedback(source=Source.OPERATOR, text="hm", polarity="none"))).outputs
+
+
+@pytest.mark.parametrize("source", [Source.USER, Source.OPERATOR])
+def test_a_thumb_before_the_next_message_does_not_begin_the_deadline_of_a_turn(source: Source) -> None:
+    thumb = make_feedback(make_result(make_task(terms=CHAT_TERMS)), source=source, polarity=Polarity.POSITIVE)
+    assert one(run(on_log(topics.FEEDBACK, thumb)), Score).source is source, "a late half, and no Open"
 
 
 def test_a_complaint_of_the_source_that_only_the_hint_answers_to_is_no_score() -> None:
