@@ -135,7 +135,7 @@ class PolicyLog:
         same = promotion is not None and promotion[0].sha256 == update.sha256
         return (
             same
-            or (promotion is None and update is self._initial(update.run_id))
+            or (promotion is None and update.step == 0 and self._initial(update.run_id) is not None)
             or rule.mode is Mode.ALWAYS
             or (rule.mode is Mode.GUARDED and self.passed(update.name) is True)
         )

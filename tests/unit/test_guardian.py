@@ -125,6 +125,7 @@ def test_where_more_than_the_initial_adapter_was_published_before_anybody_decide
     log = log_of(run(), version(0), version(1), said(1, "one word"), promotion(0, "guarded", "s0"))
     (candidate,) = log.refused()
     assert guardian(log, Speaker()).decision(candidate).version == 0
+    assert log_of(run(), version(0), version(0)).untried() == [], "said twice it is the initial adapter all the same"
     branch = run(first=3).model_copy(update={"run_id": "run-1.1", "parent_run": "run-1", "parent_step": 2})
     log = log_of(run(), branch, update(3, run_id="run-1.1", step=0, sha256="s2"))
     assert log.due_promotions() == [] and len(log.untried()) == 1, "a branch begins with weights that were trained"
