@@ -1,14 +1,16 @@
 """How the join's cost grows with workers and with state.
 
-Workers: 1, 2 and 4 of them fold the same pre-filled halves (1,000 tokens, see join_load.py) on 8 partitions. Tasks per
-second is of log time, between the moments at which 10 % and 90 % of the outcomes were appended; CPU is user and system
-time of all workers per task, from the first tenth on. Workers, broker and this driver share the machine's cores.
+Workers: 1, 2 and 4 of them fold the same pre-filled halves (1,000 tokens, every second hint accepted, see join_load.py)
+on 8 partitions. Tasks per second is of log time, between the moments at which 10 % and 90 % of the outcomes were
+appended; CPU is user and system time of all workers per task, from the first tenth on. Workers, broker and this driver
+share the machine's cores.
 
 State: a worker begins with 10k, 100k, 1M tasks that are remembered (a tenth of them open, each with a half of 20
 tokens; written to the changelog by join_state.py), in memory and in RocksDB, and folds a load of its own on top. Then
 it is killed with -9 and started again on an empty disk, and with RocksDB once more on the disk as it was left: seconds
-from starting the process to its first outcome (`_recovery_s`; imports and joining the group included, as the row of 0
-tasks shows), and of them in reading the state (`_read_s`, and how many records of the changelog that were).
+from starting the process until it has closed one of the open tasks in each partition, whose hints wait for it
+(`_recovery_s`; imports and joining the group included, as the row of 0 tasks shows, where it is a task of its own), and
+of them in reading the state (`_read_s`, and how many records of the changelog that were).
 
 BENCH_TASKS is the largest state (1,000,000); the loads scale with it.
 """
@@ -20,20 +22,25 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from schemas import topics
+from schemas.records import Outcome
 from streams.app import ensure_changelog
 from tentalis.config import Settings
-from tentalis.kafka import Publisher, end_offsets, make_codec
+from tentalis.kafka import Publisher, end_offsets, make_codec, read_to_end
 from tentalis.local.ports import free_port
 from tests.bench.bench_join import ROOT, outcomes_since, stop, until_written
-from tests.bench.join_load import halves, send
-from tests.bench.join_state import PARTITIONS, state_rows
+from tests.bench.join_load import Half, halves, send
+from tests.bench.join_state import PARTITIONS, Row, closing, state_rows
 from tests.bench.lab import cpu_seconds, log, metrics_of, own_kafka, report, rss_mib
 
 OPEN_SHARE = 10
 LITTLE = 20
+SECOND = range(1, 2**31, 2)
+"""The tasks whose hint is accepted."""
 FORMING = {"group.initial.rebalance.delay.ms": "6000"}
 """The group forms once, of all its members."""
 
@@ -51,6 +58,15 @@ class Group:
         self.app_id = f"growth-{uuid.uuid4().hex[:8]}"
         self.folder = self.settings.home / self.app_id
         self.port = free_port()
+        self.changelog = topics.changelog(self.app_id, "state")
+        self.open_tasks = self.n_tokens = self.probed = 0
+        self.closed: dict[str, str | None] = {}
+        """Of the open tasks that were closed behind a kill: key -> digest of the rollout."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its state lies on disk."""
+        return self.state != "memory"
 
     def start(self, number: int = 0) -> Child:
         """One of its workers."""
@@ -63,11 +79,14 @@ class Group:
 
     def fill(self, open_tasks: int, closed_tasks: int, n_tokens: int) -> None:
         """Writes state to its changelog."""
-        codec = make_codec(self.settings)
         ensure_changelog(self.settings.require_bootstrap(), self.app_id, "state", PARTITIONS)
-        publisher, changelog = Publisher(self.settings, "bench", codec), topics.changelog(self.app_id, "state")
-        for partition, key, value in state_rows(codec, open_tasks, closed_tasks, n_tokens):
-            publisher.send_bytes(changelog, key.encode(), value, partition=partition)
+        self.write(state_rows(make_codec(self.settings), open_tasks, closed_tasks, n_tokens))
+        self.open_tasks, self.n_tokens = open_tasks, n_tokens
+
+    def write(self, rows: Iterable[Row], headers: list[tuple[str, bytes]] | None = None) -> None:
+        publisher = Publisher(self.settings, "bench", make_codec(self.settings))
+        for partition, key, value in rows:
+            publisher.send_bytes(self.changelog, key.encode(), value, headers, partition=partition)
         publisher.flush(300)
 
     def folded(self, tasks: int, workers: list[Child]) -> dict[str, float]:
@@ -87,16 +106,51 @@ class Group:
             "rss_mib": round(sum(rss_mib(worker.pid) for worker in workers)),
         }
 
-    def recovered(self, *, kept: bool) -> tuple[float, Child]:
-        """Starts a successor, on the disk as it is or on an empty one: seconds to its first outcome, and itself."""
+    def recovered(self, *, kept: bool) -> tuple[dict[str, float], Child]:
+        """Starts a successor, on the disk as it is or on an empty one: what its recovery took, and itself.
+
+        Raises RuntimeError if it answers something else than it was asked.
+        """
         if not kept:
             shutil.rmtree(self.folder, ignore_errors=True)
-        codec, start = make_codec(self.settings), end_offsets(self.settings, topics.OUTCOMES)
-        send(self.settings, codec, halves(f"probe-{uuid.uuid4().hex[:8]}", 1, 0, 0, codec))
+        codec, asked = make_codec(self.settings), self._ask()
+        start = end_offsets(self.settings, topics.OUTCOMES)
+        publisher = Publisher(self.settings, "bench", codec)
+        for partition, (key, value, headers) in asked:
+            publisher.send_bytes(topics.HALVES, key.encode(), value, headers, partition=partition)
+        publisher.flush()
         began = time.time()
         child = self.start()
-        until_written(self.settings, start, 1, child)
-        return outcomes_since(self.settings, start)[0][0] / 1000 - began, child
+        try:
+            wanted = {f"{key}/0" for _, (key, _, _) in asked}
+            until_written(self.settings, start, len(wanted), child)
+            stored = list(read_to_end(self.settings, topics.OUTCOMES, start=start))
+            outcomes = {str(each.key): each.decode(codec) for each in stored}
+            if outcomes.keys() != wanted:
+                raise RuntimeError(f"outcomes of {sorted(outcomes)} instead of {sorted(wanted)}")
+            if self.open_tasks:
+                self.closed |= {key: each.rollout_digest for key, each in outcomes.items() if isinstance(each, Outcome)}
+            seconds = max(each.timestamp for each in stored) / 1000 - began
+            return {"recovery_s": round(seconds, 2)} | self.read(), child
+        except BaseException:
+            stop(child)
+            raise
+
+    def read(self) -> dict[str, float]:
+        """What its worker says of its recovery."""
+        metrics = metrics_of(self.port)
+        return {
+            "read_s": round(metrics["tentalis_stream_recovery_seconds"], 2),
+            "read_records": round(metrics["tentalis_stream_recovered_records"]),
+        }
+
+    def _ask(self) -> list[tuple[int | None, Half]]:
+        """What closes open tasks; without any, a task of its own."""
+        codec = make_codec(self.settings)
+        if not self.open_tasks:
+            return [(None, half) for half in halves(f"probe-{uuid.uuid4().hex[:8]}", 1, 0, 0, codec)]
+        self.probed += 1
+        return list(closing(codec, self.open_tasks, self.n_tokens, self.probed - 1))
 
 
 def by_workers(tasks: int) -> dict[str, dict[str, float]]:
@@ -105,7 +159,7 @@ def by_workers(tasks: int) -> dict[str, dict[str, float]]:
     with own_kafka(FORMING) as settings:
         codec = make_codec(settings)
         log(f"filling {tasks} tasks")
-        send(settings, codec, halves("bench", tasks, 2500, 0, codec))
+        send(settings, codec, halves("bench", tasks, 2500, 0, codec, SECOND))
         for count in (1, 2, 4):
             group = Group(settings)
             workers = [group.start(number) for number in range(count)]
@@ -118,51 +172,51 @@ def by_workers(tasks: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def on_state(settings: Settings, state: str, keys: int, n_tokens: int, load: int) -> dict[str, float]:
+def on_state(group: Group, keys: int, n_tokens: int, load: int) -> dict[str, float]:
     """One worker on so many remembered tasks; the halves topic holds `load` tasks to fold."""
-    group = Group(settings, state)
     open_tasks = keys // OPEN_SHARE
     group.fill(open_tasks, keys - open_tasks, n_tokens)
     child = group.start()
     try:
         found = group.folded(load, [child])
-        for kept in (False, True) if state == "rocksdb" else (False,):
+        for kept in (False, True) if group.keeps else (False,):
             stop(child, signal.SIGKILL)
-            prefix = "kept" if kept else "empty"
-            seconds, child = group.recovered(kept=kept)
-            metrics = metrics_of(group.port)
-            found |= {
-                f"{prefix}_recovery_s": round(seconds, 2),
-                f"{prefix}_read_s": round(metrics["tentalis_stream_recovery_seconds"], 2),
-                f"{prefix}_read_records": round(metrics["tentalis_stream_recovered_records"]),
-            }
-            # Until the probe is committed: the next successor must not hear it again.
+            took, child = group.recovered(kept=kept)
+            found |= {f"{'kept' if kept else 'empty'}_{name}": figure for name, figure in took.items()}
+            # Until what it answered is committed: the next successor must not hear it again.
             time.sleep(2.5)
         found["disk_mib"] = round(sum(f.stat().st_size for f in group.folder.rglob("*") if f.is_file()) / 2**20)
     finally:
         stop(child)
         shutil.rmtree(group.folder, ignore_errors=True)
-    log(f"{keys} tasks, {state}: {found}")
+    log(f"{keys} tasks, {group.state}: {found}")
     return found
 
 
-def by_state(sizes: list[int], n_tokens: int, load: int) -> dict[str, dict[str, dict[str, float]]]:
-    """State by state, size by size."""
-    found: dict[str, dict[str, dict[str, float]]] = {"memory": {}, "rocksdb": {}}
+@contextmanager
+def filled(load: int) -> Iterator[Settings]:
+    """A broker with so many tasks to fold. For one group: what closes its open tasks would close another's too soon."""
     with own_kafka() as settings:
         codec = make_codec(settings)
         log(f"filling {load} tasks")
-        send(settings, codec, halves("bench", load, 500, 0, codec))
-        for keys in sizes:
-            for state, row in found.items():
-                row[str(keys)] = on_state(settings, state, keys, n_tokens, load)
+        send(settings, codec, halves("bench", load, 500, 0, codec, SECOND))
+        yield settings
+
+
+def by_state(sizes: list[int], load: int) -> dict[str, dict[str, dict[str, float]]]:
+    """State by state, size by size."""
+    found: dict[str, dict[str, dict[str, float]]] = {"memory": {}, "rocksdb": {}}
+    for keys in sizes:
+        for state, row in found.items():
+            with filled(load) as settings:
+                row[str(keys)] = on_state(Group(settings, state), keys, LITTLE, load)
     return found
 
 
 def main() -> None:
     tasks = int(os.environ.get("BENCH_TASKS", "1000000"))
     workers = by_workers(tasks * 6 // 100)
-    state = by_state([0, tasks // 100, tasks // 10, tasks], LITTLE, max(2000, tasks // 50))
+    state = by_state([0, tasks // 100, tasks // 10, tasks], max(2000, tasks // 50))
     report(tasks=tasks, open_tasks=tasks // OPEN_SHARE, workers=workers, state=state)
 
 

@@ -1,13 +1,13 @@
 """The halves that the join's benchmark folds, encoded once.
 
-Per task one Score of 9 KB (1,000 tokens, mask, log-probs) and one Hint: every second says nothing (kind none, 300
-bytes), the others carry the teacher's log-probs (13 KB). The hint comes up to `spread` tasks before or after its score.
-Of every `OPEN_EVERY` tasks one never gets its hint: it stays open, with its payload.
+Per task one Score of 9 KB (1,000 tokens, mask, log-probs) and one Hint, which says nothing (kind none, 300 bytes), or
+carries the teacher's log-probs (accepted, 13 KB). The hint comes up to `spread` tasks before or after its score. Of
+every `open_every` tasks one never gets its hint: it stays open, with its payload.
 """
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
@@ -96,11 +96,14 @@ def hint_of(sample: Sample, at: int, accepted: bool, rng: np.random.Generator) -
     )
 
 
-def halves(name: str, tasks: int, spread: int, open_every: int, codec: Codec) -> Iterator[Half]:
+def halves(
+    name: str, tasks: int, spread: int, open_every: int, codec: Codec, accepted: Container[int] = ()
+) -> Iterator[Half]:
     """The load in log order; the same for the same arguments, but for the opening times.
 
     Args:
         open_every: one of so many tasks gets no hint; 0: every task gets one.
+        accepted: the tasks, by number, whose hint is accepted; the others' is of kind none.
     """
     chance, rng, now = random.Random(7), np.random.default_rng(7), time.time_ns() // 1_000_000
     order = []
@@ -114,7 +117,7 @@ def halves(name: str, tasks: int, spread: int, open_every: int, codec: Codec) ->
             sample = waiting[index] = sample_of(f"{name}-{index}", rng)
         else:
             sample = waiting.pop(index)
-        record: Record = hint_of(sample, now, index % 2 == 1, rng) if is_hint else score_of(sample, now)
+        record: Record = hint_of(sample, now, index in accepted, rng) if is_hint else score_of(sample, now)
         yield record.key, codec.encode(topics.HALVES, record), headers_of(record, "bench")
 
 

@@ -35,14 +35,13 @@ from quixstreams.models.serializers import Deserializer, Serializer
 
 from schemas import avro
 from schemas.ids import derived_id
+from tests.bench.join_quix_state import ENTRY_BYTES, HALVES, HEAD, MARKER_TTL_MS, PREFIX, entry_of
 
 COMMIT_S = 1.0
-HALVES, ROLLOUTS, OUTCOMES = "tentalis.halves.v1", "tentalis.rollouts.v1", "tentalis.outcomes.v1"
-MARKER_TTL_MS = 24 * 3600 * 1000
+ROLLOUTS, OUTCOMES = "tentalis.rollouts.v1", "tentalis.outcomes.v1"
 
 SCHEMAS = {schema.fingerprint: schema for schema in avro.all_current()}
 ROLLOUT, OUTCOME = avro.current("Rollout"), avro.current("Outcome")
-HEAD = struct.Struct(">BqqIB")  # phase (1 open, 2 closed), deadline, score came, samples, halves that are in
 
 
 def decode(value: bytes) -> tuple[str, Any]:
@@ -152,9 +151,9 @@ class Join:
     def recovered(self, state: Any) -> list[tuple[int, str]]:
         """The timers of the tasks in the store. There is no public way to go through a state, so this is private."""
         timers = []
-        for key, value in state._transaction._partition.iter_items(b"all|task/", b"all|task0"):
+        for key, value in state._transaction._partition.iter_items(PREFIX + b"task/", PREFIX + b"task0"):
             _, due, *_ = HEAD.unpack_from(value)
-            timers.append((due, key[9:].decode()))
+            timers.append((due, key[len(PREFIX + b"task/") :].decode()))
         heapq.heapify(timers)
         return timers
 
@@ -164,8 +163,7 @@ class Join:
         sample = half["sample"]
         head, index = sample["head"], sample["sample_index"]
         task_id = head["task_id"]
-        event = hashlib.blake2b(half["score_id" if name == "Score" else "hint_id"].encode(), digest_size=8).digest()
-        slot = index.to_bytes(4, "big") + hashlib.blake2b(sample["result_id"].encode(), digest_size=8).digest()
+        entry = entry_of(half["score_id" if name == "Score" else "hint_id"], index, sample["result_id"], offset)
         value = state.get_bytes(b"task/" + task_id.encode())
         if value is None:
             deadline = min(half["opened_at"], now) + head["terms"]["deadline_ms"]
@@ -174,13 +172,13 @@ class Join:
         else:
             phase, deadline, came, _, n = HEAD.unpack_from(value)
             seen = value[HEAD.size :]
-            if phase == 2 or any(seen[at : at + 8] == event for at in range(0, len(seen), 28)):
+            if phase == 2 or any(seen[at : at + 8] == entry[:8] for at in range(0, len(seen), ENTRY_BYTES)):
                 return
         if name == "Score":
             came = now
             heapq.heappush(self.timers[partition], (now + head["terms"]["opd_window_ms"], task_id))
         n += 1
-        seen += event + slot + offset.to_bytes(8, "big")
+        seen += entry
         if n < 2 * head["n_samples"]:
             state.set_bytes(b"half/%d" % offset, raw)
             state.set_bytes(b"task/" + task_id.encode(), HEAD.pack(phase, deadline, came, head["n_samples"], n) + seen)
@@ -201,7 +199,7 @@ class Join:
         self, task_id: str, seen: bytes, partition: int, state: Any, now: int, out: list[Any], halves: dict[int, Any]
     ) -> None:
         samples: dict[int, dict[str, Any]] = {}
-        for at in range(0, len(seen), 28):
+        for at in range(0, len(seen), ENTRY_BYTES):
             index, offset = (
                 int.from_bytes(seen[at + 8 : at + 12], "big"),
                 int.from_bytes(seen[at + 20 : at + 28], "big"),

@@ -2,22 +2,26 @@
 
 Open tasks are folded by the join itself, one score each. Closed ones are `MARKERS` tasks folded to their end, whose
 markers are repeated under as many names as wanted. All of it lies before offset 0 of the halves log, so that a worker
-goes on with whatever the log holds.
+goes on with whatever the log holds. `quix_rows` are the same tasks as the join in Quix Streams keeps them, and
+`closing` the hints that close some of the open ones.
 """
 
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
 from schemas import topics
 from schemas.codec import Codec
-from schemas.records import Record
+from schemas.records import Record, Score
 from streams.join.core import Limits, Partition, Tally
 from streams.join.emit import Place
 from streams.join.state import TASK
 from streams.processor import payload_of, stamped
-from tests.bench.join_load import hint_of, sample_of, score_of
+from tentalis.kafka import headers_of
+from tests.bench.join_load import Half, hint_of, sample_of, score_of
+from tests.bench.join_quix_state import HEAD, MARKER_TTL_MS, OFFSETS, PREFIX, entry_of
 
 PARTITIONS = 8
 MARKERS = 500
@@ -30,11 +34,49 @@ Row = tuple[int, str, bytes]
 def state_rows(codec: Codec, open_tasks: int, closed_tasks: int, n_tokens: int) -> Iterator[Row]:
     """The changelog's records of so many tasks, evenly over the partitions; open ones wait with n_tokens tokens."""
     for partition in range(PARTITIONS):
-        count = len(range(partition, open_tasks, PARTITIONS))
-        yield from _open(codec, partition, count, n_tokens)
+        yield from _open(codec, partition, _share(open_tasks, partition), n_tokens)
     markers = _markers(codec)
     for index in range(closed_tasks):
         yield index % PARTITIONS, f"{TASK}closed-{index}", markers[index % len(markers)]
+
+
+def quix_rows(codec: Codec, open_tasks: int, closed_tasks: int, n_tokens: int) -> Iterator[Row]:
+    """The same tasks in the join with Quix Streams, its prefix included."""
+    prefix, now = PREFIX.decode(), _now()
+    for partition in range(PARTITIONS):
+        for offset, score in enumerate(_scores(partition, _share(open_tasks, partition), n_tokens, now), OFFSETS):
+            deadline = now + score.sample.head.terms.deadline_ms
+            entry = entry_of(score.score_id, 0, score.sample.result_id, offset)
+            yield partition, f"{prefix}half/{offset}", codec.encode(topics.HALVES, score)
+            yield partition, f"{prefix}task/{score.key}", HEAD.pack(1, deadline, now, 1, 1) + entry
+    for index in range(closed_tasks):
+        entries = b"".join(entry_of(f"{half}-{index}", 0, f"result-{index}", index) for half in ("score", "hint"))
+        yield index % PARTITIONS, f"{prefix}task/closed-{index}", HEAD.pack(2, now + MARKER_TTL_MS, 0, 1, 0) + entries
+
+
+def closing(codec: Codec, open_tasks: int, n_tokens: int, nth: int) -> Iterator[tuple[int, Half]]:
+    """The hint that closes the nth open task of each partition: (partition, half)."""
+    rng, now = np.random.default_rng(nth), _now()
+    for partition in range(PARTITIONS):
+        scores = _scores(partition, _share(open_tasks, partition), n_tokens, now)
+        sample = next(islice(scores, nth, None)).sample
+        hint = hint_of(sample, now, False, rng)
+        yield partition, (hint.key, codec.encode(topics.HALVES, hint), headers_of(hint, "bench"))
+
+
+def _share(tasks: int, partition: int) -> int:
+    return len(range(partition, tasks, PARTITIONS))
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _scores(partition: int, count: int, n_tokens: int, now: int) -> Iterator[Score]:
+    """The halves with which the open tasks of a partition wait."""
+    rng = np.random.default_rng(partition)
+    for number in range(count):
+        yield score_of(sample_of(f"open-{partition}-{number}", rng, n_tokens), now)
 
 
 def _fold(codec: Codec, partition: int) -> Partition:
@@ -47,11 +89,10 @@ def _fold(codec: Codec, partition: int) -> Partition:
 
 
 def _open(codec: Codec, partition: int, count: int, n_tokens: int) -> Iterator[Row]:
-    fold, rng, now = _fold(codec, partition), np.random.default_rng(partition), time.time_ns() // 1_000_000
-    # One record more than tasks, so that there is a clock where nothing is open.
-    fold.advance(-count - 1, now)
-    for offset in range(-count, 0):
-        score = score_of(sample_of(f"open-{partition}-{-offset}", rng, n_tokens), now)
+    fold, now = _fold(codec, partition), _now()
+    # One record more than tasks, so that there is a clock where nothing is open; up to -2, as a new fold is at -1.
+    fold.advance(-count - 2, now)
+    for offset, score in enumerate(_scores(partition, count, n_tokens, now), -count - 1):
         fold.advance(offset, now)
         fold.apply(score, codec.encode(topics.HALVES, score))
         if offset % CHUNK == 0:
@@ -67,7 +108,7 @@ def _rows(fold: Partition, partition: int) -> Iterator[Row]:
 
 
 def _markers(codec: Codec) -> list[bytes]:
-    fold, rng, now = _fold(codec, 0), np.random.default_rng(0), time.time_ns() // 1_000_000
+    fold, rng, now = _fold(codec, 0), np.random.default_rng(0), _now()
     for index in range(MARKERS):
         sample = sample_of(f"closed-{index}", rng, 10)
         for nth, half in enumerate((score_of(sample, now), hint_of(sample, now, False, rng))):
