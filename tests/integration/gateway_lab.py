@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from schemas import topics
 from schemas.codec import Codec
+from schemas.place import Place
 from schemas.records import LogprobsMode, PolicyAck, Record, SessionEvent
 from tentalis.config import Settings
 from tentalis.gateway.app import Deps, Install, build_app
@@ -34,6 +35,7 @@ from tentalis.gateway.spool import Spool, Spooled
 from tests.kafka_fixture import eventually
 
 CODEC = Codec()
+Became = Callable[[KafkaError | Place], None]
 PROMPT_IDS = [11, 12, 13]
 WORDS = ("Good", " day", ", friend", "!")
 
@@ -46,18 +48,18 @@ class MemoryLog(EventLog):
         self.taken: list[Spooled] = []
         self.away = False
         self._codec, self._source = codec, "tentalis/gateway/test"
-        self._waiting: list[tuple[Spooled, Callable[[KafkaError | None], None]]] = []
+        self._waiting: list[tuple[Spooled, Became]] = []
         self._mutex = threading.Lock()
         self._stop = threading.Event()
         self._ask_schemas()
 
-    def send(self, record: Spooled, done: Callable[[KafkaError | None], None]) -> None:
+    def send(self, record: Spooled, done: Became) -> None:
         with self._mutex:
             if self.away:
                 self._waiting.append((record, done))
                 return
             self.taken.append(record)
-        done(None)
+        done(Place(record.topic, 0, len(self.taken) - 1))
 
     def back(self, *, lost: bool = False) -> None:
         """The broker is there again: takes what waited, or the client had given up on it."""
@@ -65,8 +67,8 @@ class MemoryLog(EventLog):
             waiting, self._waiting, self.away = self._waiting, [], False
             if not lost:
                 self.taken += [record for record, _ in waiting]
-        for _, done in waiting:
-            done(KafkaError(KafkaError._MSG_TIMED_OUT) if lost else None)
+        for at, (record, done) in enumerate(waiting):
+            done(KafkaError(KafkaError._MSG_TIMED_OUT) if lost else Place(record.topic, 0, at))
 
     def present(self, topic: str, since: int, wanted: Any) -> set[str]:
         if self.away:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from schemas import topics
+from schemas.place import Place
 from tentalis.gateway.eventlog import EventLog
 from tentalis.gateway.spool import Spool
 from tests.integration.gateway_lab import ack, wait_for
@@ -26,7 +27,7 @@ def test_turns_are_on_the_log_once_with_the_version_that_is_served(kafka: Kafka,
         other.chat("not yet there", headers={"X-Session-Id": unique})
         there, missing = other.log.taken
     arrived = threading.Event()
-    events.send(there, lambda error: arrived.set() if error is None else None)
+    events.send(there, lambda became: arrived.set() if isinstance(became, Place) else None)
     assert arrived.wait(60)
     spool = Spool(tmp_path / "spool")
     spool.put(there)
