@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from tentalis.gateway.failure import Refused
+from tentalis.gateway.lanes import Lanes
 from tentalis.gateway.settings import BackendSettings, Tokens
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,6 @@ def _backend(settings: BackendSettings, key: str | None) -> Backend:
         base_url=settings.base_url,
         headers=headers | ({"authorization": f"Bearer {key}"} if key else {}),
         timeout=httpx.Timeout(settings.timeout_s, connect=_CONNECT_S),
-        # How many calls run at once is the clients' decision; a queue here would hide it.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+        transport=Lanes(settings.base_url),
     )
     return Backend(settings, client, key, settings.models)

@@ -1,0 +1,111 @@
+"""Connections to a backend: used again, as many as there are calls, and replaced where one is broken."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+from tentalis.gateway.lanes import Lanes
+
+
+class Server:
+    """Answers every request with two chunks, the second when `gate` is open. `connections`: those taken so far."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.hang_up = False
+        self.connections = 0
+        self.asked: list[bytes] = []
+        self.heard = asyncio.Semaphore(0)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.asked.append(head.split(b"\r\n")[0])
+                self.heard.release()
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
+                await self.gate.wait()
+                if self.hang_up:
+                    return
+                writer.write(b"1\r\nc\r\n0\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+
+def run(body: Callable[[Server, httpx.AsyncClient, str], Awaitable[None]]) -> None:
+    async def main() -> None:
+        server = Server()
+        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+            url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            async with httpx.AsyncClient(transport=Lanes(url), timeout=60) as client:
+                await body(server, client, url)
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_connection_is_used_again_and_as_many_as_calls_are_open() -> None:
+    async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
+        for _ in range(3):
+            assert (await client.get(url)).text == "abc"
+        assert server.connections == 1
+        server.gate.clear()
+        calls = [asyncio.create_task(client.get(url)) for _ in range(8)]
+        for _ in range(3 + 8):
+            await server.heard.acquire()
+        assert server.connections == 8
+        server.gate.set()
+        assert [answer.text for answer in await asyncio.gather(*calls)] == ["abc"] * 8
+        assert (await asyncio.gather(*(client.get(url) for _ in range(8)))) and server.connections == 8
+
+    run(body)
+
+
+def test_what_breaks_off_or_is_given_up_costs_its_own_connection_alone() -> None:
+    async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
+        server.hang_up = True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(url)
+        server.hang_up = False
+        assert (await client.get(url)).text == "abc" and server.connections == 2
+        server.gate.clear()
+        given_up = asyncio.create_task(client.get(url))
+        for _ in range(3):
+            await server.heard.acquire()
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        server.gate.set()
+        assert (await client.get(url)).text == "abc" and server.connections == 3
+        async with client.stream("GET", url) as early:
+            assert early.status_code == 200  # closed without having been read
+        assert (await client.get(url)).text == "abc"
+
+    run(body)
+
+
+def test_nobody_there_is_said_and_tried_again() -> None:
+    async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
+        for _ in range(2):
+            with pytest.raises(httpx.ConnectError):
+                await client.get("http://127.0.0.1:1/")
+        assert (await client.get(url)).text == "abc"
+
+    run(body)
+
+
+def test_a_proxy_of_the_environment_is_used_but_for_whom_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("no_proxy", "near.example")
+        async with httpx.AsyncClient(transport=Lanes("http://far.example"), timeout=60) as through:
+            assert (await through.get("http://far.example/x")).text == "abc"
+        assert server.asked == [b"GET http://far.example/x HTTP/1.1"]
+        assert Lanes("http://near.example")._proxy is None
+
+    run(body)
