@@ -1,7 +1,7 @@
 """Mutated records from a seed: every input topic, every kind of damage. The same seed gives the same records."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,8 +25,8 @@ from tests.unit import join_support, sessions_support
 from tests.unit.stream_records import make_feedback, make_result, make_task
 
 CODEC = Codec()
-INPUTS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.HALVES, topics.OUTCOMES)
-"""What the applications read that `tests.chaos.fuzz` runs."""
+INPUTS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.HALVES, topics.OUTCOMES, topics.SESSIONS)
+"""What the stream applications read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +196,13 @@ def _key(rng: random.Random, key: bytes) -> bytes | None:
     return rng.choice([None, b"", b"\xff\xfe", b"another", key + b"\0", key.upper(), b"k" * 5000])
 
 
-def fuzzed(seed: int, count: int, *, valid: float = 0.2, inputs: Sequence[str] = INPUTS) -> Iterator[Fuzzed]:
+def fuzzed(seed: int, count: int, *, valid: float = 0.2) -> Iterator[Fuzzed]:
     """`count` records over the input topics; a share of about `valid` is left as it was."""
     rng = random.Random(seed)
     everything = [CODEC.encode(topic, record) for topic, records in seeds().items() for record in records]
     partitions = topics.table().keyed_partitions
     for number in range(count):
-        topic = rng.choice(inputs)
+        topic = rng.choice(INPUTS)
         record = rng.choice(seeds()[topic])
         key: bytes | None = record.key.encode()
         value: bytes | None = CODEC.encode(topic, record)

@@ -2,12 +2,13 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tentalis.opd import HINT_TAG
 from tentalis.opd.lesson import END, START
 
 BASE = "tiny"
@@ -15,17 +16,19 @@ LESSON = f"They wanted it short. {START}\nDo: answer in one line.\nDon't: use li
 
 
 class _Model(BaseHTTPRequestHandler):
-    """A token is a character, its log-prob -token/100. Whatever it is asked as a judge, it has the same lesson."""
+    """The log-prob of a token is -token/100. Whatever it is asked as a judge, it has the same lesson."""
 
     def do_GET(self) -> None:
         self._answer({"data": [{"id": f"{BASE}@v1", "parent": BASE}, {"id": BASE}]})
 
     def do_POST(self) -> None:
+        assert isinstance(self.server, _Server)
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         assert body["model"] == BASE
         if self.path == "/tokenize":
             text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
-            self._answer({"tokens": [ord(char) for char in text]})
+            plain = "messages" in body and HINT_TAG not in text
+            self._answer({"tokens": list(self.server.prompt) if plain else [ord(char) for char in text]})
         elif self.path == "/v1/chat/completions":
             message = {"role": "assistant", "content": LESSON}
             self._answer({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
@@ -49,12 +52,15 @@ class _Server(ThreadingHTTPServer):
 
     request_queue_size = 256
     daemon_threads = True
+    prompt: Sequence[int] = ()
 
 
 @contextmanager
-def model_server(port: int = 0) -> Iterator[str]:
-    """Its URL. `port`: 0 for a free one."""
+def model_server(port: int = 0, prompt: Sequence[int] = (1, 2, 3)) -> Iterator[str]:
+    """Its URL. `port`: 0 for a free one. `prompt`: the tokens of every conversation without a hint, as the fixtures
+    have them."""
     server = _Server(("127.0.0.1", port), _Model)
+    server.prompt = prompt
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

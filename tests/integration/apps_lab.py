@@ -1,57 +1,18 @@
-"""Stream applications as processes on a broker of their own, and a server that stands in for a teacher's."""
+"""Stream applications as processes on a broker of their own."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from schemas import topics
 from schemas.records import Record
 from streams.processor import LogRecord
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, read_to_end
-from tentalis.local.broker import EmbeddedBroker
-from tentalis.local.ports import free_port
-from tentalis.opd import HINT_TAG
-from tests.kafka_fixture import ensure_topics, eventually
-
-
-class FakeModel(BaseHTTPRequestHandler):
-    """Speaks the calls that hinting and experience make. The log-prob of a token is -token/100. `prompt`: tokens of
-    every conversation without a hint, as the fixtures have them."""
-
-    prompt = (1, 2, 3)
-
-    def do_GET(self) -> None:
-        self._answer({"data": [{"id": "base@v1", "parent": "tiny"}, {"id": "tiny"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert body["model"] == "tiny"
-        if self.path == "/tokenize":
-            text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
-            plain = "messages" in body and HINT_TAG not in text
-            self._answer({"tokens": list(self.prompt) if plain else [ord(char) for char in text]})
-        else:
-            scores = [None] + [{str(token): {"logprob": -token / 100}} for token in body["prompt"][1:]]
-            self._answer({"model": "tiny", "choices": [{"index": 0, "prompt_logprobs": scores}]})
-
-    def _answer(self, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        """Not on stderr."""
+from tests.kafka_fixture import eventually
 
 
 class Apps:
@@ -107,31 +68,3 @@ class Apps:
             return check()
 
         eventually(checked, timeout, interval=0.5)
-
-
-@pytest.fixture
-def apps(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Apps]:
-    settings = Settings(bootstrap=own_broker.bootstrap)
-
-    ensure_topics(settings)
-    apps = Apps(settings, tmp_path)
-    yield apps
-    for process in apps.processes.values():
-        process.kill()
-        process.wait(10)
-
-
-@pytest.fixture
-def model() -> Iterator[tuple[int, Callable[[], None]]]:
-    """A free port, and what starts the model server on it."""
-    port, servers = free_port(), []
-
-    def start() -> None:
-        server = ThreadingHTTPServer(("127.0.0.1", port), FakeModel)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    yield port, start
-    for server in servers:
-        server.shutdown()
-        server.server_close()

@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -18,17 +16,11 @@ from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
-from tests.integration.apps_lab import FakeModel
 from tests.integration.gateway_lab import PROMPT_IDS, WORDS, Script, ack, backend_app, listening
 from tests.kafka_fixture import ensure_topics, eventually
+from tests.model_server import model_server
 
 pytestmark = pytest.mark.broker
-
-
-class Teacher(FakeModel):
-    """A server whose chat template makes the prompt of the backend."""
-
-    prompt = tuple(PROMPT_IDS)
 
 
 Commands = dict[str, "subprocess.Popen[bytes]"]
@@ -52,8 +44,6 @@ def test_what_is_said_to_an_answer_becomes_a_rollout_with_the_tokens_of_the_back
     publisher = Publisher(settings, "test", codec)
     publisher.send(topics.POLICY_ACKS, ack("assistant", 1))
     publisher.flush()
-    teacher = ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
-    threading.Thread(target=teacher.serve_forever, daemon=True).start()
     port = free_port()
 
     def start(name: str, *options: str) -> None:
@@ -72,11 +62,12 @@ def test_what_is_said_to_an_answer_becomes_a_rollout_with_the_tokens_of_the_back
     def read(topic: str) -> list[Record]:
         return [each.decode(codec) for each in read_to_end(settings, topic)]
 
-    with listening(backend_app(Script(adapters={"assistant@v1"}))) as backend:
+    teacher_server = model_server(prompt=PROMPT_IDS)
+    with teacher_server as teacher, listening(backend_app(Script(adapters={"assistant@v1"}))) as backend:
         start("gateway", "--server", backend, "--policy", "assistant", "--port", str(port), "--gateway-id", "gw")
         start("sessions", "--instance", "0")
         start("scoring", "--instance", "0")
-        start("hinting", "--instance", "0", "--server", f"http://127.0.0.1:{teacher.server_port}")
+        start("hinting", "--instance", "0", "--server", teacher)
         start("join", "--instance", "0")
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"x-session-id": "s"}, timeout=60) as client:
 
@@ -100,8 +91,6 @@ def test_what_is_said_to_an_answer_becomes_a_rollout_with_the_tokens_of_the_back
             return {outcome.head.turn_index: outcome for outcome in own}
 
         eventually(lambda: set(outcomes()) == {0, 1}, 120, 0.5, logs)
-    teacher.shutdown()
-    teacher.server_close()
     assert outcomes()[0].has_opd and not outcomes()[0].not_trainable
     assert outcomes()[1].kind is OutcomeKind.EMPTY and outcomes()[1].head.session_id == outcomes()[0].head.session_id
     (rollout,) = [record for record in read(topics.ROLLOUTS) if isinstance(record, Rollout)]

@@ -1,7 +1,9 @@
 """Scoring, hinting and aggregation on a real broker: what is valid goes through, the rest are dead letters."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +28,36 @@ from schemas.tensors import float32_view
 from streams.processor import LogRecord
 from tentalis.config import Settings
 from tentalis.kafka import make_codec, now_ms, read_to_end
+from tentalis.local.broker import EmbeddedBroker
+from tentalis.local.ports import free_port
 from tentalis.rewards.moments import combine
 from tests.integration.apps_lab import Apps
+from tests.kafka_fixture import ensure_topics
+from tests.model_server import model_server
 from tests.unit.stream_records import make_feedback, make_result, make_task, malformed, unchecked
 
 pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def apps(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Apps]:
+    settings = Settings(bootstrap=own_broker.bootstrap)
+
+    ensure_topics(settings)
+    apps = Apps(settings, tmp_path)
+    yield apps
+    for process in apps.processes.values():
+        process.kill()
+        process.wait(10)
+
+
+@pytest.fixture
+def model() -> Iterator[tuple[int, Callable[[], object]]]:
+    """A free port, and what starts the model server on it."""
+    port = free_port()
+    with ExitStack() as running:
+        yield port, lambda: running.enter_context(model_server(port))
+
 
 TASKS = 30
 COMPLAINT = "That was too long: please answer in one sentence."
@@ -78,7 +105,7 @@ def malformed_records(at: int) -> dict[str, list[LogRecord]]:
 
 
 def test_good_records_become_halves_and_signals_and_bad_ones_dead_letters(
-    apps: Apps, model: tuple[int, Callable[[], None]]
+    apps: Apps, model: tuple[int, Callable[[], object]]
 ) -> None:
     port, start_model = model
     at = now_ms()
