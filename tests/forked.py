@@ -39,8 +39,9 @@ def end(process: ForkServerProcess) -> None:
 
 
 def train(argument: str) -> int:
-    """One rank, of a configuration file; on further lines what a person gives by hand: `steps=3`, `caught_up`; and
-    where the process sends itself a signal (tests/commit_points.py): `SIGKILL at saved 2`."""
+    """One rank, of a configuration file; on further lines what a person gives by hand: `steps=3`, `caught_up`,
+    `port=9100` (for metrics); and where the process sends itself a signal (tests/commit_points.py): `SIGKILL at saved
+    2`."""
     from trainer.goal import Goal
     from trainer.launch import launch
 
@@ -48,8 +49,9 @@ def train(argument: str) -> int:
     for name, at, point in (each.partition(" at ") for each in by_hand):
         if at:
             stop_at(point, signal.Signals[name])
-    steps = next((int(each.removeprefix("steps=")) for each in by_hand if each.startswith("steps=")), None)
-    return launch(Path(config), ranks=1, goal=Goal(steps, caught_up="caught_up" in by_hand))
+    given = {name: int(value) for name, equals, value in (each.partition("=") for each in by_hand) if equals}
+    goal = Goal(given.get("steps"), caught_up="caught_up" in by_hand)
+    return launch(Path(config), ranks=1, metrics_port=given.get("port"), goal=goal)
 
 
 def replay(run_id: str) -> int:

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ import pytest
 from schemas import topics
 from schemas.digest import with_digest
 from schemas.ids import sha256_hex
-from schemas.records import BatchPlan, Promotion, Rollout
+from schemas.records import BackPressure, BatchPlan, Promotion, Rollout
 from tentalis.admin import ensure
 from tentalis.config import Settings
 from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD
 from tentalis.forget.core import husk
 from tentalis.kafka import Publisher, end_offsets, make_codec, now_ms, read_to_end
+from tentalis.local.ports import free_port
 from tentalis.service import STOPPED
 from tests import forked
 from tests.kafka_fixture import Kafka, eventually
@@ -26,10 +29,11 @@ from tests.trainer_lab import config, rollout, rollouts, tiny_model
 from trainer.compare import update_distance
 from trainer.config import TrainerConfig, config_text
 from trainer.fetch import BadRollouts
+from trainer.lead import HEARTBEAT_SECONDS
 from trainer.offers import Offer, Segment, offer_of
 from trainer.plan import PlanHead, Planner, plan_of
 from trainer.replay import TOLERANCE, replay
-from trainer.runlog import RunLog, read_run
+from trainer.runlog import RunLog, decoded, read_run
 
 pytestmark = pytest.mark.broker
 
@@ -308,8 +312,12 @@ def test_bad_records_are_dead_lettered_and_the_trainer_waits_for_the_served_vers
         # Step 2 would be two ahead of the served version 0.
         eventually(lambda: "waits: step 1 is trained" in lab.text(of), 60, 0.2, lambda: lab.text(of))
         assert lab.log(of).last_step == 1
+        # Two full batches wait besides: what were sampled now would be dropped.
+        eventually(lambda: pressures(lab)[-1][2], 60, 0.2, lambda: f"{pressures(lab)}\n{lab.text(of)}")
         promote(lab, 1)
         eventually(lambda: lab.log(of).last_step == 2, 60, 0.2, lambda: lab.text(of))
+        # What is left is too old by now, and nothing waits any more.
+        eventually(lambda: pressures(lab)[-1] == (1, 0, False), 60, 0.2, lambda: f"{pressures(lab)}\n{lab.text(of)}")
         process.terminate()
         process.join(5)
         assert process.exitcode == STOPPED, lab.text(of)
@@ -329,6 +337,33 @@ def test_bad_records_are_dead_lettered_and_the_trainer_waits_for_the_served_vers
     drops = [drop for plan in lab.log(of).plans.values() for drop in plan.drops]
     assert [(drop.count, drop.reason) for drop in drops] == [(1, "greedy sampling")]
     assert greedy.rollout_id not in {row.rollout_id for plan in lab.log(of).plans.values() for row in plan.rows}
+
+
+def test_an_empty_topic_is_waited_at_quietly_with_a_heartbeat_in_the_metrics(lab: Lab) -> None:
+    of, port, began = lab.config(steps=1), free_port(), time.monotonic()
+    process = lab.start_trainer(of, f"port={port}")
+
+    def read(metric: str) -> float:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                lines = [line.rpartition(" ") for line in answer.read().decode().splitlines()]
+        except OSError:
+            return 0.0
+        return next((float(value) for name, _, value in lines if name == metric), 0.0)
+
+    waits, turn = 'tentalis_trainer_waiting{reason="rollouts"}', "tentalis_trainer_turn_timestamp_seconds"
+    try:
+        eventually(lambda: read(waits) == 1.0, 120, 0.2, lambda: lab.text(of))
+        for _ in range(3):
+            before = read(turn)
+            eventually(lambda before=before: read(turn) > before > 0.0, 60, 0.2, lambda: lab.text(of))
+        said = lab.text(of).count("waits for rollouts: 0 of 8 are there")
+        assert 1 <= said <= 2 + (time.monotonic() - began) / HEARTBEAT_SECONDS, lab.text(of)
+        lab.lay(2)
+        process.join(120)
+        assert process.exitcode == 0 and lab.log(of).last_step == 1, lab.text(of)
+    finally:
+        forked.end(process)
 
 
 def test_a_topic_full_of_garbage_stops_the_trainer_instead_of_emptying_it(lab: Lab) -> None:
@@ -408,6 +443,13 @@ def test_a_rollback_to_a_version_of_another_run_and_a_run_that_was_overtaken_go_
     said = f"cannot go on from step 1 of run {branch.run_id}, which has r 4, not 2 and has lora_alpha 8, not 4"
     assert said in lab.text(other)
     assert not lab.log(first.model_copy(update={"run_id": f"{first.run_id}.2"})).manifests
+
+
+def pressures(lab: Lab) -> list[tuple[int, int, bool]]:
+    """What the trainer of the policy has said of its back-pressure: steps ahead, full batches that wait, closed."""
+    records = (decoded(stored, lab.codec) for stored in read_to_end(lab.settings, topics.POLICIES))
+    ours = (each for each in records if isinstance(each, BackPressure) and each.policy == lab.policy)
+    return [(each.ahead, each.waiting, each.closed) for each in ours]
 
 
 def promote(lab: Lab, version: int, mode: str = "always") -> None:
