@@ -49,6 +49,10 @@ class GroupLost(Exception):
     """The coordinator answered with an error after which aiokafka takes no part in the group any more."""
 
 
+class NoAnswer(Exception):
+    """The broker did not say in time where a partition was committed: it is away, or too slow."""
+
+
 class Owner(Protocol):
     """Who is told what happens to partitions; all calls come from the application's event loop."""
 

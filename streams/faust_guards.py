@@ -29,7 +29,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Producer
 from faust.types import TP
 from mode import CrashingSupervisor, Service
 
-from streams.faust_delivery import BatchSchema, BatchTransport, DeliveryLimits, Owner
+from streams.faust_delivery import BatchSchema, BatchTransport, DeliveryLimits, NoAnswer, Owner
 
 FAUST_VERSION = "0.15.3"
 
@@ -149,7 +149,7 @@ class SafeRecovery(Recovery):
         if self._overtaken():
             return
         if streams:
-            await asyncio.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout)
+            await self._seek(partitions)
         if self._overtaken():
             return
         self.in_recovery = app.in_recovery = False
@@ -162,6 +162,15 @@ class SafeRecovery(Recovery):
         self.tables.on_actives_ready()
         self.tables.on_standbys_ready()
         app.on_rebalance_end()
+
+    async def _seek(self, partitions: Sequence[int]) -> None:
+        patience = self.app.conf.broker_request_timeout
+        try:
+            await asyncio.wait_for(self.app.consumer.perform_seek(), patience)
+        except TimeoutError as error:
+            raise NoAnswer(
+                f"no answer within {patience:g} s to where partitions {partitions} were committed: is the broker up?"
+            ) from error
 
     def _check_copartitioned(self, streams: set[TP], partitions: Sequence[int]) -> None:
         if not self.tables.changelog_topics:

@@ -1,49 +1,56 @@
 """What the halves log says, folded task by task by the oracle of the unit tests: no code of the join in it.
 
 Tasks touch each other only through stream time. So each task can be folded alone, if the clock is told: besides the
-task's own records the oracle gets a tick wherever stream time first passes a moment at which the task may be over.
+task's own records and the requests to forget the oracle gets a tick wherever stream time first passes a moment at which
+the task may be over.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
 from schemas import topics
-from schemas.codec import DecodeError
+from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
-from schemas.records import Hint, Open, Outcome, Record, Rollout, Score, Tick
-from streams.join.core import Limits
-from tentalis.config import Settings
-from tentalis.kafka import Stored, make_codec, read_to_end
+from schemas.records import Forget, Hint, Open, Outcome, Record, Rollout, Score, Tick
+from tentalis.kafka import Stored
+from tests.chaos.findings import Findings
 from tests.unit.join_oracle import Oracle, told
+
+MARKER_TTL_MS = 24 * 3600 * 1000
+MOST_SAMPLES = 4096
+"""What docs/join.md promises of a join that was given no other limits."""
 
 Facts = dict[tuple[str, str], Any]
 """(topic, key) -> what is written under it"""
 
 
-def folded(settings: Settings) -> Facts:
+def folded(halves: Iterable[Stored], codec: Codec) -> Facts:
     """What must be on rollouts and outcomes."""
-    codec, limits = make_codec(settings), Limits()
     logs: dict[int, list[Stored]] = defaultdict(list)
-    for stored in read_to_end(settings, topics.HALVES):
+    for stored in halves:
         logs[stored.partition].append(stored)
     facts: Facts = {}
     for partition, log in logs.items():
         times = list(accumulate((stored.timestamp for stored in log), max))
         tasks: dict[str, list[tuple[int, Record]]] = defaultdict(list)
+        requests: dict[int, Record] = {}
         for place, stored in enumerate(log):
             try:
                 record = stored.decode(codec)
             except DecodeError:
                 continue
-            if not isinstance(record, Tick):
+            if isinstance(record, Forget):
+                requests[place] = record
+            elif not isinstance(record, Tick):
                 tasks[record.key].append((place, record))
         for records in tasks.values():
-            oracle = Oracle(partition, limits.marker_ttl_ms, limits.max_samples)
-            own = {place: record for place, record in records}
+            oracle = Oracle(partition, MARKER_TTL_MS, MOST_SAMPLES)
+            own = dict(records)
             ticks = {place: Tick(event_time=0, partition=partition) for place in _moments(records, times)}
-            at = sorted((ticks | own).items())
+            at = sorted((ticks | requests | own).items())
             oracle.fold([(log[place].offset, times[place], record) for place, record in at])
             for key, fact in oracle.written:
                 facts[topics.ROLLOUTS if fact[0] == "rollout" else topics.OUTCOMES, key] = fact
@@ -60,32 +67,39 @@ def _moments(records: list[tuple[int, Record]], times: list[int]) -> set[int]:
     return {place for end in ends if (place := bisect_right(times, end)) < len(times)}
 
 
-def written(settings: Settings) -> tuple[Facts, int, list[str]]:
-    """What is on rollouts and outcomes, how many writes it took, and the keys under which two different things lie."""
-    codec = make_codec(settings)
+def written(log: Iterable[Stored], codec: Codec) -> tuple[Facts, int, list[str]]:
+    """What is on rollouts and outcomes, how many writes it took, and the keys under which two different things lie.
+
+    Husks say what was there and no more: what they stand for lies before them, and is still to be read.
+    """
     values: dict[tuple[str, str], bytes] = {}
     facts: Facts = {}
     writes, twice = 0, []
-    for topic in (topics.ROLLOUTS, topics.OUTCOMES):
-        for stored in read_to_end(settings, topic):
-            assert stored.key is not None and stored.value is not None
-            writes += 1
-            place = topic, stored.key
-            if values.setdefault(place, stored.value) != stored.value:
-                twice.append(f"{topic}: {stored.key}")
-                continue
-            record = stored.decode(codec)
-            assert isinstance(record, Outcome | Rollout)
-            if isinstance(record, Rollout) and not digest_holds(record):
-                twice.append(f"{topic}: {stored.key}: not what its digest covers")
-            facts[place] = told(stored.key, record)[1]
+    for stored in log:
+        assert stored.key is not None and stored.value is not None
+        place = stored.topic, stored.key
+        record = stored.decode(codec)
+        assert isinstance(record, Outcome | Rollout)
+        if isinstance(record, Rollout) and record.forgotten:
+            continue
+        writes += 1
+        if values.setdefault(place, stored.value) != stored.value:
+            twice.append(f"{stored.topic}: {stored.key}")
+            continue
+        if isinstance(record, Rollout) and not digest_holds(record):
+            twice.append(f"{stored.topic}: {stored.key}: not what its digest covers")
+        facts[place] = told(stored.key, record)[1]
     return facts, writes, twice
 
 
-def differences(settings: Settings) -> tuple[list[str], list[str], list[str], int]:
-    """(lost, wrong, doubled, writes): keys that are missing; keys that say something else, or should not be there."""
-    wanted = folded(settings)
-    found, writes, doubled = written(settings)
+def differences(halves: Iterable[Stored], log: Iterable[Stored], codec: Codec) -> tuple[Findings, int]:
+    """What the join should have written and has not, or has written and should not have; and how many writes it took.
+
+    Args:
+        log: rollouts and outcomes, each partition in its order.
+    """
+    wanted = folded(halves, codec)
+    found, writes, doubled = written(log, codec)
     lost = [f"{topic}: {key}" for topic, key in wanted.keys() - found.keys()]
     wrong = [f"{topic}: {key}" for topic, key in found.keys() - wanted.keys()]
     wrong += [
@@ -93,4 +107,4 @@ def differences(settings: Settings) -> tuple[list[str], list[str], list[str], in
         for (topic, key), fact in wanted.items()
         if found.get((topic, key), fact) != fact
     ]
-    return sorted(lost), sorted(wrong), sorted(doubled), writes
+    return Findings(sorted(lost), sorted(wrong), sorted(doubled)), writes

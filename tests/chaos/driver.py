@@ -12,6 +12,7 @@ from schemas import topics
 from schemas.ids import derived_id
 from schemas.records import (
     Feedback,
+    Forget,
     Hint,
     HintKind,
     LogprobsMode,
@@ -41,8 +42,19 @@ Event = tuple[float, str, Record]
 """seconds after the task, topic, record"""
 
 
-def events_of(chance: random.Random, run: str, number: int) -> Iterator[Event]:
-    """One task and all that is said about it, in no order."""
+def session_of(run: str, number: int) -> str:
+    """One of the run's conversations."""
+    return f"{run}-session-{number}"
+
+
+def leaver_of(run: str) -> str:
+    """The user whose conversations they are."""
+    return f"{run}-leaver"
+
+
+def events_of(chance: random.Random, run: str, number: int, sessions: int = 0) -> Iterator[Event]:
+    """One task and all that is said about it, in no order. With sessions, every fifth task is a turn of one."""
+    session = chance.randrange(sessions) if sessions and chance.random() < 0.2 else None
     family = chance.choices(["hinted", "plain", "graded"], [6, 1, 3])[0]
     terms = {
         "hinted": Terms(rl=Source.RESULT, opd=Source.USER, deadline_ms=DEADLINE_MS, opd_window_ms=WINDOW_MS),
@@ -63,7 +75,10 @@ def events_of(chance: random.Random, run: str, number: int) -> Iterator[Event]:
         n_samples=chance.choice([1, 2, 2, 3]),
         verifier=Verifier(name="taste"),
         terms=terms,
+        manager_id=chance.choice(["north", "south"]),
         run_id=run,
+        session_id=None if session is None else session_of(run, session),
+        user_id=None if session is None else leaver_of(run),
     )
     yield 0.0, topics.TASKS, task
     for index in range(task.n_samples):
@@ -110,7 +125,7 @@ def _result(chance: random.Random, task: Task, index: int, answer: int) -> Resul
         opened_at=task.event_time,
         task=task,
         sample_index=index,
-        worker_id="driver",
+        worker_id=chance.choice(["early", "late"]),
         status=Status.FAILED if failed else Status.OK,
         error="it broke" if failed else None,
         text=text,
@@ -156,12 +171,25 @@ def _hint(chance: random.Random, result: Result) -> Hint:
     )
 
 
+def _request(run: str, number: int) -> Forget:
+    """Asks to forget a session; every other one only what was there before."""
+    now = now_ms()
+    return Forget(
+        forget_id=derived_id("forget", run, str(number)),
+        event_time=now,
+        session_id=session_of(run, number),
+        before=now if number % 2 else None,
+    )
+
+
 @dataclass
 class Driver:
     """Sends `tasks` tasks evenly over `seconds` seconds, in a thread of its own; a broken broker only delays it.
 
-    Every `garbage`-th record on the halves topic is followed by one that is no record. `events` makes what is sent of
-    the task with a number. `again`: all records are kept, to be sent once more if not all of them get through.
+    Every `garbage`-th record on the halves topic is followed by one that is no record: `bad` holds the values of those,
+    and everything else is good. Of each of `sessions` conversations somebody leaves while it goes on; the applications
+    are asked as `tentalis forget` does. `events` makes what is sent of the task with a number. `again`: all records are
+    kept, to be sent once more if not all of them get through.
     """
 
     settings: Settings
@@ -172,7 +200,9 @@ class Driver:
     garbage: int = 500
     events: Callable[[random.Random, str, int], Iterator[Event]] = events_of
     again: bool = True
+    sessions: int = 0
     sent: int = 0
+    bad: set[bytes] = field(default_factory=set)
     _driving: "Future[None]" = field(init=False)
 
     def start(self) -> None:
@@ -192,23 +222,34 @@ class Driver:
         publisher = Publisher(self.settings, "driver", make_codec(self.settings))
         waiting: list[tuple[float, int, str, Record]] = []
         serial = itertools.count()
-        began, made, halves = time.monotonic(), 0, 0
-        sent: list[tuple[str, Record]] = []
+        began, made, halves, asked = time.monotonic(), 0, 0, 0
+        sent: list[tuple[str, Record, int | None]] = []
+
+        def send(topic: str, record: Record, partition: int | None = None) -> None:
+            publisher.send(topic, record, partition=partition)
+            if self.again:
+                sent.append((topic, record, partition))
+
         while made < self.tasks or waiting:
             now = time.monotonic() - began
             while made < self.tasks and made * self.seconds / self.tasks <= now:
                 for after, topic, record in self.events(chance, self.run, made):
                     heapq.heappush(waiting, (now + after, next(serial), topic, record))
                 made += 1
+            if asked < self.sessions and (asked + 1) * self.seconds / (self.sessions + 1) <= now:
+                request = _request(self.run, asked)
+                for partition in range(topics.table().keyed_partitions):
+                    send(topics.HALVES, request, partition)
+                asked += 1
             while waiting and waiting[0][0] <= now:
                 _, _, topic, record = heapq.heappop(waiting)
-                publisher.send(topic, record)
-                if self.again:
-                    sent.append((topic, record))
+                send(topic, record)
                 self.sent += 1
                 halves += topic == topics.HALVES
                 if topic == topics.HALVES and halves % self.garbage == 0:
-                    publisher.send_bytes(topic, record.key.encode(), chance.randbytes(40), [])
+                    value = chance.randbytes(40)
+                    self.bad.add(value)
+                    publisher.send_bytes(topic, record.key.encode(), value, [])
             time.sleep(0.02)
         try:
             publisher.flush(150)
@@ -218,6 +259,6 @@ class Driver:
             # librdkafka now and then stays silent towards a broker that was killed until its records time out. What a
             # client does then is to send them again; that everything comes twice is one more thing to stand.
             again = Publisher(self.settings, "driver", make_codec(self.settings))
-            for topic, record in sent:
-                again.send(topic, record)
+            for topic, record, place in sent:
+                again.send(topic, record, partition=place)
             again.flush(150)

@@ -1,11 +1,15 @@
 """Stream applications under a fixed rota of starts, stops, freezes and kills, in the shape of Kafka's StreamsEosTest.
 
-Three join workers, two scoring workers and one hinting worker run beside a driver. Every turn of the rota does one
-thing to one of them (below), the broker is killed once and restarted once. Then everything may finish, and two
-verifiers that share no code with the applications read the topics:
+Three join workers, two scoring workers, a hinting and an aggregation worker run beside a driver, which also asks to
+forget some of the sessions. Every turn of the rota does one thing to one of them (below), the broker is killed once and
+restarted once. A worker that ends by itself must have a reason that the rota gave it (`tests.chaos.worker.Cause`): one
+that crashes fails the run. Then everything may finish, all who left are forgotten with their rollouts, and verifiers
+that share no code with the applications read the topics:
 
 - the halves log folded by brute force says which rollouts and outcomes there must be, by key, content and digest;
-- `tentalis.verify` says from the inputs whether every result and feedback has its half and every sample its outcome.
+- `tentalis.verify` says from the inputs whether every result and feedback has its half and every sample its outcome;
+- outcomes and feedback, added up, say what the last signal of each window must be;
+- no good record is among the dead letters, and of who was forgotten there are husks and nothing else.
 
     make chaos [DURATION=600] [TASKS=20000]
 
@@ -14,7 +18,6 @@ The last line on stdout is one JSON object: tasks, lost, wrong, duplicates, rest
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
@@ -25,68 +28,40 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException
 
+from schemas import topics
+from schemas.ids import derived_id
+from schemas.records import Forget
 from tentalis.config import Settings
-from tentalis.kafka import NoSuchTopic
+from tentalis.forget.process import forget
+from tentalis.kafka import NoSuchTopic, committed_offsets, end_offsets, make_codec, now_ms, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tentalis.verify.model import Kind, Report
 from tentalis.verify.reader import verify
-from tests.chaos import brute_force
-from tests.chaos.driver import Driver
+from tests.chaos import aggregates, brute_force
+from tests.chaos.driver import Driver, events_of, leaver_of
+from tests.chaos.findings import Findings
+from tests.chaos.promises import not_forgotten, wrongly_dead
+from tests.chaos.worker import Cause, Worker
 from tests.kafka_fixture import ensure_topics, eventually
 
 FLEET = {"join-0": "join", "join-1": "join", "join-2": "join", "scoring-0": "scoring", "scoring-1": "scoring"}
-FLEET |= {"hinting-0": "hinting"}
-NOBODY = "http://127.0.0.1:9"
-"""The teacher's address: the driver makes the hints that would need one."""
+FLEET |= {"hinting-0": "hinting", "aggregation-0": "aggregation"}
+SESSIONS = 4
+"""Conversations of which somebody leaves while the run goes on."""
 TAKEOVER_S = 60.0
 KINDS = frozenset({"kill", "stop", "freeze", "doze", "kill broker", "restart broker"})
 
 
 def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
-
-class Worker:
-    """One process of an application. `instance` is its name in the consumer group."""
-
-    def __init__(self, bootstrap: str, folder: Path, instance: str, application: str) -> None:
-        self.instance = instance
-        self.log = folder / f"{instance}.log"
-        self._began = self.log.stat().st_size if self.log.exists() else 0
-        command = [sys.executable, "-m", "tentalis.cli", "serve", application, "--instance", instance]
-        command += ["--server", NOBODY] if application == "hinting" else []
-        # Partitions move between workers with and without state on disk, and back to databases that were left behind.
-        command += ["--state", "memory" if instance.endswith("-0") else "rocksdb"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=os.environ
-                | {"TENTALIS_BOOTSTRAP": bootstrap, "TENTALIS_HOME": str(folder), "OMP_NUM_THREADS": "1"},
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def owns_partitions(self) -> bool:
-        with self.log.open("rb") as log:
-            log.seek(self._began)
-            return b"owns partitions" in log.read()
-
-    def end(self, how: signal.Signals) -> int:
-        """Sends a signal that ends it, and waits; its exit code."""
-        self.process.send_signal(how)
-        try:
-            return self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
 
 
 @dataclass
@@ -97,6 +72,7 @@ class Rota:
     folder: Path
     workers: dict[str, Worker] = field(default_factory=dict)
     done: Counter[str] = field(default_factory=Counter)
+    ended: Counter[Cause] = field(default_factory=Counter)
     restarts: int = 0
 
     def start(self, instance: str) -> None:
@@ -104,12 +80,18 @@ class Rota:
 
     def tend(self) -> None:
         """Starts again whoever ended by himself."""
-        for instance, worker in self.workers.items():
-            code = worker.process.poll()
-            if code is not None:
-                say(f"{instance} ended by itself with {code}")
-                self.done["ended by itself"] += 1
+        for instance in FLEET:
+            if self._ended(self.workers[instance]):
                 self._again(instance)
+
+    def _ended(self, worker: Worker) -> bool:
+        """Whether it ended by itself; then the cause is counted, once for each process."""
+        if not worker.ended:
+            return False
+        cause, words = worker.cause()
+        say(f"{worker.instance} ended by itself ({cause}): {words}")
+        self.ended[cause] += 1
+        return True
 
     def _again(self, instance: str) -> None:
         self.restarts += 1
@@ -117,14 +99,18 @@ class Rota:
 
     def _at_work(self, instance: str) -> Worker:
         """The worker, once it is in its group: before, there is nobody to stop in order or to take over from."""
-        worker = self.workers[instance]
-        eventually(
-            lambda: worker.owns_partitions or worker.process.poll() is not None, TAKEOVER_S, 0.2, f"{instance} works"
-        )
-        return worker
+
+        def works() -> bool:
+            self.tend()
+            return self.workers[instance].owns_partitions
+
+        eventually(works, TAKEOVER_S, 0.2, f"{instance} works")
+        return self.workers[instance]
 
     def kill(self, instance: str) -> None:
-        self.workers[instance].end(signal.SIGKILL)
+        worker = self.workers[instance]
+        if not self._ended(worker):
+            worker.end(signal.SIGKILL)
         self._again(instance)
 
     def stop(self, instance: str) -> None:
@@ -150,7 +136,7 @@ class Rota:
             frozen.process.send_signal(signal.SIGCONT)
         self.restarts += 1
         # Fenced out, it must end by itself; `tend` starts it again.
-        eventually(lambda: frozen.process.poll() is not None, TAKEOVER_S, 0.2, f"{instance} woke up and is fenced")
+        eventually(lambda: frozen.ended, TAKEOVER_S, 0.2, f"{instance} woke up and is fenced")
 
     def doze(self, instance: str) -> None:
         """Frozen for longer than the group waits: its peers take over, and it wakes up among them."""
@@ -175,42 +161,47 @@ class Rota:
             ("kill", self.kill, "join-0"),
             ("stop", self.stop, "scoring-0"),
             ("freeze", self.freeze, "join-1"),
+            ("kill", self.kill, "aggregation-0"),
             ("kill", self.kill, "scoring-1"),
             ("kill", self.kill, "hinting-0"),
             ("stop", self.stop, "join-2"),
             ("doze", self.doze, "join-0"),
+            ("freeze", self.freeze, "aggregation-0"),
             ("kill", self.kill, "join-2"),
             ("freeze", self.freeze, "scoring-0"),
+            ("stop", self.stop, "aggregation-0"),
             ("stop", self.stop, "join-1"),
             ("kill", self.kill, "join-1"),
         ]
 
     def play(self, driver: Driver, seconds: float) -> None:
-        """Turn after turn until everything is sent and everything was done once; the broker goes down at a third and at
-        two thirds."""
-        began = time.monotonic()
+        """Turn after turn until everything is sent and every turn was taken once; the broker goes down at a third and
+        at two thirds."""
+        began, turns, taken = time.monotonic(), self.turns(), 0
+        brokers: list[tuple[str, Callable[[str], None], float]]
         brokers = [("kill broker", self.kill_broker, 1 / 3), ("restart broker", self.restart_broker, 2 / 3)]
-        turns = self.turns()
-        while not driver.done or not self.done.keys() >= KINDS:
+        while not driver.done or brokers or taken < len(turns):
             if brokers and time.monotonic() - began > brokers[0][2] * seconds:
                 name, act, _ = brokers.pop(0)
-                turn = (name, act, "")
+                instance = ""
                 self.restarts += 1
             else:
-                turn = turns[sum(self.done[name] for name in ("kill", "stop", "freeze", "doze")) % len(turns)]
-            say(f"{turn[0]} {turn[2]} ({driver.sent} sent)")
-            turn[1](turn[2])
-            self.done[turn[0]] += 1
+                name, act, instance = turns[taken % len(turns)]
+                taken += 1
+            say(f"{name} {instance} ({driver.sent} sent)")
+            act(instance)
+            self.done[name] += 1
             for _ in range(3):
                 time.sleep(1.0)
                 self.tend()
 
     def end(self) -> None:
-        for worker in self.workers.values():
-            if worker.process.poll() is None:
-                worker.process.send_signal(signal.SIGCONT)
-                worker.process.terminate()
-        for worker in self.workers.values():
+        """Ends whoever still runs."""
+        left = [worker for worker in self.workers.values() if not self._ended(worker)]
+        for worker in left:
+            worker.process.send_signal(signal.SIGCONT)
+            worker.process.terminate()
+        for worker in left:
             try:
                 worker.process.wait(15)
             except subprocess.TimeoutExpired:
@@ -231,49 +222,88 @@ def run(folder: Path, *, seconds: float, tasks: int, seed: int) -> dict[str, Any
         for instance in FLEET:
             rota.start(instance)
         name = f"chaos-{seed}"
-        driver = Driver(settings, name, tasks, seconds, seed)
+        events = partial(events_of, sessions=SESSIONS)
+        driver = Driver(settings, name, tasks, seconds, seed, events=events, sessions=SESSIONS)
         driver.start()
         rota.play(driver, seconds)
-        say(f"all is sent: {driver.sent} records; waiting for the rest")
+        say(f"all is sent: {driver.sent} records; forgetting who left, and waiting for the rest")
+        found = _leave(rota, settings, leaver_of(name))
         report = _settled(rota, settings, name)
-        say("folding the halves log by brute force")
-        lost, wrong, doubled, writes = brute_force.differences(settings)
+        say("folding the logs by brute force")
+        more, numbers = _verified(settings, driver.bad, leaver_of(name))
+        found += more
     finally:
         rota.end()
         broker.stop()
-    problems = [str(problem) for problem in report.problems]
-    for line in (*problems[:20], *lost[:20], *wrong[:20], *doubled[:20]):
+    for line in (*map(str, report.problems[:20]), *found.lost[:20], *found.wrong[:20], *found.doubled[:20]):
         say(line)
     kinds = Counter(problem.kind for problem in report.problems)
     return {
         "tasks": report.numbers["tasks"],
-        "lost": len(lost) + kinds[Kind.LOST] + kinds[Kind.OPEN],
-        "wrong": len(wrong) + kinds[Kind.WRONG],
-        "duplicates": len(doubled) + kinds[Kind.DUPLICATE],
+        "lost": len(found.lost) + kinds[Kind.LOST] + kinds[Kind.OPEN],
+        "wrong": len(found.wrong) + kinds[Kind.WRONG],
+        "duplicates": len(found.doubled) + kinds[Kind.DUPLICATE],
         "restarts": rota.restarts,
         "done": dict(rota.done),
+        "ended": dict(rota.ended),
         "seed": seed,
         "outcomes": report.outcomes,
-        "numbers": report.numbers,
-        "writes": writes,
+        "numbers": report.numbers | numbers,
     }
 
 
+def sound(report: dict[str, Any]) -> bool:
+    """Whether nothing is wrong with what a run ended with."""
+    return not (report["lost"] or report["wrong"] or report["duplicates"] or report["ended"].get(Cause.CRASH))
+
+
+def _leave(rota: Rota, settings: Settings, user: str) -> Findings:
+    """`tentalis forget --user`, while the applications still have work to do."""
+    rota.tend()
+    request = Forget(forget_id=derived_id("forget", user), event_time=now_ms(), user_id=user)
+    report = forget(settings, request, wait=120.0)
+    say(f"{user} is forgotten: {report.husks} husks")
+    return Findings(wrong=[f"{group} did not forget on partitions {where}" for group, where in report.waiting.items()])
+
+
 def _settled(rota: Rota, settings: Settings, name: str) -> Report:
-    """Reads until nothing is open, for two minutes past the last deadline at most."""
+    """Reads until nothing is open and all is added up, for two minutes past the last deadline at most."""
     deadline = time.monotonic() + 180
     while True:
         rota.tend()
         time.sleep(5.0)
         try:
             report = verify(settings, name)
+            behind = _behind(settings, "tentalis-aggregation", (topics.OUTCOMES, topics.FEEDBACK))
         except (NoSuchTopic, TimeoutError, KafkaException) as error:
             say(f"cannot be read yet: {error}")
             continue
         waiting = Counter(problem.kind for problem in report.problems)
-        if time.monotonic() > deadline or not (waiting[Kind.OPEN] or waiting[Kind.LOST]):
+        if time.monotonic() > deadline or not (waiting[Kind.OPEN] or waiting[Kind.LOST] or behind):
             return report
-        say(f"open {waiting[Kind.OPEN]}, not there yet {waiting[Kind.LOST]}")
+        say(f"open {waiting[Kind.OPEN]}, not there yet {waiting[Kind.LOST]}, not added up {behind}")
+
+
+def _behind(settings: Settings, group: str, names: tuple[str, ...]) -> int:
+    """Records that a group has not committed."""
+    committed = committed_offsets(settings, group, names)
+    ends = {(name, p): end for name in names for p, end in end_offsets(settings, name).items()}
+    return sum(end - committed.get(place, 0) for place, end in ends.items())
+
+
+def _verified(settings: Settings, bad: set[bytes], user: str) -> tuple[Findings, dict[str, int]]:
+    """What the verifiers of this folder find, and numbers that say that they had something to look at."""
+    codec = make_codec(settings)
+
+    def read(*names: str) -> Any:
+        return chain.from_iterable(read_to_end(settings, name) for name in names)
+
+    joined, writes = brute_force.differences(read(topics.HALVES), read(topics.ROLLOUTS, topics.OUTCOMES), codec)
+    summed, totals = aggregates.differences(read(topics.OUTCOMES, topics.FEEDBACK), read(topics.META), codec)
+    dead = wrongly_dead(read(*(name for name in topics.table().topics if name.endswith(".dlq"))), bad)
+    left, husks = not_forgotten(read(topics.ROLLOUTS), user, codec)
+    numbers = {"writes": writes, "buckets": len(totals.buckets), "corrected": totals.corrected, "husks": husks}
+    return joined + summed + dead + left, numbers
 
 
 def main() -> int:
@@ -286,13 +316,12 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="tentalis-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     report = run(folder, seconds=options.seconds, tasks=options.tasks, seed=options.seed)
-    sound = (report["lost"], report["wrong"], report["duplicates"]) == (0, 0, 0)
-    if sound and options.keep is None:
+    if sound(report) and options.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
-    elif not sound:
+    elif not sound(report):
         say(f"logs and data are in {folder}")
     print(json.dumps(report))
-    return 0 if sound else 1
+    return 0 if sound(report) else 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import UnknownError
+from faust.types import TP
 
 from streams.faust_delivery import (
     Batch,
@@ -17,10 +18,11 @@ from streams.faust_delivery import (
     GroupLost,
     GuardedConsumerThread,
     InFlight,
+    NoAnswer,
     log_record,
     split,
 )
-from streams.faust_guards import FAUST_VERSION, WrongFaust, check_faust, patched_digests
+from streams.faust_guards import FAUST_VERSION, SafeRecovery, WrongFaust, check_faust, patched_digests
 from streams.processor import LogRecord
 
 DIGESTS: dict[str, str] = {
@@ -112,6 +114,31 @@ def test_an_error_of_the_coordinator_that_nobody_polls_for_ends_the_worker() -> 
 
     failures = asyncio.run(asyncio.wait_for(scenario(), 10))
     assert all(isinstance(failure, GroupLost) and "UnknownError" in str(failure) for failure in failures)
+
+
+class Recovering(SafeRecovery):
+    """Only what the end of a recovery needs; the broker never says what was committed."""
+
+    def __init__(self) -> None:
+        async def done(*_: Any) -> None: ...
+
+        consumer = SimpleNamespace(perform_seek=asyncio.Event().wait, _get_stream_partitions=lambda: {TP("t", 3)})
+        self.app = SimpleNamespace(
+            epoch=0,
+            consumer=consumer,
+            conf=SimpleNamespace(broker_request_timeout=0.01),
+            on_rebalance_complete=SimpleNamespace(send=done),
+            owner=SimpleNamespace(recover=done),
+        )
+        self.tables = SimpleNamespace(changelog_topics=())
+
+
+def test_a_worker_that_is_not_told_where_to_go_on_says_so() -> None:
+    async def scenario() -> None:
+        await Recovering()._recover()
+
+    with pytest.raises(NoAnswer, match=r"no answer within 0\.01 s .* partitions \[3\]"):
+        asyncio.run(scenario())
 
 
 class Bookkeeping(BatchConsumer):
