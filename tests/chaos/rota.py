@@ -56,7 +56,7 @@ FLEET = {"join-0": "join", "join-1": "join", "join-2": "join", "scoring-0": "sco
 FLEET |= {"hinting-0": "hinting", "aggregation-0": "aggregation"}
 SESSIONS = 4
 """Conversations of which somebody leaves while the run goes on."""
-TAKEOVER_S = 60.0
+TAKEOVER_S = 180.0
 KINDS = frozenset({"kill", "stop", "freeze", "doze", "kill broker", "restart broker"})
 
 
@@ -148,12 +148,12 @@ class Rota:
     def kill_broker(self, _: str) -> None:
         self.broker.kill()
         self.broker.start()
-        self.broker.wait_ready()
+        self.broker.wait_ready(TAKEOVER_S)
 
     def restart_broker(self, _: str) -> None:
         self.broker.stop()
         self.broker.start()
-        self.broker.wait_ready()
+        self.broker.wait_ready(TAKEOVER_S)
 
     def turns(self) -> list[tuple[str, Callable[[str], None], str]]:
         """One round of the rota."""
@@ -216,7 +216,7 @@ def run(folder: Path, *, seconds: float, tasks: int, seed: int) -> dict[str, Any
     broker.start()
     rota = Rota(broker, folder)
     try:
-        broker.wait_ready()
+        broker.wait_ready(TAKEOVER_S)
         settings = Settings(bootstrap=broker.bootstrap)
         ensure_topics(settings)
         for instance in FLEET:
@@ -267,8 +267,8 @@ def _leave(rota: Rota, settings: Settings, user: str) -> Findings:
 
 
 def _settled(rota: Rota, settings: Settings, name: str) -> Report:
-    """Reads until nothing is open and all is added up, for two minutes past the last deadline at most."""
-    deadline = time.monotonic() + 180
+    """Reads until nothing is open and all is added up, for five minutes at most."""
+    deadline = time.monotonic() + 300
     while True:
         rota.tend()
         time.sleep(5.0)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.rota import KINDS, run, sound
 
-pytestmark = [pytest.mark.broker, pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.chaos, pytest.mark.timeout(1500)]
 
 
 def test_stream_applications_lose_nothing_when_stopped_frozen_and_killed(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Worker:
         """Sends a signal that ends it, and waits; its exit code."""
         self.process.send_signal(how)
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
