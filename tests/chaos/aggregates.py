@@ -23,7 +23,7 @@ TOLERANCE = 1e-9
 
 @dataclass(slots=True)
 class Bucket:
-    """What one window of one partition holds."""
+    """What one window of one partition of outcomes or of feedback holds."""
 
     rewards: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,8 @@ def folded(inputs: Iterable[Stored], codec: Codec) -> Totals:
         lane = stored.topic, stored.partition
         totals.corrected += start < latest.setdefault(lane, start)
         latest[lane] = max(start, latest[lane])
-        bucket = totals.buckets[f"{manager}/{worker}/{environment}/{start}/{stored.partition}"]
+        counted = "outcomes" if isinstance(record, Outcome) else "feedback"
+        bucket = totals.buckets[f"{manager}/{worker}/{environment}/{start}/{stored.partition}/{counted}"]
         bucket.rewards += [] if reward is None else [reward]
         bucket.kinds.update([] if kind is None else [kind])
         bucket.grades += [] if grade is None else [grade]
