@@ -1,38 +1,67 @@
 """Stream applications as processes on a broker of their own."""
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from schemas import topics
 from schemas.records import Record
 from streams.processor import LogRecord
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, read_to_end
-from tests.kafka_fixture import eventually
+from tests.kafka_fixture import ensure_topics, eventually
+
+
+def partitions_owned(log: str) -> set[int]:
+    """What the last line of a log says of it that names the partitions a process owns."""
+    listed = re.findall(r"owns partitions \[([\d, ]*)\]", log)
+    return {int(number) for number in listed[-1].split(",")} if listed and listed[-1] else set()
 
 
 class Apps:
-    """The applications as processes, on a broker of their own."""
+    """The applications as processes, on a broker of their own, with their state in memory or on disk."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.settings, self.folder = settings, folder
+    def __init__(self, settings: Settings, folder: Path, state: str = "memory") -> None:
+        ensure_topics(settings)
+        self.settings, self.folder, self.state = settings, folder, state
         self.codec = make_codec(settings)
         self.publisher = Publisher(settings, "test", self.codec)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, *options: str) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait(10)
+
+    def start(
+        self, app: str, *options: str, instance: str = "", program: Sequence[str] = ("-m", "tentalis.cli")
+    ) -> None:
+        """`serve app` as a process, known by its instance, which is the application's name if none is given."""
+        name = instance or app
         environment = os.environ | {
             "TENTALIS_BOOTSTRAP": self.settings.require_bootstrap(),
             "TENTALIS_HOME": str(self.folder),
+            "TENTALIS_STATE": self.state,
             "OMP_NUM_THREADS": "1",
         }
         with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", name, "--instance", name, *options]
+            command = [sys.executable, *program, "serve", app, "--instance", name, *options]
             self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def log_of(self, name: str) -> str:
+        """What a process has logged so far."""
+        return (self.folder / f"{name}.log").read_text()
+
+    def owned(self, name: str) -> set[int]:
+        """The partitions that a process owns, or owned last."""
+        return partitions_owned(self.log_of(name))
 
     def end(self, name: str, *, kill: bool = False) -> None:
         process = self.processes.pop(name)
@@ -63,8 +92,7 @@ class Apps:
         def checked() -> bool:
             for name, process in self.processes.items():
                 if process.poll() is not None:
-                    log = (self.folder / f"{name}.log").read_text()[-3000:]
-                    raise RuntimeError(f"{name} ended with {process.returncode}:\n{log}")
+                    raise RuntimeError(f"{name} ended with {process.returncode}:\n{self.log_of(name)[-3000:]}")
             return check()
 
         eventually(checked, timeout, interval=0.5)

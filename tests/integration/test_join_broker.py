@@ -1,5 +1,6 @@
 """The join on a real broker, killed again and again: it writes what a fold of the same halves log says, to the byte."""
 
+import hashlib
 import os
 import random
 import subprocess
@@ -11,15 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from schemas import topics
 from schemas.records import HintKind, Outcome, Record, Source
-from streams.join.processor import JoinProcessor
+from streams.join.processor import APP_ID, JoinProcessor
 from streams.processor import LogRecord
 from tentalis.config import Settings
-from tentalis.kafka import Publisher, Stored, make_codec, now_ms, read_to_end
+from tentalis.kafka import Publisher, Stored, client_config, make_codec, now_ms, read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
+from tests.integration.apps_lab import partitions_owned
 from tests.kafka_fixture import ensure_topics, eventually
 from tests.unit.join_support import drive, head, hint, open_, sample, score
 
@@ -31,16 +34,21 @@ TASKS, KILLS = 80, 4
 class Worker:
     """`tentalis serve join` as a process of its own."""
 
-    def __init__(self, bootstrap: str, home: Path, name: str, *options: str) -> None:
+    def __init__(self, bootstrap: str, home: Path, name: str, *options: str, static: bool = True) -> None:
         self.log = home / f"{name}.log"
         environment = os.environ | {"TENTALIS_BOOTSTRAP": bootstrap, "TENTALIS_HOME": str(home)}
+        instance = ("--instance", "0") if static else ()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tentalis.cli", "serve", "join", "--instance", "0", *options],
+                [sys.executable, "-m", "tentalis.cli", "serve", "join", *instance, *options],
                 env=environment,
                 stdout=log,
                 stderr=log,
             )
+
+    def owned(self) -> set[int]:
+        """The partitions that it owns, or owned last."""
+        return partitions_owned(self.log.read_text())
 
     def end(self, kill: bool = False) -> int:
         """Ends it; its exit code."""
@@ -148,6 +156,52 @@ def test_killed_at_any_moment_it_writes_what_the_log_says(
     print({"tasks": KILLS * TASKS, "keys": len(values), "writes": len(stored), "kills": KILLS})
 
 
+def digests(values: dict[tuple[str, str], set[bytes]]) -> dict[tuple[str, str], str]:
+    """The digest of the one value of each key."""
+    assert all(len(different) == 1 for different in values.values()), "a key has one value for ever"
+    return {key: hashlib.sha256(*different).hexdigest() for key, different in values.items()}
+
+
+def as_if_never_run(settings: Settings) -> None:
+    """Takes all from the broker that a join has made of the halves log: offsets, state and outputs."""
+    admin = AdminClient(client_config(settings))
+    made = [topics.ROLLOUTS, topics.OUTCOMES, topics.changelog(APP_ID, "state")]
+    for future in (*admin.delete_topics(made).values(), *admin.delete_consumer_groups([APP_ID]).values()):
+        future.result(30)
+    eventually(lambda: not admin.list_topics(timeout=10).topics.keys() & set(made), 60)
+    ensure_topics(settings)
+
+
+def test_one_worker_and_three_make_the_same_of_a_log(settings: Settings, workers: list[Worker], tmp_path: Path) -> None:
+    every = set(range(topics.table().keyed_partitions))
+    for name in ("a", "b", "c"):
+        # Members that leave their group when they end: it can be deleted then.
+        workers.append(Worker(str(settings.bootstrap), tmp_path, name, static=False))
+    owned: list[set[int]] = []
+
+    def shared() -> bool:
+        owned[:] = [worker.owned() for worker in workers]
+        return all(owned) and set.union(*owned) == every and sum(map(len, owned)) == len(every)
+
+    eventually(shared, 90, message=lambda: f"{owned}\n" + workers[0].log.read_text()[-2000:])
+    samples = produce(settings, random.Random(5), "task")
+
+    def complete() -> bool:
+        return samples <= {key for topic, key in written(settings)[1] if topic == topics.OUTCOMES}
+
+    eventually(complete, 60, interval=0.5, message=lambda: workers[0].log.read_text()[-2000:])
+    assert shared(), "all three took part"
+    assert [worker.end() for worker in workers] == [0, 0, 0]
+    by_three = digests(written(settings)[1])
+
+    as_if_never_run(settings)
+    workers.append(Worker(str(settings.bootstrap), tmp_path, "alone"))
+    eventually(complete, 60, interval=0.5, message=lambda: workers[-1].log.read_text()[-2000:])
+    assert workers[-1].end() == 0
+    assert workers[-1].owned() == every
+    assert digests(written(settings)[1]) == by_three == digests(folded(settings))
+
+
 def asked(port: int, path: str) -> tuple[int, str]:
     """Status and body."""
     try:
@@ -157,8 +211,9 @@ def asked(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.parametrize("state", ["memory", "rocksdb"])
 def test_at_its_bound_the_input_waits_and_goes_on_where_there_is_room(
-    settings: Settings, workers: list[Worker], tmp_path: Path
+    settings: Settings, workers: list[Worker], tmp_path: Path, state: str
 ) -> None:
     publisher, codec = Publisher(settings, "test", make_codec(settings)), make_codec(settings)
     now, tasks = now_ms(), [head(f"bound-{number}", opd=None, deadline_ms=3_600_000) for number in range(60)]
@@ -172,7 +227,7 @@ def test_at_its_bound_the_input_waits_and_goes_on_where_there_is_room(
         return [outcome.kind.value for outcome in mine]
 
     port = free_port()
-    options = ("--max-open-tasks", "20", "--metrics-port", str(port))
+    options = ("--max-open-tasks", "20", "--metrics-port", str(port), "--state", state)
     workers.append(Worker(str(settings.bootstrap), tmp_path, "bounded", *options))
     log = workers[-1].log
     eventually(lambda: "no partition is read on" in log.read_text(), 60, message=lambda: log.read_text()[-2000:])
@@ -186,6 +241,6 @@ def test_at_its_bound_the_input_waits_and_goes_on_where_there_is_room(
     publisher.flush()
     assert workers[-1].end() == 0
     assert kinds() == [], "nothing is evicted, and what would make room lies behind"
-    workers.append(Worker(str(settings.bootstrap), tmp_path, "roomy", "--max-open-tasks", "100"))
+    workers.append(Worker(str(settings.bootstrap), tmp_path, "roomy", "--max-open-tasks", "100", "--state", state))
 
     eventually(lambda: kinds() == ["rl"] * 60, 60, 0.5, lambda: workers[-1].log.read_text()[-2000:])

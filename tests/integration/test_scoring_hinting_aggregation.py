@@ -32,23 +32,16 @@ from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tentalis.rewards.moments import combine
 from tests.integration.apps_lab import Apps
-from tests.kafka_fixture import ensure_topics
 from tests.model_server import model_server
 from tests.unit.stream_records import make_feedback, make_result, make_task, malformed, unchecked
 
 pytestmark = pytest.mark.broker
 
 
-@pytest.fixture
-def apps(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Apps]:
-    settings = Settings(bootstrap=own_broker.bootstrap)
-
-    ensure_topics(settings)
-    apps = Apps(settings, tmp_path)
-    yield apps
-    for process in apps.processes.values():
-        process.kill()
-        process.wait(10)
+@pytest.fixture(params=["memory", "rocksdb"])
+def apps(own_broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Apps]:
+    with Apps(Settings(bootstrap=own_broker.bootstrap), tmp_path, request.param) as apps:
+        yield apps
 
 
 @pytest.fixture
