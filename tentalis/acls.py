@@ -93,17 +93,28 @@ def _writes(*names: str) -> Iterator[Grant]:
         yield Grant(Resource.TOPIC, name, Operation.WRITE)
 
 
+def _looks(names: Iterable[str]) -> Iterator[Grant]:
+    # That they are there, and how far they go; not what is in them.
+    for name in names:
+        yield Grant(Resource.TOPIC, name, Operation.DESCRIBE)
+
+
 def _group(name: str, *, prefixed: bool = False) -> Iterator[Grant]:
     yield Grant(Resource.GROUP, name, Operation.READ, prefixed)
 
 
-def _application(name: str, inputs: Sequence[str], outputs: Sequence[str], *, table: str) -> Role:
-    """A stream application: reads its inputs, writes its outputs and dead letters, and keeps its changelog."""
+def _application(
+    name: str, inputs: Sequence[str], outputs: Sequence[str], *, table: str, owns: Sequence[str] | None = None
+) -> Role:
+    """A stream application: reads its inputs, writes its outputs, and keeps its changelog. It writes the dead letters
+    of the inputs that it `owns`, by default all; whether the other topics of dead letters are there, it looks."""
     app = f"tentalis-{name}"
     changelog = [topics.changelog(app, table)]
+    letters = {topics.dlq(topic) for topic in (inputs if owns is None else owns)}
     grants = [
         *_reads(*inputs, *changelog),
-        *_writes(*outputs, *map(topics.dlq, inputs), *changelog),
+        *_writes(*outputs, *letters, *changelog),
+        *_looks({*map(topics.dlq, inputs)} - letters),
         *_group(app),
     ]
     return Role(name, f"`tentalis serve {name}`", tuple(sorted(set(grants))))
@@ -137,11 +148,25 @@ ROLES: dict[str, Role] = {
             (topics.SESSIONS, topics.TASKS, topics.RESULTS, topics.FEEDBACK),
             table="state",
         ),
-        _application("scoring", (topics.TASKS, topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
-        _application("hinting", (topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent"),
-        _application("experience", (topics.SESSIONS,), (topics.HALVES,), table="state"),
+        _application(
+            "scoring",
+            (topics.TASKS, topics.RESULTS, topics.FEEDBACK),
+            (topics.HALVES,),
+            table="recent",
+            owns=(topics.TASKS, topics.RESULTS),
+        ),
+        _application(
+            "hinting", (topics.RESULTS, topics.FEEDBACK), (topics.HALVES,), table="recent", owns=(topics.FEEDBACK,)
+        ),
+        _application("experience", (topics.SESSIONS,), (topics.HALVES,), table="state", owns=()),
         _application("join", (topics.HALVES,), (topics.HALVES, topics.ROLLOUTS, topics.OUTCOMES), table="state"),
-        _application("aggregation", (topics.OUTCOMES, topics.FEEDBACK), (topics.META,), table="state"),
+        _application(
+            "aggregation",
+            (topics.OUTCOMES, topics.FEEDBACK),
+            (topics.META,),
+            table="state",
+            owns=(topics.OUTCOMES,),
+        ),
         _role(
             "worker",
             "`tentalis worker`",
@@ -154,7 +179,7 @@ ROLES: dict[str, Role] = {
             "gateway",
             "`tentalis serve gateway`",
             _reads(*topics.CONTROL, topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.SESSIONS, topics.OUTCOMES),
-            _reads(topics.HALVES, topics.ROLLOUTS),
+            _looks([topics.HALVES, topics.ROLLOUTS]),
             _follows(),
             [Grant(Resource.GROUP, "tentalis", Operation.DESCRIBE, prefixed=True)],
             _writes(topics.SESSIONS, topics.TASKS, topics.RESULTS, topics.FEEDBACK),

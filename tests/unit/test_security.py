@@ -177,14 +177,18 @@ def test_the_table_names_topics_that_there_are_and_gives_each_right_to_few() -> 
     assert "auditor" in roles_with(Resource.TOPIC, topics.SESSIONS, Operation.DESCRIBE), "Read implies Describe"
 
 
-def test_every_application_may_read_its_inputs_and_write_its_dead_letters() -> None:
+def test_every_application_may_read_its_inputs_and_one_may_write_the_dead_letters_of_each() -> None:
     codec = Codec(None)
     built = {"join": JoinProcessor(codec).topics, "scoring": Scoring.topics, "hinting": Hinting.topics}
     built |= {"aggregation": Aggregation.topics, "sessions": SessionsProcessor.topics, "experience": Experience.topics}
     for role, inputs in built.items():
         for topic in inputs:
             assert role in roles_with(Resource.TOPIC, topic, Operation.READ)
-            assert role in roles_with(Resource.TOPIC, topics.dlq(topic), Operation.WRITE)
+            assert role in roles_with(Resource.TOPIC, topics.dlq(topic), Operation.DESCRIBE), "it looks for it"
+    owners = {topics.TASKS: "scoring", topics.RESULTS: "scoring", topics.FEEDBACK: "hinting", topics.HALVES: "join"}
+    owners |= {topics.OUTCOMES: "aggregation", topics.SESSIONS: "sessions"}
+    for topic, owner in owners.items():
+        assert roles_with(Resource.TOPIC, topics.dlq(topic), Operation.WRITE) == [owner]
 
 
 def test_topics_acls_prints_without_a_broker() -> None:
