@@ -46,7 +46,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         yield Kafka(wanted, "given")
     else:
         container = None
-        if wanted == "container" or (wanted != "embedded" and _docker_answers()):
+        if wanted == "container" or (wanted != "embedded" and docker_answers()):
             container = _container(required=wanted == "container")
         if container is not None:
             with container:
@@ -98,6 +98,16 @@ def eventually(
         time.sleep(interval)
 
 
+def known(check: Callable[[], T]) -> T:
+    """What `check` returns; that a broker which has just started does not know of a new topic yet is an
+    AssertionError."""
+    try:
+        return check()
+    except KafkaException as error:
+        assert error.args[0].code() != KafkaError._UNKNOWN_PARTITION, error
+        raise
+
+
 def ensure_topics(settings: Settings) -> None:
     """Creates what is missing on a broker, which may have started a moment ago. Raises what does not pass by itself."""
 
@@ -113,7 +123,8 @@ def ensure_topics(settings: Settings) -> None:
     eventually(ensured, 30, message="no topics")
 
 
-def _docker_answers() -> bool:
+def docker_answers() -> bool:
+    """Whether there is a Docker engine."""
     try:
         import docker  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -130,22 +141,31 @@ def _docker_answers() -> bool:
 
 def _container(required: bool) -> Any:
     """A container whose image is there or can be pulled; else None with a warning, or an error if it is required."""
-    import docker
     from testcontainers.community.kafka import KafkaContainer
 
     image = os.environ.get("TENTALIS_TEST_KAFKA_IMAGE", "confluentinc/cp-kafka:8.1.0")
+    reason = no_image(image)
+    if reason is None:
+        return KafkaContainer(image).with_kraft()
+    if required:
+        raise RuntimeError(reason)
+    warnings.warn(f"{reason}; using the embedded broker", stacklevel=1)
+    return None
+
+
+def no_image(image: str) -> str | None:
+    """Why the Docker engine that answers has no such image, nor can pull it; None if it has it now."""
+    import docker
+
     client = docker.from_env()
     try:
         if not client.images.list(name=image):
             client.images.pull(image)
     except docker.errors.DockerException as error:
-        if required:
-            raise
-        warnings.warn(f"a Docker engine answers, but has no {image}: {error}; using the embedded broker", stacklevel=1)
-        return None
+        return f"a Docker engine answers, but has no {image}: {error}"
     finally:
         client.close()
-    return KafkaContainer(image).with_kraft()
+    return None
 
 
 def _embedded(folder: Path) -> Iterator[Kafka]:

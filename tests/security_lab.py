@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import Iterable
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka.admin import (
@@ -25,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tentalis.acls import ROLES
-from tentalis.admin import bindings, grant
+from tentalis.admin import bindings, ensure, grant
 from tentalis.config import Security, Settings
 from tentalis.kafka import client_config
 from tentalis.local.broker import EmbeddedBroker
@@ -212,6 +216,41 @@ class SafeBroker:
 
     def stop(self) -> None:
         self.broker.stop()
+
+
+@contextmanager
+def safe_broker(folder: Path) -> Iterator[SafeBroker]:
+    """A broker with the topics and a user for each role, until the block ends."""
+    broker = SafeBroker(folder)
+    try:
+        broker.start()
+        ensure(broker.super_user())
+        broker.add_roles()
+        yield broker
+    finally:
+        broker.stop()
+
+
+class Application:
+    """`tentalis serve NAME` as a user."""
+
+    def __init__(self, name: str, settings: Settings, folder: Path, *options: str) -> None:
+        self.log = folder / f"{name}.log"
+        secret = folder / "secret"
+        secret.mkdir(exist_ok=True)
+        env = os.environ | environment(settings, secret / f"{name}-password") | {"TENTALIS_HOME": str(folder)}
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", "tentalis.cli", "serve", name, *options]
+            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+
+    def said(self) -> str:
+        """Its log."""
+        return self.log.read_text()
+
+    def end(self) -> None:
+        """`kill -9`."""
+        self.process.kill()
+        self.process.wait()
 
 
 def environment(settings: Settings, password_file: Path) -> dict[str, str]:

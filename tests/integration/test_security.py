@@ -1,9 +1,6 @@
 """A broker that lets in only whom it knows, and only to what ACLs allow: every way in, every role, and closed doors."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +20,7 @@ from tentalis.kafka import Follower, GroupConsumer, Publisher, client_config, ma
 from tentalis.refusal import Forbidden, Unreachable
 from tentalis.security import aiokafka
 from tests.kafka_fixture import eventually
-from tests.security_lab import KEY_PASSWORD, PASSWORD, Authority, SafeBroker, environment
+from tests.security_lab import KEY_PASSWORD, PASSWORD, Application, Authority, SafeBroker, environment, safe_broker
 from tests.unit.stream_records import make_feedback, make_result, make_task
 from trainer.publish import Ledger
 
@@ -32,14 +29,16 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeBroker]:
-    broker = SafeBroker(tmp_path_factory.mktemp("safe"))
-    try:
-        broker.start()
-        ensure(broker.super_user())
-        broker.add_roles()
+    with safe_broker(tmp_path_factory.mktemp("safe")) as broker:
         yield broker
-    finally:
-        broker.stop()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Application]]:
+    started: list[Application] = []
+    yield started
+    for application in started:
+        application.end()
 
 
 WAYS = {
@@ -214,37 +213,12 @@ def test_the_admin_role_can_apply_and_a_super_user_can_grant(lab: SafeBroker, tm
     assert made == len(ROLES["join"].grants)
 
 
-class Application:
-    """`tentalis serve NAME` as a user."""
-
-    def __init__(self, name: str, settings: Settings, folder: Path) -> None:
-        self.log = folder / f"{name}.log"
-        secret = folder / "secret"
-        secret.mkdir(exist_ok=True)
-        env = os.environ | environment(settings, secret / f"{name}-password") | {"TENTALIS_HOME": str(folder)}
-        with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", name]
-            # No feedback of these tests makes a hint, so that no teacher is asked.
-            command += ["--server", "http://127.0.0.1:9"] if name == "hinting" else []
-            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-
-    def said(self) -> str:
-        return self.log.read_text()
-
-
-@pytest.fixture
-def started() -> Iterator[list[Application]]:
-    started: list[Application] = []
-    yield started
-    for application in started:
-        application.process.kill()
-        application.process.wait()
-
-
 def test_the_applications_work_with_the_least_acls_until_one_is_taken_away_and_keep_the_secret(
     lab: SafeBroker, tmp_path: Path, started: list[Application]
 ) -> None:
-    started += [Application(name, lab.role(name), tmp_path) for name in ("join", "scoring", "hinting", "aggregation")]
+    # No feedback of this test makes a hint, so that no teacher is asked.
+    options = {"join": (), "scoring": (), "hinting": ("--server", "http://127.0.0.1:9"), "aggregation": ()}
+    started += [Application(name, lab.role(name), tmp_path, *more) for name, more in options.items()]
     join = started[0]
     auditor = lab.role("auditor")
     manager, worker = (Publisher(who, "test", make_codec(who)) for who in (lab.role("manager"), lab.role("worker")))
