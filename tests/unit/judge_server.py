@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,3 +94,31 @@ async def judge_server(script: Callable[[int, dict[str, Any]], Reply] | list[Rep
     finally:
         serving.close()
         await asyncio.gather(*server._serving)
+
+
+@contextmanager
+def judge_in_thread(
+    script: Callable[[int, dict[str, Any]], Reply] | list[Reply], together: int = 1
+) -> Iterator[JudgeServer]:
+    """The same beside a test that has no event loop: its script runs in a thread."""
+    started: threading.Event = threading.Event()
+    servers: list[JudgeServer] = []
+
+    async def serve() -> None:
+        async with judge_server(script) as server:
+            server.together = together
+            servers.append(server)
+            started.set()
+            await over.wait()
+            for task in server._serving:
+                task.cancel()
+
+    loop, over = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    assert started.wait(30)
+    try:
+        yield servers[0]
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(30)
