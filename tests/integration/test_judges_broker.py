@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -64,7 +65,7 @@ def teacher() -> Iterator[str]:
 
 def test_judges_vote_at_once_and_a_vote_that_hangs_holds_no_other(apps: Apps, teacher: str, tmp_path: Path) -> None:
     turn_ = make_result(make_task("turn", terms=NEXT, verifier=Verifier(name="next_state"), n_samples=1))
-    ungraded = {"source": Source.NEXT_STATE, "author": "user", "polarity": Polarity.NONE}
+    ungraded: dict[str, Any] = {"source": Source.NEXT_STATE, "author": "user", "polarity": Polarity.NONE}
     reaction = make_feedback(turn_, "Shorter, please.", **ungraded)
     steps = make_task("steps", terms=Terms(rl=Source.RESULT), verifier=Verifier(name="steps"), n_samples=1)
 
@@ -121,7 +122,7 @@ def test_judges_vote_at_once_and_a_vote_that_hangs_holds_no_other(apps: Apps, te
 def test_a_session_that_ends_becomes_one_lesson_under_which_every_turn_is_scored_through_a_kill(
     apps: Apps, teacher: str, tmp_path: Path
 ) -> None:
-    prompt = {"prompt_token_ids": int32_bytes([1, 2, 3])}
+    prompt: dict[str, Any] = {"prompt_token_ids": int32_bytes([1, 2, 3])}
     talk = [
         turn("a", "Why do cats purr?", **prompt),
         turn("b", "Why do cats purr?", "answer of a", "Shorter!", **prompt),
