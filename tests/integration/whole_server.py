@@ -1,5 +1,6 @@
 """A model server for whole processes, over HTTP: the scripted backend of gateway_lab, and beside it what the teacher,
-the guard and the policies ask for, and a judge that finds a lesson in every conversation."""
+the guard and the policies ask for, and a judge that finds a lesson in every conversation. Every prompt without a hint
+has the tokens PROMPT_IDS."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +8,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from tentalis.opd import HINT_TAG
 from tentalis.opd.lesson import END, START
-from tests.integration.gateway_lab import Script, backend_app, listening
+from tests.integration.gateway_lab import PROMPT_IDS, Script, backend_app, listening
 
 LESSON = "Do: answer in one short sentence."
 JUDGE = "/judge"
@@ -48,7 +50,8 @@ class WholeServer:
         async def tokenize(request: Request) -> dict[str, list[int]]:
             body = await request.json()
             said = body.get("prompt") or "".join(message["content"] for message in body["messages"])
-            return {"tokens": [ord(char) for char in said]}
+            plain = "messages" in body and HINT_TAG not in said
+            return {"tokens": PROMPT_IDS if plain else [ord(char) for char in said]}
 
         @app.post("/v1/completions")
         async def score(request: Request) -> dict[str, Any]:
