@@ -43,7 +43,7 @@ class ConfluentRegistry:
         with auto-register off. Raises SchemasUnavailable if the registry is away or lacks the schema."""
         with self._asking():
             try:
-                found = self._client.lookup_schema(SUBJECT_PREFIX + schema.name, Schema(schema.text, "AVRO"))
+                found = self._client.lookup_schema(SUBJECT_PREFIX + schema.name, as_sent(schema))
             except SchemaRegistryError as error:
                 if not _not_there(error):
                     raise
@@ -77,7 +77,7 @@ class ConfluentRegistry:
         """
         with self._asking():
             try:
-                return int(self._client.register_schema(SUBJECT_PREFIX + schema.name, Schema(schema.text, "AVRO")))
+                return int(self._client.register_schema(SUBJECT_PREFIX + schema.name, as_sent(schema)))
             except SchemaRegistryError as error:
                 if error.http_status_code not in (409, 422):
                     raise
@@ -111,6 +111,12 @@ class ConfluentRegistry:
             yield
         except (SchemaRegistryError, httpx2.HTTPError) as error:
             raise SchemasUnavailable(f"the schema registry {self._name} cannot be asked: {error!r}") from error
+
+
+def as_sent(schema: AvroSchema) -> Schema:
+    """The schema as it is registered and looked up: a string's default "{}" escaped, which is the same JSON. Apicurio
+    makes an object of a quoted {} before it reads a schema, and then refuses the schema for that default."""
+    return Schema(schema.text.replace('"{}"', r'"\u007b}"'), "AVRO")
 
 
 def _not_there(error: SchemaRegistryError) -> bool:

@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.kafka_fixture"]
+pytest_plugins = ["tests.kafka_fixture", "tests.registry_fixture"]
 
 # A busy machine is no reason to fail.
 settings.register_profile("untimed", deadline=None)

@@ -1,5 +1,5 @@
 """Schemas that change while the topics live: one version behind and one ahead, in both wire formats; and the join
-through a registry that is away for a while."""
+through a registry, a real one where it can be had, that is away for a while."""
 
 import random
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import pytest
 from schemas import topics
 from schemas.codec import CONFLUENT, SINGLE_OBJECT
 from schemas.records import Score
+from schemas.registry import ConfluentRegistry
 from tentalis.admin import ensure
 from tentalis.cli.values import to_plain
 from tentalis.config import Settings
@@ -18,7 +19,7 @@ from tentalis.local.broker import EmbeddedBroker
 from tests.integration import test_join_broker as join
 from tests.integration.next_version import NextVersion
 from tests.kafka_fixture import Kafka, eventually
-from tests.schema_registry import SchemaRegistry, schema_registry
+from tests.registry_fixture import Door, Registry, door
 from tests.unit.join_support import head, hint, open_, sample, score
 from tests.unit.loop_records import feedback_on, result, task
 
@@ -59,8 +60,9 @@ def test_one_version_behind_and_one_ahead_on_the_topics(kafka: Kafka, unique: st
 
 
 @pytest.fixture
-def registry() -> Iterator[SchemaRegistry]:
-    with schema_registry() as found:
+def way(registry: Registry) -> Iterator[Door]:
+    """The way to the registry, which can be shut."""
+    with door(registry.url) as found:
         yield found
 
 
@@ -75,14 +77,14 @@ def workers() -> Iterator[list[join.Worker]]:
 
 def test_through_a_registry_end_to_end(
     own_broker: EmbeddedBroker,
-    registry: SchemaRegistry,
+    way: Door,
     workers: list[join.Worker],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = ready(Settings(bootstrap=own_broker.bootstrap, schema_registry=registry.url))
+    settings = ready(Settings(bootstrap=own_broker.bootstrap, schema_registry=way.url))
     both_ways(settings, tmp_path, "t1", CONFLUENT)
-    assert len(registry.subjects["tentalis.Feedback"]) == 2
+    assert len(ConfluentRegistry(way.url).versions("Feedback")) >= 2
 
     samples = join.produce(settings, random.Random(3), "task")
     # A score of the next version meets halves of this one.
@@ -91,21 +93,20 @@ def test_through_a_registry_end_to_end(
     for record in (open_(late, now_ms()), hint(sample(late), at=now_ms())):
         publisher.send(topics.HALVES, record)
     publisher.flush()
-    ahead = NextVersion(tmp_path / "again", own_broker.bootstrap, registry.url)
+    ahead = NextVersion(tmp_path / "again", own_broker.bootstrap, way.url)
     plain = {
         name: value for name, value in to_plain(score(sample(late), 0.5, at=now_ms())).items() if name != "feedback_id"
     }
     ahead.writes(topics.HALVES, "Score", plain | {"judge": "somebody"})
 
     # While the registry is away nothing can be read, and nothing is condemned.
-    registry.failing = 503
-    asked = len(registry.calls)
-    monkeypatch.setenv("SCHEMA_REGISTRY_URL", registry.url)
+    way.shut, asked = True, way.knocks
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", way.url)
     workers.append(join.Worker(own_broker.bootstrap, tmp_path, "join"))
     log = workers[0].log
     eventually(lambda: "trying again" in log.read_text(), 60, message=lambda: log.read_text()[-2000:])
-    assert len(registry.calls) > asked
-    registry.failing = None
+    assert way.knocks > asked
+    way.shut = False
 
     def complete() -> bool:
         return samples | {"mixed/0"} <= {key for topic, key in join.written(settings)[1] if topic == topics.OUTCOMES}

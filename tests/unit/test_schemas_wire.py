@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from schemas import avro, topics
 from schemas.codec import CONFLUENT, SINGLE_OBJECT, Codec, DecodeError, SchemasUnavailable
 from schemas.records import RECORDS, Record, Score, Tick
-from schemas.registry import ConfluentRegistry, SchemaRefused
+from schemas.registry import ConfluentRegistry, SchemaRefused, as_sent
 from tentalis.cli.values import from_plain, to_plain
 from tests.kafka_fixture import eventually
 from tests.schema_registry import SchemaRegistry, schema_registry
@@ -251,7 +251,7 @@ TICK = Tick(event_time=1, partition=2)
 def test_the_bytes_are_those_of_confluents_own_serializer(name: str) -> None:
     """With what it knows of the registry, and with the client's defaults otherwise."""
     conf = {"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy}
-    own = AvroSerializer(_registry()._client, avro.current(name).text, conf=conf)
+    own = AvroSerializer(_registry()._client, as_sent(avro.current(name)), conf=conf)
     codec, place = Codec(_registry()), SerializationContext("any", MessageField.VALUE)
 
     @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,138 @@
+"""Where the tests find a schema registry.
+
+The ladder, tried once per session: `TENTALIS_TEST_REGISTRY` (the URL of a running one, empty or with schemas of ours
+alone) -> a container, if a Docker engine answers and has the image or can pull it (`TENTALIS_TEST_REGISTRY_IMAGE` names
+another one of Apicurio's) -> Apicurio as a process, if its distribution can be fetched or is cached -> the registry of
+`tests/schema_registry.py`, with a warning that says why. `TENTALIS_TEST_REGISTRY=container`, `=process` or `=own` takes
+that rung and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.apicurio import API, VERSION, NotToBeHad, answers, apicurio
+from tests.kafka_fixture import docker_answers, eventually, no_image
+from tests.schema_registry import schema_registry
+
+RULE = "BACKWARD_TRANSITIVE"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A schema registry to test against, which keeps to BACKWARD_TRANSITIVE."""
+
+    url: str
+    kind: str  # given | container | process | own
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A schema registry for the whole session; real wherever one can be had."""
+    wanted = os.environ.get("TENTALIS_TEST_REGISTRY", "")
+    if wanted not in ("", "container", "process", "own"):
+        url = wanted.rstrip("/")
+        eventually(lambda: answers(url), 30, message=f"no schema registry answers on TENTALIS_TEST_REGISTRY={url}")
+        _strict(url)
+        yield Registry(url, "given")
+        return
+    why = []
+    if wanted in ("", "container"):
+        image = os.environ.get("TENTALIS_TEST_REGISTRY_IMAGE", f"apicurio/apicurio-registry:{VERSION}")
+        reason = no_image(image) if docker_answers() else "no Docker engine answers"
+        if reason is None:
+            with _container(image) as url:
+                _strict(url)
+                yield Registry(url, "container")
+            return
+        why.append(reason)
+    if wanted in ("", "process"):
+        try:
+            with apicurio(tmp_path_factory.mktemp("registry")) as url:
+                _strict(url)
+                yield Registry(url, "process")
+            return
+        except NotToBeHad as error:
+            why.append(str(error))
+    assert wanted in ("", "own"), f"TENTALIS_TEST_REGISTRY={wanted}: {'; '.join(why)}"
+    if why:
+        warnings.warn(f"the tests' own schema registry instead of a real one: {'; '.join(why)}", stacklevel=1)
+    with schema_registry() as own:
+        yield Registry(own.url, "own")
+
+
+@contextmanager
+def _container(image: str) -> Iterator[str]:
+    from testcontainers.core.container import DockerContainer
+
+    with DockerContainer(image).with_exposed_ports(8080) as container:
+        url = f"http://{container.get_container_host_ip()}:{container.get_exposed_port(8080)}{API}"
+        eventually(lambda: answers(url), 120, 0.2, lambda: str(container.get_logs()))
+        yield url
+
+
+def _strict(url: str) -> None:
+    httpx.put(f"{url}/config", json={"compatibility": RULE}, timeout=30).raise_for_status()
+
+
+class Door:
+    """A proxy before a registry. `shut`: every call is answered with 503; `knocks`: how many calls came."""
+
+    def __init__(self, registry: str) -> None:
+        self.registry, self.url = registry, ""
+        self.shut, self.knocks = False, 0
+        self.client = httpx.Client(timeout=60)
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
+        """Status, content type and body for a call."""
+        self.knocks += 1
+        if self.shut:
+            return 503, "application/json", json.dumps({"error_code": 50301, "message": "shut"}).encode()
+        found = self.client.request(method, self.registry + path, headers=headers, content=body)
+        return found.status_code, found.headers.get("content-type", "application/json"), found.content
+
+
+@contextmanager
+def door(registry: str) -> Iterator[Door]:
+    """A door before the registry at this URL, on a free port, until the block ends."""
+    made = Door(registry)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer("GET")
+
+        def do_POST(self) -> None:
+            self._answer("POST")
+
+        def _answer(self, method: str) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            passed = {name: value for name in ("Content-Type", "Accept") if (value := self.headers.get(name))}
+            status, kind, data = made.answer(method, self.path, passed, body)
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: Any) -> None:
+            """Not on stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        made.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield made
+        finally:
+            server.shutdown()
+            made.client.close()
