@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,17 @@ from streams.state import Fold, entry_of
 from tests.kafka_fixture import eventually
 
 PARTITIONS = 4
+
+
+@contextmanager
+def _not_yet() -> Iterator[None]:
+    """The coordinator may still be loading, a new partition may have no leader: "not yet" to `eventually`."""
+    try:
+        yield
+    except KafkaException as error:
+        cause = error.args[0]
+        assert not cause.retriable() and cause.code() != KafkaError.NOT_LEADER_FOR_PARTITION, str(error)
+        raise
 
 
 class Lab:
@@ -124,7 +136,7 @@ class Lab:
         )
         found: list[Message] = []
         try:
-            ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), 10) for p in range(PARTITIONS)}
+            ends = {p: self._range(consumer, TopicPartition(topic, p)) for p in range(PARTITIONS)}
             todo = {p: high for p, (low, high) in ends.items() if low < high}
             consumer.assign([TopicPartition(topic, p, 0) for p in todo])
             while todo:
@@ -137,20 +149,22 @@ class Lab:
             consumer.close()
         return found
 
+    def _range(self, consumer: Consumer, place: TopicPartition) -> tuple[int, int]:
+        def asked() -> tuple[int, int]:
+            with _not_yet():
+                low, high = consumer.get_watermark_offsets(place, 10)
+            return low, high
+
+        return eventually(asked, 60, 0.1, f"{place} has no leader")
+
     def uncommitted(self) -> int:
         """Input records that the application has not committed."""
         # Not AdminClient.list_consumer_group_offsets: librdkafka 2.16 crashes (rd_kafka_cgrp_op, no group) when the
         # coordinator answers "not yet".
         places = [TopicPartition(self.topic, p) for p in range(PARTITIONS)]
-        try:
+        with _not_yet():
             committed = {place.partition: max(place.offset, 0) for place in self._group.committed(places, 10)}
             return sum(self._group.get_watermark_offsets(place, 10)[1] - committed[place.partition] for place in places)
-        except KafkaException as error:
-            # The coordinator may still be loading, a new partition may have no leader: an AssertionError is "not yet"
-            # to `eventually`.
-            cause = error.args[0]
-            assert not cause.retriable() and cause.code() != KafkaError.NOT_LEADER_FOR_PARTITION, str(error)
-            raise
 
     def counted(self) -> dict[str, int]:
         """The state as the changelog tells it."""

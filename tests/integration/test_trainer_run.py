@@ -440,7 +440,7 @@ def test_a_rollback_to_a_version_of_another_run_and_a_run_that_was_overtaken_go_
     promote(lab, 7, "rollback")
     other = lab.config("first", steps=None, lora={"rank": 2, "alpha": 4})
     assert lab.train(other, "steps=1") != 0
-    said = f"cannot go on from step 1 of run {branch.run_id}, which has r 4, not 2 and has lora_alpha 8, not 4"
+    said = f"cannot go on from step 1 of run {branch.run_id}, which has r 4, not 2 and has lora_alpha 8.0, not 4.0"
     assert said in lab.text(other)
     assert not lab.log(first.model_copy(update={"run_id": f"{first.run_id}.2"})).manifests
 
