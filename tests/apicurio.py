@@ -61,7 +61,8 @@ def _unpacked(scratch: Path) -> Path:
         raise NotToBeHad(f"{archive.name} has sha256 {digest}, and not {SHA256}")
     whole = scratch / "unpacked"
     with tarfile.open(archive) as tar:
-        tar.extractall(whole, filter="data")
+        # No filter: Python 3.11 has it from 3.11.4 on only, and these bytes are known by their digest.
+        tar.extractall(whole)
     return whole
 
 
