@@ -1,15 +1,32 @@
 """Rules about rollouts: none forged, none mixed from two results, group statistics right, and each with its outcome."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from schemas.digest import digest_holds
 from schemas.place import Place
-from schemas.records import Hint, Outcome, OutcomeKind, Result, Rollout, Score, Status
+from schemas.records import (
+    Hint,
+    Outcome,
+    OutcomeKind,
+    Result,
+    Rollout,
+    Score,
+    Status,
+    not_trainable_by_ratio,
+    sample_of,
+)
 from tentalis.verify.index import Index, says_something
 from tentalis.verify.model import Kind, Problem
 
 TOLERANCE = 1e-9
+NOT_TAUGHT: dict[str, Any] = {
+    "its hints": ((), None),
+    "the teacher's log-probs": None,
+    "the teacher's likeliest tokens": (0, b"", b""),
+}
 HAS = {OutcomeKind.RL: (True, False), OutcomeKind.OPD: (False, True), OutcomeKind.BOTH: (True, True)}
 WITHOUT_ROLLOUT = {OutcomeKind.EMPTY, OutcomeKind.EXPIRED, OutcomeKind.SUPERSEDED}
 
@@ -91,17 +108,45 @@ def rollouts_are_of_one_result(index: Index) -> Iterator[Problem]:
                 hint = half.record
         if rollout.has_rl != (rollout.reward is not None) or (rollout.has_rl and score is None):
             yield mixed("has_rl, its reward and its provenance do not agree")
-        if score is not None and (rollout.reward, rollout.components) != (score.reward, score.components):
-            yield mixed(f"reward {rollout.reward} where the score says {score.reward}, or other components")
+        scored: tuple[Any, ...] = (None, {}, b"", ())
+        if score is not None:
+            scored = score.reward, score.components, score.step_scores, score.step_spans
+        if (rollout.reward, rollout.components, rollout.step_scores, rollout.step_spans) != scored:
+            yield mixed(f"reward {rollout.reward} where the score says {scored[0]}, or other components or steps")
         if rollout.has_opd != (rollout.teacher_logprobs is not None) or (rollout.has_opd and hint is None):
             yield mixed("has_opd, its teacher's log-probs and its provenance do not agree")
-        taught = hint.teacher_logprobs if hint is not None and says_something(hint) else None
-        if rollout.teacher_logprobs != taught:
-            yield mixed("the teacher's log-probs are not those of an accepted hint")
-        if hint is not None and (rollout.topk, rollout.topk_ids, rollout.topk_logprobs) != (
-            (hint.topk, hint.topk_ids, hint.topk_logprobs) if taught is not None else (0, b"", b"")
-        ):
-            yield mixed("the teacher's likeliest tokens are not those of an accepted hint")
+        taught = _taught(hint) if hint is not None and says_something(hint) else NOT_TAUGHT
+        for what, said in _taught(rollout).items():
+            if said != taught[what]:
+                yield mixed(f"{what} are not those of an accepted hint")
+
+
+def _taught(said: Hint | Rollout) -> dict[str, Any]:
+    return {
+        "its hints": (said.hints, said.teacher_policy),
+        "the teacher's log-probs": said.teacher_logprobs,
+        "the teacher's likeliest tokens": (said.topk, said.topk_ids, said.topk_logprobs),
+    }
+
+
+def halves_are_in_one_rollout(index: Index) -> Iterator[Problem]:
+    """What a half says is in one rollout at most: its sample's own or, if it is a late hint, the one that it made by
+    itself. The join keeps it so as long as it remembers the task."""
+    keys: dict[str, set[str]] = defaultdict(set)
+    for key, copies in index.rollouts.items():
+        for rollout in (copy.record for copy in copies if not copy.record.forgotten):
+            for origin in rollout.provenance:
+                if rollout.has_opd if origin.half == "hint" else rollout.has_rl:
+                    keys[origin.half_id].add(key)
+    for half_id, found in keys.items():
+        if len(found) > 1:
+            yield Problem(
+                Kind.DUPLICATE,
+                "half-in-two-rollouts",
+                half_id,
+                f"{' and '.join(sorted(found))}: it was written again when the join had forgotten its task, and may be "
+                "trained twice; perhaps hinting lost its offsets and read old feedback again (docs/join.md)",
+            )
 
 
 def _named_by(index: Index) -> dict[str, list[Outcome]]:
@@ -145,9 +190,9 @@ def outcomes_and_rollouts_agree(index: Index) -> Iterator[Problem]:
             yield Problem(Kind.WRONG, "forged-rollout", outcome.rollout_id, f"outcome {key} knows another digest of it")
         if rollout.forgotten:
             continue
-        mine = (outcome.result_id, outcome.has_rl, outcome.has_opd, outcome.reward, outcome.sample_index)
-        its = (rollout.result_id, rollout.has_rl, rollout.has_opd, rollout.reward, rollout.sample_index)
-        if mine != its or outcome.head != rollout.head:
+        mine = (outcome.result_id, outcome.has_rl, outcome.has_opd, outcome.reward, outcome.components)
+        its = (rollout.result_id, rollout.has_rl, rollout.has_opd, rollout.reward, rollout.components)
+        if mine != its or (outcome.sample_index, outcome.head) != (rollout.sample_index, rollout.head):
             yield Problem(
                 Kind.WRONG, "outcome-rollout", key, f"it and its rollout do not say the same: {mine} and {its}"
             )
@@ -158,23 +203,45 @@ def _parts(outcome: Outcome) -> str:
 
 
 def rewards_are_the_scores(index: Index) -> Iterator[Problem]:
-    """The reward of an outcome is that of a score of the result it names."""
+    """The reward of an outcome and its components are those of a score of the result it names."""
     for key, copies in index.outcomes.items():
         outcome = copies[0].record
-        if outcome.reward is None:
+        if (outcome.reward, outcome.components) == (None, {}):
             continue
         halves = index.halves_of.get((outcome.head.task_id, outcome.sample_index), ())
-        rewards = {
-            half.record.reward
+        scored = [
+            (half.record.reward, half.record.components)
             for half in halves
             if isinstance(half.record, Score) and half.record.sample.result_id == outcome.result_id
-        }
-        if outcome.reward not in rewards:
+        ]
+        if (outcome.reward, outcome.components) not in scored:
             yield Problem(
                 Kind.WRONG,
                 "outcome-reward",
                 key,
-                f"reward {outcome.reward}; the scores of result {outcome.result_id} say {sorted(map(str, rewards))}",
+                f"reward {outcome.reward} of {outcome.components}; the scores of result {outcome.result_id} say "
+                + ", ".join(f"{reward} of {components}" for reward, components in scored),
+            )
+
+
+def outcomes_say_what_cannot_be_trained(index: Index) -> Iterator[Problem]:
+    """The outcome of a rollout says why its result has no importance ratio, if it has none; one that could have no
+    rollout says nothing."""
+    for key, copies in index.outcomes.items():
+        outcome = copies[0].record
+        results = index.results.get(outcome.result_id or "", ())
+        if outcome.rollout_id is not None:
+            reasons = {not_trainable_by_ratio(sample_of(seen.record)) for seen in results}
+        elif outcome.kind in WITHOUT_ROLLOUT:
+            reasons = {None}
+        else:
+            continue  # perhaps its rollout was too large, and it says that
+        if reasons and outcome.not_trainable not in reasons:
+            yield Problem(
+                Kind.WRONG,
+                "not-trainable",
+                key,
+                f"{outcome.not_trainable or 'nothing'} where its result says {' or '.join(map(str, reasons))}",
             )
 
 
@@ -208,25 +275,28 @@ def groups_add_up(index: Index) -> Iterator[Problem]:
                 if rollout.forgotten:
                     continue
                 sizes = (rollout.n_requested, rollout.n_closed)
+                rewarded = rollout.n_closed if rollout.n_rewarded is None else rollout.n_rewarded
                 if (
                     sizes != (task.n_samples, closed)
                     or not _close(rollout.group_mean, mean)
                     or not _close(rollout.group_std, spread)
-                    or rollout.n_rewarded not in (None, len(rewards))
+                    or rewarded != len(rewards)
                 ):
                     yield Problem(
                         Kind.WRONG,
                         "group-statistics",
                         rollout.rollout_id,
-                        f"size {sizes}, mean {rollout.group_mean}, std {rollout.group_std}; "
-                        f"the outcomes of its group give {(task.n_samples, closed)}, {mean}, {spread}",
+                        f"size {sizes}, {rewarded} rewards, mean {rollout.group_mean}, std {rollout.group_std}; the "
+                        f"outcomes of its group give {(task.n_samples, closed)}, {len(rewards)}, {mean}, {spread}",
                     )
 
 
 RULES = (
     rollouts_are_unaltered,
     rollouts_are_of_one_result,
+    halves_are_in_one_rollout,
     outcomes_and_rollouts_agree,
     rewards_are_the_scores,
+    outcomes_say_what_cannot_be_trained,
     groups_add_up,
 )

@@ -6,7 +6,7 @@ import pytest
 
 from schemas import topics
 from schemas.digest import record_digest, with_digest
-from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Position, Terms
+from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Position, Terms, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.verify import Log, Seen, check
 from tentalis.verify.model import Kind
@@ -175,6 +175,15 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
         redigested(topk=1, topk_ids=int32_bytes([7] * 4), topk_logprobs=float32_bytes([-1] * 4)),
         "mixed-rollout",
     ),
+    "the hints of nobody": (redigested(hints=("Lie.",)), "mixed-rollout"),
+    "another teacher": (redigested(teacher_policy="another"), "mixed-rollout"),
+    "the components of another score": (redigested(components={"words": 8.0}), "mixed-rollout"),
+    "the scores of other steps": (redigested(step_scores=float32_bytes([0.75])), "mixed-rollout"),
+    "steps elsewhere": (redigested(step_spans=(TokenSpan(start=1, end=2),)), "mixed-rollout"),
+    "steps that nobody scored": (
+        lambda log: altered(log.rollouts, 3, step_scores=float32_bytes([0.5])),
+        "mixed-rollout",
+    ),
     "a wrong number of rewards": (redigested(n_rewarded=1), "group-statistics"),
     "a rollout of an unknown result": (redigested(result_id="none"), "mixed-rollout"),
     "an origin that is not there": (
@@ -186,6 +195,20 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
         "mixed-rollout",
     ),
     "a reward that no score gave": (lambda log: altered(log.outcomes, 2, reward=0.125), "outcome-reward"),
+    "components that no score gave": (
+        lambda log: altered(log.outcomes, 2, components={"words": 8.0}),
+        "outcome-reward",
+    ),
+    "components without a reward": (lambda log: altered(log.outcomes, 4, components={"words": 7.0}), "outcome-reward"),
+    "a reason that the result does not give": (
+        lambda log: altered(log.outcomes, 0, not_trainable="greedy sampling"),
+        "not-trainable",
+    ),
+    "a failure that is kept quiet": (lambda log: altered(log.outcomes, 6, not_trainable=None), "not-trainable"),
+    "a reason where there can be no rollout": (
+        lambda log: altered(log.outcomes, 4, not_trainable="greedy sampling"),
+        "not-trainable",
+    ),
     "a wrong group mean": (redigested(group_mean=0.25), "group-statistics"),
     "a wrong group size": (lambda log: altered(log.outcomes, 0, n_closed=1), "group-statistics"),
     "a rollout that no outcome names": (

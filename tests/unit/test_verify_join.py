@@ -33,7 +33,7 @@ from streams.join.processor import JoinProcessor
 from streams.processor import LogRecord
 from tentalis.verify import Log, Seen, check
 from tentalis.verify.index import says_something
-from tests.unit.verify_run import PARTITION, Writer
+from tests.unit.verify_run import PARTITION, Writer, altered
 
 DEADLINE_MS, WINDOW_MS, MARKER_MS = 4_000, 1_000, 20_000
 
@@ -194,6 +194,50 @@ def test_the_drawn_histories_have_every_kind_of_outcome() -> None:
             day.task(number)
         kinds |= set(check(joined(day)).outcomes)
     assert kinds == {"rl", "opd", "both", "empty", "expired", "failed", "superseded", "late"}
+
+
+def hinted(*again: int) -> Log:
+    """A task with both halves, and the hint once more so many milliseconds after it closed."""
+    day = Day(0)
+    task = day.writer.task("hinted", 1, Terms(opd=Source.USER, deadline_ms=DEADLINE_MS, opd_window_ms=WINDOW_MS))
+    result = day.writer.result(task, 0, [7, 8])
+    opened = day.log.opens.pop().record
+    hint = day.writer.hint(result, "Be short.").record
+    day.log.hints.clear()
+    score = day.score(result, Source.RESULT, None, day.now)
+    hint = hint.model_copy(update={"opened_at": day.now, "task_at": day.now})
+    opened = opened.model_copy(update={"opened_at": day.now, "task_at": day.now})
+    day.halves = [(day.now + 1, opened), (day.now + 2, score), (day.now + 3, hint)]
+    day.halves += [(day.now + 3 + after, hint) for after in again]
+    return joined(day)
+
+
+def test_a_hint_that_is_written_again_when_its_task_is_forgotten_is_found_in_both_rollouts() -> None:
+    assert check(hinted()).problems == check(hinted(MARKER_MS)).problems == []
+    log = hinted(MARKER_MS + 1)
+    (problem,) = check(log).problems
+    keys = [seen.record.rollout_id for seen in log.rollouts]
+    hint = log.hints[0].record
+    assert keys == [f"{hint.key}/0", f"{hint.key}/0/opd/{hint.hint_id}"]
+    assert (problem.rule, problem.where) == ("half-in-two-rollouts", hint.hint_id)
+    assert problem.message.startswith(" and ".join(keys))
+
+
+def test_a_number_of_rewards_that_is_left_out_is_missed() -> None:
+    """None says that as many rewards are known as samples closed."""
+    left_out = 0
+    for seed in range(40):
+        day = Day(seed)
+        for number in range(3):
+            day.task(number)
+        log = joined(day)
+        for index, seen in enumerate(log.rollouts):
+            if seen.record.n_rewarded is not None:
+                altered(log.rollouts, index, n_rewarded=None)
+                assert "group-statistics" in {problem.rule for problem in check(log).problems}
+                log.rollouts[index] = seen
+                left_out += 1
+    assert left_out > 10
 
 
 def test_an_emission_that_is_taken_away_is_missed() -> None:

@@ -33,6 +33,8 @@ from schemas.records import (
     StepResult,
     Task,
     Terms,
+    TokenSpan,
+    not_trainable_by_ratio,
     result_id,
     sample_of,
 )
@@ -113,6 +115,8 @@ class Writer:
             source=Source.RESULT,
             reward=reward,
             components={} if reward is None else {"words": 7.0},
+            step_scores=float32_bytes([0.5]),
+            step_spans=(TokenSpan(start=0, end=1),),
             scorer="rule/1",
         )
         return self.put(self.log.scores, topics.HALVES, score)
@@ -181,6 +185,8 @@ class Writer:
                 group_std=group[2],
                 has_rl=score is not None,
                 has_opd=hint is not None,
+                step_scores=score.record.step_scores if score else b"",
+                step_spans=score.record.step_spans if score else (),
                 hints=hint.record.hints if hint else (),
                 teacher_policy=hint.record.teacher_policy if hint else None,
                 teacher_logprobs=hint.record.teacher_logprobs if hint else None,
@@ -218,10 +224,12 @@ class Writer:
             sample_index=index,
             result_id=result.result_id if result else None,
             reward=reward,
+            components={} if reward is None else {"words": 7.0},
             has_rl=rollout is not None and rollout.has_rl,
             has_opd=rollout is not None and rollout.has_opd,
             rollout_id=rollout.rollout_id if rollout else None,
             rollout_digest=rollout.digest if rollout else None,
+            not_trainable=not_trainable_by_ratio(sample_of(result)) if rollout and result else None,
             half_id=half,
             n_closed=n_closed,
         )
