@@ -159,6 +159,10 @@ def verify(
     allow_open: Annotated[
         bool, typer.Option("--allow-open", help="Tasks that are still open are counted, but are no problem.")
     ] = False,
+    feedback_horizon: Annotated[
+        float,
+        typer.Option("--feedback-horizon", min=0.0, help="What scoring and hinting run with, if not their default."),
+    ] = 3600.0,
     bootstrap: Bootstrap = None,
     output: Format = Output.TABLE,
 ) -> None:
@@ -166,7 +170,13 @@ def verify(
     from tentalis.verify import verify as verify_run
 
     with reached(bootstrap) as settings:
-        report = verify_run(settings, run, wait=wait, allow_open=allow_open)
+        report = verify_run(
+            settings,
+            run,
+            wait=wait,
+            allow_open=allow_open,
+            feedback_horizon_ms=round(1000 * feedback_horizon),
+        )
     if output is Output.JSON:
         print_json(report.as_dict())
     else:

@@ -24,6 +24,7 @@ from schemas.records import (
 )
 
 R = TypeVar("R", bound=Record, covariant=True)
+HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,12 @@ class Log:
     `clock` is the stream time of each partition of the halves topic (its greatest append time, ms). `dead` are the
     places of records that lie on a dead-letter topic with their bytes unchanged, `undecodable` those of bytes that are
     no record on topics whose owners always run, `unreadable` those elsewhere. `manifests`, `plans` and `steps` are
-    those of all runs of the policy: a run may go on from another.
+    those of all runs of the policy: a run may go on from another. `feedback_horizon_ms` is what scoring and hinting run
+    with: how far (append time) feedback and a result that it does not carry may be apart.
     """
 
     run: str
+    feedback_horizon_ms: int = HOUR_MS
     tasks: list[Seen[Task]] = field(default_factory=list)
     results: list[Seen[Result]] = field(default_factory=list)
     feedback: list[Seen[Feedback]] = field(default_factory=list)

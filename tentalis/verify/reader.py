@@ -28,7 +28,7 @@ from tentalis.config import Settings
 from tentalis.kafka import NoSuchTopic, Stored, end_offsets, make_codec, read_to_end
 from tentalis.lineage import Lineage
 from tentalis.verify.check import check
-from tentalis.verify.model import Kind, Log, Report, Seen
+from tentalis.verify.model import HOUR_MS, Kind, Log, Report, Seen
 
 # From the result of the work back to its cause. Ends are taken in this order and the topics then read the other way
 # round up to them: whatever is read has its cause among what is read.
@@ -195,14 +195,23 @@ def read(settings: Settings, run: str) -> Log:
     return _Reader(settings, run).read()
 
 
-def verify(settings: Settings, run: str, *, wait: float = 0.0, allow_open: bool = False) -> Report:
-    """Reads and checks a run. Raises as `read` does.
+def verify(
+    settings: Settings,
+    run: str,
+    *,
+    wait: float = 0.0,
+    allow_open: bool = False,
+    feedback_horizon_ms: int = HOUR_MS,
+) -> Report:
+    """Reads and checks a run; the horizon is that of scoring and hinting. Raises as `read` does.
 
     While the only problems are such as time may mend (open, or not there yet), it reads again for up to `wait` seconds.
     """
     deadline = time.monotonic() + wait
     while True:
-        report = check(read(settings, run), allow_open=allow_open)
+        log = read(settings, run)
+        log.feedback_horizon_ms = feedback_horizon_ms
+        report = check(log, allow_open=allow_open)
         under_way = report.numbers["open_tasks"] + report.numbers["steps_under_way"] > 0
         mending = {problem.kind for problem in report.problems} <= {Kind.OPEN, Kind.LOST}
         left = deadline - time.monotonic()

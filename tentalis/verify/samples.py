@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from schemas.records import Opens, Outcome, OutcomeKind, Source, Task
+from schemas.records import Feedback, Opens, Outcome, OutcomeKind, Source, Task
 from tentalis.verify.index import Half, Index, Slot, answers_terms, half_id, says_something
-from tentalis.verify.model import Kind, Problem
+from tentalis.verify.model import Kind, Problem, Seen
 
 SIDE_KINDS = {OutcomeKind.SUPERSEDED: "superseded", OutcomeKind.LATE: "late"}
 
@@ -154,22 +154,37 @@ def results_are_accounted_for(index: Index) -> Iterator[Problem]:
             )
 
 
+def _spoken_of(index: Index, task: Task, seen: Seen[Feedback]) -> Iterator[str]:
+    """The results that feedback speaks of: the one it carries, else the first of each sample that it is about, of those
+    appended within the horizon. A result that was dead-lettered owes nothing."""
+    feedback, dead = seen.record, index.log.dead
+    if feedback.result is not None:
+        yield feedback.result.result_id
+        return
+    for i in range(task.n_samples) if feedback.sample_index is None else [feedback.sample_index]:
+        results = index.results_of.get((task.task_id, i), ())
+        near = [r for r in results if abs(r.timestamp - seen.timestamp) <= index.log.feedback_horizon_ms]
+        if near and near[0].place not in dead:
+            yield near[0].record.result_id
+
+
 def feedback_is_answered(index: Index) -> Iterator[Problem]:
-    """Feedback from the source that the terms name becomes a score, or a hint, if there is a result to speak of."""
+    """Feedback from the source that the terms name becomes a score, or a hint, for each result that it speaks of."""
     tasks = index.live_tasks()
-    scores = {s.record.feedback_id for s in index.log.scores}
-    hints = {h.record.feedback_id for h in index.log.hints}
+    scores = {(s.record.feedback_id, s.record.sample.result_id) for s in index.log.scores}
+    hints = {(h.record.feedback_id, h.record.sample.result_id) for h in index.log.hints}
     for feedback_id, copies in index.feedback.items():
         feedback = copies[0].record
         task = tasks.get(feedback.task_id)
-        if task is None or index.dead(copies):
+        if task is None:
             continue
-        samples = range(task.n_samples) if feedback.sample_index is None else [feedback.sample_index]
-        if feedback.result is None and not any((task.task_id, i) in index.results_of for i in samples):
-            continue
+        live = [copy for copy in copies if copy.place not in index.log.dead]
+        owed = {result_id for copy in live for result_id in _spoken_of(index, task, copy)}
         for source, found, half in ((task.terms.rl, scores, "score"), (task.terms.opd, hints, "hint")):
-            if feedback.source is source and feedback_id not in found:
-                yield Problem(Kind.LOST, "feedback-unanswered", feedback_id, f"{copies[0]} led to no {half}")
+            missing = sorted(result_id for result_id in owed if (feedback_id, result_id) not in found)
+            if feedback.source is source and missing:
+                of = ", ".join(missing)
+                yield Problem(Kind.LOST, "feedback-unanswered", feedback_id, f"{copies[0]} led to no {half} of {of}")
 
 
 def _used(index: Index, slot: Slot, half: Half) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from schemas import topics
 from schemas.digest import record_digest, with_digest
-from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Position, Terms, TokenSpan
+from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Position, Source, Terms, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.verify import Log, Seen, check
 from tentalis.verify.model import Kind
@@ -14,7 +14,7 @@ from tentalis.verify.reader import UnknownRun, asked_by
 from tentalis.verify.training import Training, fate_of
 from tests.trainer_lab import rollout
 from tests.unit.loop_records import manifest, plan
-from tests.unit.verify_run import PARTITION, RUN, altered, consistent, repeated, signed
+from tests.unit.verify_run import PARTITION, RUN, Writer, altered, consistent, repeated, signed
 
 Mutation = Callable[[Log], None]
 
@@ -260,6 +260,55 @@ def test_each_rule_finds_what_it_forbids(name: str) -> None:
     log = consistent()
     mutate(log)
     assert rule in rules(log), rules(log)
+
+
+def spoken_of_as_a_whole(*, carried: bool = False) -> Log:
+    """A task of three samples of which two have results, one of them two; a complaint about all, and its hints."""
+    w = Writer()
+    task = w.task("whole", 3, Terms(opd=Source.USER))
+    results = [w.result(task, 0, [5]), w.result(task, 1, [6]), w.result(task, 1, [7])]
+    for result in results[:2]:
+        w.hint(result, "Be short.")
+    feedback = w.log.feedback[0].record
+    w.log.feedback.clear()
+    whole = {"feedback_id": "whole", "sample_index": None, "result": results[0] if carried else None}
+    w.put(w.log.feedback, topics.FEEDBACK, feedback.model_copy(update=whole))
+    for n in range(2):
+        altered(w.log.hints, n, feedback_id="whole")
+    return w.log
+
+
+def test_feedback_on_a_whole_task_owes_a_half_to_each_sample_that_has_a_result() -> None:
+    log = spoken_of_as_a_whole()
+    assert "feedback-unanswered" not in rules(log)
+    for n in range(2):
+        hint = log.hints.pop(n)
+        (found,) = [problem for problem in check(log).problems if problem.rule == "feedback-unanswered"]
+        assert found.message.endswith(f"led to no hint of {hint.record.sample.result_id}")
+        log.hints.insert(n, hint)
+    log.hints.pop(1)
+    log.dead.add(log.feedback[0].place)
+    assert "feedback-unanswered" not in rules(log)
+
+
+def test_feedback_on_a_whole_task_that_carries_a_result_owes_a_half_to_that_one() -> None:
+    log = spoken_of_as_a_whole(carried=True)
+    log.hints.pop(1)
+    assert "feedback-unanswered" not in rules(log)
+    log.hints.pop(0)
+    assert "feedback-unanswered" in rules(log)
+
+
+def test_a_result_far_from_the_feedback_is_none_that_it_speaks_of() -> None:
+    log = spoken_of_as_a_whole()
+    log.hints.pop(1)
+    apart = log.feedback[0].timestamp - log.results[1].timestamp
+    assert log.results[2].timestamp > log.results[1].timestamp
+    log.results.pop(2)
+    log.feedback_horizon_ms = apart
+    assert "feedback-unanswered" in rules(log)
+    log.feedback_horizon_ms = apart - 1
+    assert "feedback-unanswered" not in rules(log)
 
 
 def test_a_sample_without_outcome_is_lost_once_the_deadline_has_passed() -> None:
