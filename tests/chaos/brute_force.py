@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
@@ -17,13 +16,13 @@ from schemas.digest import digest_holds
 from schemas.records import Forget, Hint, Open, Outcome, Record, Rollout, Score, Tick
 from tentalis.kafka import Stored
 from tests.chaos.findings import Findings
-from tests.unit.join_oracle import Oracle, told
+from tests.unit.join_oracle import Oracle
 
 MARKER_TTL_MS = 24 * 3600 * 1000
 MOST_SAMPLES = 4096
 """What docs/join.md promises of a join that was given no other limits."""
 
-Facts = dict[tuple[str, str], Any]
+Facts = dict[tuple[str, str], Outcome | Rollout]
 """(topic, key) -> what is written under it"""
 
 
@@ -53,7 +52,7 @@ def folded(halves: Iterable[Stored], codec: Codec) -> Facts:
             at = sorted((ticks | requests | own).items())
             oracle.fold([(log[place].offset, times[place], record) for place, record in at])
             for key, fact in oracle.written:
-                facts[topics.ROLLOUTS if fact[0] == "rollout" else topics.OUTCOMES, key] = fact
+                facts[topics.ROLLOUTS if isinstance(fact, Rollout) else topics.OUTCOMES, key] = fact
     return facts
 
 
@@ -88,8 +87,14 @@ def written(log: Iterable[Stored], codec: Codec) -> tuple[Facts, int, list[str]]
             continue
         if isinstance(record, Rollout) and not digest_holds(record):
             twice.append(f"{stored.topic}: {stored.key}: not what its digest covers")
-        facts[place] = told(stored.key, record)[1]
+        facts[place] = record
     return facts, writes, twice
+
+
+def _differing(found: Record, wanted: Record) -> list[str]:
+    """The fields that are not what they must be."""
+    names = [name for name in type(wanted).model_fields if getattr(found, name) != getattr(wanted, name)]
+    return [f"{name} {getattr(found, name)!r} where the log says {getattr(wanted, name)!r}" for name in names]
 
 
 def differences(halves: Iterable[Stored], log: Iterable[Stored], codec: Codec) -> tuple[Findings, int]:
@@ -103,7 +108,7 @@ def differences(halves: Iterable[Stored], log: Iterable[Stored], codec: Codec) -
     lost = [f"{topic}: {key}" for topic, key in wanted.keys() - found.keys()]
     wrong = [f"{topic}: {key}" for topic, key in found.keys() - wanted.keys()]
     wrong += [
-        f"{topic}: {key}: {found[topic, key]} where the log says {fact}"
+        f"{topic}: {key}: {', '.join(_differing(found[topic, key], fact))}"
         for (topic, key), fact in wanted.items()
         if found.get((topic, key), fact) != fact
     ]

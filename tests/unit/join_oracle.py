@@ -1,8 +1,8 @@
 """A second join, written to be obviously right and nothing else: it imports nothing of the first.
 
 For every record it looks at every task, keeps whole records, and derives what is over from the times at which things
-came. What it returns are plain tuples: (key, facts) of each outcome and rollout in the order in which they are written,
-and the offsets of the dead letters.
+came. What it returns are (key, record) of each outcome and rollout in the order in which they are written, whole and
+with their digests, and the offsets of the dead letters.
 """
 
 import functools
@@ -11,37 +11,28 @@ import operator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.records import Forget, Hint, HintKind, Open, Outcome, Record, Rollout, Score, Status, TaskHead
+from schemas import topics
+from schemas.digest import with_digest
+from schemas.ids import derived_id
+from schemas.records import (
+    Forget,
+    Hint,
+    HintKind,
+    Open,
+    Outcome,
+    OutcomeKind,
+    Provenance,
+    Record,
+    Rollout,
+    Sample,
+    Score,
+    Status,
+    TaskHead,
+    not_trainable_by_ratio,
+)
 
-
-def told(key: str, record: Record) -> tuple[str, Any]:
-    """What the join wrote, in the oracle's words."""
-    assert record.key == key
-    if isinstance(record, Outcome):
-        facts: dict[str, Any] = {
-            "result": record.result_id,
-            "reward": record.reward,
-            "has_rl": record.has_rl,
-            "has_opd": record.has_opd,
-            "rollout": record.rollout_id,
-            "half_id": record.half_id,
-            "n_closed": record.n_closed,
-        }
-        return key, ("outcome", record.kind.value, record.event_time, facts)
-    assert isinstance(record, Rollout)
-    facts = {
-        "result": record.result_id,
-        "tokens": record.token_ids,
-        "reward": record.reward,
-        "hints": record.hints,
-        "teacher": record.teacher_logprobs,
-        "asked": record.n_requested,
-        "closed": record.n_closed,
-        "mean": record.group_mean,
-        "std": record.group_std,
-        "from": tuple((p.half_id, p.partition, p.offset) for p in record.provenance),
-    }
-    return key, ("rollout", record.event_time, facts)
+Came = tuple[int, int, Any]
+"""offset, stream time, Score or Hint"""
 
 
 @dataclass
@@ -54,8 +45,8 @@ class Known:
     closed_at: int | None = None
     forgotten: bool = False
     answer: dict[int, tuple[str, str]] = field(default_factory=dict)
-    score: dict[int, tuple[int, int, Score]] = field(default_factory=dict)
-    hint: dict[int, tuple[int, int, Hint]] = field(default_factory=dict)
+    score: dict[int, Came] = field(default_factory=dict)
+    hint: dict[int, Came] = field(default_factory=dict)
     events: set[str] = field(default_factory=set)
     others: set[tuple[int, str]] = field(default_factory=set)
     trained_hint: set[int] = field(default_factory=set)
@@ -67,6 +58,12 @@ class Known:
 
 def usable(hint: Hint) -> bool:
     return hint.kind == HintKind.ACCEPTED and hint.sample.status == Status.OK and len(hint.sample.token_ids) > 0
+
+
+def speaking(halves: list[Came]) -> Sample:
+    """Of the halves of one result, the sample that has the tokens."""
+    samples: list[Sample] = [half[2].sample for half in halves]
+    return next((sample for sample in samples if sample.token_ids), samples[0])
 
 
 def expected(half: Score | Hint) -> bool:
@@ -81,7 +78,7 @@ class Oracle:
         self.partition, self.ttl, self.most = partition, ttl, most
         self.tasks: dict[str, Known] = {}
         self.now = -(10**18)
-        self.written: list[tuple[str, Any]] = []
+        self.written: list[tuple[str, Outcome | Rollout]] = []
         self.dead: list[int] = []
 
     def fold(self, log: list[tuple[int, int, Record | None]]) -> None:
@@ -161,11 +158,12 @@ class Oracle:
             self.half(offset, record)
         elif isinstance(record, Forget):
             asked = {"session_id": record.session_id, "user_id": record.user_id}
+            narrowed = {**asked, "policy": record.policy}
             for name in sorted(self.tasks):
                 task = self.tasks[name]
                 if not task.is_open or task.head is None or not (any(asked.values()) or record.before is not None):
                     continue
-                fits = all(value is None or getattr(task.head, field) == value for field, value in asked.items())
+                fits = all(value is None or getattr(task.head, field) == value for field, value in narrowed.items())
                 if fits and (record.before is None or task.opened < record.before):
                     task.score, task.hint, task.forgotten = {}, {}, True
                     self.close(name)
@@ -177,7 +175,11 @@ class Oracle:
         for _, request in self.gone:
             same = all(
                 wanted is None or wanted == had
-                for wanted, had in ((request.session_id, head.session_id), (request.user_id, head.user_id))
+                for wanted, had in (
+                    (request.session_id, head.session_id),
+                    (request.user_id, head.user_id),
+                    (request.policy, head.policy),
+                )
             )
             if same and not (request.before is not None and min(opened_at, self.now) >= request.before):
                 return True
@@ -206,7 +208,8 @@ class Oracle:
         if record.event_id not in task.events:
             task.events.add(record.event_id)
             for index in range(record.head.n_samples):
-                self.outcome(f"{record.key}/{index}/late/{record.event_id}", "late", half_id=record.event_id)
+                key = f"{record.key}/{index}/late/{record.event_id}"
+                self.outcome(key, "late", record.head, index, None, half_id=record.event_id)
 
     def half(self, offset: int, half: Score | Hint) -> None:
         sample, name = half.sample, half.sample.head.task_id
@@ -220,12 +223,12 @@ class Oracle:
             task = self.open(sample.head, half.opened_at)
         if task is None:
             task = self.tasks[name] = Known(self.now)
-        reward = half.reward if isinstance(half, Score) else None
+        score = half if isinstance(half, Score) else None
         if task.answer.setdefault(index, (result, sample.response_digest))[0] != result:
             if (index, result) not in task.others:
                 task.others.add((index, result))
                 key = f"{name}/{index}/superseded/{result}"
-                self.outcome(key, "superseded", result=result, reward=reward, half_id=half.event_id)
+                self.outcome(key, "superseded", sample.head, index, sample, score, half_id=half.event_id)
             return
         task.events.add(half.event_id)
         mine: dict[int, Any] = task.score if isinstance(half, Score) else task.hint
@@ -241,17 +244,9 @@ class Oracle:
         rollout = None
         if isinstance(half, Hint) and usable(half) and index not in task.trained_hint and not (task.forgotten or left):
             task.trained_hint.add(index)
-            rollout = f"{name}/{index}/opd/{half.event_id}"
-            self.rollout(rollout, sample.head, None, (offset, self.now, half), 0, None, None)
-        self.outcome(
-            f"{name}/{index}/late/{half.event_id}",
-            "late",
-            result=result,
-            reward=reward,
-            has_opd=rollout is not None,
-            rollout=rollout,
-            half_id=half.event_id,
-        )
+            rollout = self.rollout(f"{name}/{index}/opd/{half.event_id}", sample.head, None, (offset, self.now, half))
+        key = f"{name}/{index}/late/{half.event_id}"
+        self.outcome(key, "late", sample.head, index, sample, score, rollout, half_id=half.event_id)
 
     def close(self, name: str) -> None:
         task = self.tasks[name]
@@ -265,62 +260,102 @@ class Oracle:
             middle = functools.reduce(operator.add, rewards, 0.0) / len(rewards)
             squares = functools.reduce(operator.add, [(r - middle) * (r - middle) for r in rewards], 0.0)
             mean, std = middle, math.sqrt(squares / len(rewards))
+        group: dict[str, Any] = {"n_closed": len(closed), "group_mean": mean, "group_std": std}
+        if len(rewards) < len(closed):
+            group["n_rewarded"] = len(rewards)
         for i in range(n):
             if i not in closed:
-                self.outcome(f"{name}/{i}", "expired", n_closed=len(closed))
+                self.outcome(f"{name}/{i}", "expired", task.head, i, None, n_closed=len(closed))
                 continue
             score, hint = task.score.get(i), task.hint.get(i)
             reward = score[2].reward if score is not None else None
-            failed = (score or hint)[2].sample.status == Status.FAILED  # type: ignore[index]
+            sample = speaking([half for half in (score, hint) if half is not None])
             trains_hint = hint is not None and usable(hint[2])
             kind = {(True, True): "both", (True, False): "rl", (False, True): "opd", (False, False): "empty"}[
                 reward is not None, trains_hint
             ]
-            rollout = f"{name}/{i}" if reward is not None or trains_hint else None
-            if rollout is not None:
-                self.rollout(rollout, task.head, score, hint, len(closed), mean, std)
+            rollout = None
+            if reward is not None or trains_hint:
+                rollout = self.rollout(f"{name}/{i}", task.head, score, hint, **group)
             self.outcome(
                 f"{name}/{i}",
-                "failed" if failed else kind,
-                result=task.answer[i][0],
-                reward=reward,
-                has_rl=reward is not None,
-                has_opd=trains_hint,
-                rollout=rollout,
+                "failed" if sample.status == Status.FAILED else kind,
+                task.head,
+                i,
+                sample,
+                score[2] if score is not None else None,
+                rollout,
                 n_closed=len(closed),
             )
         task.closed_at = self.now
         task.score, task.hint = {}, {}
 
-    def outcome(self, key: str, kind: str, **facts: Any) -> None:
-        usual = {"result": None, "reward": None, "has_rl": False, "has_opd": False, "rollout": None, "half_id": None}
-        self.written.append((key, ("outcome", kind, self.now, {**usual, "n_closed": 0, **facts})))
-
-    def rollout(
+    def outcome(
         self,
         key: str,
+        kind: str,
         head: TaskHead,
-        score: tuple[int, int, Score] | None,
-        hint: tuple[int, int, Hint] | None,
-        n_closed: int,
-        mean: float | None,
-        std: float | None,
+        index: int,
+        sample: Sample | None,
+        score: Score | None = None,
+        rollout: Rollout | None = None,
+        **facts: Any,
     ) -> None:
-        halves = [half for half in (score, hint) if half is not None]
-        tokens = next((h[2].sample.token_ids for h in halves if h[2].sample.token_ids), b"")
-        if halves[0][2].sample.status == Status.FAILED:
-            tokens = b""
-        trained = hint[2] if hint is not None and usable(hint[2]) else None
-        facts = {
-            "result": halves[0][2].sample.result_id,
-            "tokens": tokens,
-            "reward": score[2].reward if score is not None else None,
-            "hints": trained.hints if trained is not None else (),
-            "teacher": trained.teacher_logprobs if trained is not None else None,
-            "asked": head.n_samples,
-            "closed": n_closed,
-            "mean": mean,
-            "std": std,
-            "from": tuple((half[2].event_id, self.partition, half[0]) for half in halves),
-        }
-        self.written.append((key, ("rollout", self.now, facts)))
+        if sample is not None:
+            facts |= {"result_id": sample.result_id, "worker_id": sample.worker_id, "policy_spans": sample.policy_spans}
+        if score is not None:
+            facts |= {"reward": score.reward, "components": score.components}
+        if rollout is not None and sample is not None:
+            facts |= {"has_rl": rollout.has_rl, "has_opd": rollout.has_opd, "rollout_id": rollout.rollout_id}
+            facts |= {"rollout_digest": rollout.digest, "not_trainable": not_trainable_by_ratio(sample)}
+        made = Outcome(
+            outcome_id=derived_id("outcome", key),
+            outcome_key=key,
+            event_time=self.now,
+            kind=OutcomeKind(kind),
+            head=head,
+            sample_index=index,
+            **facts,
+        )
+        self.written.append((key, made))
+
+    def rollout(self, key: str, head: TaskHead, score: Came | None, hint: Came | None, **group: Any) -> Rollout:
+        halves = {name: half for name, half in (("score", score), ("hint", hint)) if half is not None}
+        sample = speaking(list(halves.values()))
+        facts: dict[str, Any] = {"result_id": sample.result_id, "worker_id": sample.worker_id}
+        facts |= {"logprobs_mode": sample.logprobs_mode, "sampling": sample.sampling}
+        facts |= {"policy_spans": sample.policy_spans, "sample_index": sample.sample_index}
+        if sample.status == Status.OK:
+            facts |= {"token_ids": sample.token_ids, "loss_mask": sample.loss_mask}
+            facts |= {"sampler_logprobs": sample.sampler_logprobs}
+        if score is not None:
+            facts |= {"reward": score[2].reward, "components": score[2].components}
+            facts |= {"step_scores": score[2].step_scores, "step_spans": score[2].step_spans}
+            facts["has_rl"] = score[2].reward is not None
+        if hint is not None and usable(hint[2]):
+            said = ("hints", "teacher_policy", "teacher_logprobs", "topk", "topk_ids", "topk_logprobs")
+            facts |= {"has_opd": True} | {name: getattr(hint[2], name) for name in said}
+        made = with_digest(
+            Rollout(
+                rollout_id=key,
+                rollout_event_id=derived_id("rollout", key),
+                event_time=self.now,
+                head=head,
+                n_requested=head.n_samples,
+                provenance=tuple(
+                    Provenance(
+                        half=name,
+                        half_id=half[2].event_id,
+                        topic=topics.HALVES,
+                        partition=self.partition,
+                        offset=half[0],
+                    )
+                    for name, half in halves.items()
+                ),
+                digest="pending",
+                **group,
+                **facts,
+            )
+        )
+        self.written.append((key, made))
+        return made

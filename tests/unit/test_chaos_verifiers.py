@@ -4,12 +4,25 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from schemas import topics
-from schemas.records import MetaSignal, OutcomeKind, Polarity, Record, Rollout
+from schemas.digest import with_digest
+from schemas.records import (
+    LogprobsMode,
+    MetaSignal,
+    Outcome,
+    OutcomeKind,
+    Polarity,
+    Record,
+    Rollout,
+    Sampling,
+    TokenSpan,
+)
+from schemas.tensors import float32_bytes, int32_bytes
 from streams.aggregation import Aggregation
 from streams.dlq import letter
 from streams.intake import dead
@@ -90,6 +103,47 @@ def test_another_reward_is_found_under_its_own_digest_too() -> None:
     other = written([(10, open_(head())), (20, score(sample(head()), 0.6)), (30, hint(sample(head()))), (40, b"?")])
     assert len(joined(PLAIN, other).wrong) == 2
     assert len(joined(PLAIN, said + other).doubled) == 2
+
+
+STEPS = {
+    "step_scores": float32_bytes([0.5, -1.0]),
+    "step_spans": (TokenSpan(start=1, end=2), TokenSpan(start=2, end=4)),
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "changes"),
+    [
+        (Rollout, {"step_scores": float32_bytes([0.5, 1.0])}),
+        (Rollout, {"step_spans": (TokenSpan(start=1, end=3), TokenSpan(start=3, end=4))}),
+        (Rollout, {"n_rewarded": 1}),
+        (Rollout, {"n_requested": 2}),
+        (Rollout, {"loss_mask": bytes(4)}),
+        (Rollout, {"sampler_logprobs": float32_bytes([0, -1, -1, -1])}),
+        (Rollout, {"logprobs_mode": LogprobsMode.NONE}),
+        (Rollout, {"sampling": Sampling(temperature=0.0)}),
+        (Rollout, {"policy_spans": ()}),
+        (Rollout, {"components": {"plain": 0.25}}),
+        (Rollout, {"teacher_policy": "another"}),
+        (Rollout, {"topk": 1, "topk_ids": int32_bytes([1] * 4), "topk_logprobs": float32_bytes([-1] * 4)}),
+        (Outcome, {"components": {"plain": 0.25}}),
+        (Outcome, {"not_trainable": "greedy sampling"}),
+        (Outcome, {"rollout_digest": "another"}),
+        (Outcome, {"worker_id": "another"}),
+        (Outcome, {"policy_spans": ()}),
+        (Outcome, {"head": head("t1", opd=None)}),
+    ],
+)
+def test_whatever_else_is_said_is_held_against_the_halves(of: type[Record], changes: dict[str, Any]) -> None:
+    halves: list[Timed] = [PLAIN[0], (20, score(sample(head()), 0.5).model_copy(update=STEPS)), *PLAIN[2:]]
+    said = written(halves)
+    assert joined(halves, said) == NOTHING
+    (place,) = (n for n, each in enumerate(said) if isinstance(each.decode(CODEC), of))
+    other = said[place].decode(CODEC).model_copy(update=changes)
+    value = CODEC.encode(said[place].topic, with_digest(other) if isinstance(other, Rollout) else other)
+    said[place] = replace(said[place], value=value)
+    (wrong,) = joined(halves, said).wrong
+    assert all(f"{name} " in wrong for name in changes), wrong
 
 
 def test_a_request_to_forget_that_the_join_did_not_heed_is_found() -> None:

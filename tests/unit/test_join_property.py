@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from schemas import topics
-from schemas.records import HintKind, Record, Source, Status, TaskHead
+from schemas.records import HintKind, Outcome, Record, Sampling, Source, Status, TaskHead, TokenSpan
+from schemas.tensors import float32_bytes
 from streams.join.state import StateError
 from streams.processor import LogRecord
-from tests.unit.join_oracle import Oracle, told
+from tests.unit.join_oracle import Oracle
 from tests.unit.join_support import (
     CODEC,
     LIMITS,
@@ -67,6 +68,8 @@ TASKS: dict[str, TaskHead] = {
     "b'": head("b", n=3, opd_window_ms=300),
     "c'": head("c", n=1),
 }
+POLICIES = (None, None, "assistant", "another")
+"""What a request to forget is narrowed to."""
 STEPS = (0, 0, 0, 1, 5, 5, 5, 40, 99, 100, 101, 201, 300, -50, -500)
 LEAPS = (1000, 1001, 5001, 7000)
 
@@ -82,7 +85,9 @@ def record_of(spec: Spec) -> Record:
         case "tick":
             return tick()
         case "forget":
-            return forget(user_id=f"user-{task.task_id}") if rest[0] else forget(before=START + 500)
+            whom, policy = rest
+            asked: dict[str, Any] = {"user": {"user_id": f"user-{task.task_id}"}, "before": {"before": START + 500}}
+            return forget(**asked.get(whom, {}), policy=policy)
         case "open":
             return open_(task, START + rest[0], since(rest[1]))
     index, result, stranger, variant, at, appended = rest
@@ -91,12 +96,16 @@ def record_of(spec: Spec) -> Record:
     source = Source.OPERATOR if stranger or named is None else named
     status = Status.FAILED if result == "failed" else Status.OK
     of = sample(task, index, result, status=status, n=5 if variant == "longer" else 4)
+    if name in "bd":
+        of = of.model_copy(update={"sampling": Sampling(top_p=0.9)})
     if variant == "forged":
         of = of.model_copy(update={"response_digest": "another"})
     ident = "/".join(map(str, (what, task.task_id, task.n_samples, of.sample_index, result, source.value, variant)))
     if what == "score":
         reward = {"first": 0.1, "second": -0.7, "third": 0.2, "fourth": 0.3}.get(variant)
-        return score(of, reward, at=START + at, source=source, id=ident, task_at=since(appended))
+        made = score(of, reward, at=START + at, source=source, id=ident, task_at=since(appended))
+        steps = {"step_scores": float32_bytes([at / 1000]), "step_spans": (TokenSpan(start=index, end=3),)}
+        return made.model_copy(update=steps)
     kind = {"first": HintKind.ACCEPTED, "second": HintKind.REJECTED, "unknown": HintKind.NONE}.get(
         variant, HintKind.ACCEPTED
     )
@@ -122,7 +131,7 @@ def specs(draw: Any, names: str, failing: str, now: int, known: dict[str, int], 
     if what == "tick":
         return what, name
     if what == "forget":
-        return what, name, draw(st.booleans())
+        return what, name, draw(st.sampled_from(["user", "before", "nobody"])), draw(st.sampled_from(POLICIES))
     if draw(st.integers(0, 29)) == 0:
         name = {"b": "b'", "c": "c'"}.get(name, name)
     # Mostly opened within the last moments, sometimes as good as too old, or in the future.
@@ -167,11 +176,9 @@ def records(log: list[tuple[int, Spec | None]], tail: int = 0) -> list[LogRecord
     return found
 
 
-def facts_of(written: Written) -> list[tuple[str, Any]]:
+def records_of(written: Written) -> list[tuple[str, Record]]:
     """What was written, as the oracle tells it."""
-    return [
-        told(key, CODEC.decode(value, topic=topic, partition=0, offset=0)) for topic, key, value in written.produced
-    ]
+    return [(key, CODEC.decode(value, topic=topic, partition=0, offset=0)) for topic, key, value in written.produced]
 
 
 @QUICK
@@ -185,9 +192,9 @@ def test_what_the_oracle_says(log: list[tuple[int, Spec | None]]) -> None:
         + [(record.offset, record.timestamp, tick()) for record in ticks]
     )
     written = Partitioned(records(log, tail=1)).run()
-    for _, fact in oracle.written:
-        event(f"{fact[0]} {fact[1]}" if fact[0] == "outcome" else fact[0])
-    assert facts_of(written) == oracle.written
+    for _, record in oracle.written:
+        event(f"outcome {record.kind.value}" if isinstance(record, Outcome) else "rollout")
+    assert records_of(written) == oracle.written
     assert [offset for offset, _ in written.dead] == oracle.dead
 
 
