@@ -1,43 +1,153 @@
-"""What a run has lost, from the topics: samples without an outcome, turns without a lesson, outcomes in no window."""
+"""What a run has lost, from its topics. Pure, and by ids alone: a soak leaves millions of records.
+
+Lost is a sample without an outcome, an outcome without its rollout; a result or feedback that nobody scored, or made a
+hint of; a half that says something and became nothing; a turn without a result, or that nobody learnt from; an outcome
+in no window.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from schemas import topics
+from schemas.codec import Codec
 from schemas.ids import turn_task_id
-from schemas.records import MetaSignal, Opens, SessionEvent, SessionEventKind, Task
+from schemas.records import (
+    Feedback,
+    Hint,
+    MetaSignal,
+    Open,
+    Opens,
+    Outcome,
+    OutcomeKind,
+    Result,
+    Rollout,
+    Score,
+    SessionEvent,
+    SessionEventKind,
+    Source,
+    Task,
+)
 from streams import aggregation
 from streams.experience import processor as experience
-from tentalis.config import Settings
-from tentalis.kafka import make_codec, read_to_end
+from tentalis.kafka import Stored
+from tentalis.verify.index import says_something
+
+TOPICS = (
+    *(topics.TASKS, topics.SESSIONS, topics.RESULTS, topics.FEEDBACK),
+    *(topics.HALVES, topics.OUTCOMES, topics.ROLLOUTS, topics.META),
+)
 
 
-def lost(settings: Settings) -> list[str]:
-    """Everything that is lost of what was sent, in words. All turns must be ones that can be trained on."""
-    codec = make_codec(settings)
-    outcomes = {str(stored.key) for stored in read_to_end(settings, topics.OUTCOMES)}
-    opened, learnt = set(), set()
-    for stored in read_to_end(settings, topics.HALVES):
-        opened.add(str(stored.key))
-        if dict(stored.headers).get("ce_source") == experience.APP_ID.encode():
-            learnt.add(str(stored.key))
-    wanted, turns = set(), set()
-    for stored in read_to_end(settings, topics.TASKS):
-        task = stored.decode(codec)
-        assert isinstance(task, Task)
-        # One that opens with its first feedback and got none waits for it for good.
-        if task.terms.opens is Opens.AT_ONCE or task.task_id in opened:
-            wanted |= {f"{task.task_id}/{index}" for index in range(task.n_samples)}
-    for stored in read_to_end(settings, topics.SESSIONS):
-        event = stored.decode(codec)
-        if isinstance(event, SessionEvent) and event.kind is SessionEventKind.TURN and event.turn_type == "main":
-            turns.add(turn_task_id(event.session_id, event.session_event_id))
-    wanted |= {f"{turn}/0" for turn in turns}
-    found = [f"{key} has no outcome" for key in sorted(wanted - outcomes)]
-    found += [f"turn {turn} was not learnt from" for turn in sorted(turns - learnt)]
-    signals: dict[str, MetaSignal] = {}
-    for stored in read_to_end(settings, topics.META):
-        signal = stored.decode(codec)
-        assert isinstance(signal, MetaSignal)
-        signals[str(stored.key)] = signal
-    counted = sum(sum(signal.outcomes.values()) for signal in signals.values())
-    if counted != len(outcomes):
-        found.append(f"{aggregation.APP_ID} counted {counted:,} of {len(outcomes):,} outcomes")
-    return found
+def lost(read: Callable[[str], Iterable[Stored]], codec: Codec) -> list[str]:
+    """Everything that is lost of what was sent, in words.
+
+    All turns must be ones that can be trained on, all feedback must carry its result, and nobody may have left.
+
+    Args:
+        read: what lies on a topic, each partition in its order.
+    """
+    seen = _Seen()
+    for topic in TOPICS:
+        for stored in read(topic):
+            seen.take(stored, codec)
+    return sorted(seen.lost())
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Ids of what was sent, and of what the applications made of it. What a half answers is a result or a feedback, in
+    words."""
+
+    tasks: dict[str, tuple[Opens, int]] = field(default_factory=dict)
+    turns: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    opened: set[str] = field(default_factory=set)
+    learnt: set[str] = field(default_factory=set)
+    to_score: set[str] = field(default_factory=set)
+    to_hint: set[str] = field(default_factory=set)
+    scored: set[str] = field(default_factory=set)
+    hinted: set[str] = field(default_factory=set)
+    said: dict[str, str] = field(default_factory=dict)
+    """Halves that say something, and the result that each speaks of."""
+    used: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
+    superseded: set[str] = field(default_factory=set)
+    outcomes: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
+    rollouts: set[str] = field(default_factory=set)
+    signals: dict[str, MetaSignal] = field(default_factory=dict)
+
+    def take(self, stored: Stored, codec: Codec) -> None:
+        """One record of any of the topics."""
+        match stored.decode(codec):
+            case Task() as task:
+                self.tasks[task.task_id] = task.terms.opens, task.n_samples
+            case SessionEvent(kind=SessionEventKind.TURN, turn_type="main") as event:
+                self.turns.add(turn_task_id(event.session_id, event.session_event_id))
+            case Result() as result:
+                self.answered.add(result.task.task_id)
+                if result.task.terms.rl is Source.RESULT:
+                    self.to_score.add(f"result {result.result_id}")
+            case Feedback() as feedback:
+                assert feedback.result is not None
+                terms = feedback.result.task.terms
+                for source, owed in ((terms.rl, self.to_score), (terms.opd, self.to_hint)):
+                    if feedback.source is source:
+                        owed.add(f"feedback {feedback.feedback_id}")
+            case Open() as opened:
+                self.opened.add(opened.key)
+            case Score() | Hint() as half:
+                self._half(half, dict(stored.headers).get("ce_source"))
+            case Outcome() as outcome:
+                self._outcome(outcome)
+            case Rollout() as rollout:
+                self.rollouts.add(rollout.rollout_id)
+                self.used |= {origin.half_id for origin in rollout.provenance}
+            case MetaSignal() as signal:
+                self.signals[signal.key] = signal
+
+    def _half(self, half: Score | Hint, maker: bytes | None) -> None:
+        self.opened.add(half.key)
+        result, feedback = half.sample.result_id, half.feedback_id
+        answers = f"result {result}" if feedback is None else f"feedback {feedback}"
+        (self.scored if isinstance(half, Score) else self.hinted).add(answers)
+        if says_something(half):
+            self.said[half.event_id] = result
+        if maker == experience.APP_ID.encode():
+            self.learnt.add(half.key)
+
+    def _outcome(self, outcome: Outcome) -> None:
+        self.outcomes.add(outcome.key)
+        if outcome.rollout_id is not None:
+            self.named.add(outcome.rollout_id)
+        if outcome.kind is OutcomeKind.LATE:
+            self.late.add(str(outcome.half_id))
+        elif outcome.kind is OutcomeKind.SUPERSEDED:
+            self.superseded.add(str(outcome.result_id))
+
+    def lost(self) -> list[str]:
+        """What is missing, in words."""
+        # A task that opens with its first feedback and got none waits for it for good.
+        samples = {
+            f"{task}/{index}"
+            for task, (opens, n_samples) in self.tasks.items()
+            if opens is Opens.AT_ONCE or task in self.opened
+            for index in range(n_samples)
+        }
+        samples |= {f"{turn}/0" for turn in self.turns}
+        found = [f"{key} has no outcome" for key in samples - self.outcomes]
+        found += [f"rollout {key} is named by an outcome and is not there" for key in self.named - self.rollouts]
+        found += [f"{what} was not scored" for what in self.to_score - self.scored]
+        found += [f"{what} led to no hint" for what in self.to_hint - self.hinted]
+        nothing = self.said.keys() - self.used - self.late
+        found += [
+            f"half {half} is in no rollout, and neither late nor superseded"
+            for half in nothing
+            if self.said[half] not in self.superseded
+        ]
+        found += [f"turn {turn} has no result" for turn in self.turns - self.answered]
+        found += [f"turn {turn} was not learnt from" for turn in self.turns - self.learnt]
+        counted = sum(sum(signal.outcomes.values()) for signal in self.signals.values())
+        if counted != len(self.outcomes):
+            found.append(f"{aggregation.APP_ID} counted {counted:,} of {len(self.outcomes):,} outcomes")
+        return found
