@@ -14,23 +14,37 @@ class BadYaml(ValueError):
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
-        twice = {str(key) for key in keys if keys.count(key) > 1}
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{', '.join(sorted(twice))}: there twice", node.start_mark
-            )
+        keys: list[Any] = []
+        for node_of_key, _ in node.value:
+            if node_of_key.tag == _MERGE:
+                continue
+            key = self.construct_object(node_of_key, deep=True)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"{key}: there twice", node_of_key.start_mark)
+            keys.append(key)
         return super().construct_mapping(node, deep)
 
 
 def read_mapping(path: Path, holds: str) -> dict[Any, Any]:
     """The mapping in a file; `holds` names what it should have. Raises BadYaml, which names the file."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadYaml(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise BadYaml(f"{path}: not YAML: {error}") from error
+    return mapping_in(text, str(path), holds)
+
+
+def mapping_in(text: str, where: str, holds: str) -> dict[Any, Any]:
+    """The mapping in a text from `where`; `holds` names what it should have. Raises BadYaml, which says where."""
+    data = value_in(text, where)
     if not isinstance(data, dict):
-        raise BadYaml(f"{path}: a mapping with {holds} is expected, not {type(data).__name__}")
+        raise BadYaml(f"{where}: a mapping with {holds} is expected, not {type(data).__name__}")
     return data
+
+
+def value_in(text: str, where: str) -> Any:
+    """What a text from `where` says. Raises BadYaml, which says where."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BadYaml(f"{where}: not YAML: {error}") from error

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from tentalis.yaml_file import BadYaml, mapping_in, value_in
 from trainer.aliases import ELSEWHERE, KEYS, VARIABLES, Alias
 from trainer.config import ConfigError, TrainerConfig
 
@@ -33,11 +33,11 @@ def parse_config(
     """The configuration in a text. Raises ConfigError with `where`, the known name nearest to an unknown one, and both
     names of what is said twice and differently."""
     try:
-        data = tomllib.loads(text) if toml else yaml.safe_load(text)
-    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{where}: not {'TOML' if toml else 'YAML'}: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: a mapping of settings is expected, not {type(data).__name__}")
+        data = tomllib.loads(text) if toml else mapping_in(text, where, "settings")
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not TOML: {error}") from error
+    except BadYaml as error:
+        raise ConfigError(str(error)) from error
     said = _Said(where)
     for key, value in data.items():
         if key in KEYS and key not in TrainerConfig.model_fields:
@@ -72,9 +72,9 @@ def overridden(config: TrainerConfig, changes: Mapping[str, str], where: str) ->
 
 def _value(text: str, where: str, name: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: {name}: {text!r} is no YAML value") from error
+        return value_in(text, f"{where}: {name}")
+    except BadYaml as error:
+        raise ConfigError(str(error)) from error
 
 
 def validated(data: Mapping[str, Any], where: str, sources: Mapping[str, str]) -> TrainerConfig:

@@ -13,8 +13,8 @@ Written by `python -m trainer.config_page docs/config.md` from `trainer/config.p
 
 `tentalis train --config FILE` reads one YAML file, or a TOML file if its name ends so. `tentalis train --print-config`
 prints what follows below; with `--config FILE` too, with that file's values. A setting nobody knows is an error that
-names the nearest known one. `loss: NAME` stands for `loss: {kind: NAME}`. The resolved text is part of the run's
-manifest; a resumed run under another configuration goes on under a new manifest.
+names the nearest known one; one that is there twice is an error too. `loss: NAME` stands for `loss: {kind: NAME}`. The
+resolved text is part of the run's manifest; a resumed run under another configuration goes on under a new manifest.
 
 ## Names of other systems
 

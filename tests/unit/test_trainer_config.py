@@ -42,7 +42,6 @@ def test_the_resolved_text_is_the_configuration() -> None:
         ("loss: {pair: {kind: contrastive}}\n", "did you mean contrastive_pair?"),
         ("lora: {dropout: 0.1}\n", "lora.dropout: Input should be less than or equal to 0"),
         ("steps: -1\n", "steps: Input should be greater than or equal to 0"),
-        ("policy: a/b\n", "policy: String should match"),
     ],
 )
 def test_what_is_wrong_is_named(line: str, message: str) -> None:
@@ -51,11 +50,34 @@ def test_what_is_wrong_is_named(line: str, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_a_policy_whose_name_cannot_be_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml: policy: String should match"):
+        parse_config(MINIMAL.replace("policy: p", "policy: a/b"), "x.yaml")
+
+
 def test_a_file_that_is_not_there_or_no_mapping(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="a mapping of settings is expected, not list"):
+    with pytest.raises(ConfigError, match="a mapping with settings is expected, not list"):
         parse_config("- a", "x")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("steps: 3\nlora: {}\nsteps: 4\n", "steps: there twice.*line 7, column 1"),
+        ("loss: {kind: cispo, kind: gspo}\n", "kind: there twice.*line 5, column 21"),
+        ("start:\n  0: 4\n  0: 4\n", "0: there twice.*line 7, column 3"),
+    ],
+)
+def test_a_setting_that_is_there_twice_is_refused_with_its_place(lines: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)x.yaml: not YAML: {message}"):
+        parse_config(MINIMAL + lines, "x.yaml")
+
+
+def test_a_change_that_says_something_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--set: loss: not YAML: kind: there twice"):
+        overridden(parse_config(MINIMAL, "x"), {"loss": "{kind: cispo, kind: gspo}"}, "--set")
 
 
 def undocumented(model: type[BaseModel], before: str = "") -> Iterator[str]:
@@ -149,7 +171,7 @@ def test_the_ancestors_variables_fill_in_what_the_file_leaves_open(caplog: pytes
         ("clip_low: 1\n", {}, "clip_low: no such setting, did you mean loss.clip_low?"),
         ("lora: 3\n", {}, "x.yaml: lora: a mapping of its settings is expected (rank, alpha, targets, ...), not 3"),
         ("loss: dappo\n", {}, "did you mean dapo?"),
-        ("", {"TRAINING_LR": "["}, "x.yaml: TRAINING_LR: '[' is no YAML value"),
+        ("", {"TRAINING_LR": "["}, "x.yaml: TRAINING_LR: not YAML: "),
     ],
 )
 def test_what_is_said_twice_or_wrongly_is_named(line: str, variables: dict[str, str], message: str) -> None:
