@@ -313,7 +313,8 @@ JUDGE_UNKNOWN = Metric(
 JUDGE_VOTES = Metric(
     "tentalis_scoring_judge_votes_total",
     Kind.COUNTER,
-    "Votes of judges: read, unparsable (answered, but without a grade), missing (failed, too late or cut off).",
+    "Votes of judges: read, unparsable (answered, but without a grade), missing (failed, too late or cut off), "
+    "cancelled (the others had decided).",
     ("scoring",),
     ("scorer", "result"),
     "votes",
@@ -321,7 +322,7 @@ JUDGE_VOTES = Metric(
 JUDGE_UNPARSABLE = Metric(
     "tentalis_scoring_judge_unparsable_ratio",
     Kind.GAUGE,
-    "Share of the answers to a judge since the start from which no grade could be read.",
+    "Share of a judge's answers since the start from which no grade could be read; votes that were cancelled are none.",
     ("scoring",),
     ("scorer",),
     "ratio",

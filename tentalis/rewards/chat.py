@@ -1,14 +1,15 @@
 """Asks a chat model several times at once, for judges: any OpenAI-compatible endpoint will do.
 
-A vote that fails, hangs or is cut off is None and holds no other up. Only when the endpoint itself is away does the
-whole question fail, with `ScorerAway`, so that what waits for the answer waits on.
+A vote that fails, hangs or is cut off is None and holds no other up; one that nobody needs any more is cancelled. Only
+when the endpoint itself is away does the whole question fail, with `ScorerAway`, so that what waits for the answer
+waits on.
 """
 
 import asyncio
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from types import TracebackType
@@ -131,12 +132,21 @@ class Chat:
             await self._http.aclose()
 
     async def ask(
-        self, messages: Sequence[Mapping[str, str]], n: int = 1, temperature: float = 0.6, max_tokens: int = 1024
+        self,
+        messages: Sequence[Mapping[str, str]],
+        n: int = 1,
+        temperature: float = 0.6,
+        max_tokens: int = 1024,
+        enough: Callable[[Sequence[str | None]], bool] | None = None,
     ) -> list[str | None]:
         """The texts of n independent answers, asked for at once; None for a vote that failed, took too long or was cut
         off. What a model thought aloud before its answer (up to the last `</think>`) is left out.
 
         Takes no longer than the endpoint's time limit.
+
+        Args:
+            enough: whether these votes will do. It is asked whenever one has ended and there is an answer among them;
+                the open ones are then cancelled, and only these are returned.
 
         Raises:
             ScorerAway: no vote was answered, and at least one because the endpoint is away, overloaded, or refuses the
@@ -150,15 +160,21 @@ class Chat:
             **self.endpoint.extra,
         }
         body = {name: value for name, value in body.items() if value is not None}
+        votes: list[tuple[Ending, str]] = []
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._vote(body)) for _ in range(n)]
-        votes = [task.result() for task in tasks]
+            still_open = set(tasks)
+            while still_open and not (enough is not None and _answered(votes) and enough(_answers(votes))):
+                _, still_open = await asyncio.wait(still_open, return_when=asyncio.FIRST_COMPLETED)
+                votes = [task.result() for task in tasks if task not in still_open]
+            for task in still_open:
+                task.cancel()
         for ending, text in votes:
             self._count(ending, text)
         away = [text for ending, text in votes if ending is Ending.AWAY]
-        if away and all(ending is not Ending.ANSWERED for ending, _ in votes):
+        if away and not _answered(votes):
             raise ScorerAway(f"{self.endpoint.url}: {away[0]}")
-        return [text if ending is Ending.ANSWERED else None for ending, text in votes]
+        return _answers(votes)
 
     def _count(self, ending: Ending, text: str) -> None:
         """One more; of those that gave no answer the first, and then each tenfold, is logged."""
@@ -208,3 +224,11 @@ class Chat:
         if self._key is not None:
             text = text.replace(self._key.get_secret_value(), "***")
         return repr(text[:200])
+
+
+def _answered(votes: Sequence[tuple[Ending, str]]) -> bool:
+    return any(ending is Ending.ANSWERED for ending, _ in votes)
+
+
+def _answers(votes: Sequence[tuple[Ending, str]]) -> list[str | None]:
+    return [text if ending is Ending.ANSWERED else None for ending, text in votes]

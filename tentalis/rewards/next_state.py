@@ -1,8 +1,10 @@
 r"""The next-state judge: a model says from what came next whether an answer did what was wanted.
 
-m votes at once, the last `\boxed{}` of each counts, the majority decides (OpenClaw-RL's binary judge, in our words).
+m votes at once, the last `\boxed{}` of each counts, the majority decides (OpenClaw-RL's binary judge, in our words);
+nobody waits for a vote that can change nothing.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +15,7 @@ from tentalis.rewards.naming import versioned
 from tentalis.rewards.next_state_terms import answers_to
 from tentalis.rewards.prompting import clipped, fenced, request_of
 from tentalis.rewards.verdict import Verdict
-from tentalis.rewards.votes import Tally, boxed_score, decide
+from tentalis.rewards.votes import Tally, boxed_score, certain, decide
 
 VERSION = "next_state/1"
 
@@ -88,24 +90,29 @@ class NextStateJudge:
             settings.votes,
             settings.temperature,
             settings.max_tokens,
+            self._decided,
         )
-        scores = [None if answer is None else boxed_score(answer) for answer in answers]
-        self.tally.add(answers, scores)
-        decision = decide(scores, settings.consensus)
+        scores, cancelled = _scores(answers), settings.votes - len(answers)
+        self.tally.add(answers, scores, cancelled)
+        decision = decide([*scores, *[None] * cancelled], settings.consensus)
         why = {} if decision.why == "agreed" else {decision.why: 1.0}
         unparsable = sum(a is not None and s is None for a, s in zip(answers, scores, strict=True))
         return Verdict(
             float(decision.score),
             {
                 "next_state": float(decision.score),
-                "votes": float(len(answers)),
+                "votes": float(settings.votes),
+                "votes_cancelled": float(cancelled),
                 "votes_missing": float(answers.count(None)),
                 "votes_unparsable": float(unparsable),
                 "agreement": decision.share,
                 **why,
             },
-            votes=tuple(map(_written, answers, scores)),
+            votes=(*map(_written, answers, scores), *["cancelled"] * cancelled),
         )
+
+    def _decided(self, answers: Sequence[str | None]) -> bool:
+        return certain(_scores(answers), self._settings.votes - len(answers), self._settings.consensus)
 
     def _question(self, task: Task, result: Result, feedback: Feedback) -> str:
         limit = self._settings.max_chars
@@ -120,6 +127,10 @@ class NextStateJudge:
                 "Is it progress, correction or unclear? Reason briefly, then box the grade of the reply.",
             )
         )
+
+
+def _scores(answers: Sequence[str | None]) -> list[int | None]:
+    return [None if answer is None else boxed_score(answer) for answer in answers]
 
 
 def _written(answer: str | None, score: int | None) -> str:

@@ -1,4 +1,4 @@
-r"""Votes of a model: what one says, what several decide, and how many said nothing that can be read."""
+r"""Votes of a model: what one says, what several decide and when that is certain, and how many could not be read."""
 
 import re
 from collections import Counter
@@ -51,14 +51,29 @@ def decide(votes: Sequence[int | None], consensus: float = 0.0) -> Decision:
     return Decision(score, "agreed", share) if share >= consensus else Decision(0, "no_consensus", share)
 
 
+def certain(votes: Sequence[int | None], still_open: int, consensus: float = 0.0) -> bool:
+    """Whether the score is decided whatever the open votes say.
+
+    It is, if it is the same when they all say nothing and when they all say the same, whichever that is: nothing helps
+    a score more than all of them, and nothing hurts it more than all of them for one other score.
+
+    >>> certain([1, 1], 1), certain([1, 1], 1, 0.9), certain([1, 1], 2), certain([0], 1)
+    (True, False, False, True)
+    """
+    return len({decide([*votes, *[said] * still_open], consensus).score for said in (None, -1, 0, 1)}) == 1
+
+
 class Tally:
-    """Votes of one judge by what became of them: read, unparsable, missing (failed, too late or cut off)."""
+    """Votes of one judge by what became of them: read, unparsable, missing (failed, too late or cut off), cancelled
+    (the others had decided)."""
 
     def __init__(self) -> None:
-        self.counts = dict.fromkeys(("read", "unparsable", "missing"), 0)
+        self.counts = dict.fromkeys(("read", "unparsable", "missing", "cancelled"), 0)
 
-    def add(self, answers: Sequence[str | None], parsed: Sequence[object | None]) -> None:
-        """The votes on one question, and what was read from each. Raises NoVote if there is no answer at all."""
+    def add(self, answers: Sequence[str | None], parsed: Sequence[object | None], cancelled: int = 0) -> None:
+        """The votes on one question, what was read from each, and how many more were asked for and not awaited. Raises
+        NoVote if there is no answer at all."""
+        self.counts["cancelled"] += cancelled
         for answer, value in zip(answers, parsed, strict=True):
             kind = "missing" if answer is None else "unparsable" if value is None else "read"
             self.counts[kind] += 1
@@ -67,6 +82,6 @@ class Tally:
 
     @property
     def unparsable_ratio(self) -> float:
-        """Share of the answers that could not be read, 0 of none."""
+        """Share of the answers that could not be read, 0 of none. Votes that were cancelled are no answers."""
         answered = self.counts["read"] + self.counts["unparsable"]
         return self.counts["unparsable"] / answered if answered else 0.0

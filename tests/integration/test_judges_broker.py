@@ -104,7 +104,7 @@ def test_judges_vote_at_once_and_a_vote_that_hangs_holds_no_other(apps: Apps, te
     of_turn, of_step, made = halves(Score)["turn"], halves(Score)["steps"], halves(Hint)["turn"]
     assert isinstance(of_turn, Score) and isinstance(of_step, Score) and isinstance(made, Hint)
     assert of_turn.reward == -1.0 and of_turn.scorer.startswith("next_state/1+")
-    assert Counter(of_turn.votes) == {"-1": 2, "missing": 1, "unparsable": 1}
+    assert Counter(of_turn.votes) == {"-1": 2, "cancelled": 1, "unparsable": 1}, "three decide"
     assert of_step.reward == 0.5 and of_step.components["steps_unknown"] == 0.0
     assert (made.kind, made.hints) == (HintKind.ACCEPTED, (HINT,))
     asked = [len(each.asked) for each in (of_turns, of_steps, of_hints)]
@@ -112,8 +112,8 @@ def test_judges_vote_at_once_and_a_vote_that_hangs_holds_no_other(apps: Apps, te
     by_kind = {(scorer.split("/")[0], kind): count for (scorer, kind), count in votes.items() if count}
     assert by_kind == {
         (scorer, kind): count
-        for scorer in ("next_state", "steps")
-        for kind, count in (("read", 2), ("missing", 1), ("unparsable", 1))
+        for scorer, hung in (("next_state", "cancelled"), ("steps", "missing"))
+        for kind, count in (("read", 2), (hung, 1), ("unparsable", 1))
     }
     assert {round(ratio, 3) for (scorer,), ratio in ratios.items() if "+" in scorer} == {0.333}
     assert {said: count for (said,), count in hints.items() if count} == {"accepted": 2, "lost": 1, "unreadable": 1}

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import logging
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -57,6 +58,35 @@ def test_a_vote_that_hangs_is_none_and_the_others_are_asked_and_answered() -> No
         assert sorted(votes, key=str) == [None, "fine", "fine"]
         assert answered == 2
         assert chat.ended[Ending.TIMEOUT] == 1
+
+    asyncio.run(run())
+
+
+def test_who_has_enough_votes_waits_for_no_other_and_the_open_ones_are_cancelled() -> None:
+    async def run() -> None:
+        heard: list[list[str | None]] = []
+
+        def enough(votes: Sequence[str | None]) -> bool:
+            heard.append(list(votes))
+            return len(votes) == 2
+
+        def script(number: int, _: dict[str, Any]) -> Reply:
+            return HANG if number % 2 else says("fine")
+
+        # The server is not left before its connections are closed.
+        async with judge_server(script) as server, Chat(endpoint(server, time_limit_s=60.0)) as chat:
+            server.together = 4
+            assert await chat.ask(ASKED, 4, enough=enough) == ["fine"] * 2
+            assert {ending: count for ending, count in chat.ended.items() if count} == {Ending.ANSWERED: 2}
+        assert heard[-1] == ["fine"] * 2
+
+    asyncio.run(run())
+
+
+def test_votes_without_an_answer_are_never_enough() -> None:
+    async def run() -> None:
+        async with judge_server([Reply(500, b"")]) as server, Chat(endpoint(server)) as chat:
+            assert await chat.ask(ASKED, 3, enough=lambda votes: True) == [None] * 3
 
     asyncio.run(run())
 

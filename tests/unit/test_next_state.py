@@ -1,6 +1,7 @@
 """The next-state judges: votes against a scripted endpoint, rules, and what scoring makes of them."""
 
 import asyncio
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from tentalis.rewards import BadVerifierData, Verdict
 from tentalis.rewards.chat import Chat, Endpoint
 from tentalis.rewards.next_state import NextStateJudge, NextStateSettings
 from tentalis.rewards.next_state_rules import NextStateRules
-from tentalis.rewards.votes import NoVote, boxed_score, decide
+from tentalis.rewards.votes import NoVote, boxed_score, certain, decide
 from tests.unit.judge_server import HANG, JudgeServer, Reply, judge_server, says
 from tests.unit.stream_records import CODEC, make_feedback, make_result, make_task, on_log, read
 
@@ -90,10 +91,25 @@ def test_checklist_19_votes_are_asked_for_at_once_and_one_that_hangs_holds_no_ot
 
         async with judge_server(script) as server:
             server.together = 3  # nobody gets an answer before all three have asked
+            verdict, judge = await asked(server, next_message("No, it is 56."), 60.0)
+        assert verdict.reward == -1.0 and verdict.votes == ("-1", "-1", "cancelled")
+        counted = {name: value for name, value in verdict.components.items() if name.startswith("votes")}
+        assert counted == {"votes": 3.0, "votes_cancelled": 1.0, "votes_missing": 0.0, "votes_unparsable": 0.0}
+        assert verdict.components["agreement"] == pytest.approx(2 / 3), "of all that were asked for"
+        assert judge.tally.counts == {"read": 2, "unparsable": 0, "missing": 0, "cancelled": 1}
+
+    asyncio.run(run())
+
+
+def test_checklist_19_a_vote_that_may_still_decide_is_awaited() -> None:
+    def script(number: int, _: dict[str, Any]) -> Reply:
+        return HANG if number == 1 else (GOOD, BAD)[number // 2]
+
+    async def run() -> None:
+        async with judge_server(script) as server:
             verdict, _ = await asked(server, next_message("No, it is 56."), 1.5)
-        assert verdict.reward == -1.0
-        assert sorted(verdict.votes) == ["-1", "-1", "missing"]
-        assert verdict.components["votes_missing"] == 1.0
+        assert verdict.reward == 0.0 and verdict.components["tie"] == 1.0
+        assert sorted(verdict.votes) == ["-1", "1", "missing"] and verdict.components["votes_cancelled"] == 0.0
 
     asyncio.run(run())
 
@@ -170,6 +186,16 @@ def test_a_decision_is_that_of_the_single_commonest_vote_whatever_the_order(
         assert (decision.score, decision.why) == (winners[0], "agreed")
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from([-1, 0, 1, None]), max_size=6), st.integers(1, 4), st.floats(0, 1))
+def test_a_score_is_certain_when_no_open_vote_can_change_it(
+    votes: list[int | None], still_open: int, consensus: float
+) -> None:
+    ends = itertools.combinations_with_replacement((-1, 0, 1, None), still_open)
+    scores = {decide([*votes, *said], consensus).score for said in ends}
+    assert certain(votes, still_open, consensus) == (len(scores) == 1)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=40), st.sampled_from([-1, 0, 1]))
 def test_a_box_at_the_end_is_what_is_read(before: str, score: int) -> None:
@@ -193,10 +219,10 @@ def test_too_little_agreement_is_0() -> None:
 
 def test_the_share_of_what_cannot_be_read_is_counted() -> None:
     async def run() -> None:
-        async with judge_server([GOOD, says("well"), Reply(500, b""), GOOD]) as server:
+        async with judge_server([GOOD, says("well"), Reply(500, b""), BAD]) as server:
             verdict, judge = await asked(server, next_message("ok"), votes=4)
         assert verdict.components["votes_unparsable"] == 1.0
-        assert judge.tally.counts == {"read": 2, "unparsable": 1, "missing": 1}
+        assert judge.tally.counts == {"read": 2, "unparsable": 1, "missing": 1, "cancelled": 0}
         assert judge.tally.unparsable_ratio == pytest.approx(1 / 3)
 
     asyncio.run(run())
@@ -293,7 +319,7 @@ def test_votes_are_on_the_score_and_many_turns_are_asked_about_at_once(judged_by
     async def run() -> None:
         async with judge_server([GOOD]) as server, Chat(Endpoint(url=server.url, model="m")) as chat:
             server.together = 6  # two turns, three votes each
-            judged_by(NextStateJudge(chat, NextStateSettings(kind="next_state", judge="j")))
+            judged_by(NextStateJudge(chat, NextStateSettings(kind="next_state", judge="j", consensus=1.0)))
             said = [next_message("next", result=turn(f"Answer {n}.", response=(10, n))) for n in range(2)]
             records = [on_log(topics.FEEDBACK, each, offset) for offset, each in enumerate(said)]
             app = Scoring(CODEC, Judging(QUICK))
