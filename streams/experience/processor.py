@@ -24,6 +24,7 @@ from streams.intake import Skipped, output
 from streams.join.forgotten import FORGET_TTL_MS
 from streams.log_reader import KafkaLogReader, LogReader
 from streams.processor import Effects, LogRecord, Output, Retryable
+from streams.sessions.core import DAY_MS
 from streams.sessions.turns import result_of
 from tentalis import metrics
 from tentalis.config import Settings
@@ -68,6 +69,8 @@ class Experience:
         reader: reads turns again.
         shorten: cuts a lesson to what it may have in tokens.
         idle_ms: log time after its last main turn at which a session is over.
+        remember_ms: log time for which the ids of events, and the counts of sessions that have ended, are remembered:
+            as long as the sessions remember theirs.
         forget_ttl_ms: log time for which a request to forget is remembered.
     """
 
@@ -84,11 +87,13 @@ class Experience:
         shorten: Callable[[str], Awaitable[str]],
         *,
         idle_ms: int,
+        remember_ms: int = DAY_MS,
         forget_ttl_ms: int = FORGET_TTL_MS,
         at_once: int = AT_ONCE,
     ) -> None:
         self._codec, self._reader, self._judge, self._teacher = codec, reader, judge, teacher
-        self._shorten, self._idle_ms, self._forget_ttl_ms = shorten, idle_ms, forget_ttl_ms
+        self._shorten = shorten
+        self._times = {"idle_ms": idle_ms, "remember_ms": remember_ms, "forget_ttl_ms": forget_ttl_ms}
         self.partitions: dict[int, Partition] = {}
         self._lessons = Answers[tuple[int, int], Lesson](at_once)
         self._answers = Answers[tuple[int, int], Hint | str](at_once)
@@ -108,9 +113,7 @@ class Experience:
 
     def restore(self, partition: int, entries: Mapping[str, bytes]) -> None:
         """Raises StateError if the entries cannot come from here."""
-        self.partitions[partition] = Partition(
-            partition, entries, idle_ms=self._idle_ms, forget_ttl_ms=self._forget_ttl_ms
-        )
+        self.partitions[partition] = Partition(partition, entries, **self._times)
 
     def revoke(self, partition: int) -> None:
         """Gives the state of a partition up."""

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Hint, HintKind, Record, Score, Source, sample_of
+from schemas.records import Hint, HintKind, Record, Result, Score, SessionEvent, Source, sample_of
 from schemas.tensors import float32_view
 from streams.experience.core import MOST_TURNS, Partition
 from streams.experience.processor import Experience
 from streams.hinting import hint_half
 from streams.join.core import Limits
 from streams.join.emit import Place, late
-from streams.processor import Effects, LogRecord, Retryable
+from streams.processor import Effects, LogRecord, Retryable, payload_of
 from streams.sessions.turns import next_state_of, result_of
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.opd import OneModel, Teacher
@@ -26,11 +26,13 @@ from tentalis.rewards import ScorerAway
 from tests.unit.fake_inference import FakeInference
 from tests.unit.join_support import START as JOINED
 from tests.unit.join_support import fold
-from tests.unit.sessions_support import CODEC, PARTITION, end, forget, log_of, side, tick, turn
+from tests.unit.sessions_support import CODEC, LIMITS, PARTITION, drive, end, forget, log_of, side, tick, turn, worker
 from tests.unit.sessions_support import START as BEGAN
 from tests.unit.test_opd_judge import Script
+from tests.unit.test_sessions_property import QUICK, Spec, logs, record_of
+from tests.unit.test_sessions_property import records as lying
 
-IDLE_MS, FORGET_MS = 1_000, 9_000
+IDLE_MS, REMEMBER_MS, FORGET_MS = 1_000, 5_000, 9_000
 LESSON = "Do: answer in one line.\nDon't: use lists."
 TELLS = f"They wanted it short. {START}\n{LESSON}\n{END} \\boxed{{1}}"
 
@@ -66,6 +68,7 @@ class Lab:
             Teacher(self.inference, OneModel(model)),
             shorten,
             idle_ms=IDLE_MS,
+            remember_ms=REMEMBER_MS,
             forget_ttl_ms=FORGET_MS,
         )
         self.store: dict[str, bytes] = {}
@@ -88,6 +91,11 @@ class Lab:
         self.app.restore(PARTITION, dict(self.store))
 
 
+def content(lab: Lab) -> list[str]:
+    """Keys of the state of sessions of which more is known than a count."""
+    return [key for key, value in lab.store.items() if key.startswith("session/") and b'"' in payload_of(value)]
+
+
 FIRST = turn("a", "Why do cats purr?")
 SECOND = turn("b", "Why do cats purr?", "answer of a", "Shorter!")
 
@@ -108,7 +116,7 @@ def test_every_turn_of_an_ended_session_becomes_a_late_half_of_its_own_result() 
     assert "user: Why do cats purr?\n\nassistant: answer of a\n\nuser: Shorter!\n\nassistant: answer of b" in shown
     prompts = [prompt[-1]["content"] for prompt in lab.inference.rendered]
     assert len(prompts) == 2 and all(prompt.endswith(LESSON[:40]) for prompt in prompts)
-    assert len({half.hint_id for half in halves}) == 2 and not lab.store
+    assert len({half.hint_id for half in halves}) == 2 and not content(lab)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +135,7 @@ def test_a_header_ends_it_with_its_own_turn() -> None:
 @pytest.mark.parametrize("answer", [None, "hm", "\\boxed{-1}", f"{START}Do: it{END} \\boxed{{1}}"])
 def test_no_lesson_is_made_up(answer: str | None) -> None:
     lab = Lab(log_of((0, FIRST), (1, end())), Script(answer))
-    assert not lab.run() and not lab.inference.rendered and not lab.store
+    assert not lab.run() and not lab.inference.rendered and not content(lab)
 
 
 @given(st.text())
@@ -139,10 +147,69 @@ def test_whatever_a_judge_answers_is_a_lesson_or_none(answer: str) -> None:
 def test_state_is_places_alone_and_outlives_a_restart() -> None:
     lab = Lab(log_of((0, FIRST), (1, SECOND), (2, end())), Script(TELLS))
     assert not lab.run(*lab.log[:2])
-    (value,) = lab.store.values()
+    (value,) = (lab.store[key] for key in content(lab))
     assert b"purr" not in value and len(value) < 200
     lab.again()
-    assert len(lab.run(lab.log[2])) == 2 and not lab.store
+    assert len(lab.run(lab.log[2])) == 2 and not content(lab)
+
+
+def numbers(halves: Sequence[Hint]) -> list[int | None]:
+    return [half.sample.head.turn_index for half in halves]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_numbers_of_turns_go_on_when_a_session_goes_on_after_its_end(restarts: bool) -> None:
+    third = turn("c", "Why?", "answer of b", "And dogs?")
+    timed = ((0, FIRST), (1, end()), (2, SECOND), (2 + IDLE_MS + 1, tick()), (2 + IDLE_MS + 2, third))
+    lab = Lab(log_of(*timed, (2 + IDLE_MS + 3, end("end 2"))), Script(TELLS, TELLS, TELLS))
+    made = []
+    for record in lab.log:
+        made += numbers(lab.run(record))
+        if restarts:
+            lab.again()
+    assert made == [0, 1, 2]
+
+
+def test_of_a_session_that_has_ended_a_count_is_kept_for_its_time_and_nothing_of_a_person() -> None:
+    late = turn("c", "Why?")
+    log = log_of((0, FIRST), (1, end()), (1 + REMEMBER_MS, side("s")), (2 + 2 * REMEMBER_MS, tick()), (20_000, late))
+    lab = Lab(log, Script(TELLS, TELLS))
+    lab.run(*lab.log[:3])
+    assert any(key.startswith("session/") for key in lab.store), "a side turn prolongs it, as it does the sessions' own"
+    assert all(b"ann" not in value and b"assistant" not in value for value in lab.store.values())
+    lab.again()
+    lab.run(lab.log[3])
+    assert not lab.store
+    lab.run(lab.log[4])
+    assert len(lab.app.partitions[PARTITION]) == 1
+
+
+def test_a_turn_that_comes_twice_counts_once_and_makes_no_lesson_after_the_end() -> None:
+    failed = FIRST.model_copy(update={"not_trainable": "greedy"})
+    log = log_of((0, failed), (1, failed), (2, SECOND), (3, end()), (4, SECOND), (5, end("end 2")))
+    lab = Lab(log, Script(TELLS))
+    assert numbers(lab.run()) == [1] and len(lab.chat.asked) == 1
+
+
+@QUICK
+@given(logs(most=20))
+def test_the_result_of_every_turn_is_the_one_that_the_sessions_made(log: list[tuple[int, Spec | None]]) -> None:
+    sessions, lies = worker({}), lying(log, tail=1)
+    written = drive(sessions.process(PARTITION, lies)).outputs
+    results = [CODEC.decode(each.value, topic=each.topic, partition=0, offset=0) for each in written]
+    if sessions._tally.late:
+        return  # seen by the sessions alone: they know what is said in a turn, and end such a session sooner
+    times = {"remember_ms": LIMITS.remember_ms, "forget_ttl_ms": LIMITS.forget_ttl_ms}
+    fold, said = Partition(PARTITION, {}, idle_ms=LIMITS.idle_ms, **times), dict[int, SessionEvent]()
+    for record, spec in zip(lies, [*(spec for _, spec in log), ("tick", None, None)], strict=True):
+        event = None if spec is None else record_of(spec)
+        ended = fold.advance(record.timestamp)
+        if isinstance(event, SessionEvent):
+            said[record.offset] = event
+        if event is not None:
+            ended += fold.apply(event, record.offset, len(record.value))
+        for made in (result_of(said[each.offset], each.number, each.at) for one in ended for each in one.turns):
+            assert made in [each for each in results if isinstance(each, Result)]
 
 
 def test_what_is_delivered_again_changes_nothing_and_makes_the_same_ids() -> None:
@@ -160,11 +227,6 @@ def test_what_is_delivered_again_changes_nothing_and_makes_the_same_ids() -> Non
     assert newer.store
 
 
-def content(lab: Lab) -> list[str]:
-    """Keys of the state that are no request to forget."""
-    return [key for key in lab.store if not key.startswith("forget/")]
-
-
 def test_who_leaves_is_dropped() -> None:
     lab = Lab(log_of((0, FIRST), (1, forget(user_id="ann")), (2, end())), Script())
     assert not lab.run() and not content(lab)
@@ -177,13 +239,14 @@ def test_who_left_stays_forgotten_through_restarts_and_others_do_not() -> None:
         *((5, end("over", "other", user_id="bob")), (FORGET_MS + 2, SECOND), (FORGET_MS + 3, end("end 2"))),
     )
     lab = Lab(log, Script(TELLS, TELLS))
-    assert not lab.run(*log[:2]) and list(lab.store) == [f"forget/{PARTITION}/1"]
+    assert not lab.run(*log[:2]) and not content(lab) and f"forget/{PARTITION}/1" in lab.store
     lab.again()
     (half,) = lab.run(*log[2:6])
     assert half.key == turn_task_id("other", "x") and not content(lab)
     lab.again()
     (half,) = lab.run(*log[6:])
-    assert half.key == turn_task_id("s", "b") and not lab.store, "the request is remembered for its time"
+    assert half.key == turn_task_id("s", "b") and not content(lab)
+    assert not any(key.startswith("forget/") for key in lab.store), "the request is remembered for its time"
 
 
 def test_nobody_is_asked_for_a_lesson_of_who_leaves_in_the_batch_that_ends_their_session() -> None:
@@ -219,7 +282,7 @@ def test_a_lesson_that_the_server_cannot_count_is_given_up_and_holds_nothing() -
         raise RequestRefused(400, "longer than the context")
 
     lab.app._shorten = refuse
-    assert not lab.run() and not lab.store
+    assert not lab.run() and not content(lab)
 
 
 def test_turns_that_are_gone_or_refused_are_left_out_and_the_others_are_not() -> None:
@@ -238,12 +301,12 @@ def test_a_turn_that_cannot_be_trained_on_is_left_out() -> None:
 
 
 def test_a_session_without_end_keeps_its_newest_turns() -> None:
-    fold = Partition(PARTITION, {}, idle_ms=IDLE_MS, forget_ttl_ms=FORGET_MS)
+    fold = Partition(PARTITION, {}, idle_ms=IDLE_MS, remember_ms=REMEMBER_MS, forget_ttl_ms=FORGET_MS)
     for number in range(MOST_TURNS + 5):
         fold.advance(BEGAN)
         fold.apply(turn(str(number), "Hi"), number, 100)
-    ((_, value),) = fold.take_changes()[0]
-    assert value is not None and len(value) < 6_000
+    (value,) = (value for key, value in fold.take_changes()[0] if key.startswith("session/"))
+    assert value is not None and len(value) < 4_000
     (ended,) = fold.apply(end(), 1_000, 10)
     assert [each.offset for each in ended.turns] == list(range(5, MOST_TURNS + 5))
     assert fold.left_out == {"too_many": 5} and ended.turns[-1].number == MOST_TURNS + 4
