@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from schemas.records import Task
 from tentalis.gateway.messages import as_sent
+from tentalis.moments import LAST_MS
 
 HINT_TAG = "[user's hint / instruction]"
 EVENT, REQUEST = "session_event_id", "request"
 """Metadata of a turn's task: the event that it was made of, and the rest of its request as the gateway wrote it down.
 Of other tasks the metadata is their maker's own."""
+SETTINGS, DATE = "chat_template_kwargs", "date_string"
+"""Where a request has settings of its chat template, and the one that Llama's read for today's date."""
 
 
 class NoUserMessage(ValueError):
@@ -43,6 +47,20 @@ def students(task: Task) -> Prompt:
             if kind != "text":
                 raise NoPrompt(f"a message has content of type {kind!r}, which is not in its tokens")
     return Prompt(messages, template)
+
+
+def dated(prompt: Prompt, at: int) -> Prompt | None:
+    """The prompt on the day of a time (ms, UTC), for a template that takes the date from `date_string` and writes
+    today's without it; None where the request says a date itself, or the time is none.
+
+    >>> dated(Prompt([], {}), 1_772_323_200_000).template
+    {'chat_template_kwargs': {'date_string': '01 Mar 2026'}}
+    """
+    settings = prompt.template.get(SETTINGS) or {}
+    if not isinstance(settings, dict) or DATE in settings or not 0 <= at < LAST_MS:
+        return None
+    day = datetime.fromtimestamp(at / 1000, UTC).strftime("%d %b %Y")
+    return Prompt(prompt.messages, prompt.template | {SETTINGS: {**settings, DATE: day}})
 
 
 def hinted(prompt: Prompt, hint: str) -> Prompt:

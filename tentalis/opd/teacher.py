@@ -11,7 +11,7 @@ from schemas.records import Sample, Task
 from schemas.tensors import Float32Array, Int32Array, float32_bytes, int32_bytes, int32_view, uint8_view
 from tentalis.inference.protocol import Inference, NotTokenExact, RequestRefused, UnknownModel
 from tentalis.opd.models import TeacherModel, TeacherRefused
-from tentalis.opd.prompt import NoPrompt, NoUserMessage, Prompt, hinted, students
+from tentalis.opd.prompt import NoPrompt, NoUserMessage, Prompt, dated, hinted, students
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Teacher:
         except NoPrompt as cause:
             raise TeacherRefused(NO_PROMPT, str(cause)) from cause
         name = await self._model.name(sample)
-        await self._same(sample, name, prompt)
+        prompt = await self._same(sample, name, prompt, task.event_time)
         taught: list[Taught] = []
         refusals: list[TeacherRefused] = []
         for hint in hints:
@@ -90,17 +90,20 @@ class Teacher:
             b"".join(each.topk_logprobs for each in taught),
         )
 
-    async def _same(self, sample: Sample, name: str, prompt: Prompt) -> None:
-        """Whether the student's prompt can be made again, token by token: else the hinted one would differ from it in
-        more than the hint, and so would what the teacher says."""
+    async def _same(self, sample: Sample, name: str, prompt: Prompt, at: int) -> Prompt:
+        """The student's prompt, which can be made again token by token: else the hinted one would differ from it in
+        more than the hint, and so would what the teacher says. If today it is another, perhaps it was not on the day of
+        the task, `at` (ms)."""
         had = int32_view(sample.token_ids)[: _response_start(sample)]
-        again = await self._asked(name, self._inference.render(name, prompt.messages, template=prompt.template))
-        if not np.array_equal(had, again):
-            raise TeacherRefused(
-                OTHER_PROMPT,
-                f"its prompt of {len(had)} tokens becomes {len(again)} other tokens when it is made again without a "
-                "hint: the request is not recorded as it was sent, or the chat template is another",
-            )
+        for each in filter(None, (prompt, dated(prompt, at))):
+            again = await self._asked(name, self._inference.render(name, each.messages, template=each.template))
+            if np.array_equal(had, again):
+                return each
+        raise TeacherRefused(
+            OTHER_PROMPT,
+            f"its prompt of {len(had)} tokens becomes {len(again)} other tokens when it is made again without a "
+            "hint: the request is not recorded as it was sent, or the chat template is another",
+        )
 
     async def _under(self, sample: Sample, name: str, student: Prompt, hint: str) -> Taught:
         try:

@@ -11,6 +11,7 @@ from schemas.tensors import float32_bytes, float32_view, int32_bytes
 from streams.sessions.turns import result_of
 from tentalis.gateway.messages import normalised, unspoken
 from tentalis.inference.client import OpenAIClient
+from tentalis.moments import rfc3339_ms
 from tentalis.opd import HINT_TAG, OneModel, Teacher, TeacherRefused
 from tests.integration.inference_lab import CHAT_TEMPLATE, Lab, make_model, make_tokenizer, running_server
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.model
 
 HINT = "Answer in one line."
 TEMPLATE = (
+    "{% if dated %}{{ date_string or strftime_now('%d %b %Y') }}{% endif %}"
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ style or '' }}"
     "<|im_end|>\n{% endif %}"
     + CHAT_TEMPLATE.replace(
@@ -47,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield url
 
 
-def rendered(messages: list[dict[str, Any]]) -> list[int]:
+def rendered(messages: list[dict[str, Any]], **settings: Any) -> list[int]:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     joined = [
@@ -57,7 +59,9 @@ def rendered(messages: list[dict[str, Any]]) -> list[int]:
         for each in messages
     ]
     return list(
-        tokenizer.apply_chat_template(joined, tools=TOOLS, style="short", add_generation_prompt=True, return_dict=False)
+        tokenizer.apply_chat_template(
+            joined, tools=TOOLS, style="short", add_generation_prompt=True, return_dict=False, **settings
+        )
     )
 
 
@@ -105,6 +109,25 @@ def test_the_teacher_of_a_turn_with_tools_reads_the_students_prompt_and_the_hint
             whole = [*prefix, *np.frombuffer(result.response_token_ids, "<i4").tolist()]
             expected = (await client.score("tiny", whole))[len(prefix) :]
             np.testing.assert_array_equal(float32_view(taught.logprobs)[-n:], expected)
+
+    asyncio.run(story())
+
+
+def test_the_teacher_of_a_turn_of_another_day_reads_the_date_of_that_day(server: str) -> None:
+    async def story() -> None:
+        async with OpenAIClient(server) as client:
+            today = await turn(client, REQUEST | {"chat_template_kwargs": {"style": "short", "dated": True}})
+            then = rendered(MESSAGES, dated=True, date_string="01 Mar 2020")
+            at = rfc3339_ms("2020-03-01T12:00:00Z")
+            task = today.task.model_copy(update={"event_time": at})
+            result = today.model_copy(update={"task": task, "prompt_token_ids": int32_bytes(then)})
+            assert today.prompt_token_ids != result.prompt_token_ids
+            taught = await teacher(client).logprobs(sample_of(result), task, [HINT])
+            hinted = [MESSAGES[0], MESSAGES[1] | {"content": f"And in Rome?\n\n{HINT_TAG}\n{HINT}"}, *MESSAGES[2:]]
+            prefix = rendered(hinted, dated=True, date_string="01 Mar 2020")
+            response = np.frombuffer(result.response_token_ids, "<i4").tolist()
+            expected = (await client.score("tiny", [*prefix, *response]))[len(prefix) :]
+            np.testing.assert_array_equal(float32_view(taught.logprobs)[-len(response) :], expected)
 
     asyncio.run(story())
 

@@ -1,7 +1,7 @@
 """Hints, the teacher's prompt, and the alignment of the teacher's log-probs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from schemas.records import Sample, Sampling, sample_of
 from schemas.tensors import float32_view, int32_bytes, int32_view, uint8_bytes
 from tentalis.gateway.messages import normalised, unspoken
-from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.inference.protocol import Int32, Message, RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.opd import (
     HINT_TAG,
     NoPrompt,
@@ -137,6 +137,44 @@ def test_another_prompt_than_the_students_is_no_teacher(prompt: tuple[int, ...])
     with pytest.raises(TeacherRefused, match="other tokens") as refused:
         ask(inference)
     assert refused.value.reason == "other_prompt" and not inference.scored and not inference.rendered
+
+
+class Calendar(FakeInference):
+    """A server whose chat template writes today's date, or that of `date_string`."""
+
+    async def render(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        template: Mapping[str, Any] | None = None,
+    ) -> Int32:
+        settings = (template or {}).get("chat_template_kwargs") or {}
+        self.prompt = (1, 2, int(settings.get("date_string", "09 Mar 2026")[:2]))
+        return await super().render(model, messages, add_generation_prompt, template)
+
+
+NOON = 1_772_366_400_000  # of 1 March 2026
+
+
+def test_a_template_that_writes_the_date_is_given_that_of_the_turn() -> None:
+    inference = Calendar()
+    taught = ask(inference, task=make_task(event_time=NOON), prompt=(1, 2, 1))
+    assert taught.hints == (HINT,)
+    assert inference.templates == [{"chat_template_kwargs": {"date_string": "01 Mar 2026"}}]
+    today = Calendar()
+    ask(today, task=make_task(event_time=NOON), prompt=(1, 2, 9))
+    assert today.templates == [{}], "what makes the student's prompt as it is, stays as it is"
+
+
+@pytest.mark.parametrize("at", [NOON, -1, 2**62])
+def test_a_date_that_the_client_chose_or_a_time_that_is_none_is_not_put_in(at: int) -> None:
+    chosen = unspoken({"chat_template_kwargs": {"date_string": "05 Mar 2026"}}, [{"role": "user", "content": "Hi"}])
+    metadata = {"session_event_id": "e", "request": chosen} if at == NOON else {}
+    inference = Calendar()
+    with pytest.raises(TeacherRefused, match="other tokens"):
+        ask(inference, task=make_task(event_time=at, metadata=metadata), prompt=(1, 2, 1))
+    assert len(inference.plain) == 1
 
 
 def ask(inference: FakeInference, sample: Sample | None = None, top: int = 0, **fields: Any) -> Taught:
