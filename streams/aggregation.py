@@ -13,8 +13,9 @@ are task ids) and over two topics, so each signal is the bucket of **one partiti
 of the keys it wants (`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each
 signal is a function of one partition's log alone. The page is docs/aggregation.md.
 
-A worker that takes a partition over writes all its open windows once more: a predecessor that was frozen in the middle
-of a flush and woke up late may have written an older signal of a window behind the newest.
+A predecessor that was frozen in the middle of a flush and wakes up late may write an older signal of a window behind the
+newest. So a worker that takes a partition over writes all its open windows once more, and every window is written once
+more when it closes: that is the last word, for a window that takes nothing between those two as well.
 
 Feedback without its result is in no window (it names neither manager nor worker nor environment), and is counted. The
 reward that scoring makes of it, with the result that it finds, comes with the outcome.
@@ -158,7 +159,7 @@ class Aggregation:
         return ()
 
     async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
-        """The changed windows of a batch of outcomes or feedback."""
+        """The windows that a batch of outcomes or feedback changes or closes."""
         effects = Effects()
         events: list[Event] = []
         async for record in in_turns(records):
@@ -177,7 +178,8 @@ class Aggregation:
         tag = _TAGS[records[0].topic]
         lane = self._partitions[partition][tag]
         step = fold(lane, events, records[-1].offset, window_ms=self._window_ms, retention_ms=self._retention_ms)
-        for window, bucket in sorted(step.buckets.items(), key=lambda item: item[0]):
+        closing = {window: lane.buckets[window] for window in step.closed if window in lane.buckets}
+        for window, bucket in sorted((closing | step.buckets).items(), key=lambda item: item[0]):
             effects.outputs.append(self._signal(partition, tag, window, bucket, step.stream_time))
         effects.changes = changes(tag, step)
         if step.late:

@@ -359,6 +359,7 @@ class _Worker:
             await read_changelog(self._changelog, folds, self._client(), self._progressed)
             self._metrics.recovered = sum(fold.read for fold in folds.values())
             for partition, fold in folds.items():
+                self._runner.ends.begin(partition, fold.position)
                 lost = fold.overwritten()
                 if lost:
                     log.warning(
@@ -371,6 +372,7 @@ class _Worker:
                     if not isinstance(self._store, StateStore):
                         # Or its database would not know it is complete up to there, nor from there on.
                         self._store.apply(partition, [lost], [end])
+                    self._runner.ends.wrote(self._changelog, partition, len(lost), end)
                 if isinstance(self._store, StateStore) and isinstance(fold, Fold):
                     self._store.load(partition, fold.state())
         for partition in partitions:

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from schemas.codec import SchemasUnavailable
 from streams.dlq import Produce, check, key_bytes, letter
 from streams.processor import Bounded, Dead, Effects, LogRecord, Output, Processor, Retryable, StateUnreadable, Timed
-from streams.state import OFFSET_HEADER, Entry, as_entries
+from streams.state import OFFSET_HEADER, Ends, Entry, as_entries
 from tentalis.dlq.limits import DeadLimits
 from tentalis.service import Unmendable
 
@@ -129,6 +129,7 @@ class BatchRunner:
         self.counts = counts or Counts()
         self.waiting: set[int] = set()
         """Partitions in a Retryable back-off, or that wait for room."""
+        self.ends = Ends()
         self._bounded = processor if isinstance(processor, Bounded) else None
         self._moved = asyncio.Event()
         self._sink = sink
@@ -271,6 +272,9 @@ class BatchRunner:
         ends = [await self._sink.send(change) if change else None for change in prepared.changes]
         if prepared.waves:
             self.store.apply(partition, prepared.waves, ends)
+            for change, end in zip(prepared.changes, ends, strict=True):
+                if change:
+                    self.ends.wrote(str(self._changelog), partition, len(change), end)
         self.counts.outputs += len(effects.outputs)
         self.counts.dead += len(effects.dead)
         for wave in prepared.waves:

@@ -31,6 +31,39 @@ class Entry(NamedTuple):
     offset: int
 
 
+class WrittenByAnother(Exception):
+    """Records of somebody else on a changelog partition that is ours: it has to be read back."""
+
+
+class Ends:
+    """Where the changelog of each owned partition ends: nobody but its owner writes there.
+
+    A predecessor that was frozen in the middle of a flush and woke up late does, once. Its record would lie behind the
+    newer one of the same key, and be what compaction keeps, unless the owner reads it and writes the newer one again.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int | None] = {}
+
+    def begin(self, partition: int, end: int) -> None:
+        """A partition was read back up to `end`, exclusive."""
+        self._ends[partition] = end
+
+    def wrote(self, topic: str, partition: int, count: int, last: int | None) -> None:
+        """`count` records were confirmed, the last of them at offset `last` (None: the broker did not say).
+
+        Raises WrittenByAnother if others lie before or between them.
+        """
+        end = self._ends.get(partition)
+        self._ends[partition] = None if last is None else last + 1
+        if end is not None and last is not None and last - count + 1 != end:
+            raise WrittenByAnother(
+                f"{topic}[{partition}] ended at offset {end}; {count} records were written there, and now it ends at "
+                f"{last + 1}: somebody else wrote to it, as a predecessor does that was frozen and woke up late. "
+                "Starting again reads it back and puts it right"
+            )
+
+
 class StateStore:
     """What the changelog confirmed, in memory, per owned partition. `streams.disk` has the same on disk."""
 
@@ -113,10 +146,9 @@ class Fold:
         known: what is known from an earlier part of the changelog.
     """
 
-    position = 0
-    """From where the changelog has to be read."""
-
     def __init__(self, known: Mapping[str, Entry] = MappingProxyType({})) -> None:
+        self.position = 0
+        """From where the changelog has to be read."""
         self._known = known
         self._best: dict[str, Entry] = dict(known)
         self.stale: set[str] = set()
@@ -134,7 +166,8 @@ class Fold:
             self.stale.add(entry.key)
 
     def settle(self, position: int) -> None:
-        """Everything before `position` was added; nothing has to be done about it in memory."""
+        """Everything before `position` was added."""
+        self.position = position
 
     def changed(self) -> list[Entry]:
         """The entries that won and were not known before."""

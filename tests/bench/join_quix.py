@@ -10,7 +10,8 @@ speed:
 - Timeouts need the state of a task at the record of another, and Quix has no timers: the key deserializer gives all
   records of a partition one key, and with it one state. The heap of due times is in memory and costs nothing durable.
 - Its default checkpoint: output is sent at once, state and offsets are flushed every COMMIT_S seconds; RocksDB and
-  changelog as they come. Idempotent producer, acks=all, the compression that ours has.
+  changelog as they come. Idempotent producer, acks=all, compression as ours: zstd at level 1 (not librdkafka's default of
+  3, which costs half as much again). How long a record waits for others to go with is Quix's default, 5 ms; ours waits 1.
 - One application, no web, logging off, one process.
 
 The same as ours in what it guarantees (at least once, state per task in its store and its changelog) and in what it
@@ -318,6 +319,7 @@ def main(bootstrap: str, group: str, state_dir: str) -> None:
         producer_extra_config={
             "enable.idempotence": True,
             "compression.type": "zstd",
+            "compression.level": 1,
             "partitioner": "murmur2_random",
             "message.max.bytes": 16 * 2**20,
         },

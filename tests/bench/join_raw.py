@@ -27,6 +27,7 @@ def main(bootstrap: str, group: str) -> None:
             "bootstrap.servers": bootstrap,
             "enable.idempotence": True,
             "compression.type": "zstd",
+            "compression.level": 1,
             "linger.ms": 5,
             "partitioner": "murmur2_random",
         }

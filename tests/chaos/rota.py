@@ -57,7 +57,7 @@ FLEET |= {"hinting-0": "hinting", "aggregation-0": "aggregation"}
 SESSIONS = 4
 """Conversations of which somebody leaves while the run goes on."""
 TAKEOVER_S = 180.0
-KINDS = frozenset({"kill", "stop", "freeze", "doze", "kill broker", "restart broker"})
+KINDS = frozenset({"kill", "stop", "freeze", "replace", "doze", "kill broker", "restart broker"})
 
 
 def say(text: str) -> None:
@@ -138,6 +138,18 @@ class Rota:
         # Fenced out, it must end by itself; `tend` starts it again.
         eventually(lambda: frozen.ended, TAKEOVER_S, 0.2, f"{instance} woke up and is fenced")
 
+    def replace(self, instance: str) -> None:
+        """A successor of the same name takes over from a frozen worker and lives on when that one wakes up."""
+        frozen = self._at_work(instance)
+        frozen.process.send_signal(signal.SIGSTOP)
+        self._again(instance)
+        try:
+            self._at_work(instance)
+            time.sleep(1.0)
+        finally:
+            frozen.process.send_signal(signal.SIGCONT)
+        eventually(lambda: self._ended(frozen), TAKEOVER_S, 0.2, f"{instance} woke up and is fenced")
+
     def doze(self, instance: str) -> None:
         """Frozen for longer than the group waits: its peers take over, and it wakes up among them."""
         frozen = self._at_work(instance)
@@ -166,9 +178,11 @@ class Rota:
             ("kill", self.kill, "hinting-0"),
             ("stop", self.stop, "join-2"),
             ("doze", self.doze, "join-0"),
+            ("replace", self.replace, "join-2"),
             ("freeze", self.freeze, "aggregation-0"),
             ("kill", self.kill, "join-2"),
             ("freeze", self.freeze, "scoring-0"),
+            ("replace", self.replace, "aggregation-0"),
             ("stop", self.stop, "aggregation-0"),
             ("stop", self.stop, "join-1"),
             ("kill", self.kill, "join-1"),

@@ -25,6 +25,8 @@ class Cause(StrEnum):
     """The coordinator refused it, or was away."""
     WATCHDOG = "watchdog"
     """Nothing moved, although there was something to do."""
+    OVERWRITTEN = "overwritten"
+    """A predecessor that was frozen woke up and wrote to its changelog: it has to read that back."""
     BROKER_AWAY = "broker away"
     """It could not reach the broker, or was not confirmed what it wrote."""
     CRASH = "crash"
@@ -35,6 +37,7 @@ _LAST_WORDS = re.compile(r"^\S+ \S+ CRITICAL streams\..*$", re.MULTILINE)
 _SAID = {
     Cause.FENCED: re.compile(r" ends: Fenced\("),
     Cause.GROUP_LOST: re.compile(r" ends: GroupLost\("),
+    Cause.OVERWRITTEN: re.compile(r" ends: WrittenByAnother\("),
     Cause.WATCHDOG: re.compile(r" has made no progress for "),
     Cause.BROKER_AWAY: re.compile(
         r" cannot start: no Kafka answers at "

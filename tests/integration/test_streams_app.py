@@ -196,6 +196,24 @@ def test_a_late_write_of_a_zombie_does_not_win(lab: Lab) -> None:
 
 
 @on_both_stores
+def test_a_late_write_of_a_zombie_is_put_right_while_its_successor_lives(lab: Lab) -> None:
+    lab.produce(60, keys=3)
+    worker = lab.start()
+    lab.settled(workers=[worker])
+    partition = next(m.partition() for m in lab.read(lab.changelog) if m.key() == b"key-0")
+    lab.put(lab.changelog, stamped(0, b"1"), b"key-0", partition=partition)
+    lab.produce(30, keys=3)
+    assert worker.wait(60) == 1
+    assert "somebody else wrote to it" in lab.log_of(worker)
+    worker = lab.start()
+    lab.settled(workers=[worker])
+    assert lab.stop(worker) == 0
+    lab.verify()
+    last = {m.key(): m.value() for m in lab.read(lab.changelog)}
+    assert {key.decode(): int(value[8:]) for key, value in last.items()} == dict(lab.sent)
+
+
+@on_both_stores
 def test_a_deleted_key_stays_deleted(lab: Lab) -> None:
     lab.produce(8, keys=2)
     lab.put(lab.topic, b"delete:", b"key-1")

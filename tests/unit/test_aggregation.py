@@ -344,6 +344,19 @@ def test_a_worker_that_takes_over_has_the_last_word_after_a_predecessor_that_wok
     assert not bench.app.due(PARTITION, ())
 
 
+def test_a_closing_window_has_the_last_word_after_a_predecessor_that_woke_up_after_the_take_over() -> None:
+    bench = Bench(retention_ms=10 * MINUTE)
+    (early,) = bench.feed(outcome_on_log(0, 1.0))
+    (last,) = bench.feed(outcome_on_log(1, 0.0))
+    on_topic = [last, early]  # and nothing more comes for this window
+    on_topic += bench.feed(outcome_on_log(2, 0.5, at=T0 + 11 * MINUTE))
+    closed, other = newest(on_topic)
+    assert closed == last.model_copy(update={"event_time": closed.event_time})
+    assert (other.window_start, other.count) == (T0 + 11 * MINUTE, 1)
+    (other,) = bench.feed(outcome_on_log(3, 0.5, at=T0 + 11 * MINUTE))
+    assert (other.window_start, other.count) == (T0 + 11 * MINUTE, 2)
+
+
 def test_recovery_by_the_greatest_offset_gives_the_state_back() -> None:
     bench = Bench()
     for record in stream():
@@ -376,7 +389,8 @@ def test_a_record_is_in_time_until_the_moment_its_window_closes() -> None:
     bench.feed(outcome_on_log(0, 1.0))
     late = T0 + 11 * MINUTE
     assert bench.feed(outcome_on_log(1, 0.0, at=T0, timestamp=late - 1))[0].count == 2
-    assert bench.feed(outcome_on_log(2, 0.0, at=T0, timestamp=late)) == []
+    (closing,) = bench.feed(outcome_on_log(2, 0.0, at=T0, timestamp=late))
+    assert (closing.count, bench.app.late) == (2, 1)
 
 
 def test_the_brokers_clock_may_step_back() -> None:

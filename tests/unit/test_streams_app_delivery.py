@@ -10,7 +10,7 @@ from streams.delivery import Backoff, BatchRunner
 from streams.dlq import Produce, check
 from streams.lanes import Job, Lanes
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
-from streams.state import StateStore
+from streams.state import Ends, StateStore, WrittenByAnother
 from tentalis.dlq.limits import DeadLimits, TooManyDead
 
 
@@ -47,20 +47,24 @@ class Script:
 
 
 class FakeSink:
-    """Remembers what was sent, call by call; fails at the call it is told to."""
+    """Remembers what was sent, call by call, and where it lies; fails at the call it is told to."""
 
     def __init__(self, store: StateStore, fail_at: int | None = None) -> None:
         self.sent: list[list[Produce]] = []
+        self.end = 0
+        self.says_where = True
         self.table_at_send: list[dict[str, bytes]] = []
         self._store = store
         self._fail_at = fail_at
 
-    async def send(self, records: Sequence[Produce]) -> None:
+    async def send(self, records: Sequence[Produce]) -> int | None:
         if len(self.sent) == self._fail_at:
             raise ConnectionError("not confirmed")
         await asyncio.sleep(0)
         self.sent.append(list(records))
         self.table_at_send.append(dict(self._store.entries(3)))
+        self.end += len(records)
+        return self.end - 1 if self.says_where else None
 
 
 def runner(script: Script, fail_at: int | None = None, **options: object) -> tuple[BatchRunner, FakeSink, StateStore]:
@@ -118,6 +122,36 @@ def test_a_failed_send_raises_and_leaves_the_table(fail_at: int) -> None:
     assert len(sink.sent) == fail_at
     assert dict(store.entries(3)) == {}
     assert made.counts.records == 0
+
+
+def test_records_of_another_on_the_changelog_end_the_worker_with_the_batch_confirmed() -> None:
+    made, sink, store = runner(Script(lambda records: Effects(changes=WAVES)))
+    sink.end = 40
+    made.ends.begin(3, 40)
+    run(made.run(3, [record(5)]))
+    sink.end += 1  # a predecessor woke up
+    with pytest.raises(WrittenByAnother, match=r"app-state-changelog\[3\] ended at offset 43; 1 records .* ends at 45"):
+        run(made.run(3, [record(6)]))
+    assert set(store.entries(3)) == {"a", "b"}
+
+
+def test_another_that_writes_between_the_records_of_one_wave_is_noticed_too() -> None:
+    ends = Ends()
+    ends.begin(3, 10)
+    with pytest.raises(WrittenByAnother):
+        ends.wrote("log", 3, count=2, last=12)
+
+
+def test_where_the_broker_does_not_say_an_offset_nobody_is_suspected() -> None:
+    made, sink, _ = runner(Script(lambda records: Effects(changes=WAVES)))
+    made.ends.begin(3, 0)
+    sink.says_where = False
+    run(made.run(3, [record(5)]))
+    sink.says_where, sink.end = True, 90
+    run(made.run(3, [record(6)]))
+    sink.end += 1
+    with pytest.raises(WrittenByAnother):
+        run(made.run(3, [record(7)]))
 
 
 def test_retryable_waits_with_the_confirmed_state_and_dead_letters_nothing() -> None:
