@@ -13,9 +13,9 @@ are task ids) and over two topics, so each signal is the bucket of **one partiti
 of the keys it wants (`tentalis.rewards.moments.combine`). No second topic, no state outside the partition, and each
 signal is a function of one partition's log alone. The page is docs/aggregation.md.
 
-A predecessor that was frozen in the middle of a flush and wakes up late may write an older signal of a window behind the
-newest. So a worker that takes a partition over writes all its open windows once more, and every window is written once
-more when it closes: that is the last word, for a window that takes nothing between those two as well.
+A predecessor that was frozen in the middle of a flush and wakes up late may write an older signal of a window behind
+the newest. So a worker that takes a partition over writes all its open windows once more, and every window is written
+once more when it closes: that is the last word, also for a window that takes nothing in between.
 
 Feedback without its result is in no window (it names neither manager nor worker nor environment), and is counted. The
 reward that scoring makes of it, with the result that it finds, comes with the outcome.

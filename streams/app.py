@@ -119,7 +119,7 @@ class _Worker:
         self._failed = asyncio.Event()
         self._app: Any = None
         self._metrics: Any = None
-        self._sink = KafkaSink(_producer(settings))
+        self._sink = KafkaSink(_producer(settings), settings.delivery_timeout)
         self._runner = BatchRunner(
             processor,
             self._sink,
@@ -371,7 +371,7 @@ class _Worker:
                     end = await self._sink.send([changelog_record(self._changelog, partition, entry) for entry in lost])
                     if not isinstance(self._store, StateStore):
                         # Or its database would not know it is complete up to there, nor from there on.
-                        self._store.apply(partition, [lost], [end])
+                        self._store.apply(partition, lost, end)
                     self._runner.ends.wrote(self._changelog, partition, len(lost), end)
                 if isinstance(self._store, StateStore) and isinstance(fold, Fold):
                     self._store.load(partition, fold.state())
@@ -424,11 +424,14 @@ class _Worker:
 
 def _producer(settings: StreamSettings) -> dict[str, Any]:
     return producer_config(settings.known) | {
-        # A flush waits for four confirmations in a row.
+        # A flush waits for two confirmations in a row.
         "linger.ms": 1,
         # Token ids and log-probs hardly get smaller; level 3 takes half as long again for the same size.
         "compression.level": 1,
-        "delivery.timeout.ms": round(1000 * settings.delivery_timeout),
+        # What is not confirmed in time ends the worker, and with it everything behind: a record given up by itself, or
+        # refused by the broker, would let what follows it on its partition be written without it.
+        "delivery.timeout.ms": 0,
+        "enable.gapless.guarantee": True,
         "message.max.bytes": settings.record_limit + 2 * topics.OVERHEAD_BYTES,
     }
 

@@ -4,7 +4,8 @@ The order of a flush, and what a failure at each step means (all of them end the
 
 1. Outputs and dead letters are sent at once and confirmed: they will be sent again; repeated outputs are harmless by
    key.
-2. State changes, wave by wave, each confirmed: applied again to the offset-stamped state, which knows them.
+2. State changes, in order on one partition of the changelog: whatever comes of them is a beginning. They are applied
+   again to the offset-stamped state, which knows them.
 3. The local table: cannot fail.
 4. The batch is acknowledged, and the offset after its last record is committed soon after: the batch comes again.
 """
@@ -54,8 +55,8 @@ class Store(Protocol):
     def entries(self, partition: int) -> Mapping[str, bytes]:
         """A read-only view of a partition."""
 
-    def apply(self, partition: int, waves: Sequence[Sequence[Entry]], ends: Sequence[int | None]) -> None:
-        """Takes over confirmed changes; `ends` are the changelog offsets of the last records of the waves."""
+    def apply(self, partition: int, entries: Sequence[Entry], last: int | None) -> None:
+        """Takes over confirmed changes; `last` is the changelog offset of the last one, None if that is not known."""
 
 
 @dataclass(slots=True)
@@ -93,12 +94,12 @@ def size_of(record: Produce) -> int:
 
 
 class Prepared(NamedTuple):
-    """What a batch sends, all of it within the record limit: its outputs, and its state changes wave by wave, as
+    """What a batch sends, all of it within the record limit: its outputs, and its state changes in order, as
     entries of the table and as records of the changelog."""
 
     outputs: Sequence[Produce] = ()
-    waves: Sequence[Sequence[Entry]] = ()
-    changes: Sequence[Sequence[Produce]] = ()
+    entries: Sequence[Entry] = ()
+    changes: Sequence[Produce] = ()
 
 
 class BatchRunner:
@@ -240,9 +241,8 @@ class BatchRunner:
             if effects.changes:
                 raise TypeError(f"{self.processor.app_id} has no table but returned state changes: set Processor.table")
             return Prepared(outputs)
-        waves = as_entries(effects.changes, self.store.entries(partition), first_offset)
-        changes = [[self._checked(self._change(partition, entry)) for entry in wave] for wave in waves]
-        return Prepared(outputs, waves, changes)
+        entries = as_entries(effects.changes, self.store.entries(partition), first_offset)
+        return Prepared(outputs, entries, [self._checked(self._change(partition, entry)) for entry in entries])
 
     async def _flush(
         self,
@@ -269,17 +269,14 @@ class BatchRunner:
             )
         if sending:
             await self._sink.send(sending)
-        ends = [await self._sink.send(change) if change else None for change in prepared.changes]
-        if prepared.waves:
-            self.store.apply(partition, prepared.waves, ends)
-            for change, end in zip(prepared.changes, ends, strict=True):
-                if change:
-                    self.ends.wrote(str(self._changelog), partition, len(change), end)
+        if prepared.entries:
+            last = await self._sink.send(prepared.changes)
+            self.store.apply(partition, prepared.entries, last)
+            self.ends.wrote(str(self._changelog), partition, len(prepared.entries), last)
         self.counts.outputs += len(effects.outputs)
         self.counts.dead += len(effects.dead)
-        for wave in prepared.waves:
-            self.counts.changes += len(wave)
-            self.counts.change_bytes += sum(len(entry.key) + len(entry.value or b"") for entry in wave)
+        self.counts.changes += len(prepared.entries)
+        self.counts.change_bytes += sum(len(entry.key) + len(entry.value or b"") for entry in prepared.entries)
         self.counts.flush_seconds += time.monotonic() - began
 
     def _change(self, partition: int, entry: Entry) -> Produce:

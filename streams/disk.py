@@ -426,19 +426,16 @@ class DiskStore:
         """A read-only view of a partition."""
         return self._open[partition].rows
 
-    def apply(self, partition: int, waves: Sequence[Sequence[Entry]], ends: Sequence[int | None] = ()) -> None:
+    def apply(self, partition: int, entries: Sequence[Entry], last: int | None = None) -> None:
         """Takes over confirmed changes.
 
         Args:
-            ends: the changelog offset of the last record of each wave, None if the broker did not say.
+            last: the changelog offset of the last one, None if the broker did not say.
         """
         database = self._open[partition]
-        position = database.position
-        for wave, end in zip(waves, ends, strict=False):
-            # If somebody else wrote in between, the rest is read again after the next start.
-            if end is not None and end - len(wave) + 1 == position:
-                position = end + 1
-        database.write((entry for wave in waves for entry in wave), position)
+        # If somebody else wrote in between, the rest is read again after the next start.
+        follows = last is not None and last - len(entries) + 1 == database.position
+        database.write(entries, last + 1 if last is not None and follows else database.position)
         if time.monotonic() - self._tidied > TIDY_S:
             self._tidied = time.monotonic()
             for owned in self._open.values():

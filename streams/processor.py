@@ -88,7 +88,8 @@ class Dead:
 
 @dataclass(slots=True)
 class Effects:
-    """What a batch brings about. Each wave of `changes` is confirmed on the changelog before the next is sent."""
+    """What a batch brings about. The waves of `changes` reach the changelog in order: whatever of them does is
+    a beginning."""
 
     outputs: list[Output] = field(default_factory=list)
     changes: list[list[Change]] = field(default_factory=list)

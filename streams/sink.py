@@ -22,6 +22,10 @@ class NotDelivered(KafkaException):  # type: ignore[misc]
     """A record that the broker did not confirm: (KafkaError, topic)."""
 
 
+def _too_late(record: Produce) -> NotDelivered:
+    return NotDelivered(KafkaError(KafkaError._MSG_TIMED_OUT), record.topic)
+
+
 class _Confirmations:
     """Counts the reports of one call, which come in the poll thread, and wakes the caller at the last."""
 
@@ -69,10 +73,13 @@ class KafkaSink:
     aiokafka's compresses in the event loop, which is where everything else is waiting.
 
     Args:
-        config: of the producer (`tentalis.kafka.producer_config`): idempotent, acks=all.
+        config: of the producer (`tentalis.kafka.producer_config`): idempotent, acks=all, and without a timeout of its
+            own (`delivery.timeout.ms` 0): a record that it gave up would be missing in front of what comes behind it.
+        patience: seconds after which records count as not delivered. Who hears so must end without sending anything.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], patience: float = 60.0) -> None:
+        self._patience = patience
         self._config = dict(config) | {"error_cb": self._heard}
         self._fatal: KafkaError | None = None
         self._producer: Producer | None = None
@@ -102,19 +109,27 @@ class KafkaSink:
 
     async def _send(self, producer: Producer, records: Sequence[Produce]) -> int | None:
         confirmations = _Confirmations(len(records))
-        sent = 0
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience
+        sent, refused = 0, None
         try:
             for record in records:
-                # librdkafka does not say when its queue has room again.
                 report = confirmations.delivered if sent + 1 < len(records) else confirmations.last_delivered
-                while not self._queued(producer, record, report):  # noqa: ASYNC110
-                    await asyncio.sleep(FULL_S)
+                while not self._queued(producer, record, report):
+                    if clock() > deadline:
+                        raise _too_late(record)
+                    await asyncio.sleep(FULL_S)  # librdkafka does not say when its queue has room again
                 sent += 1
-        finally:
-            # Also when one was refused: nothing may be in flight unwatched.
-            if sent < len(records):
-                confirmations.fewer(len(records) - sent)
-            await confirmations.all_in
+        except NotDelivered as error:
+            refused = error
+            confirmations.fewer(len(records) - sent)
+        # Also when one was refused: nothing may be in flight unwatched.
+        confirmed, _ = await asyncio.wait({confirmations.all_in}, timeout=max(0.0, deadline - clock()))
+        if refused is None and not confirmed:
+            refused = _too_late(records[0])
+        if refused is not None:
+            raise refused
+        await confirmations.all_in
         return confirmations.last_offset
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ successor's."""
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -86,15 +87,14 @@ class StateStore:
         """A read-only view of a partition."""
         return MappingProxyType(self._partitions.get(partition, {}))
 
-    def apply(self, partition: int, waves: Sequence[Sequence[Entry]], ends: Sequence[int | None] = ()) -> None:
+    def apply(self, partition: int, entries: Sequence[Entry], last: int | None = None) -> None:
         """Takes over confirmed changes; where they lie on the changelog does not matter."""
         state = self._partitions.setdefault(partition, {})
-        for wave in waves:
-            for entry in wave:
-                if entry.value is None:
-                    state.pop(entry.key, None)
-                else:
-                    state[entry.key] = entry.value
+        for entry in entries:
+            if entry.value is None:
+                state.pop(entry.key, None)
+            else:
+                state[entry.key] = entry.value
 
     def size(self) -> int:
         """Nothing lies on disk."""
@@ -108,10 +108,8 @@ class StateStore:
         """Nothing to be given back."""
 
 
-def as_entries(
-    changes: Sequence[Sequence[Change]], current: Mapping[str, bytes], first_offset: int
-) -> list[list[Entry]]:
-    """The changelog records of the changes of one batch, wave by wave.
+def as_entries(changes: Sequence[Sequence[Change]], current: Mapping[str, bytes], first_offset: int) -> list[Entry]:
+    """The changelog records of the changes of one batch, wave after wave.
 
     A value brings its offset. A deletion is stamped with the lowest offset that still beats what it deletes: that of
     the batch's first record, or of the key's value where that is greater (a redelivered batch meets its own later
@@ -122,21 +120,18 @@ def as_entries(
         ValueError: a value too short to have an applied offset.
     """
     latest: dict[str, int] = {}
-    waves = []
-    for wave in changes:
-        entries = []
-        for key, value in wave:
-            if value is not None:
-                offset = applied_offset(value)
-            else:
-                before = latest.get(key)
-                if before is None and (held := current.get(key)) is not None:
-                    before = applied_offset(held)
-                offset = first_offset if before is None else max(first_offset, before)
-            latest[key] = offset
-            entries.append(Entry(key, value, offset))
-        waves.append(entries)
-    return waves
+    entries = []
+    for key, value in chain.from_iterable(changes):
+        if value is not None:
+            offset = applied_offset(value)
+        else:
+            before = latest.get(key)
+            if before is None and (held := current.get(key)) is not None:
+                before = applied_offset(held)
+            offset = first_offset if before is None else max(first_offset, before)
+        latest[key] = offset
+        entries.append(Entry(key, value, offset))
+    return entries
 
 
 class Fold:

@@ -10,8 +10,8 @@ speed:
 - Timeouts need the state of a task at the record of another, and Quix has no timers: the key deserializer gives all
   records of a partition one key, and with it one state. The heap of due times is in memory and costs nothing durable.
 - Its default checkpoint: output is sent at once, state and offsets are flushed every COMMIT_S seconds; RocksDB and
-  changelog as they come. Idempotent producer, acks=all, compression as ours: zstd at level 1 (not librdkafka's default of
-  3, which costs half as much again). How long a record waits for others to go with is Quix's default, 5 ms; ours waits 1.
+  changelog as they come. Idempotent producer, acks=all, compression as ours: zstd at level 1 (librdkafka's default of 3
+  costs half as much again). A record waits for others to go with for librdkafka's default of 5 ms; ours waits 1.
 - One application, no web, logging off, one process.
 
 The same as ours in what it guarantees (at least once, state per task in its store and its changelog) and in what it

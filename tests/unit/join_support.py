@@ -219,7 +219,8 @@ def drive(coroutine: Any) -> Any:
 
 @dataclass
 class Cut:
-    """Where a flush is cut: stage 0 is the outputs, 1.. the waves, after the last the commit. Of the stage at which it
+    """Where a flush is cut: stage 0 is the outputs, 1.. the waves, after the last the commit. (The adapter lets less
+    happen: of the changes always a beginning arrives.) Of the stage at which it
     is cut, the items whose index is in `kept` still arrive. `back`: how many records before the committed offset the
     successor starts. `wakes`: after how many of the successor's batches the rest arrives after all; None never."""
 
@@ -292,8 +293,8 @@ class Partitioned:
     def _stages(self, effects: Effects, batch: Sequence[LogRecord]) -> list[list[tuple[str, Any]]]:
         outputs: list[tuple[str, Any]] = [("out", (o.topic, o.key, o.value)) for o in effects.outputs]
         outputs += [("dead", (d.record.offset, d.stage)) for d in effects.dead]
-        waves = as_entries(effects.changes, self.store, batch[0].offset)
-        return [outputs, *([("state", entry) for entry in wave] for wave in waves)]
+        entries = iter(as_entries(effects.changes, self.store, batch[0].offset))
+        return [outputs, *([("state", next(entries)) for _ in wave] for wave in effects.changes)]
 
     def _arrive(self, items: Sequence[tuple[str, Any]]) -> None:
         for kind, item in items:
@@ -306,9 +307,8 @@ class Partitioned:
 
     def _apply(self, stages: Sequence[Sequence[tuple[str, Any]]]) -> None:
         if self.disk is not None and self.disk.store is not None:
-            waves = [[item for _, item in stage] for stage in stages[1:]]
-            ends = [len(self.changelog) - 1 - sum(map(len, waves[i + 1 :])) for i in range(len(waves))]
-            self.disk.store.apply(PARTITION, waves, ends)
+            entries = [item for stage in stages[1:] for _, item in stage]
+            self.disk.store.apply(PARTITION, entries, len(self.changelog) - 1)
         for kind, item in (pair for stage in stages for pair in stage):
             if kind == "state" and item.value is None:
                 self.store.pop(item.key, None)

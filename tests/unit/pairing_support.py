@@ -117,9 +117,8 @@ class Worker:
 
     def _computed(self, effects: Effects, first: int) -> None:
         assert not self.pending
-        waves = as_entries(effects.changes, self.store.entries(PARTITION), first)
-        # Each wave is confirmed before the next is sent, but of one wave any part may arrive.
-        self.pending = [effects, *([entry] for wave in waves for entry in wave)]
+        entries = as_entries(effects.changes, self.store.entries(PARTITION), first)
+        self.pending = [effects, *([entry] for entry in entries)]
 
     def flush(self, steps: int | None = None) -> None:
         """Carries out the next steps of what was computed; all of them if no number is given."""
@@ -130,7 +129,7 @@ class Worker:
                 self.broker.dead += step.dead
             else:
                 self.broker.changelog += step
-                self.store.apply(PARTITION, [step])
+                self.store.apply(PARTITION, step)
         self.pending = self.pending[count:]
 
     def commit(self) -> None:

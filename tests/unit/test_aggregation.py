@@ -82,9 +82,9 @@ class Bench:
         return [read(output) for output in effects.outputs]
 
     def confirm(self, effects: Effects, first: int, waves: int | None) -> None:
-        for wave in as_entries(effects.changes, self.store.entries(PARTITION), first)[:waves]:
-            self.store.apply(PARTITION, [wave])
-            self.written += [(entry.key, entry.value, entry.offset) for entry in wave]
+        entries = as_entries(effects.changes[:waves], self.store.entries(PARTITION), first)
+        self.store.apply(PARTITION, entries)
+        self.written += [(entry.key, entry.value, entry.offset) for entry in entries]
 
     def state(self) -> dict[str, bytes]:
         return dict(self.store.entries(PARTITION))

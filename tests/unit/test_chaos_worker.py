@@ -12,7 +12,9 @@ TRACEBACK = "Traceback (most recent call last):\n  File \"x.py\", line 1, in <mo
 REASONS = {
     Cause.FENCED: ["tentalis-join ends: Fenced('the group tentalis-join has another member'). Nothing unconfirmed"],
     Cause.GROUP_LOST: ["tentalis-join ends: GroupLost('the coordinator answered'). Nothing unconfirmed"],
-    Cause.OVERWRITTEN: ["tentalis-join ends: WrittenByAnother('x[3] ended at offset 43'). Nothing unconfirmed was committed"],
+    Cause.OVERWRITTEN: [
+        "tentalis-join ends: WrittenByAnother('x[3] ended at offset 43'). Nothing unconfirmed was committed"
+    ],
     Cause.WATCHDOG: ["tentalis-join has made no progress for 121 s although there is something to do: ending"],
     Cause.BROKER_AWAY: [
         "tentalis-join cannot start: no Kafka answers at 127.0.0.1:1 (Local: Broker transport failure)",

@@ -71,8 +71,10 @@ def test_a_deletion_is_stamped_to_beat_what_it_deletes_and_no_more() -> None:
     current = {"before": stamped(3, b""), "ahead": stamped(80, b"")}
     waves: list[list[Change]] = [[("before", None), ("ahead", None), ("new", stamped(70, b""))], [("new", None)]]
     assert as_entries(waves, current, 60) == [
-        [Entry("before", None, 60), Entry("ahead", None, 80), Entry("new", stamped(70, b""), 70)],
-        [Entry("new", None, 70)],
+        Entry("before", None, 60),
+        Entry("ahead", None, 80),
+        Entry("new", stamped(70, b""), 70),
+        Entry("new", None, 70),
     ]
 
 
@@ -91,7 +93,7 @@ def test_foreign_changelog_records_are_named() -> None:
 def test_the_store_gives_a_view_that_cannot_be_written() -> None:
     store = StateStore()
     store.load(1, {"a": b"1"})
-    store.apply(1, [[Entry("b", b"2", 0), Entry("a", None, 0)]])
+    store.apply(1, [Entry("b", b"2", 0), Entry("a", None, 0)])
     assert dict(store.entries(1)) == {"b": b"2"}
     with pytest.raises(TypeError):
         store.entries(1)["x"] = b""  # type: ignore[index]

@@ -64,7 +64,7 @@ class Bench:
         self.log += entries
         if confirmed:
             assert self.store is not None
-            self.store.apply(0, [entries], [len(self.log) - 1])
+            self.store.apply(0, entries, len(self.log) - 1)
 
     def stop(self) -> None:
         if self.store is not None:
@@ -95,7 +95,7 @@ def test_the_store_shows_what_was_confirmed_and_nothing_else(kind: str, bench: B
         bench.start()
         assert bench.store is not None
         store = bench.store
-    store.apply(0, [[put("a", 1), put("\udcff", 1)], [put("b", 2), gone("a", 2)]], [1, 3])
+    store.apply(0, [put("a", 1), put("\udcff", 1), put("b", 2), gone("a", 2)], 3)
     entries = store.entries(0)
     assert dict(entries) == {"b": stamped(2, b""), "\udcff": stamped(1, b"")}
     assert (len(entries), "b" in entries, "a" in entries, entries.get("a")) == (2, True, False, None)
@@ -248,7 +248,7 @@ def test_what_workers_left_that_are_gone_is_removed_and_what_is_in_use_is_not(tm
         "here/0", "here/1", "there/0", "there/1",
     }  # fmt: skip
     stores[0]._tidied = -1e9
-    stores[0].apply(0, [], [])
+    stores[0].apply(0, [])
     assert {path.name for path in (tmp_path / "here").glob("*/")} == {"0"}, "it was taken away long ago"
     for store in (*stores[:2], later):
         store.close()
@@ -258,7 +258,7 @@ def test_what_databases_hold_in_memory_is_counted_and_bounded(tmp_path: Path) ->
     store = DiskStore(tmp_path)
     store.open(0)
     before = store.memory()
-    store.apply(0, [[put(f"half/0/{at}", at, "x" * 1500) for at in range(2000)]], [])
+    store.apply(0, [put(f"half/0/{at}", at, "x" * 1500) for at in range(2000)])
     assert before + 2000 * 1500 < store.memory() < CACHE_BYTES + BUFFERS_BYTES
     store.close()
 
@@ -273,7 +273,7 @@ def test_what_was_deleted_leaves_the_files_in_time(size: int, tmp_path: Path, mo
 
     def flush(*entries: Entry) -> None:
         store._tidied = -1e9
-        store.apply(0, [entries], [])
+        store.apply(0, entries)
 
     def on_disk() -> bool:
         for path in (tmp_path / "worker" / "0").iterdir():
@@ -394,7 +394,7 @@ def test_two_processes_take_two_folders_and_a_successor_takes_its_predecessors(t
 def test_ages_are_found_in_order_and_from_where_one_wants(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, lambda key, value: int(value[8:]) if key.startswith("m/") else None)
     store.open(0)
-    store.apply(0, [[put(f"m/{age}", 0, str(age)) for age in (300, -5, 7)], [put("x", 0, "1")]], [])
+    store.apply(0, [*(put(f"m/{age}", 0, str(age)) for age in (300, -5, 7)), put("x", 0, "1")])
     table = store.entries(0)
     assert isinstance(table, Table)
     assert list(table.aged(-(2**63))) == [(-5, "m/-5"), (7, "m/7"), (300, "m/300")]
@@ -411,7 +411,7 @@ def test_ages_are_forgotten_many_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     store.open(0)
     table = store.entries(0)
     assert isinstance(table, Table)
-    store.apply(0, [[_closed(f"t{since:02}", since) for since in range(40)]], [])
+    store.apply(0, [_closed(f"t{since:02}", since) for since in range(40)])
     forgotten: list[int] = []
     monkeypatch.setattr(Database, "forget_ages", lambda database, before: forgotten.append(before))
     remembered = markers.OnDisk(table, 0)
@@ -433,9 +433,9 @@ def test_a_start_looks_at_what_is_open_and_not_at_all_that_is_remembered(
     the watchdog has patience, so that it would never begin."""
     store = DiskStore(tmp_path, JoinProcessor(CODEC).age)
     store.open(0)
-    store.apply(0, [[_closed(f"t{since:04}", since) for since in range(2000)]], [])
-    store.apply(0, [[_open("x"), _open("y"), Entry("clock/0", encode_clock(10, DAY_MS + 5), 10)]], [])
-    store.apply(0, [[_closed("x", 2000), gone(f"{TASK}t0000", 1)]], [])
+    store.apply(0, [_closed(f"t{since:04}", since) for since in range(2000)])
+    store.apply(0, [_open("x"), _open("y"), Entry("clock/0", encode_clock(10, DAY_MS + 5), 10)])
+    store.apply(0, [_closed("x", 2000), gone(f"{TASK}t0000", 1)])
     read: list[bytes] = []
     scan, value = Database.scan, Database.value
 

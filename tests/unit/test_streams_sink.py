@@ -38,7 +38,9 @@ def test_a_partition_that_is_not_there_is_refused_before_anything_is_sent(sink: 
 
 
 def test_a_record_that_nobody_confirms_is_an_error_that_names_the_topic() -> None:
-    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:9", "delivery.timeout.ms": 200, "linger.ms": 1, "log_level": 0})
+    sink = KafkaSink(
+        {"bootstrap.servers": "127.0.0.1:9", "delivery.timeout.ms": 0, "linger.ms": 1, "log_level": 0}, 0.2
+    )
     with pytest.raises(NotDelivered) as failed:
         asyncio.run(sink.send(records(3)))
     sink.close()
@@ -50,6 +52,15 @@ def test_a_full_queue_is_waited_for() -> None:
     sink = KafkaSink(MOCK | {"queue.buffering.max.messages": 10})
     asyncio.run(sink.send(records(200, 1)))
     sink.close()
+
+
+def test_a_queue_that_stays_full_is_an_error_too() -> None:
+    config = {"bootstrap.servers": "127.0.0.1:9", "delivery.timeout.ms": 0, "log_level": 0}
+    sink = KafkaSink(config | {"queue.buffering.max.messages": 10}, 0.2)
+    with pytest.raises(NotDelivered) as failed:
+        asyncio.run(sink.send(records(200)))
+    sink.close()
+    assert failed.value.args[0].code() == KafkaError._MSG_TIMED_OUT
 
 
 def test_a_record_that_is_too_large_leaves_nothing_unwatched() -> None:
