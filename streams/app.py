@@ -36,7 +36,7 @@ from tentalis.security import aiokafka
 from tentalis.service import UNMENDABLE, Unmendable
 
 if TYPE_CHECKING:
-    from streams.disk import DiskStore
+    from streams.disk import DiskFold, DiskStore
 
 __all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
 
@@ -355,7 +355,10 @@ class _Worker:
         if self._changelog is not None:
             if not isinstance(self._store, StateStore):
                 self._store.identity = await asyncio.to_thread(self._identity)
-            folds = {partition: self._store.open(partition, anew=anew) for partition in partitions}
+            folds: dict[int, Fold | DiskFold] = {}
+            for partition in partitions:
+                folds[partition] = self._store.open(partition, anew=anew)
+                self._progressed()
             await read_changelog(self._changelog, folds, self._client(), self._progressed)
             self._metrics.recovered = sum(fold.read for fold in folds.values())
             for partition, fold in folds.items():
@@ -375,10 +378,11 @@ class _Worker:
                     self._runner.ends.wrote(self._changelog, partition, len(lost), end)
                 if isinstance(self._store, StateStore) and isinstance(fold, Fold):
                     self._store.load(partition, fold.state())
+                self._progressed()
         for partition in partitions:
             self._restored.add(partition)
             try:
-                self._processor.restore(partition, self._store.entries(partition))
+                self._runner.take_over(partition)
             except Exception as error:
                 if anew or isinstance(self._store, StateStore):
                     raise

@@ -52,8 +52,8 @@ class Sink(Protocol):
 class Store(Protocol):
     """What the changelog confirmed of each owned partition: `streams.state.StateStore`, `streams.disk.DiskStore`."""
 
-    def entries(self, partition: int) -> Mapping[str, bytes]:
-        """A read-only view of a partition."""
+    def entries(self, partition: int, read: Callable[[], None] | None = None) -> Mapping[str, bytes]:
+        """A read-only view of a partition; `read` is called for the entries that are read in it."""
 
     def apply(self, partition: int, entries: Sequence[Entry], last: int | None) -> None:
         """Takes over confirmed changes; `last` is the changelog offset of the last one, None if that is not known."""
@@ -74,7 +74,7 @@ class Counts:
     flush_seconds: float = 0.0
     batch_seconds: Callable[[float], None] = field(default=lambda seconds: None)
     progressed_at: float = field(default_factory=time.monotonic)
-    """Monotonic seconds at which a batch was last finished, or nothing was to be done."""
+    """Monotonic seconds at which a batch was last finished, a piece of state taken over, or nothing was to be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,21 @@ class BatchRunner:
         self._version = version
         self._backoff = backoff or Backoff()
         self._clock = clock
+
+    def take_over(self, partition: int) -> None:
+        """Gives the processor all that the store has of a partition. How long that takes depends on how much is open
+        and how fast the disk is, so every entry that is read for it is progress."""
+        taking_over = True
+
+        def read() -> None:
+            # It may keep the view: what it reads there when it stands still is none.
+            if taking_over:
+                self.counts.progressed_at = time.monotonic()
+
+        try:
+            self.processor.restore(partition, self.store.entries(partition, read))
+        finally:
+            taking_over = False
 
     async def run(self, partition: int, records: Sequence[LogRecord]) -> None:
         """One batch, or without records what is due: returns when all it brings about is confirmed.
@@ -294,7 +309,7 @@ class BatchRunner:
     def _reset(self, partition: int) -> None:
         """The processor may have gone half-way through a batch: its state is again what the changelog confirmed."""
         self.processor.revoke(partition)
-        self.processor.restore(partition, self.store.entries(partition))
+        self.take_over(partition)
 
 
 def _produce(output: Output) -> Produce:

@@ -288,12 +288,17 @@ def _grave(bucket: int, raw: bytes) -> bytes:
 
 
 class DiskTable(Table):
-    """A partition as the processor sees it."""
+    """A partition as the processor sees it.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    Args:
+        read: called for every entry that is read.
+    """
+
+    def __init__(self, database: Database, read: Callable[[], None] = lambda: None) -> None:
+        self._database, self._read = database, read
 
     def __getitem__(self, key: str) -> bytes:
+        self._read()
         value = self._database.value(_raw(key))
         if value is None:
             raise KeyError(key)
@@ -301,6 +306,7 @@ class DiskTable(Table):
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key."""
+        self._read()
         value = self._database.value(_raw(key))
         return default if value is None else value
 
@@ -311,26 +317,31 @@ class DiskTable(Table):
         return sum(1 for _ in self.names(""))
 
     def names(self, prefix: str) -> Iterator[str]:
-        for raw, _ in self._database.scan(_raw(prefix), values=False):
+        for raw, _ in self._scan(_raw(prefix), values=False):
             yield _text(raw)
 
     def scan(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        for raw, value in self._database.scan(_raw(prefix)):
+        for raw, value in self._scan(_raw(prefix)):
             yield _text(raw), value
 
     def aged(self, since: int) -> Iterator[tuple[int, str]]:
-        for raw, _ in self._database.scan(AGE, _at(since), values=False):
+        for raw, _ in self._scan(AGE, _at(since), values=False):
             yield _SINCE.unpack_from(raw, 1)[0] - _SIGN, _text(raw[1 + _SINCE.size :])
 
     def count_aged(self) -> int:
         return self._database.aged
 
     def ageless(self) -> Iterator[str]:
-        for raw, _ in self._database.scan(AGELESS, values=False):
+        for raw, _ in self._scan(AGELESS, values=False):
             yield _text(raw[1:])
 
     def forget_ages(self, before: int) -> None:
         self._database.forget_ages(before)
+
+    def _scan(self, prefix: bytes, start: bytes = b"", *, values: bool = True) -> Iterator[tuple[bytes, bytes]]:
+        for item in self._database.scan(prefix, start, values=values):
+            self._read()
+            yield item
 
 
 class DiskFold:
@@ -422,9 +433,10 @@ class DiskStore:
         if database is not None:
             database.close()
 
-    def entries(self, partition: int) -> Mapping[str, bytes]:
-        """A read-only view of a partition."""
-        return self._open[partition].rows
+    def entries(self, partition: int, read: Callable[[], None] | None = None) -> Mapping[str, bytes]:
+        """A read-only view of a partition; `read` is called for every entry that is read in it."""
+        database = self._open[partition]
+        return database.rows if read is None else DiskTable(database, read)
 
     def apply(self, partition: int, entries: Sequence[Entry], last: int | None = None) -> None:
         """Takes over confirmed changes.

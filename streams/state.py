@@ -7,7 +7,7 @@ successor's."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -65,6 +65,24 @@ class Ends:
             )
 
 
+class Heard(Mapping[str, bytes]):
+    """A read-only view of entries that says when one of them is read."""
+
+    def __init__(self, entries: Mapping[str, bytes], read: Callable[[], None]) -> None:
+        self._entries, self._read = entries, read
+
+    def __getitem__(self, key: str) -> bytes:
+        return self._entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        for key in self._entries:
+            self._read()
+            yield key
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 class StateStore:
     """What the changelog confirmed, in memory, per owned partition. `streams.disk` has the same on disk."""
 
@@ -83,9 +101,10 @@ class StateStore:
         """Forgets a partition that is gone."""
         self._partitions.pop(partition, None)
 
-    def entries(self, partition: int) -> Mapping[str, bytes]:
-        """A read-only view of a partition."""
-        return MappingProxyType(self._partitions.get(partition, {}))
+    def entries(self, partition: int, read: Callable[[], None] | None = None) -> Mapping[str, bytes]:
+        """A read-only view of a partition; `read` is called for every entry that is gone through in it."""
+        state = self._partitions.get(partition, {})
+        return MappingProxyType(state) if read is None else Heard(state, read)
 
     def apply(self, partition: int, entries: Sequence[Entry], last: int | None = None) -> None:
         """Takes over confirmed changes; where they lie on the changelog does not matter."""
