@@ -28,7 +28,7 @@ from schemas.records import (
     Tick,
 )
 from schemas.tensors import float32_bytes, int32_bytes, uint8_bytes
-from streams.disk import DiskStore
+from streams.disk import Age, DiskStore
 from streams.join.core import Limits
 from streams.join.processor import JoinProcessor
 from streams.processor import Effects, LogRecord
@@ -169,10 +169,10 @@ class Written:
 
 
 class Disk:
-    """A worker's state on disk, and the changelog that it is a copy of."""
+    """A worker's state on disk, and the changelog that it is a copy of. `age` as for `DiskStore`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, age: Age | None) -> None:
+        self.folder, self.age = folder, age
         self.made = 0
         self.store: DiskStore | None = None
 
@@ -184,7 +184,7 @@ class Disk:
     def recovered(self, changelog: Sequence[Entry]) -> Mapping[str, bytes]:
         """What a worker starts with: its database, and what is behind it on the changelog."""
         self.close()
-        self.store = DiskStore(self.folder / str(self.made), JoinProcessor(CODEC).age)
+        self.store = DiskStore(self.folder / str(self.made), self.age)
         fold = self.store.open(PARTITION)
         for entry in changelog[fold.position :]:
             fold.add(entry)
@@ -250,13 +250,17 @@ class Partitioned:
             fold.add(entry)
         return fold.state()
 
-    def start(self) -> JoinProcessor:
+    def entries(self) -> Mapping[str, bytes]:
+        """What a worker starts with."""
         self.store = self.recovered()
-        if self.disk is not None:
-            table = self.disk.recovered(self.changelog)
-            assert dict(table.items()) == self.store
-            return worker(table, self.limits)
-        return worker(self.store, self.limits)
+        if self.disk is None:
+            return self.store
+        table = self.disk.recovered(self.changelog)
+        assert dict(table.items()) == self.store
+        return table
+
+    def start(self) -> JoinProcessor:
+        return worker(self.entries(), self.limits)
 
     def run(self, sizes: Sequence[int] = (), cuts: Mapping[int, Cut] | None = None) -> Written:
         """Folds the log to its end in batches of `sizes` (repeated), with the flush of the i-th batch cut as told."""

@@ -23,9 +23,9 @@ from streams.processor import LogRecord
 from streams.sessions.core import Limits
 from streams.sessions.processor import SessionsProcessor
 from tentalis.signals import NAMES
-from tests.unit.join_support import Cut, Partitioned, drive
+from tests.unit.join_support import Cut, Disk, Partitioned, drive
 
-__all__ = ["Cut", "drive"]
+__all__ = ["Cut", "Disk", "drive"]
 
 CODEC = Codec()
 PARTITION = 3
@@ -109,13 +109,12 @@ def worker(entries: Mapping[str, bytes], limits: Limits = LIMITS) -> SessionsPro
 class Sessions(Partitioned):
     """One partition of the sessions log and all that is written from it."""
 
-    def __init__(self, log: Sequence[LogRecord], sessions: Limits = LIMITS) -> None:
-        super().__init__(log)
+    def __init__(self, log: Sequence[LogRecord], sessions: Limits = LIMITS, disk: Disk | None = None) -> None:
+        super().__init__(log, disk=disk)
         self.sessions = sessions
 
     def start(self) -> Any:
-        self.store = self.recovered()
-        return worker(self.store, self.sessions)
+        return worker(self.entries(), self.sessions)
 
     @property
     def records(self) -> list[Record]:
@@ -157,8 +156,7 @@ def alive(processor: SessionsProcessor) -> dict[str, bytes]:
     headers = {key: state._header(key) or b"" for key in state._sessions}
     marks = {mark: str(at).encode() for mark, at in state._seen._events.items()}
     leavers = {str(offset): str(request).encode() for offset, request in state._forgotten._requests.items()}
-    waiting = {
-        f"turn {key}": session.pending.value for key, session in state._sessions.items() if session.pending is not None
-    }
+    pending = {key: session.pending for key, session in state._sessions.items() if session.pending is not None}
+    waiting = {f"turn {key}": state._event_of(turn).model_dump_json().encode() for key, turn in pending.items()}
     known = f"{state.applied} {state.time} {state.open_sessions} {state.open_bytes}"
     return headers | marks | leavers | waiting | {"": known.encode()}

@@ -1,7 +1,8 @@
 """Whole-session experience: which sessions end, the one lesson, and every turn scored anew with it."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from schemas import topics
 from schemas.ids import turn_task_id
 from schemas.records import Hint, HintKind, Record, Result, Score, SessionEvent, Source, sample_of
 from schemas.tensors import float32_view
+from streams.disk import DiskStore
 from streams.experience.core import MOST_TURNS, Partition
 from streams.experience.processor import Experience
 from streams.hinting import hint_half
@@ -18,6 +20,7 @@ from streams.join.core import Limits
 from streams.join.emit import Place, late
 from streams.processor import Effects, LogRecord, Retryable, payload_of
 from streams.sessions.turns import next_state_of, result_of
+from streams.state import StateStore, as_entries
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.opd import OneModel, Teacher
 from tentalis.opd.lesson import END, START, LessonJudge, lesson_of
@@ -49,10 +52,24 @@ class Log:
         return {offset: self.records.get(offset) for offset in offsets}
 
 
-class Lab:
-    """The application over a log, flushed to a changelog of its own."""
+@pytest.fixture(params=["memory", "rocksdb"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore | DiskStore]:
+    """Where state lies, of a test that is about it."""
+    store = StateStore() if request.param == "memory" else DiskStore(tmp_path)
+    yield store
+    store.close()
 
-    def __init__(self, log: Sequence[LogRecord], chat: Script, inference: FakeInference | None = None) -> None:
+
+class Lab:
+    """The application over a log, and its state: in memory if nothing else is said."""
+
+    def __init__(
+        self,
+        log: Sequence[LogRecord],
+        chat: Script,
+        inference: FakeInference | None = None,
+        kept: StateStore | DiskStore | None = None,
+    ) -> None:
         async def model() -> str:
             return "base"
 
@@ -71,24 +88,32 @@ class Lab:
             remember_ms=REMEMBER_MS,
             forget_ttl_ms=FORGET_MS,
         )
-        self.store: dict[str, bytes] = {}
-        self.app.restore(PARTITION, {})
+        self.kept = kept or StateStore()
+        self._start()
 
-    def run(self, *records: LogRecord) -> list[Hint]:
-        effects: Effects = asyncio.run(self.app.process(PARTITION, records or self.log))
+    @property
+    def store(self) -> dict[str, bytes]:
+        """The state."""
+        return dict(self.kept.entries(PARTITION))
+
+    def run(self, *records: LogRecord, crashes: bool = False) -> list[Hint]:
+        """Processes records, all if none are given; `crashes`: before the changelog has it."""
+        batch = records or self.log
+        effects: Effects = asyncio.run(self.app.process(PARTITION, batch))
         assert not effects.dead
-        for key, value in (change for wave in effects.changes for change in wave):
-            if value is None:
-                self.store.pop(key, None)
-            else:
-                self.store[key] = value
+        if not crashes:
+            self.kept.apply(PARTITION, as_entries(effects.changes, self.kept.entries(PARTITION), batch[0].offset))
         halves = [CODEC.decode(made.value, topic=made.topic, partition=0, offset=0) for made in effects.outputs]
         return [half for half in halves if isinstance(half, Hint)]
 
     def again(self) -> None:
         """As after a batch that was given up, or a restart."""
         self.app.revoke(PARTITION)
-        self.app.restore(PARTITION, dict(self.store))
+        self._start()
+
+    def _start(self) -> None:
+        self.kept.open(PARTITION)
+        self.app.restore(PARTITION, self.kept.entries(PARTITION))
 
 
 def content(lab: Lab) -> list[str]:
@@ -144,8 +169,8 @@ def test_whatever_a_judge_answers_is_a_lesson_or_none(answer: str) -> None:
     assert (lesson.said is Said.ACCEPTED) == bool(lesson.text)
 
 
-def test_state_is_places_alone_and_outlives_a_restart() -> None:
-    lab = Lab(log_of((0, FIRST), (1, SECOND), (2, end())), Script(TELLS))
+def test_state_is_places_alone_and_outlives_a_restart(kept: StateStore | DiskStore) -> None:
+    lab = Lab(log_of((0, FIRST), (1, SECOND), (2, end())), Script(TELLS), kept=kept)
     assert not lab.run(*lab.log[:2])
     (value,) = (lab.store[key] for key in content(lab))
     assert b"purr" not in value and len(value) < 200
@@ -158,10 +183,12 @@ def numbers(halves: Sequence[Hint]) -> list[int | None]:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_the_numbers_of_turns_go_on_when_a_session_goes_on_after_its_end(restarts: bool) -> None:
+def test_the_numbers_of_turns_go_on_when_a_session_goes_on_after_its_end(
+    kept: StateStore | DiskStore, restarts: bool
+) -> None:
     third = turn("c", "Why?", "answer of b", "And dogs?")
     timed = ((0, FIRST), (1, end()), (2, SECOND), (2 + IDLE_MS + 1, tick()), (2 + IDLE_MS + 2, third))
-    lab = Lab(log_of(*timed, (2 + IDLE_MS + 3, end("end 2"))), Script(TELLS, TELLS, TELLS))
+    lab = Lab(log_of(*timed, (2 + IDLE_MS + 3, end("end 2"))), Script(TELLS, TELLS, TELLS), kept=kept)
     made = []
     for record in lab.log:
         made += numbers(lab.run(record))
@@ -170,10 +197,12 @@ def test_the_numbers_of_turns_go_on_when_a_session_goes_on_after_its_end(restart
     assert made == [0, 1, 2]
 
 
-def test_of_a_session_that_has_ended_a_count_is_kept_for_its_time_and_nothing_of_a_person() -> None:
+def test_of_a_session_that_has_ended_a_count_is_kept_for_its_time_and_nothing_of_a_person(
+    kept: StateStore | DiskStore,
+) -> None:
     late = turn("c", "Why?")
     log = log_of((0, FIRST), (1, end()), (1 + REMEMBER_MS, side("s")), (2 + 2 * REMEMBER_MS, tick()), (20_000, late))
-    lab = Lab(log, Script(TELLS, TELLS))
+    lab = Lab(log, Script(TELLS, TELLS), kept=kept)
     lab.run(*lab.log[:3])
     assert any(key.startswith("session/") for key in lab.store), "a side turn prolongs it, as it does the sessions' own"
     assert all(b"ann" not in value and b"assistant" not in value for value in lab.store.values())
@@ -212,15 +241,15 @@ def test_the_result_of_every_turn_is_the_one_that_the_sessions_made(log: list[tu
             assert made in [each for each in results if isinstance(each, Result)]
 
 
-def test_what_is_delivered_again_changes_nothing_and_makes_the_same_ids() -> None:
-    lab = Lab(log_of((0, FIRST), (1, FIRST), (2, SECOND), (3, end())), Script(TELLS, TELLS))
-    before = dict(lab.store)
-    once = [half.hint_id for half in lab.run()]
-    lab.store = before  # the crash came before the changelog
+def test_what_is_delivered_again_changes_nothing_and_makes_the_same_ids(kept: StateStore | DiskStore) -> None:
+    lab = Lab(log_of((0, FIRST), (1, FIRST), (2, SECOND), (3, end())), Script(TELLS, TELLS), kept=kept)
+    once = [half.hint_id for half in lab.run(crashes=True)]
     lab.again()
     assert [half.hint_id for half in lab.run()] == once and len(once) == 2
 
-    newer = Lab(log_of((0, FIRST), (1, end()), (2, SECOND)), Script(TELLS, TELLS))
+
+def test_an_end_that_is_delivered_again_does_not_end_a_newer_session(kept: StateStore | DiskStore) -> None:
+    newer = Lab(log_of((0, FIRST), (1, end()), (2, SECOND)), Script(TELLS, TELLS), kept=kept)
     newer.run()
     newer.again()
     assert not newer.run(newer.log[1]), "the end of an earlier session of that id"
@@ -232,13 +261,13 @@ def test_who_leaves_is_dropped() -> None:
     assert not lab.run() and not content(lab)
 
 
-def test_who_left_stays_forgotten_through_restarts_and_others_do_not() -> None:
+def test_who_left_stays_forgotten_through_restarts_and_others_do_not(kept: StateStore | DiskStore) -> None:
     other = turn("x", "Hi", session="other", user_id="bob")
     log = log_of(
         *((0, FIRST), (1, forget(user_id="ann")), (2, SECOND), (3, other), (4, end())),
         *((5, end("over", "other", user_id="bob")), (FORGET_MS + 2, SECOND), (FORGET_MS + 3, end("end 2"))),
     )
-    lab = Lab(log, Script(TELLS, TELLS))
+    lab = Lab(log, Script(TELLS, TELLS), kept=kept)
     assert not lab.run(*log[:2]) and not content(lab) and f"forget/{PARTITION}/1" in lab.store
     lab.again()
     (half,) = lab.run(*log[2:6])
@@ -260,9 +289,11 @@ def test_only_what_is_older_than_the_request_says_is_forgotten() -> None:
     assert half.key == turn_task_id("s", "c")
 
 
-def test_a_judge_or_teacher_that_is_away_is_waited_for_and_asked_only_for_what_is_missing() -> None:
+def test_a_judge_or_teacher_that_is_away_is_waited_for_and_asked_only_for_what_is_missing(
+    kept: StateStore | DiskStore,
+) -> None:
     chat = Script(ScorerAway("refused"))
-    lab = Lab(log_of((0, FIRST), (1, SECOND), (2, end())), chat)
+    lab = Lab(log_of((0, FIRST), (1, SECOND), (2, end())), chat, kept=kept)
     with pytest.raises(Retryable, match="lesson of a session cannot be had now: refused"):
         lab.run()
     chat.answers = [TELLS]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from schemas import topics
 from schemas.records import HintKind, Outcome, Record, Sampling, Source, Status, TaskHead, TokenSpan
 from schemas.tensors import float32_bytes
+from streams.join.processor import JoinProcessor
 from streams.join.state import StateError
 from streams.processor import LogRecord
 from tests.unit.join_oracle import Oracle
@@ -50,7 +51,7 @@ QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[He
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
-    made = Disk(tmp_path_factory.mktemp("disk"))
+    made = Disk(tmp_path_factory.mktemp("disk"), JoinProcessor(CODEC).age)
     yield made
     made.close()
 

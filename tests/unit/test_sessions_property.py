@@ -4,8 +4,10 @@ leave, rubbish."""
 
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +22,7 @@ from tests.unit.sessions_support import (
     SEEING,
     START,
     Cut,
+    Disk,
     Sessions,
     alive,
     drive,
@@ -34,6 +37,14 @@ from tests.unit.sessions_support import (
 # More for a long search: TENTALIS_TEST_EXAMPLES=20000 pytest tests/unit/test_sessions_property.py
 EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "50"))
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    made = Disk(tmp_path_factory.mktemp("disk"), None)
+    yield made
+    made.close()
+
 
 STEPS = (0, 0, 0, 1, 5, 5, 40, 300, 999, 1000, 1001, -50, -500)
 LEAPS = (2500, 5000, 5001, 9001)
@@ -171,6 +182,23 @@ def test_crashes_redelivery_and_zombies_do_not_matter(
     assert set(rough.written.produced) == set(calm.written.produced)
     assert {offset for offset, _ in rough.written.dead} == {offset for offset, _ in calm.written.dead}
     assert alive(rough.start()) == alive(calm.start())
+
+
+@settings(QUICK, max_examples=max(1, EXAMPLES // 5))
+@given(logs(), SIZES, PLANS)
+def test_state_on_disk_is_the_same_state(
+    disk: Disk, log: list[tuple[int, Spec | None]], sizes: list[int], plan: dict[int, Cut]
+) -> None:
+    """With the state in a database that outlives its worker: what is written is what it is in memory, and so is the
+    state after every start, though a start reads the changelog only from where the database ends."""
+    calm, rough = Sessions(records(log), SEEING), Sessions(records(log), SEEING)
+    kept = Sessions(records(log), SEEING, disk)
+    calm.run()
+    rough.run(sizes, plan)
+    kept.run(sizes, plan)
+    assert set(kept.written.produced) == set(calm.written.produced)
+    assert kept.written.produced == rough.written.produced
+    assert alive(kept.start()) == alive(rough.start())
 
 
 @QUICK
