@@ -76,7 +76,8 @@ def _said(record: Outcome | Feedback) -> _Said | None:
         beside = record.kind in (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
         reward = None if beside else record.reward
         return record.head.manager_id, record.worker_id, record.head.environment, reward, record.kind.value, None
-    assert record.result is not None
+    if record.result is None:
+        return None  # it names no worker and no environment, so it is in no window
     grade = record.score
     if grade is None:
         grade = {Polarity.POSITIVE: 1.0, Polarity.NEGATIVE: 0.0}.get(record.polarity)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from schemas import topics
 from schemas.ids import derived_id
@@ -38,6 +39,7 @@ from tentalis.kafka import DeliveryFailed, Publisher, make_codec, now_ms
 DEADLINE_MS, WINDOW_MS = 12_000, 3_000
 TOKENS = 48
 SPANS = (PolicySpan(start=0, policy="assistant@v0"),)
+PRAISE = {"polarity": Polarity.POSITIVE, "text": "Thank you!"}
 Event = tuple[float, str, Record]
 """seconds after the task, topic, record"""
 
@@ -92,6 +94,9 @@ def events_of(chance: random.Random, run: str, number: int, sessions: int = 0) -
                 yield event
                 if chance.random() < 0.04:
                     yield event[0] + chance.uniform(0.0, 5.0), *event[1:]
+    if family != "plain" and chance.random() < 0.06:
+        identity = f"{chance.getrandbits(64):x}"
+        yield chance.uniform(0.1, 10.0), topics.FEEDBACK, _feedback(task, identity, score=1.0, **PRAISE)
 
 
 def _about(chance: random.Random, family: str, result: Result, at: float) -> Iterator[Event]:
@@ -101,18 +106,16 @@ def _about(chance: random.Random, family: str, result: Result, at: float) -> Ite
         said = chance.uniform(0.05, 10.0)
     if family == "plain" or chance.random() < 0.06:
         return
+    # A form on a web page knows the task and the sample, and cannot carry the result.
+    about = {"sample_index": result.sample_index, "result": None if chance.random() < 0.15 else result}
     if family == "graded":
         score = round(chance.random(), 3)
-        yield said, topics.FEEDBACK, _feedback(result, f"{chance.getrandbits(64):x}", score=score)
+        yield said, topics.FEEDBACK, _feedback(result.task, f"{chance.getrandbits(64):x}", score=score, **about)
     elif result.status is Status.OK and chance.random() < 0.6:
         # The teacher needs a model, which is not what is put to the test here: its half comes ready-made.
         yield said, topics.HALVES, _hint(chance, result)
     else:
-        yield (
-            said,
-            topics.FEEDBACK,
-            _feedback(result, f"{chance.getrandbits(64):x}", polarity=Polarity.POSITIVE, text="Thank you!"),
-        )
+        yield said, topics.FEEDBACK, _feedback(result.task, f"{chance.getrandbits(64):x}", **PRAISE, **about)
 
 
 def _result(chance: random.Random, task: Task, index: int, answer: int) -> Result:
@@ -139,17 +142,10 @@ def _result(chance: random.Random, task: Task, index: int, answer: int) -> Resul
     )
 
 
-def _feedback(result: Result, identity: str, **fields: object) -> Feedback:
-    return Feedback.model_validate(
-        {
-            "feedback_id": identity,
-            "event_time": result.event_time,
-            "task_id": result.task.task_id,
-            "sample_index": result.sample_index,
-            "source": Source.USER,
-            "result": result,
-            **fields,
-        }
+def _feedback(task: Task, identity: str, **fields: Any) -> Feedback:
+    """From the user, on the whole task unless the fields name a sample."""
+    return Feedback(
+        feedback_id=identity, event_time=task.event_time, task_id=task.task_id, source=Source.USER, **fields
     )
 
 
@@ -172,13 +168,14 @@ def _hint(chance: random.Random, result: Result) -> Hint:
 
 
 def _request(run: str, number: int) -> Forget:
-    """Asks to forget a session; every other one only what was there before."""
+    """Asks to forget a session: every other one only what was there before, some only of one policy."""
     now = now_ms()
     return Forget(
         forget_id=derived_id("forget", run, str(number)),
         event_time=now,
         session_id=session_of(run, number),
         before=now if number % 2 else None,
+        policy=(None, None, "assistant", "another")[number % 4],
     )
 
 
