@@ -22,7 +22,7 @@ from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, changelog_record
 from streams.lanes import Job, Lanes
-from streams.processor import Aged, Bounded, Processor, StateUnreadable, Stepwise, Timed
+from streams.processor import Aged, Bounded, Processor, StateError, StateUnreadable, Stepwise, Timed
 from streams.sink import KafkaSink
 from streams.startup import TopicsWrong, check_topics, forbidden_of
 from streams.state import Diverged, Fold, StateStore, ensure_changelog, read_changelog
@@ -257,6 +257,16 @@ class _Worker:
         log.critical("%s ends: %r. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
         return EXIT_CRASHED
 
+        if isinstance(self._failure, StateError):
+            log.critical(
+                "%s ends: %s. Nothing unconfirmed was committed, and the next start makes this state anew from %s. If "
+                "that ends like this too, the changelog itself is damaged: delete it and reset the group to the "
+                "beginning of its topics, to fold them again",
+                self._processor.app_id,
+                self._failure,
+                self._changelog,
+            )
+            return EXIT_CRASHED
     def failed(self, error: Exception) -> None:
         """Ends the worker in order: what is done is committed, nothing else is."""
         self._failure = self._failure or error
@@ -347,6 +357,8 @@ class _Worker:
             # Once: what is on disk is only a copy.
             log.warning("%s; all of it is made anew from %s", error, self._changelog)
             self.revoked()
+            if isinstance(self._store, StateStore):
+                raise  # it was read from the changelog
             await self._restore(partitions, anew=True)
         self._metrics.recovery_seconds = time.monotonic() - started
         self._progressed()

@@ -20,7 +20,18 @@ from typing import NamedTuple, Protocol
 
 from schemas.codec import SchemasUnavailable
 from streams.dlq import Produce, check, key_bytes, letter
-from streams.processor import Bounded, Dead, Effects, LogRecord, Output, Processor, Retryable, StateUnreadable, Timed
+from streams.processor import (
+    Bounded,
+    Dead,
+    Effects,
+    LogRecord,
+    Output,
+    Processor,
+    Retryable,
+    StateError,
+    StateUnreadable,
+    Timed,
+)
 from streams.state import OFFSET_HEADER, Ends, Entry, as_entries
 from tentalis.dlq.limits import DeadLimits
 from tentalis.service import Unmendable
@@ -57,6 +68,9 @@ class Store(Protocol):
 
     def apply(self, partition: int, entries: Sequence[Entry], last: int | None) -> None:
         """Takes over confirmed changes; `last` is the changelog offset of the last one, None if that is not known."""
+
+    def distrust(self, partition: int) -> None:
+        """What is here of a partition is damaged: it is not gone on from, but made anew from the changelog."""
 
 
 @dataclass(slots=True)
@@ -161,8 +175,16 @@ class BatchRunner:
 
         Raises:
             TooManyDead: past a limit of dead letters; nothing of the batch was sent.
+            StateUnreadable: nothing is wrong with the records, and none is dead-lettered.
             Exception: whatever kept an effect from being confirmed.
         """
+        try:
+            await self._run(partition, records)
+        except StateError:
+            self.store.distrust(partition)
+            raise
+
+    async def _run(self, partition: int, records: Sequence[LogRecord]) -> None:
         if not records:
             await self.expire(partition)
             return

@@ -275,12 +275,16 @@ class Database:
     def _damaged(self, error: Exception) -> StateUnreadable:
         if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
             return StateUnreadable(f"there is no room for the state in {self._path}: {error}")
-        (self._path / DAMAGED).touch()
+        self.distrust()
         return StateUnreadable(f"the state in {self._path} cannot be read: {error}")
+
+    def distrust(self) -> None:
+        """It is made anew when it is opened next."""
+        (self._path / DAMAGED).touch()
 
 
 DAMAGED = "DAMAGED"
-"""A file beside the database: it is made anew when it is opened next."""
+"""A file beside the database says that it was found damaged."""
 
 
 def _grave(bucket: int, raw: bytes) -> bytes:
@@ -454,6 +458,10 @@ class DiskStore:
                 owned.flush()
             self._sweep()
 
+    def distrust(self, partition: int) -> None:
+        """A partition is damaged: it is made anew from the changelog when it is opened next."""
+        self._open[partition].distrust()
+
     def size(self) -> int:
         """Bytes on disk of the owned partitions."""
         return sum(database.size() for database in self._open.values())
@@ -485,7 +493,7 @@ class DiskStore:
     def _try(self, partition: int, path: Path, identity: str) -> str | None:
         """Opens what is there; otherwise why it cannot be believed."""
         if (path / DAMAGED).exists():
-            return "could not be read when it was last in use"
+            return "was damaged when it was last in use"
         try:
             opened = self._database(path)
         except StateUnreadable as error:

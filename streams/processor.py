@@ -37,6 +37,10 @@ class StateUnreadable(Exception):
     worker ends, and starts again with what the changelog says."""
 
 
+class StateError(StateUnreadable):
+    """State that cannot be what the application wrote: it was read, but is damaged, or a part of it is missing."""
+
+
 # Tuples where there is one for every record of the log: a frozen dataclass takes three times as long to make.
 
 
@@ -124,6 +128,8 @@ class Processor(Protocol):
             Retryable, SchemasUnavailable: try this batch again later; blocks the partition, dead-letters nothing.
             Unmendable: it is set up so that it cannot work: the worker ends.
             Exception: the batch is tried again record by record; what fails alone goes to the dead-letter topic.
+            StateUnreadable: the worker ends, nothing is dead-lettered; after a StateError its state is made anew from
+                the changelog when it starts again.
         """
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:

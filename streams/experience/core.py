@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from schemas.records import Forget, Record, SessionEvent, SessionEventKind, TaskHead
 from streams.join.forgotten import FORGET, Forgotten
-from streams.join.state import StateError
-from streams.processor import Change, applied_offset, payload_of, stamped
+from streams.processor import Change, StateError, applied_offset, payload_of, stamped
 from streams.sessions.core import MAIN, SIDE, head_of
 from streams.sessions.state import SEEN, SESSION, Seen, session_key
 from streams.sessions.turns import not_trainable

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from schemas.codec import DecodeError
 from schemas.records import Forget, Hint, Open, Record, Score, TaskHead
 from streams.join import emit
 from streams.join.emit import Emission, Halves, Place
@@ -23,7 +24,6 @@ from streams.join.state import (
     Payload,
     Phase,
     Slot,
-    StateError,
     Task,
     decode_clock,
     decode_task,
@@ -33,7 +33,7 @@ from streams.join.state import (
     phase_and_since,
     short,
 )
-from streams.processor import OFFSET_BYTES, Change, Table, payload_of
+from streams.processor import OFFSET_BYTES, Change, StateError, Table, payload_of
 
 DAY_MS = 24 * 3600 * 1000
 BEGINNING = -(2**63)
@@ -481,7 +481,12 @@ class Partition:
             return None
         if payload.record is None:
             value = payload.value if self._kept is None else self._kept.value(payload.offset)
-            record = self._decode(payload.offset, payload_of(value))
+            try:
+                record = self._decode(payload.offset, payload_of(value))
+            except DecodeError as error:
+                raise StateError(
+                    f"the half at offset {payload.offset} cannot be read from the state: {error}"
+                ) from error
             if not isinstance(record, Score | Hint):
                 raise StateError(f"the half at offset {payload.offset} is a {type(record).__name__}")
             payload.record, payload.value = record, b""

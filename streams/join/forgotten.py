@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from schemas.records import Forget, TaskHead
-from streams.join.state import StateError
-from streams.processor import OFFSET_BYTES, applied_offset, stamped
+from streams.processor import OFFSET_BYTES, StateError, applied_offset, stamped
 
 FORGET = "forget/"
 FORGET_TTL_MS = 31 * 24 * 3600 * 1000

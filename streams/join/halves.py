@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from streams.join.state import Payload, StateError, half_key
-from streams.processor import Table
+from streams.join.state import Payload, half_key
+from streams.processor import StateError, Table
 
 HOT_BYTES = 8 * 2**20
 """Of decoded halves that are kept per partition, beside those of the batch at hand."""
@@ -40,5 +40,5 @@ class HalvesOnDisk:
         key = half_key(self._partition, offset)
         value = self._table.get(key)
         if not isinstance(value, bytes):
-            raise StateError(f"the half {key} is not in the state")
+            raise StateError(f"a task waits with the half {key}, which is not in the state")
         return value

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from schemas.records import Hint, Score, TaskHead
-from streams.processor import OFFSET_BYTES, applied_offset, stamped
+from streams.processor import OFFSET_BYTES, StateError, applied_offset, stamped
 
 CLOCK, HALF, TASK = "clock/", "half/", "task/"
 VERSION = 1
@@ -34,10 +34,6 @@ _CLOCK = struct.Struct(">q")
 _FORGOTTEN = 1
 _CLOSED, _OPD_TAKEN, _HAS_SCORE, _HAS_HINT = 1, 2, 4, 8
 HASH_BYTES = 8
-
-
-class StateError(Exception):
-    """State that cannot be what this code wrote."""
 
 
 class Phase(IntEnum):
@@ -102,9 +98,12 @@ class Task:
         return min([self.deadline, *(slot.score_at + self.window for slot in waiting)])
 
     def parsed_head(self) -> TaskHead:
-        """The head of an open task."""
+        """The head of an open task. Raises StateError."""
         if self.head is None:
-            self.head = TaskHead.model_validate_json(self.head_json)
+            try:
+                self.head = TaskHead.model_validate_json(self.head_json)
+            except ValueError as error:
+                raise StateError(f"not the head of a task: {self.head_json[:64]!r}") from error
         return self.head
 
 

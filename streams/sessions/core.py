@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from schemas.codec import DecodeError
 from schemas.records import Forget, Message, Record, Result, SessionEvent, SessionEventKind, Task, TaskHead
 from streams.join.forgotten import FORGET, FORGET_TTL_MS, Forgotten
 from streams.join.ledger import Ledger
-from streams.join.state import CLOCK, StateError, decode_clock
-from streams.processor import OFFSET_BYTES, Change, Table, payload_of, stamped
+from streams.join.state import CLOCK, decode_clock
+from streams.processor import OFFSET_BYTES, Change, StateError, Table, payload_of, stamped
 from streams.sessions.state import (
     SEEN,
     SESSION,
@@ -401,10 +402,16 @@ class Partition:
 
     def _event_of(self, pending: Pending) -> SessionEvent:
         value = pending.value
-        if not value:
-            assert self._table is not None
-            value = self._table[self._ledger.half_key(pending.offset)]
-        event = self._decode(pending.offset, payload_of(value))
+        try:
+            if not value:
+                assert self._table is not None
+                value = self._table[self._ledger.half_key(pending.offset)]
+            event = self._decode(pending.offset, payload_of(value))
+        except (KeyError, DecodeError) as error:
+            raise StateError(
+                f"a session waits with the turn at offset {pending.offset}, which is not in the state, or not what was "
+                f"kept: {error}"
+            ) from error
         if not isinstance(event, SessionEvent):
             raise StateError(f"the turn at offset {pending.offset} is a {type(event).__name__}")
         return event

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas.records import SessionEvent
-from streams.join.state import StateError, short
-from streams.processor import OFFSET_BYTES, applied_offset, payload_of, stamped
+from streams.join.state import short
+from streams.processor import OFFSET_BYTES, StateError, applied_offset, payload_of, stamped
 
 SESSION, TURN, SEEN = "session/", "turn/", "seen/"
 VERSION = 1

@@ -19,8 +19,7 @@ from schemas import topics
 from schemas.records import HintKind, Outcome, Record, Sampling, Source, Status, TaskHead, TokenSpan
 from schemas.tensors import float32_bytes
 from streams.join.processor import JoinProcessor
-from streams.join.state import StateError
-from streams.processor import LogRecord
+from streams.processor import LogRecord, StateError
 from tests.unit.join_oracle import Oracle
 from tests.unit.join_support import (
     CODEC,

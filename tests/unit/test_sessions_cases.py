@@ -25,8 +25,7 @@ from streams.hinting import hint_half
 from streams.join.core import Limits as JoinLimits
 from streams.join.processor import JoinProcessor
 from streams.join.room import Bound
-from streams.join.state import StateError
-from streams.processor import LogRecord
+from streams.processor import LogRecord, StateError
 from streams.scoring import Scoring, opened_by_feedback, score_of_feedback
 from streams.sessions.core import Limits
 from streams.sessions.processor import SessionsProcessor

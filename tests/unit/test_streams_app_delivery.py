@@ -9,7 +9,7 @@ from schemas.codec import SchemasUnavailable
 from streams.delivery import Backoff, BatchRunner
 from streams.dlq import Produce, check
 from streams.lanes import Job, Lanes
-from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, stamped
+from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, StateError, stamped
 from streams.state import Ends, StateStore, WrittenByAnother
 from tentalis.dlq.limits import DeadLimits, TooManyDead
 
@@ -194,6 +194,36 @@ def test_a_batch_that_fails_is_tried_one_by_one_in_order() -> None:
     assert headers["tentalis.dlq.error-stage"] == b"process"
     assert headers["tentalis.dlq.error-class"] == b"KeyError"
     assert headers["tentalis.dlq.attempts"] == b"2"
+
+
+class Distrusting(StateStore):
+    """Remembers of which partitions it was told that they are damaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distrusted: list[int] = []
+
+    def distrust(self, partition: int) -> None:
+        self.distrusted.append(partition)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("later", [False, True])
+def test_damaged_state_is_no_fault_of_the_records(count: int, later: bool) -> None:
+    """`later`: it is met when the batch is taken apart, because something else failed first."""
+
+    def answer(records: Sequence[LogRecord]) -> Effects:
+        if later and len(script.calls) == 1 and count > 1:
+            raise KeyError("no")
+        raise StateError("the half half/3/5 is missing")
+
+    script = Script(answer)
+    made, sink, _ = runner(script)
+    store = made.store = Distrusting()
+    with pytest.raises(StateError, match="half/3/5"):
+        run(made.run(3, [record(5 + number) for number in range(count)]))
+    assert sink.sent == [] and made.counts.dead == 0
+    assert store.distrusted == [3]
 
 
 def test_an_output_over_the_limit_is_refused_before_anything_is_sent() -> None:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 from schemas import topics
 from streams.app import StreamSettings, _Worker
-from streams.delivery import Store
+from streams.delivery import BatchRunner, Store
 from streams.disk import BUFFERS_BYTES, CACHE_BYTES, IDLE_MS, Database, DiskFold, DiskStore, StoreLocked
 from streams.dlq import Produce
 from streams.join import markers
 from streams.join.core import DAY_MS
 from streams.join.processor import JoinProcessor
 from streams.join.state import TASK, Phase, Task, encode_clock, encode_task
-from streams.processor import LogRecord, StateUnreadable, Table, stamped
-from streams.state import Entry, Fold, StateStore
-from tests.unit.join_support import CODEC, head
+from streams.processor import LogRecord, StateError, StateUnreadable, Table, stamped
+from streams.state import Entry, Fold, StateStore, entry_of
+from tentalis.dlq.limits import DeadLimits
+from tests.unit.join_support import CODEC, PARTITION, head, record_at, sample, score, tick
 
 
 def put(key: str, offset: int, text: str = "") -> Entry:
@@ -376,6 +377,65 @@ def test_a_damaged_database_is_made_anew(bench: Bench, what: str, caplog: pytest
         state = bench.start()
     assert state == bench.whole().state()
     assert "made anew from the changelog" in caplog.text
+
+
+class Log:
+    """Takes what a worker sends; keeps its changelog."""
+
+    def __init__(self) -> None:
+        self.changelog: list[Entry] = []
+        self.outputs: list[Produce] = []
+
+    async def send(self, records: Sequence[Produce]) -> int:
+        for each in records:
+            if each.topic == CHANGELOG:
+                self.changelog.append(entry_of(CHANGELOG, 0, 0, each.key, each.value, each.headers))
+            else:
+                self.outputs.append(each)
+        return len(self.changelog) - 1
+
+
+CHANGELOG = topics.changelog("tentalis-join", "state")
+
+
+@pytest.mark.parametrize("damage", ["missing", "rubbish"])
+def test_a_damaged_half_condemns_no_record_and_the_state_is_made_anew(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, key = Log(), "half/3/0"
+
+    def worker() -> tuple[DiskStore, BatchRunner]:
+        processor = JoinProcessor(CODEC)
+        store = DiskStore(tmp_path, processor.age)
+        fold = store.open(PARTITION)
+        for entry in log.changelog[fold.position :]:
+            fold.add(entry)
+        fold.settle(len(log.changelog))
+        processor.restore(PARTITION, store.entries(PARTITION))
+        limits = DeadLimits(run=5)
+        return store, BatchRunner(
+            processor, log, store=store, changelog=CHANGELOG, limits=limits, record_limit=2**20, version="1"
+        )
+
+    store, runner = worker()
+    asyncio.run(runner.run(PARTITION, [record_at(0, 0, score(sample(head("a"))))]))
+    store.close()
+    store, runner = worker()
+    database = store._open[PARTITION]._db
+    if damage == "missing":
+        del database[b"\x01" + key.encode()]
+    else:
+        database[b"\x01" + key.encode()] = stamped(0, b"\xff rubbish")
+    innocent = [record_at(1, 10 * DAY_MS, tick()), record_at(2, 10 * DAY_MS, tick())]
+    with pytest.raises(StateError, match="half"):
+        asyncio.run(runner.run(PARTITION, innocent))
+    assert log.outputs == []
+    store.close()
+    store, runner = worker()
+    assert "made anew from the changelog" in caplog.text and store.rebuilt == 1
+    asyncio.run(runner.run(PARTITION, innocent))
+    assert [each.topic for each in log.outputs] == [topics.ROLLOUTS, topics.OUTCOMES]
+    store.close()
 
 
 def test_two_processes_take_two_folders_and_a_successor_takes_its_predecessors(tmp_path: Path) -> None:
