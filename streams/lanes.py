@@ -10,6 +10,14 @@ from streams.processor import LogRecord
 
 log = logging.getLogger(__name__)
 
+CANCEL_S = 10.0
+"""How long a lane may take to end when it is cancelled: with the grace period well below the rebalance timeout (30 s),
+after which the group would throw this worker out."""
+
+
+class LaneStuck(Exception):
+    """A lane that took no notice of being cancelled."""
+
 
 @dataclass(slots=True)
 class Job:
@@ -75,7 +83,7 @@ class Lanes:
 
     async def quiesce(self, grace: float) -> None:
         """Gives up what has not begun and what only waits, lets the rest finish for `grace` seconds, then cancels
-        it."""
+        it. A lane that does not end even then fails: the group does not wait for it."""
         for queue in self._queues.values():
             while queue:
                 queue.popleft().finished(False)
@@ -88,7 +96,12 @@ class Lanes:
         for task in late:
             log.warning("%s did not finish within %g s: given up, its records will come again", task.get_name(), grace)
             task.cancel()
-        await asyncio.gather(*running.values(), return_exceptions=True)
+        _, stuck = await asyncio.wait(running.values(), timeout=CANCEL_S)
+        if stuck:
+            # Whatever they still do belongs to an assignment that is over: nothing may run behind them.
+            self._broken |= {partition for partition, task in running.items() if task in stuck}
+            names = ", ".join(sorted(task.get_name() for task in stuck))
+            self._fail(LaneStuck(f"{names} did not end within {CANCEL_S:g} s of being cancelled"))
 
     def _next(self, queue: deque[Job]) -> list[Job]:
         """The oldest batch of a lane, and those behind it of the same topic that fit into one with it. Topics take

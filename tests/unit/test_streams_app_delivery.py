@@ -1,14 +1,16 @@
 """The order of a flush, what happens to a batch that fails, and the lanes."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import pytest
 
 from schemas.codec import SchemasUnavailable
+from streams import lanes as lanes_module
 from streams.delivery import Backoff, BatchRunner
 from streams.dlq import Produce, check
-from streams.lanes import Job, Lanes
+from streams.lanes import Job, Lanes, LaneStuck
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, StateError, stamped
 from streams.state import Ends, StateStore, WrittenByAnother
 from tentalis.dlq.limits import DeadLimits, TooManyDead
@@ -371,6 +373,36 @@ def test_quiesce_lets_the_running_finish_and_gives_up_the_rest() -> None:
         assert sorted(done[0]) == [False, True]
         assert done[1] == done[2] == [False, False]
         assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_a_lane_that_does_not_end_is_not_waited_for_and_nothing_runs_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "CANCEL_S", 0.01)
+
+    async def main() -> None:
+        ran: list[int] = []
+        over, failures, done = asyncio.Event(), list[Exception](), list[bool]()
+
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            ran.append(records[0].offset)
+            while not over.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await over.wait()
+
+        lanes = Lanes(work, set, failures.append)
+        lanes.submit(0, Job([record(5)], done.append))
+        await asyncio.sleep(0)
+        giving_up = asyncio.create_task(lanes.quiesce(0.01))
+        try:
+            ended, _ = await asyncio.wait({giving_up}, timeout=60)
+            assert ended and [type(error) for error in failures] == [LaneStuck]
+            assert "lane-0 did not end" in str(failures[0])
+            lanes.submit(0, Job([record(6)], done.append))
+            assert (ran, done) == ([5], [False])
+        finally:
+            over.set()
+            await asyncio.gather(*lanes._tasks.values())
 
     asyncio.run(main())
 
