@@ -89,7 +89,7 @@ def run(processor: Processor, settings: StreamSettings) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     tracing.configure(processor.app_id)
     try:
-        check_topics(processor, client_config(settings.known))
+        partitions = check_topics(processor, client_config(settings.known))
     except KafkaException as error:
         log.critical(
             "%s cannot start: no Kafka answers at %s (%s)", processor.app_id, settings.bootstrap, error.args[0].str()
@@ -98,15 +98,17 @@ def run(processor: Processor, settings: StreamSettings) -> int:
     except TopicsWrong as error:
         log.critical("%s cannot start: %s", processor.app_id, error)
         return EXIT_CRASHED
-    return asyncio.run(_Worker(processor, settings).main())
+    return asyncio.run(_Worker(processor, settings, partitions).main())
 
 
 class _Worker:
     """The owner of the partitions: between Faust (`faust_guards`) on one side and lanes, runner and store on the
     other."""
 
-    def __init__(self, processor: Processor, settings: StreamSettings) -> None:
+    def __init__(self, processor: Processor, settings: StreamSettings, partitions: Mapping[str, int]) -> None:
+        """`partitions`: how many its input topics have."""
         self._processor = processor
+        self._partitions = partitions
         self._settings = settings
         self._changelog = None if processor.table is None else topics.changelog(processor.app_id, processor.table)
         self._store = self._make_store()
@@ -161,6 +163,7 @@ class _Worker:
             self._processor.table,
             owner=self,
             limits=DeliveryLimits(settings.max_batch_records, settings.max_batch_bytes),
+            partitions=self._partitions,
             submit=self._submit,
             settings=_faust_settings(self._processor.app_id, settings),
         )
@@ -254,9 +257,6 @@ class _Worker:
         if isinstance(self._failure, Unmendable):
             log.critical("%s ends: %s. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
             return UNMENDABLE
-        log.critical("%s ends: %r. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
-        return EXIT_CRASHED
-
         if isinstance(self._failure, StateError):
             log.critical(
                 "%s ends: %s. Nothing unconfirmed was committed, and the next start makes this state anew from %s. If "
@@ -267,6 +267,9 @@ class _Worker:
                 self._changelog,
             )
             return EXIT_CRASHED
+        log.critical("%s ends: %r. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
+        return EXIT_CRASHED
+
     def failed(self, error: Exception) -> None:
         """Ends the worker in order: what is done is committed, nothing else is."""
         self._failure = self._failure or error
@@ -354,11 +357,11 @@ class _Worker:
         try:
             await self._restore(partitions)
         except (StateUnreadable, Diverged) as error:
+            if isinstance(self._store, StateStore):
+                raise  # it was read from the changelog
             # Once: what is on disk is only a copy.
             log.warning("%s; all of it is made anew from %s", error, self._changelog)
             self.revoked()
-            if isinstance(self._store, StateStore):
-                raise  # it was read from the changelog
             await self._restore(partitions, anew=True)
         self._metrics.recovery_seconds = time.monotonic() - started
         self._progressed()

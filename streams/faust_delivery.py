@@ -21,13 +21,17 @@ from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode import Service
 
+from schemas.place import Place
 from streams import header_names
 from streams.processor import LogRecord
+from tentalis.service import Unmendable
 
 POLL_S = 0.25
 """Seconds that a poll waits for records: also what a rebalance may have to wait for it."""
 BUSY_POLL_S = 0.05
 """The same while some partitions are busy, and may have room again any moment."""
+LOG_APPEND_TIME = 1
+"""`timestamp_type` of an aiokafka record that has the time of its append, by the broker's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +51,10 @@ class Fenced(KafkaError):
 
 class GroupLost(Exception):
     """The coordinator answered with an error after which aiokafka takes no part in the group any more."""
+
+
+class NotAppendTime(Unmendable):
+    """A record with the time of its producer's clock."""
 
 
 class NoAnswer(Exception):
@@ -109,8 +117,20 @@ class BatchSchema(Schema):
         return cast(Batch, message.value)
 
 
-def log_record(record: Any) -> LogRecord:
-    """An aiokafka record as the processor sees it."""
+def log_record(record: Any, partitions: int) -> LogRecord:
+    """An aiokafka record as the processor sees it; `partitions`: how many its topic has.
+
+    Raises:
+        NotAppendTime: what is late and what is over would depend on the clock of whoever produced it.
+    """
+    if record.timestamp_type != LOG_APPEND_TIME:
+        raise NotAppendTime(
+            f"{Place(record.topic, record.partition, record.offset)} has the time of its producer's clock "
+            "(CreateTime), not of its append: one wrong clock would end every open wait of the partition. "
+            f"`tentalis topics apply` sets message.timestamp.type=LogAppendTime on {record.topic}, for what comes from "
+            "then on. What lies there keeps its time: produce it again and move the group past it "
+            "(kafka-consumer-groups.sh --reset-offsets), or delete the topic before if it is of no use"
+        )
     key, value = record.key, record.value
     return LogRecord(
         record.topic,
@@ -121,6 +141,7 @@ def log_record(record: Any) -> LogRecord:
         b"" if value is None else value,
         record.headers,
         value is None,
+        partitions,
     )
 
 
@@ -247,6 +268,9 @@ class BatchConsumer(Consumer):
         except asyncio.CancelledError:
             if not self.app.should_stop:
                 raise
+        except NotAppendTime as error:
+            # Nothing is polled any more: what lies behind it must not be delivered, or its offset would be committed.
+            self.app.owner.failed(error)
 
     async def _poll(self, ready: set[TP], seconds: float) -> None:
         # Upstream lets a poll outlive a rebalance and drops what it returns, because the generation is another by then;
@@ -258,7 +282,8 @@ class BatchConsumer(Consumer):
             generation = self.app.consumer_generation_id
             fetched = await self._getmany(ready, timeout=seconds)
             for tp, records in fetched.items():
-                for batch in split([log_record(record) for record in records], self.app.delivery_limits):
+                count = self.app.partition_counts[tp.topic]
+                for batch in split([log_record(record, count) for record in records], self.app.delivery_limits):
                     if not self.flow_active or generation != self.app.consumer_generation_id:
                         return
                     await self._deliver(TP(*tp), batch, generation)

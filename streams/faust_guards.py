@@ -205,9 +205,17 @@ class SafeTableManager(TableManager):
 class GuardedApp(App):
     """The Faust application of a processor."""
 
-    def __init__(self, *args: Any, owner: Owner, delivery_limits: DeliveryLimits, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        owner: Owner,
+        delivery_limits: DeliveryLimits,
+        partition_counts: Mapping[str, int],
+        **kwargs: Any,
+    ) -> None:
         self.owner = owner
         self.delivery_limits = delivery_limits
+        self.partition_counts = partition_counts
         self.epoch = 0
         """Counts the rebalances that have begun."""
         super().__init__(*args, **kwargs)
@@ -231,12 +239,14 @@ def build_app(
     *,
     owner: Owner,
     limits: DeliveryLimits,
+    partitions: Mapping[str, int],
     submit: Callable[[Any], None],
     settings: Mapping[str, Any],
 ) -> GuardedApp:
     """The Faust application: one agent on all topics, which hands each event (a batch) to `submit` and never fails.
 
     Args:
+        partitions: how many each of the topics has.
         submit: takes the event; acknowledges it with `event.ack()` when its batch is done or given up.
         settings: further Faust settings.
     """
@@ -245,6 +255,7 @@ def build_app(
         app_id,
         owner=owner,
         delivery_limits=limits,
+        partition_counts=partitions,
         TableManager=SafeTableManager,
         # The default restarts an agent up to a hundred times a second, skipping the event that it raised on.
         agent_supervisor=CrashingSupervisor,

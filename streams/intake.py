@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
-from schemas.records import Record
+from schemas.records import Feedback, Record, Result
+from streams.placement import Misplaced, check_place
 from streams.processor import Dead, LogRecord, Output
 from tentalis.kafka import headers_of
 from tentalis.rewards import RewardError
@@ -23,7 +24,10 @@ class KeyMismatch(ValueError):
     """A record under another key than its own: it may lie on a partition where nobody looks for it."""
 
 
-INVALID = (DecodeError, KeyMismatch, RewardError)
+PAIRED = (Result, Feedback)
+"""What finds each other by lying on the same partition."""
+
+INVALID = (DecodeError, KeyMismatch, Misplaced, RewardError)
 """What says of a record that it is not valid, and not of the application that it fails."""
 
 
@@ -33,6 +37,7 @@ def decoded(codec: Codec, record: LogRecord, kind: type[R]) -> R:
     Raises:
         DecodeError: bytes that are no such record, a tombstone among them.
         KeyMismatch: the Kafka key is not the record's.
+        Misplaced: it would be paired, and lies on another partition than its key's.
     """
     began = time.perf_counter()
     value = codec.decode(
@@ -47,6 +52,8 @@ def decoded(codec: Codec, record: LogRecord, kind: type[R]) -> R:
         raise TypeError(f"{record.topic} holds {type(value).__name__} records, not {kind.__name__}")
     if value.key != record.key:
         raise KeyMismatch(f"{record}: the Kafka key is {record.key!r}, but the record's own is {value.key!r}")
+    if kind in PAIRED:
+        check_place(record)
     return value
 
 

@@ -47,9 +47,9 @@ class StateError(StateUnreadable):
 class LogRecord(NamedTuple):
     """One record as it lies on the log.
 
-    `timestamp` is in ms, as the broker stamped it. `key` is the raw UTF-8 key; bytes that are no UTF-8 are kept as
-    surrogate escapes, so that they can be written back unchanged. A record without a value (a tombstone) has `value`
-    b"" and `tombstone` set."""
+    `timestamp` is in ms, as the broker stamped it when it was appended. `key` is the raw UTF-8 key; bytes that are no
+    UTF-8 are kept as surrogate escapes, so that they can be written back unchanged. A record without a value (a
+    tombstone) has `value` b"" and `tombstone` set. `partitions` is how many its topic has, 0 where nobody looked."""
 
     topic: str
     partition: int
@@ -59,6 +59,7 @@ class LogRecord(NamedTuple):
     value: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
     tombstone: bool = False
+    partitions: int = 0
 
     def __str__(self) -> str:
         return str(Place(self.topic, self.partition, self.offset))
@@ -127,9 +128,9 @@ class Processor(Protocol):
         Raises:
             Retryable, SchemasUnavailable: try this batch again later; blocks the partition, dead-letters nothing.
             Unmendable: it is set up so that it cannot work: the worker ends.
-            Exception: the batch is tried again record by record; what fails alone goes to the dead-letter topic.
             StateUnreadable: the worker ends, nothing is dead-lettered; after a StateError its state is made anew from
                 the changelog when it starts again.
+            Exception: the batch is tried again record by record; what fails alone goes to the dead-letter topic.
         """
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[Output]:

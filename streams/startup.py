@@ -18,7 +18,7 @@ class TopicsWrong(Exception):
     """A topic that the application needs is missing or has the wrong number of partitions."""
 
 
-def check_topics(processor: Processor, connection: Mapping[str, Any]) -> None:
+def check_topics(processor: Processor, connection: Mapping[str, Any]) -> dict[str, int]:
     """Whether every topic is there that the application reads, and those that must lie beside them.
 
     Faust would wait without a word for a topic that is missing, and an application with state whose topics have
@@ -26,6 +26,8 @@ def check_topics(processor: Processor, connection: Mapping[str, Any]) -> None:
 
     Args:
         connection: librdkafka's settings of how to reach the brokers.
+    Returns:
+        How many partitions each topic has that it reads.
     Raises:
         TopicsWrong: naming every topic that is missing or different.
         KafkaException: the broker does not answer.
@@ -48,6 +50,7 @@ def check_topics(processor: Processor, connection: Mapping[str, Any]) -> None:
             ]
     if problems:
         raise TopicsWrong("; ".join(problems) + ". `tentalis topics apply` creates what is missing")
+    return {name: found[name] for name in processor.topics}
 
 
 def forbidden_of(failure: BaseException, settings: Settings) -> Forbidden | None:

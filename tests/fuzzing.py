@@ -21,6 +21,7 @@ from schemas.records import (
     Terms,
     Verifier,
 )
+from streams.placement import partition_of
 from tests.unit import join_support, sessions_support
 from tests.unit.stream_records import make_feedback, make_result, make_task
 
@@ -227,6 +228,7 @@ def fuzzed(seed: int, count: int, *, valid: float = 0.2) -> Iterator[Fuzzed]:
                         ("empty", b""),
                         ("noise", rng.randbytes(rng.randrange(1, 200))),
                         ("key", value),
+                        ("place", value),
                     ]
                 )
             if damage == "key" or rng.random() < 0.05:
@@ -236,4 +238,6 @@ def fuzzed(seed: int, count: int, *, valid: float = 0.2) -> Iterator[Fuzzed]:
             if rng.random() < 0.1:
                 name = rng.choice(["", "tentalis.dlq.original-offset", "ce_id", "traceparent", "tentalis.dlq.mark"])
                 headers.append((name, rng.choice([None, b"", b"\xff" * 20, b"-1", b"x" * 2000])))
-        yield Fuzzed(topic, rng.randrange(partitions), key, value, tuple(headers), damage)
+        anywhere = damage == "place" or not key
+        place = rng.randrange(partitions) if anywhere else partition_of(key or b"", partitions)
+        yield Fuzzed(topic, place, key, value, tuple(headers), damage)

@@ -103,6 +103,10 @@ class Partition:
         """When the oldest open task was opened, ms of stream time."""
         return min((task.since for task in self._open.values()), default=None)
 
+    def knows(self, task_id: str) -> bool:
+        """Whether a task is open, or remembered."""
+        return task_id in self._open or self._markers.get(task_id) is not None
+
     # --- recovery ---------------------------------------------------------------------------------------------------
 
     def restore(self, entries: Mapping[str, bytes]) -> None:

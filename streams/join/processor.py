@@ -6,7 +6,7 @@ from functools import partial
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError
-from schemas.records import Outcome, OutcomeKind, Record, Rollout, Terms, Tick
+from schemas.records import Hint, Open, Outcome, OutcomeKind, Record, Rollout, Score, Terms, Tick
 from streams.delivery import FRAMING_BYTES, size_of
 from streams.dlq import Produce, key_bytes
 from streams.join.core import BEGINNING, Limits, Partition, Refused, Tally
@@ -15,6 +15,7 @@ from streams.join.room import Bound, Load, Room
 from streams.join.state import TASK, Phase, phase_and_since
 from streams.join.traces import Traces
 from streams.pairing import HORIZON_MS
+from streams.placement import Misplaced, check_place
 from streams.processor import Dead, Effects, LogRecord, Output, in_turns
 from tentalis import metrics, tracing
 from tentalis.kafka import headers_of, now_ms
@@ -135,10 +136,13 @@ class JoinProcessor:
             # What is unreadable moves time all the same: when it was appended does not depend on what it holds.
             try:
                 event = self._decode(record)
+                # Once per task: what is known was in its place.
+                if isinstance(event, Open | Score | Hint) and not fold.knows(event.key):
+                    check_place(record)
             except DecodeError as error:
                 effects.dead.append(Dead.of(record, error.stage, error))
                 continue
-            except Refused as error:
+            except (Refused, Misplaced) as error:
                 effects.dead.append(Dead.of(record, "validate", error))
                 continue
             if tracing.enabled():

@@ -7,6 +7,7 @@ from typing import Any
 from schemas import topics
 from schemas.codec import DecodeError
 from schemas.place import Place
+from streams.placement import partition_of
 from tentalis.dlq.letters import Raw, letter_of
 from tests.fuzzing import CODEC, Fuzzed
 
@@ -71,7 +72,11 @@ def is_invalid(record: Fuzzed) -> bool:
         found = CODEC.decode(record.value, topic=record.topic, partition=0, offset=0, expected=expected)
     except DecodeError:
         return True
-    return found.key.encode("utf-8", "surrogateescape") != record.key
+    key = found.key.encode("utf-8", "surrogateescape")
+    if key != record.key:
+        return True
+    paired = record.topic in (topics.RESULTS, topics.FEEDBACK)
+    return paired and partition_of(key, topics.table()[record.topic].partitions) != record.partition
 
 
 def reasons(found: Mapping[str, Any], grown: Mapping[str, float]) -> list[str]:

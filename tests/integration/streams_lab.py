@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from streams.app import ensure_changelog
 from streams.processor import payload_of
@@ -51,7 +51,12 @@ class Lab:
         self.app = f"{name}-app"
         self.folder = folder
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
-        configs = {name: {}, f"{name}.out": out_config or {}, f"{name}.dlq": {}, f"{name}.ticks": {}}
+        configs = {
+            name: {"message.timestamp.type": "LogAppendTime"},
+            f"{name}.out": out_config or {},
+            f"{name}.dlq": {},
+            f"{name}.ticks": {},
+        }
         new = [NewTopic(topic, PARTITIONS, 1, config=config) for topic, config in configs.items()]
         for future in self.admin.create_topics(new).values():
             future.result(30)
@@ -83,6 +88,13 @@ class Lab:
         """One record, confirmed."""
         self.producer.produce(topic, value, key, **options)
         assert self.producer.flush(30) == 0
+
+    def set_time(self, kind: str) -> None:
+        """Whose clock the input topic takes from now on: LogAppendTime or CreateTime."""
+        entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
+        for future in self.admin.incremental_alter_configs([resource]).values():
+            future.result(30)
 
     def start(self, *options: str) -> "subprocess.Popen[bytes]":
         """A worker process."""

@@ -25,6 +25,7 @@ from schemas.records import (
     Terms,
 )
 from schemas.tensors import float32_view
+from streams.placement import partition_of
 from streams.processor import LogRecord
 from tentalis.config import Settings
 from tentalis.kafka import make_codec, now_ms, read_to_end
@@ -116,6 +117,16 @@ def test_good_records_become_halves_and_signals_and_bad_ones_dead_letters(
         for record in bad[topic]:
             apps.put_bytes(record)
         apps.put(topic, *good[TASKS // 2 :])
+    elsewhere: dict[str, Record] = {
+        topics.RESULTS: make_result(make_task("elsewhere")),
+        topics.FEEDBACK: make_feedback(make_result(make_task("elsewhere")), COMPLAINT),
+    }
+    for topic, record in elsewhere.items():
+        key, count = record.key.encode(), topics.table()[topic].partitions
+        value, wrong = apps.codec.encode(topic, record), (partition_of(key, count) + 1) % count
+        apps.publisher.send_bytes(topic, key, value, partition=wrong)
+        bad[topic].append(LogRecord(topic, wrong, 0, 0, record.key, value))
+    apps.publisher.flush()
 
     apps.start("scoring")
     apps.start("aggregation")

@@ -175,6 +175,20 @@ def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
     assert lab.read(f"{lab.topic}.dlq") == []
 
 
+def test_a_producers_clock_is_never_taken_for_time(lab: Lab) -> None:
+    lab.produce(20)
+    worker = lab.start()
+    lab.settled(workers=[worker])
+    lab.set_time("CreateTime")
+    lab.put(lab.topic, b"n:early", b"key-1")
+    assert worker.wait(60) == 7
+    log = lab.log_of(worker)
+    assert "has the time of its producer's clock (CreateTime)" in log and f"{lab.topic}[" in log
+    assert "`tentalis topics apply`" in log
+    assert lab.uncommitted() == 1
+    lab.verify()
+
+
 @on_both_stores
 def test_a_late_write_of_a_zombie_does_not_win(lab: Lab) -> None:
     lab.produce(60, keys=3)

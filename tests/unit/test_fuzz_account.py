@@ -9,11 +9,12 @@ import pytest
 from schemas import topics
 from schemas.place import Place
 from schemas.topics import dlq
+from streams.placement import partition_of
 from tentalis.dlq.context import context_headers
 from tentalis.dlq.letters import Raw
-from tests.chaos.account import account, reasons
+from tests.chaos.account import account, is_invalid, reasons
 from tests.fuzzing import CODEC, Fuzzed
-from tests.unit.stream_records import make_task
+from tests.unit.stream_records import make_result, make_task
 
 TASK = make_task("t1")
 VALID = Fuzzed(topics.TASKS, 3, TASK.key.encode(), CODEC.encode(topics.TASKS, TASK), (), "none")
@@ -56,6 +57,14 @@ def wrong(letters: Iterable[Raw], *elsewhere: Raw) -> dict[str, Any]:
 
 def test_every_record_valid_or_dead_is_sound() -> None:
     assert wrong(LETTERS) == {}
+
+
+def test_what_is_paired_has_to_lie_where_its_key_does() -> None:
+    result = make_result()
+    value, right = CODEC.encode(topics.RESULTS, result), partition_of(result.key.encode(), 8)
+    at_home = Fuzzed(topics.RESULTS, right, result.key.encode(), value, (), "none")
+    assert not is_invalid(at_home)
+    assert is_invalid(replace(at_home, partition=(right + 1) % 8))
 
 
 @pytest.mark.parametrize("missing", [0, 1])

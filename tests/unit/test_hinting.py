@@ -333,6 +333,11 @@ def test_a_score_that_is_not_a_number_and_an_unknown_environment_are_dead_letter
     assert "score" in effects.dead[0].error and "'moon' is not known" in effects.dead[1].error
 
 
+def test_feedback_on_another_partition_than_its_keys_is_a_dead_letter() -> None:
+    (dead,) = run(feedback_on_log(result=make_result(make_task("t2")))._replace(partitions=8)).dead
+    assert dead.stage == "validate" and "it lies on 3: the producer must place keys by murmur2" in dead.error
+
+
 def test_feedback_without_a_result_is_a_dead_letter_that_says_so() -> None:
     record = on_log(topics.FEEDBACK, bare_feedback())
     (dead,) = run(record).dead

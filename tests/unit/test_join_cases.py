@@ -6,7 +6,23 @@ from schemas import topics
 from schemas.digest import digest_holds
 from schemas.records import HintKind, Opens, Outcome, OutcomeKind, Record, Source, Status, TaskHead
 from schemas.tensors import float32_bytes, float32_view, int32_bytes
-from tests.unit.join_support import LIMITS, START, fold, forget, head, hint, open_, sample, score, tick
+from streams.placement import partition_of
+from tests.unit.join_support import (
+    LIMITS,
+    PARTITION,
+    START,
+    drive,
+    fold,
+    forget,
+    head,
+    hint,
+    open_,
+    record_at,
+    sample,
+    score,
+    tick,
+    worker,
+)
 
 NONE, REJECTED = HintKind.NONE, HintKind.REJECTED
 
@@ -389,6 +405,23 @@ def test_halves_that_contradict_their_task_are_dead_letters() -> None:
     assert written.dead == [(1, "validate"), (2, "validate"), (3, "validate")] and not written.outcomes
     longer = sample(head(n=2), n=5)
     assert fold((0, score(s)), (10, hint(longer))).dead == [(1, "validate")], "log-probs of other tokens"
+
+
+@pytest.mark.parametrize("first", [open_(head("t2")), score(sample(head("t2"))), hint(sample(head("t2")))])
+def test_a_task_on_another_partition_than_its_keys_is_a_dead_letter(first: Record) -> None:
+    """Both partitions would write an outcome of it, under one key. Of a task that is known nobody looks again."""
+    right = partition_of(b"t2", 8)
+    assert right != PARTITION
+    processor = worker({})
+    elsewhere = record_at(0, 0, first)._replace(partitions=8)
+    (dead,) = drive(processor.process(PARTITION, [elsewhere])).dead
+    assert dead.stage == "validate"
+    assert f"'t2' hashes to partition {right} of 8, it lies on 3: the producer must place keys by murmur2" in dead.error
+    clock = record_at(1, 1, tick())._replace(partitions=8)
+    assert not drive(processor.process(PARTITION, [clock])).dead, "a tick is of its partition, whatever its key"
+    at_home = [record_at(2, 2, first)._replace(partition=right, partitions=8), record_at(3, 3, first)]
+    processor.restore(right, {})
+    assert not drive(processor.process(right, at_home)).dead
 
 
 def test_tasks_beyond_the_limits_are_dead_letters() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from schemas import topics
 from schemas.records import Open, Opens, Polarity, Record, Score, Source, Status, Terms, Verifier
+from streams.placement import partition_of
 from streams.processor import Effects, LogRecord
 from streams.scoring import Scoring
 from tentalis.rewards import grade
@@ -165,6 +166,20 @@ def test_feedback_without_a_result_or_not_readable_is_left_to_hinting() -> None:
     effects = run(on_log(topics.FEEDBACK, alone), *bad.values(), on_log(topics.FEEDBACK, moon), app=app)
     assert not effects.outputs and not effects.dead
     assert app.skipped.count == len(bad) + 1
+
+
+def test_a_result_on_another_partition_than_its_keys_is_a_dead_letter() -> None:
+    task = make_task("t2")
+    good, announced = on_log(topics.RESULTS, make_result(task)), on_log(topics.TASKS, task)
+    right = partition_of(b"t2", 8)
+    assert right != good.partition
+    (dead,) = run(good._replace(partitions=8)).dead
+    assert (dead.stage, dead.error_class) == ("validate", "streams.placement.Misplaced")
+    assert f"'t2' hashes to partition {right} of 8, it lies on 3" in dead.error and "murmur2_random" in dead.error
+    app = Scoring(CODEC)
+    app.restore(right, {})
+    assert not run(good._replace(partitions=8, partition=right), app=app).dead
+    assert not run(announced._replace(partitions=8)).dead, "nothing is paired with a task by where it lies"
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

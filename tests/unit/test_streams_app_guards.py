@@ -19,6 +19,7 @@ from streams.faust_delivery import (
     GuardedConsumerThread,
     InFlight,
     NoAnswer,
+    NotAppendTime,
     log_record,
     split,
 )
@@ -200,6 +201,21 @@ def test_batches_are_cut_by_records_and_bytes_and_keep_the_order() -> None:
 
 def test_a_record_keeps_bytes_that_are_no_text_and_null_values() -> None:
     raw = SimpleNamespace(
-        topic="t", partition=1, offset=2, timestamp=3, key=b"\xff", value=None, headers=(("a", b"\x00"),)
+        topic="t",
+        partition=1,
+        offset=2,
+        timestamp=3,
+        timestamp_type=1,
+        key=b"\xff",
+        value=None,
+        headers=(("a", b"\x00"),),
     )
-    assert log_record(raw) == LogRecord("t", 1, 2, 3, "\udcff", b"", (("a", b"\x00"),), True)
+    assert log_record(raw, 4) == LogRecord("t", 1, 2, 3, "\udcff", b"", (("a", b"\x00"),), True, 4)
+
+
+@pytest.mark.parametrize("kind", [0, None])
+def test_a_record_with_its_producers_time_is_refused(kind: int | None) -> None:
+    """CreateTime, and a record from before there were timestamps."""
+    raw = SimpleNamespace(topic="t", partition=1, offset=2, timestamp=3, timestamp_type=kind, key=b"k", value=b"v")
+    with pytest.raises(NotAppendTime, match=r"^t\[1\]@2 has the time of its producer's clock .*topics apply"):
+        log_record(raw, 4)

@@ -331,7 +331,7 @@ def test_a_path_with_lock_in_its_name_is_not_taken_for_one(tmp_path: Path) -> No
 
 def test_what_recovery_writes_again_is_known_by_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that took no notice of it would not go on, and the next restart read all that came after."""
-    worker = _Worker(JoinProcessor(CODEC), StreamSettings("127.0.0.1:1", tmp_path, state="rocksdb"))
+    worker = _Worker(JoinProcessor(CODEC), StreamSettings("127.0.0.1:1", tmp_path, state="rocksdb"), {})
     right, late = put("clock/0", 5, "clocks.."), put("clock/0", 3, "clocks..")
 
     async def read_changelog(topic: str, folds: dict[int, DiskFold], *rest: object) -> None:

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message, Producer
 
 from streams.dlq import Produce
+from streams.placement import partition_of
 from streams.sink import KafkaSink, NoSuchPartition, NotDelivered
+from tentalis.config import Settings
+from tentalis.kafka import producer_config
 
 MOCK = {"test.mock.num.brokers": 1, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
 PARTITIONS = 4  # of every topic of that broker
@@ -69,3 +72,36 @@ def test_a_record_that_is_too_large_leaves_nothing_unwatched() -> None:
         asyncio.run(sink.send([*records(5, 0), Produce("t", b"k", b"v" * 5000), *records(5, 0)]))
     sink.close()
     assert failed.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+def test_who_is_cancelled_while_the_queue_is_full_does_not_wait_for_the_reports() -> None:
+    """A partition is to be given up then, and the group waits."""
+    config = {"bootstrap.servers": "127.0.0.1:9", "queue.buffering.max.messages": 10, "log_level": 0}
+    sink = KafkaSink(config | {"delivery.timeout.ms": 300_000})
+
+    async def main() -> None:
+        sending = asyncio.create_task(sink.send(records(200)))
+        while sink._producer is None or len(sink._producer) < 10:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.wait({sending}, timeout=60)
+        assert sending.cancelled()
+
+    asyncio.run(main())
+    sink.close()
+
+
+def test_a_key_is_looked_for_where_librdkafka_puts_it_as_we_set_it_up() -> None:
+    keys = [b"\xff\xfe\x80", *(b"x" * size for size in range(1, 20)), *(b"task-%d" % number for number in range(50))]
+    found: dict[bytes, int] = {}
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        found[message.key()] = message.partition()
+
+    config = producer_config(Settings(bootstrap="127.0.0.1:9"))
+    producer = Producer({"partitioner": config["partitioner"]} | MOCK)
+    for key in keys:
+        producer.produce("t", b"v", key, on_delivery=delivered)
+    assert producer.flush(60) == 0
+    assert found == {key: partition_of(key, PARTITIONS) for key in keys}
+    assert len(set(found.values())) == PARTITIONS

@@ -26,7 +26,7 @@ def test_every_open_task_that_is_taken_over_is_progress(
 ) -> None:
     log = Partitioned(log_of(*((number, score(sample(head(f"t{number}")))) for number in range(OPEN))))
     log.run()
-    worker = _Worker(JoinProcessor(CODEC, LIMITS), StreamSettings("127.0.0.1:1", tmp_path, state=state))
+    worker = _Worker(JoinProcessor(CODEC, LIMITS), StreamSettings("127.0.0.1:1", tmp_path, state=state), {})
     counts, processor = worker._counts, worker._processor
     progress, taken = list[bool](), list[Mapping[str, bytes]]()
     restore = processor.restore
