@@ -56,6 +56,8 @@ class Answers(Generic[K, V]):
         self._slots = asyncio.Semaphore(at_once)
         self._batches: dict[int, _Batch[K, V]] = {}
         self._given_up: set[int] = set()
+        self.asking: set[int] = set()
+        """Partitions with calls that are not over, or wait for a slot."""
 
     @contextmanager
     def batch(self, partition: int, records: Sequence[LogRecord]) -> Iterator[None]:
@@ -103,7 +105,11 @@ class Answers(Generic[K, V]):
 
         missing = {key: call for key, call in questions if key not in answers}
         if missing:
-            await together([asked(key, call) for key, call in missing.items()])
+            self.asking.add(partition)
+            try:
+                await together([asked(key, call) for key, call in missing.items()])
+            finally:
+                self.asking.discard(partition)
         if failures:
             raise min(failures, key=lambda error: isinstance(error, Retryable))
         return [answers[key] for key, _ in questions]

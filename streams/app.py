@@ -22,7 +22,9 @@ from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, changelog_record
 from streams.lanes import Job, Lanes
+from streams.log_ends import LogEnds
 from streams.processor import Aged, Bounded, Processor, StateError, StateUnreadable, Stepwise, Timed
+from streams.progress import Place, Progress
 from streams.sink import KafkaSink
 from streams.startup import TopicsWrong, check_topics, forbidden_of
 from streams.state import Diverged, Fold, StateStore, ensure_changelog, read_changelog
@@ -46,6 +48,8 @@ EXIT_OK = 0
 EXIT_CRASHED = 1
 EXIT_FORBIDDEN = 6
 STOP_DEADLINE_S = 4.0
+BEAT_S = 1.0
+ENDS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,9 @@ class _Worker:
         self._owned: tuple[int, ...] = ()
         self._restored: set[int] = set()
         self._steps = 0
+        self._progress = Progress()
+        self._log_ends = LogEnds(settings.known)
+        self._ends: dict[Place, int] = {}
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._app: Any = None
@@ -189,7 +196,10 @@ class _Worker:
                 )
                 return EXIT_CRASHED
         watchdog.start()
-        background = [asyncio.create_task(self._beat(), name="beat")]
+        background = [
+            asyncio.create_task(self._beat(), name="beat"),
+            asyncio.create_task(self._look_at_ends(), name="ends"),
+        ]
         try:
             await self._until_over(stop)
         finally:
@@ -278,11 +288,10 @@ class _Worker:
     async def _beat(self) -> None:
         """Once a second: ticks, and whether there is anything to make progress on."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(BEAT_S)
             try:
                 if self._ready:
-                    if not any(self._lag().values()) or self._runner.waiting or self._gets_on():
-                        self._counts.progressed_at = time.monotonic()
+                    self._look_at_progress()
                     ticks = self._processor.ticks(self._owned)
                     if ticks:
                         await self._runner.send_ticks(ticks)
@@ -294,10 +303,37 @@ class _Worker:
                 self.failed(error)
                 return
 
-    def _gets_on(self) -> bool:
-        before = self._steps
-        self._steps = self._processor.steps if isinstance(self._processor, Stepwise) else 0
-        return self._steps != before
+    def _look_at_progress(self) -> None:
+        counts = self._counts
+        counts.progressed_at, counts.standing = self._progress.look(
+            time.monotonic(),
+            self._lag(),
+            taken=self._app.consumer.taken(),
+            excused=self._excused(),
+            finished=counts.finished_at,
+        )
+
+    def _excused(self) -> set[int]:
+        """Partitions that wait for something outside."""
+        excused = set(self._runner.waiting)
+        if isinstance(self._processor, Stepwise):
+            before, self._steps = self._steps, self._processor.steps
+            if self._steps != before:
+                # Of its calls, those of the others may all have had their turn first.
+                excused.update(filter(self._processor.asking, self._owned))
+        return excused
+
+    async def _look_at_ends(self) -> None:
+        """Now and then: where the owned partitions end, whatever was fetched."""
+        while True:
+            await asyncio.sleep(min(ENDS_S, self._settings.stall_limit / 4))
+            places = [(topic, partition) for topic in self._processor.topics for partition in self._owned]
+            try:
+                self._ends.update(await self._log_ends.ask(places))
+            except Exception as error:
+                log.exception("where partitions %s end cannot be asked", self._owned)
+                self.failed(error)
+                return
 
     def _look_what_is_due(self) -> None:
         if not isinstance(self._processor, Timed):
@@ -316,7 +352,7 @@ class _Worker:
     def _lag(self) -> Mapping[tuple[str, int], int]:
         if not self._ready:
             return {}
-        return {(tp.topic, tp.partition): behind for tp, behind in self._app.consumer.lag().items()}
+        return {(tp.topic, tp.partition): behind for tp, behind in self._app.consumer.lag(self._ends).items()}
 
     def _commit_age(self) -> float:
         if not self._ready or not self._app.consumer.uncommitted():
@@ -345,6 +381,7 @@ class _Worker:
     def revoked(self) -> None:
         self._ready = False
         self._owned = ()
+        self._ends.clear()
         for partition in sorted(self._restored):
             self._processor.revoke(partition)
             self._store.drop(partition)
@@ -422,6 +459,7 @@ class _Worker:
 
     def delivering(self, partitions: Sequence[int]) -> None:
         self._owned = tuple(partitions)
+        self._progress.begin()
         self._ready = True
         log.info(
             "%s owns partitions %s, recovered in %.2f s",

@@ -87,8 +87,12 @@ class Counts:
     step_seconds: float = 0.0
     flush_seconds: float = 0.0
     batch_seconds: Callable[[float], None] = field(default=lambda seconds: None)
+    finished_at: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Monotonic seconds at which the effects of records of a topic-partition were last confirmed."""
     progressed_at: float = field(default_factory=time.monotonic)
-    """Monotonic seconds at which a batch was last finished, a piece of state taken over, or nothing was to be done."""
+    """Monotonic seconds up to which everything got on: see `streams.progress`."""
+    standing: tuple[str, int] | None = None
+    """The topic-partition that has stood still since then, if it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,6 @@ class BatchRunner:
         self.counts.batches += 1
         self.counts.records += len(records)
         self.counts.batch_seconds(time.monotonic() - started)
-        self.counts.progressed_at = time.monotonic()
         self._moved.set()
 
     async def _room(self, processor: Bounded, partition: int) -> None:
@@ -314,7 +317,10 @@ class BatchRunner:
         self.counts.dead += len(effects.dead)
         self.counts.changes += len(prepared.entries)
         self.counts.change_bytes += sum(len(entry.key) + len(entry.value or b"") for entry in prepared.entries)
-        self.counts.flush_seconds += time.monotonic() - began
+        ended = time.monotonic()
+        self.counts.flush_seconds += ended - began
+        if records:
+            self.counts.finished_at[records[0].topic, partition] = ended
 
     def _change(self, partition: int, entry: Entry) -> Produce:
         return changelog_record(str(self._changelog), partition, entry)

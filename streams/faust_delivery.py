@@ -237,6 +237,7 @@ class BatchConsumer(Consumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_flight: defaultdict[TP, InFlight] = defaultdict(InFlight)
+        self._passed: dict[TP, int] = {}
         self._room = asyncio.Event()
         self._polling = asyncio.Lock()
         self.committed_at = time.monotonic()
@@ -287,6 +288,16 @@ class BatchConsumer(Consumer):
                     if not self.flow_active or generation != self.app.consumer_generation_id:
                         return
                     await self._deliver(TP(*tp), batch, generation)
+            self._note_passed(ready)
+
+    def _note_passed(self, polled: set[TP]) -> None:
+        # Offsets of transactions' markers and of what retention removed are passed over and never acknowledged: they
+        # would be a lag that nobody can work off.
+        subscription = self._thread._ensure_consumer()._subscription.subscription
+        for tp in polled if subscription is not None and subscription.assignment is not None else ():
+            state = subscription.assignment.state_value(TopicPartition(*tp))
+            if state is not None and state.has_valid_position and not self._in_flight[tp].records:
+                self._passed[tp] = state.position
 
     async def _deliver(self, tp: TP, records: Sequence[LogRecord], generation: int) -> None:
         last = records[-1]
@@ -317,9 +328,9 @@ class BatchConsumer(Consumer):
         if message.generation_id != self.app.consumer_generation_id:
             return False
         batch: Batch = message.value
-        self._in_flight[message.tp].add(batch, -1)
-        self._room.set()
-        if batch.done:
+        if batch.done:  # else it stays in flight: it is read again after a seek, or the worker ends
+            self._in_flight[message.tp].add(batch, -1)
+            self._room.set()
             self._acked[message.tp] = [batch.next_offset]
         return batch.done
 
@@ -344,22 +355,26 @@ class BatchConsumer(Consumer):
         """Whether anything acknowledged waits for its commit."""
         return any(self._should_commit(tp, acked[-1]) for tp, acked in self._acked.items() if acked)
 
-    def lag(self) -> dict[TP, int]:
-        """Records per owned partition that are on the log and not acknowledged, as far as the last fetch knew."""
+    def lag(self, ends: Mapping[tuple[str, int], int]) -> dict[TP, int]:
+        """Records per owned partition that are on the log and not acknowledged, as far as the last fetch knew or `ends`
+        say, whichever is more: a fetcher that stands still hears of nothing new."""
         lags = {}
         for tp in self._get_active_partitions():
-            end = self.highwater(tp)
-            offset = self._new_offset(tp)
-            if offset is None:
-                offset = self._read_offset.get(tp)
-            if end is not None:
-                lags[tp] = max(0, end - (offset or 0))
+            known = [end for end in (self.highwater(tp), ends.get(tp)) if end is not None]
+            if known:
+                done = (self._new_offset(tp), self._read_offset.get(tp), self._passed.get(tp))
+                lags[tp] = max(0, max(known) - max(offset or 0 for offset in done))
         return lags
+
+    def taken(self) -> set[TP]:
+        """The partitions with records that were taken and are not acknowledged."""
+        return {tp for tp, taken in self._in_flight.items() if taken.records}
 
     async def perform_seek(self) -> None:
         # Upstream seeks only partitions with a committed offset above 0: the others stay wherever they were read to.
         async with self._polling:
             self._in_flight.clear()
+            self._passed.clear()
             self._acked.clear()
             await super().perform_seek()
             fresh = [TopicPartition(*tp) for tp in self._get_stream_partitions() if not self._committed_offset.get(tp)]

@@ -97,11 +97,11 @@ async def serve(health: Health, host: str, port: int) -> web.AppRunner:
 
 
 class Watchdog:
-    """Ends the process when nothing has moved for too long; a thread of its own, since the event loop may be what
-    stands still.
+    """Ends the process when something has stood still for too long; a thread of its own, since the event loop may be
+    what does.
 
     Args:
-        counts: `progressed_at` says when something last moved.
+        counts: `progressed_at` says up to when everything got on, `standing` what did not.
         limit: seconds.
         end: what ends the process.
     """
@@ -127,11 +127,13 @@ class Watchdog:
         while not self._stop.wait(min(1.0, self._limit / 4)):
             still = time.monotonic() - self._counts.progressed_at
             if still > self._limit:
+                standing = self._counts.standing
                 log.critical(
-                    "%s has made no progress for %.0f s although there is something to do: ending with exit code %d. "
+                    "%s has made no progress for %.0f s although there is something to do%s: ending with exit code %d. "
                     "The stacks of all threads follow",
                     self._app,
                     still,
+                    "" if standing is None else f" on {standing[0]}[{standing[1]}]",
                     EXIT_STALLED,
                 )
                 faulthandler.dump_traceback(sys.stderr)

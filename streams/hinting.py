@@ -152,6 +152,10 @@ class Hinting:
             self.topics = (topics.FEEDBACK,)
         self.table: str | None = None if pairing is None else TABLE
 
+    def asking(self, partition: int) -> bool:
+        """Whether a batch waits for judges or the teacher."""
+        return partition in self._proposals.asking | self._answers.asking
+
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics."""
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)

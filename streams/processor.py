@@ -222,6 +222,9 @@ class Stepwise(Protocol):
     def steps(self) -> int:
         """Grows with every call to the outside that is over."""
 
+    def asking(self, partition: int) -> bool:
+        """Whether the batch of a partition waits for such calls, or for their turn among those of all partitions."""
+
 
 def stamped(offset: int, payload: bytes) -> bytes:
     """A state value: `payload` behind its applied offset.

@@ -195,6 +195,10 @@ class Scoring:
         """Slow calls, and votes within them, answered so far."""
         return sum(self._judging.ended.values()) + sum(_votes().values())
 
+    def asking(self, partition: int) -> bool:
+        """Whether a batch waits for slow calls."""
+        return partition in self._verdicts.asking
+
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics."""
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)

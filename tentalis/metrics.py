@@ -120,7 +120,14 @@ STREAM_WAITING = _stream(
     "Partitions that wait: for something outside (a model server), or for room.",
     "partitions",
 )
-STREAM_LAG = _stream("lag_records", Kind.GAUGE, "Records not yet acknowledged.", "records", "topic", "partition")
+STREAM_LAG = _stream(
+    "lag_records",
+    Kind.GAUGE,
+    "Records not yet acknowledged, up to the end that the last fetch saw or the broker told within half a minute.",
+    "records",
+    "topic",
+    "partition",
+)
 
 # Sessions
 

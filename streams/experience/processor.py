@@ -103,6 +103,10 @@ class Experience:
         self.steps = 0
         """Lessons and calls to the teacher answered so far."""
 
+    def asking(self, partition: int) -> bool:
+        """Whether a batch waits for the judge or the teacher."""
+        return partition in self._lessons.asking | self._answers.asking
+
     def measure(self, exporter: Exporter) -> None:
         """Its own metrics."""
         exporter.read(metrics.STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)

@@ -150,6 +150,14 @@ def test_a_worker_that_stands_still_ends(lab: Lab, guarded: bool) -> None:
     assert lab.uncommitted() == 3
 
 
+def test_a_worker_that_is_given_nothing_more_ends(lab: Lab) -> None:
+    put(lab, b"n:0")
+    worker = lab.start("--fault", "a_fetcher_that_stalls", "--stall-limit", "3")
+    assert worker.wait(60) == 1
+    assert f"although there is something to do on {lab.topic}[0]: ending" in lab.log_of(worker)
+    assert lab.uncommitted() == 1
+
+
 @guarded
 def test_outputs_lie_on_the_partition_that_faust_and_the_jvm_choose(lab: Lab, tmp_path: Path, guarded: bool) -> None:
     keys = [b"", b"\xff\xfe", *(b"task-%d" % number for number in range(60))]

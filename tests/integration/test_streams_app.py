@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from streams.processor import stamped
 from streams.state import OFFSET_HEADER
@@ -267,6 +268,26 @@ def test_a_batch_waits_for_what_is_away_and_keeps_its_partition(lab: Lab, sessio
     gate.touch()
     lab.settled(workers=[worker])
     assert lab.read(f"{lab.topic}.dlq") == []
+    assert lab.stop(worker) == 0
+
+
+def test_the_markers_of_transactions_are_no_lag(lab: Lab) -> None:
+    producer = Producer({"bootstrap.servers": lab.bootstrap, "transactional.id": lab.app})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(lab.topic, b"n:0", b"k", partition=0)
+    producer.commit_transaction(60)
+    port = free_port()
+    worker = lab.start("--metrics-port", str(port))
+    eventually(lambda: lab.owns(worker), 60)
+    done = f'tentalis_stream_lag_records{{app="{lab.app}",partition="0",topic="{lab.topic}"}} 0.0'
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return str(answer.read().decode())
+
+    eventually(lambda: done in metrics(), 60, message=metrics)
+    assert lab.uncommitted() == 1, "the marker, which nobody can acknowledge"
     assert lab.stop(worker) == 0
 
 

@@ -122,10 +122,20 @@ def a_commit_that_fails() -> None:
     AIOKafkaConsumer.commit = refuse
 
 
+def a_fetcher_that_stalls() -> None:
+    """It answers with nothing, and hears of nothing new."""
+
+    async def nothing(self: BatchConsumer, active: Any, **wait: float) -> Mapping[Any, Any]:
+        await asyncio.sleep(wait["timeout"])
+        return {}
+
+    BatchConsumer._getmany, BatchConsumer.highwater = nothing, lambda self, tp: None
+
+
 GUARDS: Mapping[str, Callable[[], None]] = {
     guard.__name__: guard
     for guard in (recovery_order, acknowledgement, decoding, confirmations, supervisor, web, failed_commit, watchdog)
 }
 FAULTS: Mapping[str, Callable[[], None]] = {
-    fault.__name__: fault for fault in (an_agent_that_raises, a_commit_that_fails)
+    fault.__name__: fault for fault in (an_agent_that_raises, a_commit_that_fails, a_fetcher_that_stalls)
 }

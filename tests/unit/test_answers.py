@@ -28,6 +28,7 @@ class Asker:
             async def call(turns: Turns) -> int:
                 async with turns:
                     self.asked.append(offset)
+                    assert self.answers.asking == {3}
                     await asyncio.sleep(0)
                     if offset in self.fails:
                         raise self.fails[offset]
@@ -62,6 +63,7 @@ def test_record_by_record_nothing_is_asked_again() -> None:
             assert asker.asked == []
     assert asker.process(batch[:2]) == [0, -1]
     assert asker.asked == [0, 1], "the batch was done"
+    assert asker.answers.asking == set()
 
 
 def test_answers_are_held_while_what_follows_fails() -> None:

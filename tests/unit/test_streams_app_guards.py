@@ -148,9 +148,42 @@ class Bookkeeping(BatchConsumer):
     def __init__(self) -> None:
         self._unacked_messages: set[Any] = set()
         self._in_flight = defaultdict(InFlight)
+        self._passed: dict[Any, int] = {}
         self._acked: dict[Any, list[int]] = {}
+        self._read_offset: dict[Any, int | None] = {}
         self._room = asyncio.Event()
-        self.app = SimpleNamespace(consumer_generation_id=2)
+        self._polling = asyncio.Lock()
+        self.flow_active, self.suspend_flow = True, asyncio.Event()
+        self.app = SimpleNamespace(
+            consumer_generation_id=2, delivery_limits=DeliveryLimits(10, 1000), partition_counts={"t": 1}
+        )
+        self.fetched: dict[Any, list[Any]] = {}
+        self.taken_over: list[Any] = []
+        self.ends: dict[Any, int | None] = {}
+        self.positions: dict[Any, int] = {}
+        assignment = SimpleNamespace(state_value=self._state)
+        kafka = SimpleNamespace(_subscription=SimpleNamespace(subscription=SimpleNamespace(assignment=assignment)))
+        self._thread = SimpleNamespace(_ensure_consumer=lambda: kafka)
+
+    def _state(self, tp: Any) -> Any:
+        at = self.positions.get(TP(*tp))
+        return SimpleNamespace(has_valid_position=at is not None, position=at)
+
+    def _get_active_partitions(self) -> set[TP]:
+        return {TP(*tp) for tp in self.ends}
+
+    def highwater(self, tp: TP) -> int | None:
+        return self.ends[tp]
+
+    async def _getmany(self, active: set[TP], **wait: float) -> dict[Any, list[Any]]:
+        return self.fetched
+
+    async def callback(self, message: Any) -> None:
+        self.taken_over.append(message)
+
+    async def wait_first(self, delivered: Any, suspended: Any) -> None:
+        suspended.close()
+        await delivered
 
 
 @dataclass(eq=False)
@@ -175,6 +208,53 @@ def test_only_what_is_done_may_be_committed() -> None:
     # Of an earlier generation: the partition may belong to another worker by now.
     assert not consumer.ack(message(30, done=True, generation=1))
     assert consumer._new_offset(("t", 0)) == 10
+
+
+def test_a_partition_lags_as_far_as_the_last_fetch_or_the_broker_knows() -> None:
+    consumer = Bookkeeping()
+    consumer.ends = {TP("t", 0): 10, TP("t", 1): None, TP("t", 2): None}
+    consumer.ack(message(10, done=True))
+    assert consumer.lag({}) == {("t", 0): 0}
+    # A fetcher that stands still knows the end of before, or none at all.
+    assert consumer.lag({("t", 0): 15, ("t", 1): 4}) == {("t", 0): 5, ("t", 1): 4}
+    assert consumer.lag({("t", 0): 9, ("t", 1): 0}) == {("t", 0): 0, ("t", 1): 0}
+
+
+def test_what_is_passed_over_is_no_lag_and_what_was_taken_is() -> None:
+    """Offsets of transactions' markers, and of records that retention removed, never come."""
+    consumer, place = Bookkeeping(), TP("t", 0)
+    consumer.ends, consumer.positions = {place: 7}, {place: 5}
+    read = SimpleNamespace(
+        topic="t", partition=0, offset=4, timestamp=0, timestamp_type=1, key=None, value=b"", headers=()
+    )
+    consumer.fetched = {place: [read]}
+
+    async def scenario() -> None:
+        await consumer._poll({place}, 0.1)
+        consumer.fetched, consumer.positions = {}, {place: 7}
+        await consumer._poll({place}, 0.1)
+        assert consumer.taken() == {place}
+        assert consumer.lag({}) == {place: 7}, "it is read, and not done"
+        (taken,) = consumer.taken_over
+        taken.value.done = True
+        consumer.ack(taken)
+        assert consumer.taken() == set()
+        assert consumer.lag({}) == {place: 2}
+        await consumer._poll({place}, 0.1)
+        assert consumer.lag({}) == {place: 0}
+
+    asyncio.run(scenario())
+
+
+def test_what_was_given_up_is_not_passed_over() -> None:
+    consumer, place = Bookkeeping(), TP("t", 0)
+    consumer.ends, consumer.positions = {place: 5}, {place: 5}
+    given_up = message(5, done=False)
+    given_up.value = Batch([LogRecord("t", 0, 4, 0, None, b"")], 5, 0)
+    consumer._in_flight[place].add(given_up.value)
+    consumer.ack(given_up)
+    asyncio.run(consumer._poll({place}, 0.1))
+    assert consumer.lag({}) == {place: 5}
 
 
 def test_no_more_is_taken_than_one_batch_beside_the_one_at_work() -> None:
