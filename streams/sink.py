@@ -152,7 +152,10 @@ class KafkaSink:
 
     def _poll(self, producer: Producer) -> None:
         while not self._closing.is_set():
-            producer.poll(POLL_S)
+            try:
+                producer.poll(POLL_S)
+            except KafkaException as error:  # a fatal one: the reports of what it failed come all the same
+                self._heard(error.args[0])
 
     @staticmethod
     def _queued(producer: Producer, record: Produce, report: Callable[[KafkaError | None, Message], None]) -> bool:
