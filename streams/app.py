@@ -12,9 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
@@ -25,15 +23,15 @@ from streams.lanes import Job, Lanes
 from streams.log_ends import LogEnds
 from streams.processor import Aged, Bounded, Processor, StateError, StateUnreadable, Stepwise, Timed
 from streams.progress import Place, Progress
+from streams.settings import StreamSettings, faust_settings, producer_settings
 from streams.sink import KafkaSink
 from streams.startup import TopicsWrong, check_topics, forbidden_of
 from streams.state import Diverged, Fold, StateStore, ensure_changelog, read_changelog
 from tentalis import logs, tracing
-from tentalis.config import Security, Settings
 from tentalis.dlq.context import app_version
 from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead
 from tentalis.health import Health
-from tentalis.kafka import client_config, producer_config
+from tentalis.kafka import client_config
 from tentalis.security import aiokafka
 from tentalis.service import UNMENDABLE, Unmendable
 
@@ -50,40 +48,6 @@ EXIT_FORBIDDEN = 6
 STOP_DEADLINE_S = 4.0
 BEAT_S = 1.0
 ENDS_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """How to run a stream application. Times in seconds, sizes in bytes.
-
-    `instance` makes the worker a static member of its group (unique per worker): one that is killed and started again
-    under the same name gets its partitions back at once, while the partitions of one that stays away wait for the
-    session timeout. `state` is where the table lies: in memory, or on disk under `state_dir` (rocksdb)."""
-
-    bootstrap: str
-    state_dir: Path
-    state: Literal["memory", "rocksdb"] = "memory"
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    security: Security = field(default_factory=Security)
-    instance: str | None = None
-    max_batch_records: int = 1000
-    max_batch_bytes: int = 8 * 2**20
-    dead_run: int = 100
-    dead_ratio: float = 0.5
-    dead_window: int = 1000
-    record_limit: int = field(default_factory=lambda: topics.table().record_limit_bytes)
-    session_timeout: float = 10.0
-    heartbeat_interval: float = 3.0
-    commit_interval: float = 1.0
-    delivery_timeout: float = 60.0
-    grace: float = 2.0
-    stall_limit: float = 120.0
-
-    @property
-    def known(self) -> Settings:
-        """Where the brokers are and how to speak to them, as clients on librdkafka take it."""
-        return Settings(bootstrap=self.bootstrap, security=self.security)
 
 
 def run(processor: Processor, settings: StreamSettings) -> int:
@@ -128,7 +92,7 @@ class _Worker:
         self._failed = asyncio.Event()
         self._app: Any = None
         self._metrics: Any = None
-        self._sink = KafkaSink(_producer(settings), settings.delivery_timeout)
+        self._sink = KafkaSink(producer_settings(settings), settings.delivery_timeout)
         self._runner = BatchRunner(
             processor,
             self._sink,
@@ -172,7 +136,7 @@ class _Worker:
             limits=DeliveryLimits(settings.max_batch_records, settings.max_batch_bytes),
             partitions=self._partitions,
             submit=self._submit,
-            settings=_faust_settings(self._processor.app_id, settings),
+            settings=faust_settings(self._processor.app_id, settings),
         )
         self._metrics = health.Metrics(
             self._processor,
@@ -477,66 +441,3 @@ class _Worker:
             "client_id": f"{self._processor.app_id}-recovery",
             **aiokafka(self._settings.security),
         }
-
-
-def _producer(settings: StreamSettings) -> dict[str, Any]:
-    return producer_config(settings.known) | {
-        # A flush waits for two confirmations in a row.
-        "linger.ms": 1,
-        # Token ids and log-probs hardly get smaller; level 3 takes half as long again for the same size.
-        "compression.level": 1,
-        # What is not confirmed in time ends the worker, and with it everything behind: a record given up by itself, or
-        # refused by the broker, would let what follows it on its partition be written without it.
-        "delivery.timeout.ms": 0,
-        "enable.gapless.guarantee": True,
-        "message.max.bytes": settings.record_limit + 2 * topics.OVERHEAD_BYTES,
-    }
-
-
-def _faust_settings(app_id: str, settings: StreamSettings) -> dict[str, Any]:
-    week = 7 * 24 * 3600.0
-    request_limit = settings.record_limit + 2 * topics.OVERHEAD_BYTES
-    return {
-        "broker": ";".join(f"kafka://{server}" for server in settings.bootstrap.split(",")),
-        "broker_client_id": app_id,
-        "broker_credentials": _credentials(settings.security),
-        "consumer_group_instance_id": settings.instance,
-        # Faust asserts that an assignment carries this worker's URL; a static member is handed its predecessor's.
-        **({} if settings.instance is None else {"canonical_url": f"http://{settings.instance}.{app_id}"}),
-        "datadir": settings.state_dir / "faust" / app_id,
-        "broker_commit_interval": settings.commit_interval,
-        "broker_session_timeout": settings.session_timeout,
-        "broker_heartbeat_interval": settings.heartbeat_interval,
-        "broker_rebalance_timeout": 30.0,
-        "broker_request_timeout": 30.0,
-        # A partition that waits for a model server is not polled, and aiokafka would leave the group. The watchdog
-        # judges progress; this only must not.
-        "broker_max_poll_interval": week,
-        "broker_max_poll_records": settings.max_batch_records,
-        "consumer_max_fetch_size": max(settings.max_batch_bytes, 2**20),
-        "producer_max_request_size": request_limit,
-        "producer_request_timeout": settings.delivery_timeout,
-    }
-
-
-def _credentials(security: Security) -> Any:
-    """Faust's credentials that give aiokafka what `aiokafka(security)` holds; None for plain text. Raises
-    BadSecurity."""
-    import faust
-    from faust.types.auth import AuthProtocol
-
-    wanted = aiokafka(security)
-    context = wanted.get("ssl_context")
-    if security.sasl:
-        return faust.SASLCredentials(
-            username=wanted["sasl_plain_username"],
-            password=wanted["sasl_plain_password"],
-            ssl_context=context,
-            mechanism=wanted["sasl_mechanism"],
-        )
-    if context is None:
-        return None
-    credentials = faust.SSLCredentials(context=context)
-    # Faust 0.15.3 reads the protocol of these, and never sets it.
-    credentials.protocol = AuthProtocol.SSL
-    return credentials

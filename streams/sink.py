@@ -154,8 +154,12 @@ class KafkaSink:
         while not self._closing.is_set():
             try:
                 producer.poll(POLL_S)
-            except KafkaException as error:  # a fatal one: the reports of what it failed come all the same
+            except KafkaException as error:
+                if not error.args[0].fatal():
+                    raise
+                # The reports of what it failed come all the same.
                 self._heard(error.args[0])
+                self._closing.wait(POLL_S)
 
     @staticmethod
     def _queued(producer: Producer, record: Produce, report: Callable[[KafkaError | None, Message], None]) -> bool:

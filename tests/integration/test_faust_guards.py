@@ -13,8 +13,8 @@ import psutil
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from streams.app import StreamSettings, _producer
 from streams.dlq import Produce
+from streams.settings import StreamSettings, producer_settings
 from streams.sink import KafkaSink
 from tentalis.local.ports import free_port
 from tests.integration.streams_lab import Lab
@@ -161,7 +161,7 @@ def test_a_worker_that_is_given_nothing_more_ends(lab: Lab) -> None:
 @guarded
 def test_outputs_lie_on_the_partition_that_faust_and_the_jvm_choose(lab: Lab, tmp_path: Path, guarded: bool) -> None:
     keys = [b"", b"\xff\xfe", *(b"task-%d" % number for number in range(60))]
-    config = _producer(StreamSettings(lab.bootstrap, tmp_path))
+    config = producer_settings(StreamSettings(lab.bootstrap, tmp_path))
     if not guarded:
         del config["partitioner"]
 

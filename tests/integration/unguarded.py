@@ -59,8 +59,11 @@ def decoding() -> None:
 
 
 def confirmations() -> None:
-    """What cannot be sent is a line in the log (`Topic._on_published`)."""
-    send = KafkaSink.send
+    """What cannot be sent is a line in the log (`Topic._on_published`), and the producer goes on behind it."""
+    send, config = KafkaSink.send, app.producer_settings
+
+    def with_gaps(settings: app.StreamSettings) -> dict[str, Any]:
+        return config(settings) | {"enable.gapless.guarantee": False}
 
     async def warn(self: KafkaSink, records: Sequence[Produce]) -> int | None:
         try:
@@ -70,6 +73,7 @@ def confirmations() -> None:
             return None
 
     KafkaSink.send = warn
+    app.producer_settings = with_gaps
 
 
 def supervisor() -> None:

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from schemas import topics
 from schemas.codec import Codec
 from streams.aggregation import Aggregation
-from streams.app import _credentials
 from streams.experience.processor import Experience
 from streams.hinting import Hinting
 from streams.join.processor import JoinProcessor
 from streams.scoring import Scoring
 from streams.sessions.processor import SessionsProcessor
+from streams.settings import credentials
 from tentalis import security
 from tentalis.acls import ROLES, Operation, Resource, rewritten, roles_with
 from tentalis.cli.main import app
@@ -130,7 +130,7 @@ def test_both_libraries_get_the_same(authority: Authority) -> None:
 def test_faust_hands_on_what_is_meant_for_aiokafka(protocol: str) -> None:
     login = {"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "alice", "sasl_password": PASSWORD}
     given = Security(protocol=protocol, **(login if protocol.startswith("SASL") else {}))
-    got, wanted = dict(credentials_to_aiokafka_auth(_credentials(given))), security.aiokafka(given)
+    got, wanted = dict(credentials_to_aiokafka_auth(credentials(given))), security.aiokafka(given)
     got_context, context = got.pop("ssl_context", None), wanted.pop("ssl_context", None)
     assert got == wanted
     assert (got_context is None) == (context is None) == (not given.tls)
