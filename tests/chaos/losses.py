@@ -26,6 +26,7 @@ from schemas.records import (
     SessionEventKind,
     Source,
     Task,
+    Terms,
 )
 from streams import aggregation
 from streams.experience import processor as experience
@@ -41,7 +42,8 @@ TOPICS = (
 def lost(read: Callable[[str], Iterable[Stored]], codec: Codec) -> list[str]:
     """Everything that is lost of what was sent, in words.
 
-    All turns must be ones that can be trained on, all feedback must carry its result, and nobody may have left.
+    All turns must be ones that can be trained on, all feedback must be on something that was answered, and nobody may
+    have left.
 
     Args:
         read: what lies on a topic, each partition in its order.
@@ -58,7 +60,7 @@ class _Seen:
     """Ids of what was sent, and of what the applications made of it. What a half answers is a result or a feedback, in
     words."""
 
-    tasks: dict[str, tuple[Opens, int]] = field(default_factory=dict)
+    tasks: dict[str, tuple[Terms, int]] = field(default_factory=dict)
     turns: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
@@ -81,7 +83,7 @@ class _Seen:
         """One record of any of the topics."""
         match stored.decode(codec):
             case Task() as task:
-                self.tasks[task.task_id] = task.terms.opens, task.n_samples
+                self.tasks[task.task_id] = task.terms, task.n_samples
             case SessionEvent(kind=SessionEventKind.TURN, turn_type="main") as event:
                 self.turns.add(turn_task_id(event.session_id, event.session_event_id))
             case Result() as result:
@@ -89,8 +91,8 @@ class _Seen:
                 if result.task.terms.rl is Source.RESULT:
                     self.to_score.add(f"result {result.result_id}")
             case Feedback() as feedback:
-                assert feedback.result is not None
-                terms = feedback.result.task.terms
+                carried = feedback.result
+                terms = self.tasks[feedback.task_id][0] if carried is None else carried.task.terms
                 for source, owed in ((terms.rl, self.to_score), (terms.opd, self.to_hint)):
                     if feedback.source is source:
                         owed.add(f"feedback {feedback.feedback_id}")
@@ -130,8 +132,8 @@ class _Seen:
         # A task that opens with its first feedback and got none waits for it for good.
         samples = {
             f"{task}/{index}"
-            for task, (opens, n_samples) in self.tasks.items()
-            if opens is Opens.AT_ONCE or task in self.opened
+            for task, (terms, n_samples) in self.tasks.items()
+            if terms.opens is Opens.AT_ONCE or task in self.opened
             for index in range(n_samples)
         }
         samples |= {f"{turn}/0" for turn in self.turns}
