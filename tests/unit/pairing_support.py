@@ -7,7 +7,7 @@ from schemas import topics
 from schemas.ids import derived_id
 from schemas.records import Feedback, Opens, Polarity, Result, Source, Terms
 from streams.hinting import Hinting
-from streams.pairing import Pairing
+from streams.pairing import LogReader, Pairing
 from streams.processor import Dead, Effects, LogRecord, Output
 from streams.scoring import Scoring
 from streams.state import Entry, Fold, StateStore, as_entries
@@ -57,8 +57,8 @@ class Logs:
         return {offset: self.topics[topic][offset] for offset in offsets}
 
 
-def make_app(kind: str, logs: Logs | None) -> App:
-    pairing = None if logs is None else Pairing(CODEC, logs, HORIZON)
+def make_app(kind: str, logs: LogReader | None, horizon_ms: int = HORIZON) -> App:
+    pairing = None if logs is None else Pairing(CODEC, logs, horizon_ms)
     if kind == "scoring":
         return Scoring(CODEC, pairing=pairing)
 

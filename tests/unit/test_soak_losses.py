@@ -4,7 +4,8 @@ the drivers send goes through the applications one record at a time, all of it o
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -17,8 +18,8 @@ from streams import aggregation, hinting, scoring
 from streams.aggregation import Aggregation
 from streams.experience import processor as experience
 from streams.join import processor as join
+from streams.pairing import HORIZON_MS
 from streams.processor import LogRecord, Processor
-from streams.scoring import Scoring
 from streams.sessions import processor as sessions
 from streams.sessions.core import Limits
 from tentalis.kafka import Stored, now_ms
@@ -35,6 +36,16 @@ from tests.unit.test_opd_judge import Script
 TASKS, SESSIONS = 40, 6
 IDLE_MS, OVER_MS = 30_000, 2 * 3_600_000
 SILENT = "nobody-answers"
+
+
+@dataclass
+class Again:
+    """Reads records again, as pairing does."""
+
+    logs: Mapping[str, Sequence[LogRecord]]
+
+    async def read(self, topic: str, partition: int, offsets: Collection[int]) -> dict[int, LogRecord]:
+        return {offset: self.logs[topic][offset] for offset in offsets}
 
 
 class Soak:
@@ -76,8 +87,9 @@ class Soak:
     async def _run(self) -> None:
         limits = Limits(idle_ms=IDLE_MS, remember_ms=4 * IDLE_MS)
         await self._through(sessions.SessionsProcessor(CODEC, limits), topics.SESSIONS)
-        await self._through(Scoring(CODEC), topics.TASKS, topics.RESULTS, topics.FEEDBACK)
-        await self._through(make_app("hinting", None), topics.FEEDBACK)
+        again = Again(self.logs)
+        await self._through(make_app("scoring", again, HORIZON_MS), topics.TASKS, topics.RESULTS, topics.FEEDBACK)
+        await self._through(make_app("hinting", again, HORIZON_MS), topics.RESULTS, topics.FEEDBACK)
         lessons = Lab(self.logs[topics.SESSIONS], Script(*[TELLS] * 100), FakeInference())
         await self._through(lessons.app, topics.SESSIONS)
         await self._through(join.JoinProcessor(CODEC), topics.HALVES)
