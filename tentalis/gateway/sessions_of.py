@@ -1,8 +1,8 @@
 """Which session a call belongs to and what kind of turn it is. Pure and stateless: any gateway says the same.
 
 What the client says counts: header before body before default. Who says nothing is guessed at: calls that begin with
-the same system and first user message, of the same key and user, are one session; and housekeeping of agents
-(heartbeats, memory flushes, titles) is told by what such calls look like.
+the same system and first user message, of the same key and user, are one session, whatever the system message says of
+the time; and housekeeping of agents (heartbeats, memory flushes, titles) is told by what such calls look like.
 """
 
 import re
@@ -80,6 +80,13 @@ _SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
 )
 # The signs stand at the beginning of such a call; a person's long message that quotes one is no such call.
 _LOOKED_AT = 1500
+# What a system message says of the date and the time of day, beside numbers.
+_CALENDAR = re.compile(
+    r"[ap]m|(mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun|january|february|march|april|may|june"
+    r"|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec",
+    re.IGNORECASE,
+)
+_DIGIT = re.compile(r"\d")
 
 
 def side_sign(messages: Sequence[Message], body: Mapping[str, Any]) -> str | None:
@@ -119,13 +126,24 @@ def _instruction(user: str, messages: Sequence[Message]) -> bool:
 
 
 def guessed_session(owner: str, user_id: str, messages: Sequence[Message]) -> str:
-    """The session of a client that names none: the same for every call that begins with the same system message and the
-    same first user message, of the same key and user."""
+    """The session of a client that names none: the same for every call that begins with the same system message, the
+    date and time in it aside, and the same first user message, of the same key and user."""
     opening = [
-        next(texts(messages, "system"), ""),
+        _timeless(next(texts(messages, "system"), "")),
         next(texts(messages, "user"), messages[0].content if messages else ""),
     ]
     return "auto-" + derived_id("session", owner, user_id, opening)
+
+
+def _timeless(text: str) -> str:
+    """Its words without those that may be another with every call: what has a digit in it, and the calendar's.
+
+    >>> _timeless("It is Sunday, 2026-11-22 2:03 PM. Be brief.")
+    'It is Be brief.'
+    """
+    words = text.split()
+    changing = {word for word in set(words) if _DIGIT.search(word) or _CALENDAR.fullmatch(word.strip(".,;:()[]"))}
+    return " ".join(word for word in words if word not in changing)
 
 
 def namespaced(namespace: str, shown: str) -> str:

@@ -57,6 +57,22 @@ def test_a_conversation_that_goes_on_stays_one_session_for_one_owner(begin: list
 
 
 @pytest.mark.parametrize(
+    ("one", "later"),
+    [
+        ("It is Sunday, 30 November 2026, 11:59 PM.", "It is Monday, 1 December 2026, 12:02 AM."),
+        ("build=2.1.37; cch=fa690;\nYou are terse.", "build=2.1.38; cch=0be71;\nYou are terse."),
+        ("Today: 2026-11-22T14:03:11Z  (Sun)", "Today: 2026-11-22T14:04:57Z (Sun)"),
+    ],
+)
+def test_the_time_in_a_system_message_makes_no_new_session(one: str, later: str) -> None:
+    def session(system: str, *said: str) -> str:
+        return guessed_session("k", "u", _user(*said, system=system))
+
+    assert session(one, "hi") == session(later, "hi", "hello", "and now?")
+    assert session(one, "hi") != session(one, "hello") and session(one, "hi") != session(f"{one} Be rude.", "hi")
+
+
+@pytest.mark.parametrize(
     ("text", "sign"),
     [
         (
