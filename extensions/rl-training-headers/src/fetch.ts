@@ -32,10 +32,11 @@ export function headerValue(text: string): string {
   return value.length <= LONGEST ? value : createHash("sha256").update(value).digest("hex");
 }
 
-/** What the wrapper remembers: the authorization of a session's last request, for telling its end. */
+/** What the wrapper remembers: who asked in a session last, and whether that may be recorded, for telling its end. */
 export type Keys = Map<string, Headers>;
 
-const CREDENTIALS = ["authorization", "x-api-key"];
+// On the gateway's log a session is its user's: without the user its end would be that of another session.
+const CREDENTIALS = ["authorization", "x-api-key", "x-user-id", "x-tentalis-record"];
 const MOST_KEYS = 1024;
 
 function remember(keys: Keys, sessionId: string, headers: Headers): void {

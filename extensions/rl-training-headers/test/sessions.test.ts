@@ -82,6 +82,15 @@ test("the gateway is told of the end, with the key of the session's last request
   assert.equal(end.headers.get("cookie"), null);
 });
 
+test("the gateway is told whose session ended, and what may not be recorded", async () => {
+  using host = new Host();
+  await host.call("before_prompt_build", { sessionId: "ana" });
+  await fetch(CHAT, { ...chat("x"), headers: { "X-User-Id": "u-1", "X-Tentalis-Record": "off" } });
+  await host.call("session_end", {}, { sessionId: "ana" });
+  const end = host.sent[1]!;
+  assert.deepEqual([end.headers.get("x-user-id"), end.headers.get("x-tentalis-record")], ["u-1", "off"]);
+});
+
 test("the gateway is not told of sessions it never saw, nor if that is switched off", async () => {
   using host = new Host({ endSessions: false });
   await host.call("session_end", {}, { sessionId: "never" });
