@@ -10,6 +10,7 @@ from schemas.records import Feedback, Result, Source
 from tentalis.opd.hints import RULE_HINTER, rule_hint
 from tentalis.opd.select import Selection, selected
 from tentalis.opd.verdict import END, START, Said, vote_of
+from tentalis.rewards.next_state_rules import TOOL_ROLES
 from tentalis.rewards.prompting import clipped, fenced
 from tentalis.signals.phrases import correction
 
@@ -59,15 +60,17 @@ class Votes(Protocol):
 class RuleHinter:
     """`rule_hint`: the feedback's own request. For machines without a judge model, and for tests.
 
-    What comes next in a conversation need not be about the answer: thanks, a new question or a tool's result is none,
-    only a message that corrects the answer or asks for another (`tentalis.signals`, English only).
+    What comes next in a conversation need not be about the answer: thanks and a new question are no hint, only a
+    message that corrects the answer or asks for another (`tentalis.signals`, English only). What a tool gave back never
+    is: whoever wrote the page that it fetched is not the user, however he asks.
     """
 
     name = RULE_HINTER
 
     async def propose(self, feedback: Feedback, result: Result) -> Proposal:
         """See Hinter."""
-        if feedback.source is Source.NEXT_STATE and correction(feedback.text) is None:
+        by_tool = feedback.author in TOOL_ROLES
+        if feedback.source is Source.NEXT_STATE and (by_tool or correction(feedback.text) is None):
             return Proposal(reason=Said.DECLINED.value)
         hint = rule_hint(feedback.text)
         return Proposal(reason=Said.TOO_SHORT.value) if hint is None else Proposal((hint,))

@@ -2,8 +2,8 @@
 
 import re
 
-RULE_HINTER = "rule/3"
-"""Name/version of `rule_hint`: part of every hint's id, so a changed rule needs a new version."""
+RULE_HINTER = "rule/4"
+"""Name/version of the rule: part of every hint's id, so a changed rule needs a new version."""
 
 MIN_CHARS = 10
 MAX_CHARS = 400
