@@ -103,11 +103,12 @@ class TraceClient:
 
         Args:
             task: what kind of call it was.
+            model: what answered; a version of a policy, `policy@vN`, can be trained on.
             prompt: a text, or chat messages (role, content).
             session_id: of the conversation that it is a turn of, visible ASCII without a slash; by default it is one of
                 its own, which is over with it.
             done: whether the session is over; by default only where no session is named.
-            prompt_token_ids, response_token_ids, logprobs, sampling: all of them, or it cannot be trained on.
+            prompt_token_ids, response_token_ids, logprobs, sampling: all of them, or it cannot be trained on either.
         Raises:
             SpoolFull, SpoolError, ValueError (a session id that is none), TypeError (what is no JSON).
         """

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Feedback, Polarity, Result, Source, Task
+from schemas.records import Feedback, Polarity, Result, SessionEvent, Source, Task
+from streams.sessions.turns import not_trainable
 from tentalis.gateway.bridge.events import MOST_CLIENTS, MOST_WAITING, Events
 from tentalis.gateway.bridge.facts import Fact, Facts
 from tentalis.gateway.failure import Refused
@@ -447,6 +448,25 @@ def test_traces_are_taken_one_by_one() -> None:
         assert (await client.post("/v1/traces", json={"items": [trace | {"trace_id": "3"}]})).status_code == 503
         for wrong in ([], [5], [trace] * 101, {}):
             assert (await client.post("/v1/traces", json={"items": wrong})).status_code == 422
+
+    run(body)
+
+
+def test_a_trace_of_a_policys_version_with_its_tokens_can_be_trained_on() -> None:
+    trace = {"kind": "trace", "trace_id": "x", "recorded_at": 1, "task": "t", "prompt": "p", "response": "r"}
+    tokens = {name.replace("token_logprobs", "sampler_logprobs"): value for name, value in TOKENS.items()}
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        items = [
+            trace | tokens | {"model": "assistant@v3"},
+            trace | {"model": "assistant@v3", "trace_id": "y"},
+            trace | tokens | {"model": "gpt-x", "trace_id": "z"},
+        ]
+        assert (await client.post("/v1/traces", json={"items": items})).status_code == 201
+        events = [event for event in log.topics[topics.SESSIONS] if isinstance(event, SessionEvent)]
+        whole, bare, plain = (not_trainable(event, 1_000, 2**20) for event in events)
+        assert (events[0].policy, whole, plain) == ("assistant", None, "no policy")
+        assert bare is not None and "without token ids" in bare
 
     run(body)
 

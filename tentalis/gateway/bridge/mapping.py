@@ -282,7 +282,7 @@ def trace_event_of(
         turn_type="main",
         worker_id=trace.worker_id,
         model=trace.model,
-        policy="",
+        policy=_policy_in(trace.model) or "",
         messages=normalised(messages),
         request=_text({"trace": kept} | json.loads(unspoken({}, messages) or "{}")),
         response=trace.response,
