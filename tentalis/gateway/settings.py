@@ -152,6 +152,13 @@ class GatewaySettings(_Strict):
                 raise ValueError(f"the backend {policy.backend} of the policy {policy.name} needs a server_id")
         return self
 
+    @property
+    def personal(self) -> dict[str, frozenset[str]]:
+        """By policy that is one's own, whose it is."""
+        own = {(name, user) for policy in self.policies for user, name in policy.users.items()}
+        shared = {policy.name for policy in self.policies}
+        return {name: frozenset(user for each, user in own if each == name) for name, _ in own if name not in shared}
+
     @classmethod
     def simple(
         cls,

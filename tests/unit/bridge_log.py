@@ -76,9 +76,11 @@ def app_over(bridge: Bridge, keys: Keys | None = None, **more: Any) -> FastAPI:
 
 
 @asynccontextmanager
-async def client_of(log: MemoryLog, keys: Keys | None = None, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(
+    log: MemoryLog, keys: Keys | None = None, *, personal: Mapping[str, frozenset[str]] | None = None, **more: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     """Requests to a bridge over a log, on this event loop."""
-    bridge = bridge_over(log)
+    bridge = bridge_over(log, personal=personal or {})
     app = app_over(bridge, keys, **more)
     transport = httpx.ASGITransport(app)
     async with bridge.running(), httpx.AsyncClient(transport=transport, base_url="http://bridge") as client:

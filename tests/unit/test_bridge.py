@@ -180,6 +180,34 @@ def test_a_turn_without_a_task_takes_no_feedback_and_says_so(turn: dict[str, Any
     run(body)
 
 
+def test_a_users_own_policy_is_named_by_nobody_else(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    scopes = [Scope.TASKS, Scope.TRACES]
+    ann, bob = (create(path, scopes, user=user) for user in ("ann", "bob"))
+    service = create(path, scopes)
+    trace = {"kind": "trace", "trace_id": "x", "recorded_at": 1, "task": "t", "prompt": "p", "response": "r"}
+    posts: list[tuple[str, dict[str, Any]]] = [
+        ("/tasks/assign", {"prompt": "p", "policy": "for-ann"}),
+        ("/tasks/result", {"task_id": "made", "worker_id": "w", "result": "r", "model_version": "for-ann@v2"}),
+        ("/sessions/log", {"session_id": "s", "response": "r", "policy": "for-ann"} | TOKENS),
+    ]
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        for where, post in posts:
+            for other in (as_(bob), as_(service, **{"X-User-Id": "bob"})):
+                refused = await client.post(where, json=post, headers=other)
+                assert refused.status_code == 403 and "for-ann" in refused.text, where
+        traces = {"items": [trace | {"model": "for-ann@v2"}, trace | {"model": "gpt"}]}
+        taken = (await client.post("/v1/traces", json=traces, headers=as_(bob))).json()["items"]
+        assert [item["status"] for item in taken] == ["refused", "published"]
+        assert [len(records) for records in log.topics.values()] == [1]
+        for where, post in posts:
+            for allowed in (as_(ann), as_(service)):
+                assert (await client.post(where, json=post, headers=allowed)).status_code == 201, where
+
+    run(body, keys=Keys(path), personal={"for-ann": frozenset({"ann"})})
+
+
 def test_two_users_may_give_the_same_ids_and_never_meet(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     scopes = [Scope.TASKS, Scope.FEEDBACK, Scope.TRACES]

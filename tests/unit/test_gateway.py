@@ -341,6 +341,8 @@ def test_users_and_workers_have_adapters_of_their_own_once_they_are_served() -> 
     assert _routed(settings, "for-ann@v1", "for-ann@v1", user="ann").pinned
     with pytest.raises(Refused):  # somebody else's
         _routed(settings, "for-ann@v1", "for-ann@v1", user="bob")
+    shared = _settings(users={"ann": "for-two", "bob": "for-two", "cem": "assistant"})
+    assert shared.personal == {"for-two": frozenset({"ann", "bob"})}, "what is everybody's is nobody's own"
 
 
 def test_only_what_was_not_said_is_pinned() -> None:

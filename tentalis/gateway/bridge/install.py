@@ -19,6 +19,7 @@ def install(app: FastAPI, deps: Deps) -> None:
         log,
         gateway_id=settings.gateway_id,
         policy=settings.policies[0].name if settings.policies else "default",
+        personal=settings.personal,
         horizon_ms=horizon_ms,
         most_facts=most_facts,
     )

@@ -2,8 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -56,6 +57,7 @@ class Bridge:
 
     Args:
         policy: of tasks that name none.
+        personal: by policy that is one's own, whose it is: another's key cannot name it.
         horizon_ms: age (append time) up to which records are found again: for the status of a task, for feedback that
             names a turn, and for telling a post that comes again.
         most_facts: records of which it is remembered where they lie.
@@ -67,11 +69,12 @@ class Bridge:
         *,
         gateway_id: str,
         policy: str,
+        personal: Mapping[str, frozenset[str]] = MappingProxyType({}),
         horizon_ms: int = HORIZON_MS,
         most_facts: int = MOST_FACTS,
     ) -> None:
         self._log = log
-        self._gateway_id, self._policy = gateway_id, policy
+        self._gateway_id, self._policy, self._personal = gateway_id, policy, personal
         self._facts = Facts(most_facts, horizon_ms)
         self._training = Training()
         self.events = Events()
@@ -120,6 +123,7 @@ class Bridge:
                 environments=list(ENVIRONMENTS),
             )
             rewards.check(task)
+        self._may_name(caller, task.policy)
         await self._once.put(topics.TASKS, task)
         return Assigned(task_id=given, topic=topics.TASKS)
 
@@ -127,7 +131,7 @@ class Bridge:
         """POST /tasks/result. Raises Refused."""
         task_id = await self._lookups.named(body.task_id, caller)
         async with self._once.alone(topics.RESULTS, task_id):
-            task, opened_at = await self._task_of(body, task_id, user_id)
+            task, opened_at = await self._task_of(body, task_id, caller, user_id)
             _owned(caller, task.user_id, f"the task {body.task_id}")
             with valid():
                 result = mapping.result_of(body, task, opened_at=opened_at, now_ms=now_ms())
@@ -142,7 +146,7 @@ class Bridge:
             await self._once.append(topics.RESULTS, result)
         return ResultTaken(task_id=body.task_id, topic=topics.RESULTS, result_id=result.result_id)
 
-    async def _task_of(self, body: ResultBody, task_id: str, user_id: str) -> tuple[Task, int]:
+    async def _task_of(self, body: ResultBody, task_id: str, caller: Caller, user_id: str) -> tuple[Task, int]:
         """The task that a result came for, and when it was opened (ms)."""
         found = await self._lookups.task(task_id)
         if found is not None:
@@ -157,6 +161,7 @@ class Bridge:
                 user_id=user_id or None,
                 environments=list(ENVIRONMENTS),
             )
+        self._may_name(caller, task.policy)
         return task, now_ms()
 
     async def feedback(self, body: FeedbackBody, caller: Caller) -> FeedbackTaken:
@@ -201,6 +206,7 @@ class Bridge:
                 now_ms=now_ms(),
                 gateway_id=self._gateway_id,
             )
+        self._may_name(caller, event.policy)
         await self._once.put(topics.SESSIONS, event)
         shown = body.session_event_id or event.session_event_id
         return SessionLogged(session_id=body.session_id, session_event_id=shown)
@@ -225,6 +231,7 @@ class Bridge:
                         read, trace_id, session_id=session_id, user_id=user_id or None, gateway_id=self._gateway_id
                     )
             if isinstance(read, Trace):
+                self._may_name(caller, event.policy)
                 await self._once.put(topics.SESSIONS, event)
                 return TraceTaken(id=read.trace_id, status="published")
             task_id = turn_task_id(session_id, trace_id)
@@ -239,6 +246,12 @@ class Bridge:
             if error.status >= 500:
                 raise
             return TraceTaken(id=name, status="refused", error=str(error))
+
+    def _may_name(self, caller: Caller, policy: str) -> None:
+        """Raises Refused (403) for a policy that is another user's own."""
+        owners = self._personal.get(policy)
+        if caller.user is not None and owners is not None and caller.user not in owners:
+            raise Refused(403, f"the policy {policy} is another user's own", "permission_error")
 
     # Questions
 
