@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -22,6 +23,8 @@ _LONGEST_PAUSE_S = 2.0
 # Of the backend's headers, those that are for the client.
 _RELAYED = ("retry-after", "content-type")
 _LONGEST_ANSWER = 256 * 2**20
+# The end of a stream follows its [DONE] at once; where it does not, no client waits for it longer.
+_READ_OUT_S = 0.1
 
 
 class Relayed(Refused):
@@ -117,16 +120,25 @@ async def read(response: httpx.Response) -> bytes:
 
 async def chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a stream up to [DONE]. Raises Broken, TooLong, httpx.HTTPError."""
-    events = Events()
-    async for piece in response.aiter_raw():
+    events, pieces = Events(), response.aiter_raw()
+    async for piece in pieces:
         for data in events.feed(piece):
             if data == b"[DONE]":
+                await _read_out(pieces)
                 return
             yield _chunk(data)
     for data in events.close():
         if data == b"[DONE]":
             return
         yield _chunk(data)
+
+
+async def _read_out(pieces: AsyncIterator[bytes]) -> None:
+    """Reads the end of a body behind [DONE], for a moment: only then can its connection be used again."""
+    with suppress(TimeoutError, httpx.HTTPError):  # all has been said: then the connection is closed, and no more
+        async with asyncio.timeout(_READ_OUT_S):
+            async for _ in pieces:
+                pass
 
 
 def _chunk(data: bytes) -> dict[str, Any]:

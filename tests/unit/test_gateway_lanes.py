@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
+from tentalis.gateway import exchange
 from tentalis.gateway.lanes import Lanes
 
 
@@ -13,6 +14,7 @@ class Server:
     """Answers every request with two chunks, the second when `gate` is open. `connections`: those taken so far."""
 
     def __init__(self) -> None:
+        self.chunks = (b"ab", b"c")
         self.gate = asyncio.Event()
         self.gate.set()
         self.hang_up = False
@@ -27,11 +29,12 @@ class Server:
                 head = await reader.readuntil(b"\r\n\r\n")
                 self.asked.append(head.split(b"\r\n")[0])
                 self.heard.release()
-                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
+                first, second = (b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in self.chunks)
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + first)
                 await self.gate.wait()
                 if self.hang_up:
                     return
-                writer.write(b"1\r\nc\r\n0\r\n\r\n")
+                writer.write(second + b"0\r\n\r\n")
         except asyncio.IncompleteReadError:
             pass
         finally:
@@ -62,6 +65,29 @@ def test_a_connection_is_used_again_and_as_many_as_calls_are_open() -> None:
         server.gate.set()
         assert [answer.text for answer in await asyncio.gather(*calls)] == ["abc"] * 8
         assert (await asyncio.gather(*(client.get(url) for _ in range(8)))) and server.connections == 8
+
+    run(body)
+
+
+def test_the_connection_of_a_stream_is_used_again_and_its_end_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "_READ_OUT_S", 10.0)
+
+    async def streamed(client: httpx.AsyncClient, url: str) -> list[dict[str, object]]:
+        async with client.stream("GET", url) as response:
+            return [chunk async for chunk in exchange.chunks(response)]
+
+    async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
+        server.chunks = (b'data: {"a": 1}\n\ndata: [DONE]\n\n', b"\n")
+        for _ in range(3):
+            assert await streamed(client, url) == [{"a": 1}]
+        assert server.connections == 1
+        server.gate.clear()
+        monkeypatch.setattr(exchange, "_READ_OUT_S", 0.01)
+        assert await streamed(client, url) == [{"a": 1}], "although nothing comes behind [DONE]"
+        server.gate.set()
+        assert await streamed(client, url) == [{"a": 1}] and server.connections == 2
 
     run(body)
 
