@@ -55,6 +55,8 @@ def run(processor: Processor, settings: StreamSettings) -> int:
     logs.configure()
     for chatty in ("aiokafka", "faust", "mode", "streams.faust_guards", "streams.faust_delivery"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # A commit that takes longer than the time between two is said by the metric of its age.
+    logging.getLogger("mode.timers").setLevel(logging.ERROR)
     tracing.configure(processor.app_id)
     try:
         partitions = check_topics(processor, client_config(settings.known))

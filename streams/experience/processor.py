@@ -230,7 +230,7 @@ class Experience:
         )
 
 
-def build(settings: Settings, *, server: str, hinters: Hinters, idle_ms: int) -> Experience:
+def build(settings: Settings, *, server: str, hinters: Hinters, idle_ms: int, remember_ms: int = DAY_MS) -> Experience:
     """The application for a process.
 
     Raises:
@@ -248,4 +248,5 @@ def build(settings: Settings, *, server: str, hinters: Hinters, idle_ms: int) ->
     judge, cut = make_lesson_judge(hinters.lesson), token_cut(server, hinters.lesson.most_tokens)
     teacher = make_teacher(hinters.teacher, server)
     codec = make_codec(settings, patience=0.0)
-    return Experience(codec, KafkaLogReader(settings), judge, teacher, cut, idle_ms=idle_ms)
+    reader = KafkaLogReader(settings)
+    return Experience(codec, reader, judge, teacher, cut, idle_ms=idle_ms, remember_ms=remember_ms)

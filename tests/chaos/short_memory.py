@@ -2,7 +2,7 @@
 
 These remember for longer than a soak lasts, so that all of it would look like a leak, and their commands take no such
 time: `serve join` refuses less than the hour for which a turn's task may wait, a session that has ended is remembered
-for a day, and a window takes records for an hour. Here the tasks of turns wait for half as long as things are
+for a day (also by experience), and a window takes records for an hour. Here the tasks of turns wait for half as long as things are
 remembered. Everything else is as the commands have it.
 """
 
@@ -46,7 +46,9 @@ def main() -> int:
             processor = SessionsProcessor(codec, sessions.Limits(idle_ms=idle_ms, remember_ms=ms))
         case "experience":
             hinters = load_hinters(options.hinters)
-            processor = experience.build(settings, server=options.server, hinters=hinters, idle_ms=idle_ms)
+            processor = experience.build(
+                settings, server=options.server, hinters=hinters, idle_ms=idle_ms, remember_ms=ms
+            )
         case _:
             processor = Aggregation(codec, retention_ms=ms)
     stream = StreamSettings(
