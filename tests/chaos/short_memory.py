@@ -2,8 +2,8 @@
 
 These remember for longer than a soak lasts, so that all of it would look like a leak, and their commands take no such
 time: `serve join` refuses less than the hour for which a turn's task may wait, a session that has ended is remembered
-for a day (also by experience), and a window takes records for an hour. Here the tasks of turns wait for half as long as things are
-remembered. Everything else is as the commands have it.
+for a day (by experience too), and a window takes records for an hour. Here the tasks of turns wait for half as long as
+things are remembered. Everything else is as the commands have it.
 """
 
 import argparse
