@@ -52,11 +52,12 @@ class OutputTooLarge(ValueError):
 class Sink(Protocol):
     """Where records go."""
 
-    async def send(self, records: Sequence[Produce]) -> int | None:
-        """Sends all of them at once; returns when every one is confirmed. Raises if any is not.
+    async def send(self, records: Sequence[Produce]) -> int:
+        """Sends all of them, at least one, those of one partition in order; returns when every one is confirmed. Raises
+        if any is not.
 
         Returns:
-            The offset of the last record on its partition, None if the broker did not say.
+            The offset of the last record on its partition.
         """
 
 
@@ -66,8 +67,8 @@ class Store(Protocol):
     def entries(self, partition: int, read: Callable[[], None] | None = None) -> Mapping[str, bytes]:
         """A read-only view of a partition; `read` is called for the entries that are read in it."""
 
-    def apply(self, partition: int, entries: Sequence[Entry], last: int | None) -> None:
-        """Takes over confirmed changes; `last` is the changelog offset of the last one, None if that is not known."""
+    def apply(self, partition: int, entries: Sequence[Entry], last: int) -> None:
+        """Takes over confirmed changes; `last` is the changelog offset of the last one."""
 
     def distrust(self, partition: int) -> None:
         """What is here of a partition is damaged: it is not gone on from, but made anew from the changelog."""

@@ -442,16 +442,16 @@ class DiskStore:
         database = self._open[partition]
         return database.rows if read is None else DiskTable(database, read)
 
-    def apply(self, partition: int, entries: Sequence[Entry], last: int | None = None) -> None:
+    def apply(self, partition: int, entries: Sequence[Entry], last: int = -1) -> None:
         """Takes over confirmed changes.
 
         Args:
-            last: the changelog offset of the last one, None if the broker did not say.
+            last: the changelog offset of the last one.
         """
         database = self._open[partition]
         # If somebody else wrote in between, the rest is read again after the next start.
-        follows = last is not None and last - len(entries) + 1 == database.position
-        database.write(entries, last + 1 if last is not None and follows else database.position)
+        follows = last - len(entries) + 1 == database.position
+        database.write(entries, last + 1 if follows else database.position)
         if time.monotonic() - self._tidied > TIDY_S:
             self._tidied = time.monotonic()
             for owned in self._open.values():

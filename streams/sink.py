@@ -2,16 +2,20 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from streams.dlq import Produce
+from tentalis.kafka import unconfirmed
 
 POLL_S = 0.1
 FULL_S = 0.01
 METADATA_S = 15.0
+KNOWN_S = 600.0
+"""For how long a broker knows a producer by what it wrote to a partition (`producer.id.expiration.ms`: a day)."""
 
 
 class NoSuchPartition(ValueError):
@@ -22,49 +26,42 @@ class NotDelivered(KafkaException):  # type: ignore[misc]
     """A record that the broker did not confirm: (KafkaError, topic)."""
 
 
-def _too_late(record: Produce) -> NotDelivered:
-    return NotDelivered(KafkaError(KafkaError._MSG_TIMED_OUT), record.topic)
-
-
 class _Confirmations:
-    """Counts the reports of one call, which come in the poll thread, and wakes the caller at the last."""
+    """Counts the reports of one call, which come in the poll thread, and wakes the caller at the last one or at the
+    first that is none."""
 
     def __init__(self, count: int) -> None:
         self._left = count
-        self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self._failed: tuple[KafkaError, str] | None = None
-        self.last_offset: int | None = None
-        self.all_in: asyncio.Future[None] = self._loop.create_future()
+        self._last_offset = -1
+        self.all_in: asyncio.Future[int] = self._loop.create_future()
+        """The offset of the last record."""
 
     def delivered(self, error: KafkaError | None, message: Message) -> None:
         """One record is confirmed, or will never be."""
-        if error is not None and self._failed is None:
-            self._failed = (error, str(message.topic()))
-        self.fewer(1)
+        why = unconfirmed(error, message)
+        if why is not None:
+            self._wake(NotDelivered(why, str(message.topic())))
+            return
+        self._left -= 1
+        if not self._left:
+            self._wake(None)
 
     def last_delivered(self, error: KafkaError | None, message: Message) -> None:
         """The same of the last one."""
-        offset = message.offset()
-        if error is None and offset is not None and offset >= 0:
-            self.last_offset = offset
+        self._last_offset = message.offset() or 0
         self.delivered(error, message)
 
-    def fewer(self, count: int) -> None:
-        """So many are not awaited any more."""
-        with self._lock:
-            self._left -= count
-            left = self._left
-        if not left:
-            self._loop.call_soon_threadsafe(self._finish)
+    def _wake(self, failed: NotDelivered | None) -> None:
+        self._loop.call_soon_threadsafe(self._end, failed)
 
-    def _finish(self) -> None:
+    def _end(self, failed: NotDelivered | None) -> None:
         if self.all_in.done():
-            return  # nobody waits any more
-        if self._failed is None:
-            self.all_in.set_result(None)
+            return  # it failed before, or nobody waits any more
+        if failed is None:
+            self.all_in.set_result(self._last_offset)
         else:
-            self.all_in.set_exception(NotDelivered(*self._failed))
+            self.all_in.set_exception(failed)
 
 
 class KafkaSink:
@@ -86,51 +83,69 @@ class KafkaSink:
         self._closing = threading.Event()
         self._poller: threading.Thread | None = None
         self._partitions: dict[str, int] = {}
+        self._written: dict[tuple[str, int | None], float] = {}
+        """When something was last confirmed on a partition."""
 
-    async def send(self, records: Sequence[Produce]) -> int | None:
-        """Sends all records, those of one partition in order, and returns when every one is confirmed (acks=all).
+    async def send(self, records: Sequence[Produce]) -> int:
+        """Sends all records, at least one, those of one partition in order, and returns when every one is confirmed
+        (acks=all).
 
         Returns:
-            The offset of the last record, None if there is none or the broker did not say.
+            The offset of the last record.
         Raises:
             NoSuchPartition: before anything is sent.
             NotDelivered: the broker refused one, or did not confirm it in time.
         """
-        if not records:
-            return None
         producer = self._started()
         for topic, partition in {(record.topic, record.partition) for record in records}:
             if partition is not None:
                 await self._check(producer, topic, partition)
         try:
-            return await self._send(producer, records)
+            async with asyncio.timeout(self._patience):
+                return await self._send(producer, records)
+        except TimeoutError:
+            raise self._too_late(records[0].topic) from None
         except NotDelivered as error:
+            if error.args[0].code() != KafkaError._FATAL:
+                raise
             raise NotDelivered(self._fatal or error.args[0], error.args[1]) from error
 
-    async def _send(self, producer: Producer, records: Sequence[Produce]) -> int | None:
+    async def _send(self, producer: Producer, records: Sequence[Produce]) -> int:
+        place, now = (records[0].topic, records[0].partition), time.monotonic()
+        if place[1] is not None and len(records) > 1 and now - self._written.get(place, -KNOWN_S) >= KNOWN_S:
+            # Of a producer that it does not know (any more) a broker takes whatever comes for the next record: where
+            # it refuses a request for want of a leader or of replicas, it may write the following one (KAFKA-15591).
+            await self._confirmed(producer, records[:1])
+            records = records[1:]
+        last = await self._confirmed(producer, records)
+        self._written[place] = now
+        return last
+
+    async def _confirmed(self, producer: Producer, records: Sequence[Produce]) -> int:
         confirmations = _Confirmations(len(records))
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._patience
-        sent, refused = 0, None
+        for number, record in enumerate(records, 1):
+            report = confirmations.delivered if number < len(records) else confirmations.last_delivered
+            # librdkafka does not say when its queue has room again.
+            while not self._queued(producer, record, report):  # noqa: ASYNC110
+                await asyncio.sleep(FULL_S)
+        return await confirmations.all_in
+
+    async def settled(self) -> None:
+        """Returns when nothing is on its way any more, whoever sent it and waits for it no more.
+
+        Raises:
+            NotDelivered: something still is, for too long.
+        """
         try:
-            for record in records:
-                report = confirmations.delivered if sent + 1 < len(records) else confirmations.last_delivered
-                while not self._queued(producer, record, report):
-                    if clock() > deadline:
-                        raise _too_late(record)
-                    await asyncio.sleep(FULL_S)  # librdkafka does not say when its queue has room again
-                sent += 1
-        except NotDelivered as error:
-            refused = error
-            confirmations.fewer(len(records) - sent)
-        # Also when one was refused: nothing may be in flight unwatched.
-        confirmed, _ = await asyncio.wait({confirmations.all_in}, timeout=max(0.0, deadline - clock()))
-        if refused is None and not confirmed:
-            refused = _too_late(records[0])
-        if refused is not None:
-            raise refused
-        await confirmations.all_in
-        return confirmations.last_offset
+            async with asyncio.timeout(self._patience):
+                while self._producer is not None and len(self._producer):  # noqa: ASYNC110
+                    await asyncio.sleep(FULL_S)
+        except TimeoutError:
+            raise self._too_late("of batches that were given up") from None
+
+    def _too_late(self, topic: str) -> NotDelivered:
+        # After a fatal error nothing is sent, and nothing reported, any more.
+        return NotDelivered(self._fatal or KafkaError(KafkaError._MSG_TIMED_OUT), topic)
 
     def close(self) -> None:
         """Ends the poll thread. What was not confirmed by now is not waited for."""
@@ -146,7 +161,6 @@ class KafkaSink:
         return self._producer
 
     def _heard(self, error: KafkaError) -> None:
-        # What comes after a fatal error says no more than that there was one.
         if error.fatal() and self._fatal is None:
             self._fatal = error
 
@@ -157,7 +171,7 @@ class KafkaSink:
             except KafkaException as error:
                 if not error.args[0].fatal():
                     raise
-                # The reports of what it failed come all the same.
+                # The report of what was refused comes all the same, and says more.
                 self._heard(error.args[0])
                 self._closing.wait(POLL_S)
 

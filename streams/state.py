@@ -44,24 +44,24 @@ class Ends:
     """
 
     def __init__(self) -> None:
-        self._ends: dict[int, int | None] = {}
+        self._ends: dict[int, int] = {}
 
     def begin(self, partition: int, end: int) -> None:
         """A partition was read back up to `end`, exclusive."""
         self._ends[partition] = end
 
-    def wrote(self, topic: str, partition: int, count: int, last: int | None) -> None:
-        """`count` records were confirmed, the last of them at offset `last` (None: the broker did not say).
+    def wrote(self, topic: str, partition: int, count: int, last: int) -> None:
+        """`count` records were confirmed, the last of them at offset `last`.
 
         Raises WrittenByAnother if others lie before or between them.
         """
         end = self._ends.get(partition)
-        self._ends[partition] = None if last is None else last + 1
-        if end is not None and last is not None and last - count + 1 != end:
+        self._ends[partition] = last + 1
+        if end is not None and last - count + 1 != end:
             raise WrittenByAnother(
                 f"{topic}[{partition}] ended at offset {end}; {count} records were written there, and now it ends at "
-                f"{last + 1}: somebody else wrote to it, as a predecessor does that was frozen and woke up late. "
-                "Starting again reads it back and puts it right"
+                f"{last + 1}: somebody else wrote to it, as a predecessor does that was frozen and woke up late (or "
+                "the broker wrote something twice). Starting again reads it back and puts it right"
             )
 
 
@@ -106,7 +106,7 @@ class StateStore:
         state = self._partitions.get(partition, {})
         return MappingProxyType(state) if read is None else Heard(state, read)
 
-    def apply(self, partition: int, entries: Sequence[Entry], last: int | None = None) -> None:
+    def apply(self, partition: int, entries: Sequence[Entry], last: int = -1) -> None:
         """Takes over confirmed changes; where they lie on the changelog does not matter."""
         state = self._partitions.setdefault(partition, {})
         for entry in entries:

@@ -209,6 +209,16 @@ def checked_size(topic: str, key: str, value: bytes) -> bytes:
     return value
 
 
+def unconfirmed(error: KafkaError | None, message: Message) -> KafkaError | None:
+    """Why a record that librdkafka reports on is not on the log, None if the broker said where it lies.
+
+    Without an offset librdkafka only infers that it is there, because something behind it is. But of a producer that it
+    does not know yet a broker writes the second request also where it refused the first (KAFKA-15591)."""
+    if error is None and message.offset() is None:
+        return KafkaError(KafkaError._INCONSISTENT, "the broker confirmed what was sent behind it, and not this")
+    return error
+
+
 class Publisher:
     """Sends records and knows that they arrived."""
 
@@ -249,6 +259,7 @@ class Publisher:
                 return
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        error = unconfirmed(error, message)
         if error is not None and self._failed is None:
             self._failed = error, str(message.topic())
             log.error("not delivered to %s: %s", message.topic(), error)

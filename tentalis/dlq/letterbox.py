@@ -28,7 +28,7 @@ from tentalis.dlq.letters import (
     own_headers,
     refusal,
 )
-from tentalis.kafka import DeliveryFailed, headers_in, messages_to_end, producer_config
+from tentalis.kafka import DeliveryFailed, headers_in, messages_to_end, producer_config, unconfirmed
 
 CHUNK = 500
 """Letters claimed at a time: so many at most are in doubt after a crash."""
@@ -257,10 +257,9 @@ def _send(producer: Producer, record: Raw) -> _Sent:
     sent = _Sent()
 
     def delivered(error: KafkaError | None, message: Message) -> None:
-        if error is None:
+        sent.error = unconfirmed(error, message)
+        if sent.error is None:
             sent.offset = int(message.offset())
-        else:
-            sent.error = error
 
     arguments: dict[str, Any] = {"partition": record.partition, "on_delivery": delivered}
     while True:

@@ -22,6 +22,7 @@ from tentalis.kafka import (
     now_ms,
     producer_config,
     read_to_end,
+    unconfirmed,
 )
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ CLOCK_SLACK_MS = 120_000
 # What a gateway writes.
 RECORDS = ("SessionEvent", "Task", "Result", "Feedback")
 _ASK_AGAIN_S = 1.0
+_POLL_S = 0.1
 
 
 class NotDelivered(Exception):
@@ -105,8 +107,8 @@ class EventLog:
         """
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            lies = Place(record.topic, int(message.partition()), int(message.offset()))
-            done(lies if error is None else error)
+            why = unconfirmed(error, message)
+            done(Place(record.topic, int(message.partition()), int(message.offset())) if why is None else why)
 
         try:
             self._producer.produce(
@@ -166,10 +168,17 @@ class EventLog:
 
     def _poll(self) -> None:
         while not self._stop.is_set():
-            self._producer.poll(0.1)
+            try:
+                self._producer.poll(_POLL_S)
+            except KafkaException as error:
+                # A fatal one: confluent-kafka raises it, past `error_cb`. What it failed is reported all the same.
+                if not error.args[0].fatal():
+                    raise
+                self._erred(error.args[0])
+                self._stop.wait(_POLL_S)
 
     def _erred(self, error: KafkaError) -> None:
-        if error.fatal():
+        if error.fatal() and self.fatal is None:
             self.fatal = error.str()
             log.error("the producer cannot go on: %s", error.str())
 

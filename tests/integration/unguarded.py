@@ -65,12 +65,12 @@ def confirmations() -> None:
     def with_gaps(settings: app.StreamSettings) -> dict[str, Any]:
         return config(settings) | {"enable.gapless.guarantee": False}
 
-    async def warn(self: KafkaSink, records: Sequence[Produce]) -> int | None:
+    async def warn(self: KafkaSink, records: Sequence[Produce]) -> int:
         try:
             return await send(self, records)
         except NotDelivered as error:
             log.warning("not sent: %s", error)
-            return None
+            return -1
 
     KafkaSink.send = warn
     app.producer_settings = with_gaps

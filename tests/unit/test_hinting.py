@@ -221,8 +221,9 @@ class Sent:
     def __init__(self) -> None:
         self.records: list[Produce] = []
 
-    async def send(self, records: Sequence[Produce]) -> None:
+    async def send(self, records: Sequence[Produce]) -> int:
         self.records += records
+        return len(self.records) - 1
 
 
 def delivered(app: Hinting, records: list[LogRecord]) -> list[Produce]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -46,7 +48,12 @@ def test_without_a_bound_nobody_waits() -> None:
 
 
 class Sink:
-    async def send(self, records: "list[Produce]") -> None: ...
+    def __init__(self) -> None:
+        self.ends: Counter[tuple[str, int | None]] = Counter()
+
+    async def send(self, records: Sequence[Produce]) -> int:
+        self.ends.update((record.topic, record.partition) for record in records)
+        return self.ends[records[-1].topic, records[-1].partition] - 1
 
 
 def join(bound: Bound) -> JoinProcessor:

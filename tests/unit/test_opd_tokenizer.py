@@ -155,7 +155,7 @@ def test_a_wrong_teacher_ends_the_process_instead_of_making_dead_letters() -> No
     from tests.unit.stream_records import CODEC, make_feedback, on_log
 
     class Nowhere:
-        async def send(self, records: Any) -> None:
+        async def send(self, records: Any) -> int:
             raise AssertionError(f"nothing is to be written, least of all {records}")
 
     looked: list[str] = []

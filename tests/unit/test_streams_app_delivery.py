@@ -54,19 +54,18 @@ class FakeSink:
     def __init__(self, store: StateStore, fail_at: int | None = None) -> None:
         self.sent: list[list[Produce]] = []
         self.end = 0
-        self.says_where = True
         self.table_at_send: list[dict[str, bytes]] = []
         self._store = store
         self._fail_at = fail_at
 
-    async def send(self, records: Sequence[Produce]) -> int | None:
+    async def send(self, records: Sequence[Produce]) -> int:
         if len(self.sent) == self._fail_at:
             raise ConnectionError("not confirmed")
         await asyncio.sleep(0)
         self.sent.append(list(records))
         self.table_at_send.append(dict(self._store.entries(3)))
         self.end += len(records)
-        return self.end - 1 if self.says_where else None
+        return self.end - 1
 
 
 def runner(script: Script, fail_at: int | None = None, **options: object) -> tuple[BatchRunner, FakeSink, StateStore]:
@@ -141,18 +140,6 @@ def test_another_that_writes_between_the_records_of_one_batch_is_noticed_too() -
     ends.begin(3, 10)
     with pytest.raises(WrittenByAnother):
         ends.wrote("log", 3, count=2, last=12)
-
-
-def test_where_the_broker_does_not_say_an_offset_nobody_is_suspected() -> None:
-    made, sink, _ = runner(Script(lambda records: Effects(changes=WAVES)))
-    made.ends.begin(3, 0)
-    sink.says_where = False
-    run(made.run(3, [record(5)]))
-    sink.says_where, sink.end = True, 90
-    run(made.run(3, [record(6)]))
-    sink.end += 1
-    with pytest.raises(WrittenByAnother):
-        run(made.run(3, [record(7)]))
 
 
 def test_retryable_waits_with_the_confirmed_state_and_dead_letters_nothing() -> None:

@@ -1,10 +1,14 @@
 """The sink, against the broker that librdkafka has in itself for tests."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from streams.dlq import Produce
 from streams.placement import partition_of
@@ -30,7 +34,6 @@ def records(count: int, partition: int | None = None) -> list[Produce]:
 def test_every_lane_hears_of_its_own_records(sink: KafkaSink) -> None:
     async def lanes() -> None:
         await asyncio.gather(*(sink.send(records(50, lane)) for lane in range(PARTITIONS)), sink.send(records(50)))
-        await sink.send([])
 
     asyncio.run(lanes())
 
@@ -66,12 +69,119 @@ def test_a_queue_that_stays_full_is_an_error_too() -> None:
     assert failed.value.args[0].code() == KafkaError._MSG_TIMED_OUT
 
 
-def test_a_record_that_is_too_large_leaves_nothing_unwatched() -> None:
+def test_a_record_that_is_too_large_is_an_error() -> None:
     sink = KafkaSink(MOCK | {"message.max.bytes": 2000})
     with pytest.raises(NotDelivered) as failed:
         asyncio.run(sink.send([*records(5, 0), Produce("t", b"k", b"v" * 5000), *records(5, 0)]))
     sink.close()
     assert failed.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+class Scripted:
+    """librdkafka's producer as far as the sink knows it. A test says what becomes of the records, in order: an error,
+    the offset, None where librdkafka does not know it; of the others nothing is heard."""
+
+    def __init__(self, *says: KafkaError | int | None) -> None:
+        self.says = deque(says)
+        self.least = 1
+        """Nothing is reported before so many wait for it."""
+        self.waiting: deque[Callable[[KafkaError | None, Message], None]] = deque()
+        self.queued = 0
+        self.reports: list[int] = []
+        """How many records were queued when each was reported."""
+        self.fatal: KafkaError | None = None
+
+    def __call__(self, config: Mapping[str, object]) -> "Scripted":
+        return self
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=range(PARTITIONS))})
+
+    def produce(self, topic: str, value: bytes, key: bytes, partition: int, report: Any, *, headers: object) -> None:
+        self.queued += 1
+        self.waiting.append(report)
+
+    def poll(self, seconds: float) -> None:
+        time.sleep(0.001)
+        if len(self.waiting) < self.least:
+            return
+        if self.fatal is not None:
+            error, self.fatal = self.fatal, None
+            raise KafkaException(error)
+        while self.waiting and self.says:
+            said = self.says.popleft()
+            error = said if isinstance(said, KafkaError) else None
+            self.reports.append(self.queued)
+            message: Any = SimpleNamespace(topic=lambda: "t", offset=lambda said=said: said)
+            self.waiting[0](error, message)
+            self.waiting.popleft()
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[KafkaSink, Scripted]]]:
+    sinks: list[KafkaSink] = []
+
+    def made(*says: KafkaError | int | None, patience: float = 60.0) -> tuple[KafkaSink, Scripted]:
+        producer = Scripted(*says)
+        monkeypatch.setattr("streams.sink.Producer", producer)
+        sinks.append(KafkaSink({}, patience))
+        return sinks[-1], producer
+
+    yield made
+    for sink in sinks:
+        sink.close()
+
+
+def test_what_librdkafka_only_infers_to_be_written_is_not_confirmed(scripted: Any) -> None:
+    sink, _ = scripted(7, None, 8)
+    with pytest.raises(NotDelivered, match="and not this"):
+        asyncio.run(sink.send(records(3)))
+
+
+def test_the_first_record_on_a_partition_goes_ahead_alone(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, producer = scripted(*range(9))
+
+    async def main() -> None:
+        assert await sink.send(records(3, 1)) == 2
+        assert producer.reports[0] == 1
+        producer.least = 3  # a record that went ahead would wait for its report in vain
+        assert await sink.send(records(3, 1)) == 5
+        producer.least = 1
+        monkeypatch.setattr("streams.sink.KNOWN_S", 0.0)
+        assert await sink.send(records(3, 1)) == 8
+        assert producer.reports[6] == 7
+
+    asyncio.run(main())
+
+
+def test_what_was_refused_is_said_at_once_though_nothing_is_heard_of_the_rest(scripted: Any) -> None:
+    """librdkafka makes a fatal error of it (`enable.gapless.guarantee`), and sends and reports nothing any more."""
+    sink, producer = scripted(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    producer.fatal, producer.least = KafkaError(KafkaError._GAPLESS_GUARANTEE, "no gap", fatal=True), 3
+    with pytest.raises(NotDelivered) as failed:
+        asyncio.run(asyncio.wait_for(sink.send(records(3)), 30))
+    assert failed.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_what_was_given_up_is_waited_for_before_the_log_is_read(scripted: Any) -> None:
+    sink, producer = scripted(patience=0.2)
+
+    async def main() -> None:
+        await sink.settled()
+        sending = asyncio.create_task(sink.send(records(3)))
+        while not producer.waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        sending.cancel()
+        await asyncio.wait({sending})
+        with pytest.raises(NotDelivered):
+            await sink.settled()
+        producer.says.extend(range(3))
+        await sink.settled()
+
+    asyncio.run(main())
 
 
 def test_who_is_cancelled_while_the_queue_is_full_does_not_wait_for_the_reports() -> None:
