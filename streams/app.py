@@ -19,32 +19,29 @@ from confluent_kafka import KafkaException
 from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, changelog_record
+from streams.ending import EXIT_CRASHED, ended
 from streams.lanes import Job, Lanes
 from streams.log_ends import LogEnds
-from streams.processor import Aged, Bounded, Processor, StateError, StateUnreadable, Stepwise, Timed
+from streams.processor import Aged, Bounded, Processor, StateUnreadable, Stepwise, Timed
 from streams.progress import Place, Progress
 from streams.settings import StreamSettings, faust_settings, producer_settings
 from streams.sink import KafkaSink
-from streams.startup import TopicsWrong, check_topics, forbidden_of
+from streams.startup import TopicsWrong, check_topics
 from streams.state import Diverged, Fold, StateStore, ensure_changelog, read_changelog
 from tentalis import logs, tracing
 from tentalis.dlq.context import app_version
-from tentalis.dlq.limits import EXIT_TOO_MANY_DEAD, DeadLimits, TooManyDead
+from tentalis.dlq.limits import DeadLimits
 from tentalis.health import Health
 from tentalis.kafka import client_config
 from tentalis.security import aiokafka
-from tentalis.service import UNMENDABLE, Unmendable
 
 if TYPE_CHECKING:
     from streams.disk import DiskFold, DiskStore
 
-__all__ = ["EXIT_CRASHED", "EXIT_OK", "EXIT_TOO_MANY_DEAD", "StreamSettings", "ensure_changelog", "run"]
+__all__ = ["StreamSettings", "ensure_changelog", "run"]
 
 log = logging.getLogger(__name__)
 
-EXIT_OK = 0
-EXIT_CRASHED = 1
-EXIT_FORBIDDEN = 6
 STOP_DEADLINE_S = 4.0
 BEAT_S = 1.0
 ENDS_S = 30.0
@@ -91,7 +88,8 @@ class _Worker:
         self._log_ends = LogEnds(settings.known)
         self._ends: dict[Place, int] = {}
         self._failure: BaseException | None = None
-        self._failed = asyncio.Event()
+        self._over = asyncio.Event()
+        """This worker ends, whatever for."""
         self._app: Any = None
         self._metrics: Any = None
         self._sink = KafkaSink(producer_settings(settings), settings.delivery_timeout)
@@ -118,10 +116,9 @@ class _Worker:
     async def main(self) -> int:
         settings, app_id = self._settings, self._processor.app_id
         (settings.state_dir / "faust").mkdir(parents=True, exist_ok=True)
-        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, self._over.set)
         # Whatever is imported by now stays. State is many objects and no cycles: looking for some after every 700 new
         # objects takes a tenth of the time of a batch.
         gc.freeze()
@@ -167,7 +164,7 @@ class _Worker:
             asyncio.create_task(self._look_at_ends(), name="ends"),
         ]
         try:
-            await self._until_over(stop)
+            await self._until_over()
         finally:
             for task in background:
                 task.cancel()
@@ -179,18 +176,18 @@ class _Worker:
                 await site.cleanup()
         return self._exit_code()
 
-    async def _until_over(self, stop: asyncio.Event) -> None:
+    async def _until_over(self) -> None:
         starting = asyncio.create_task(self._app.start(), name="start")
-        waiting = [asyncio.create_task(stop.wait()), asyncio.create_task(self._failed.wait())]
+        over = asyncio.create_task(self._over.wait())
         faust = asyncio.create_task(self._faust_crash())
         try:
-            await asyncio.wait({starting, faust, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({starting, faust, over}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is not None:
                 self._failure = self._failure or starting.exception()
                 return
-            await asyncio.wait({faust, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({faust, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (starting, faust, *waiting):
+            for task in (starting, faust, over):
                 task.cancel()
 
     async def _faust_crash(self) -> None:
@@ -201,6 +198,7 @@ class _Worker:
 
     async def _stop_app(self) -> None:
         """Commits what is done and leaves the group."""
+        self._over.set()
         self._ready = False
         stopping = asyncio.create_task(self._app.stop(), name="stop")
         await asyncio.wait({stopping}, timeout=STOP_DEADLINE_S)
@@ -220,36 +218,12 @@ class _Worker:
             os._exit(code)
 
     def _exit_code(self) -> int:
-        if self._failure is None:
-            log.info("%s stopped", self._processor.app_id)
-            return EXIT_OK
-        if isinstance(self._failure, TooManyDead):
-            log.critical("%s stops: %s", self._processor.app_id, self._failure)
-            return EXIT_TOO_MANY_DEAD
-        refusal = forbidden_of(self._failure, self._settings.known)
-        if refusal is not None:
-            log.critical("%s ends: %s. Nothing unconfirmed was committed", self._processor.app_id, refusal)
-            return EXIT_FORBIDDEN
-        if isinstance(self._failure, Unmendable):
-            log.critical("%s ends: %s. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
-            return UNMENDABLE
-        if isinstance(self._failure, StateError):
-            log.critical(
-                "%s ends: %s. Nothing unconfirmed was committed, and the next start makes this state anew from %s. If "
-                "that ends like this too, the changelog itself is damaged: delete it and reset the group to the "
-                "beginning of its topics, to fold them again",
-                self._processor.app_id,
-                self._failure,
-                self._changelog,
-            )
-            return EXIT_CRASHED
-        log.critical("%s ends: %r. Nothing unconfirmed was committed", self._processor.app_id, self._failure)
-        return EXIT_CRASHED
+        return ended(self._processor.app_id, self._failure, self._settings.known, self._changelog)
 
     def failed(self, error: Exception) -> None:
         """Ends the worker in order: what is done is committed, nothing else is."""
         self._failure = self._failure or error
-        self._failed.set()
+        self._over.set()
 
     async def _beat(self) -> None:
         """Once a second: ticks, and whether there is anything to make progress on."""
@@ -342,10 +316,15 @@ class _Worker:
     # -- partitions (faust_delivery.Owner)
 
     async def quiesce(self) -> None:
+        # Nothing begins any more: it would not be waited for, and what is due would go by the state of a batch that
+        # was given up half-way.
+        self._ready = False
         await self._lanes.quiesce(self._settings.grace)
 
     def revoked(self) -> None:
         self._ready = False
+        if self._over.is_set():
+            return  # what still comes to its end goes on by its state, and nobody comes after it
         self._owned = ()
         self._ends.clear()
         for partition in sorted(self._restored):
@@ -357,6 +336,8 @@ class _Worker:
         started = time.monotonic()
         await self.quiesce()
         self.revoked()
+        # What a batch that was given up had sent may still be on its way, to partitions that came back.
+        await self._sink.settled()
         try:
             await self._restore(partitions)
         except (StateUnreadable, Diverged) as error:
@@ -426,7 +407,7 @@ class _Worker:
     def delivering(self, partitions: Sequence[int]) -> None:
         self._owned = tuple(partitions)
         self._progress.begin()
-        self._ready = True
+        self._ready = not self._over.is_set()
         log.info(
             "%s owns partitions %s, recovered in %.2f s",
             self._processor.app_id,

@@ -1,4 +1,4 @@
-"""Before an application starts: are its topics there; and what the broker's refusals mean."""
+"""Before an application starts: are its topics there, with the partitions that it needs."""
 
 import logging
 from collections.abc import Mapping
@@ -6,10 +6,6 @@ from typing import Any
 
 from schemas import topics
 from streams.processor import Processor
-from streams.sink import NotDelivered
-from tentalis.acls import Operation, Resource
-from tentalis.config import Settings
-from tentalis.refusal import Forbidden, forbidden, refused
 
 TOPICS_TIMEOUT_S = 20.0
 
@@ -51,34 +47,3 @@ def check_topics(processor: Processor, connection: Mapping[str, Any]) -> dict[st
     if problems:
         raise TopicsWrong("; ".join(problems) + ". `tentalis topics apply` creates what is missing")
     return {name: found[name] for name in processor.topics}
-
-
-def forbidden_of(failure: BaseException, settings: Settings) -> Forbidden | None:
-    """What an error of a client means, if it is the broker's ACLs: Faust may have wrapped it."""
-    from aiokafka import errors
-
-    seen: BaseException | None = failure
-    while seen is not None:
-        if isinstance(seen, NotDelivered):
-            error, topic = seen.args
-            meaning = refused(settings, error, Operation.WRITE, topic)
-            return meaning if isinstance(meaning, Forbidden) else None
-        name = str(seen.args[0]) if seen.args else "(not named)"
-        if isinstance(seen, errors.TopicAuthorizationFailedError):
-            # Which operation, aiokafka does not say.
-            return Forbidden(f"{_no(settings)} what it tries on topic {name}. {_WHAT_NEXT}")
-        if isinstance(seen, errors.GroupAuthorizationFailedError):
-            return forbidden(settings, [(Operation.READ, Resource.GROUP, name)])
-        if isinstance(seen, errors.ClusterAuthorizationFailedError):
-            return Forbidden(
-                f"{_no(settings)} to write (Write on any topic would do for its producer id). {_WHAT_NEXT}"
-            )
-        seen = seen.__cause__ or seen.__context__
-    return None
-
-
-_WHAT_NEXT = "`tentalis topics acls` prints what each role needs"
-
-
-def _no(settings: Settings) -> str:
-    return f"the broker's ACLs do not allow {settings.security.principal}"
