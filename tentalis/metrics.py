@@ -733,7 +733,7 @@ TRAINER_LAG = Metric(
 TRAINER_DEAD = Metric(
     "tentalis_trainer_dead_letters_total",
     Kind.COUNTER,
-    "Records of rank 0's partitions sent to the dead-letter topic.",
+    "Records sent to the dead-letter topic, by all ranks.",
     ("trainer",),
     unit="records",
 )

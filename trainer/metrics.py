@@ -78,7 +78,9 @@ class TrainerMetrics:
             self._trackers.close()
 
     def recovered(self, policy: str, step: int, version: int) -> None:
-        """The run is where its log and checkpoints say, and goes on."""
+        """The run is where its log and checkpoints say, and goes on; its ranks count from 0, after a rollback too."""
+        self._dead.clear()
+        self._untaught.clear()
         self._step.set(step)
         self._version.labels(policy).set(version)
         self._ready = True

@@ -36,4 +36,12 @@ def test_it_is_said_once_per_run_and_counted_from_every_rank(caplog: pytest.LogC
             Lead.take(lead, [report | {"rank": 0, "without_topk": count}, report | {"rank": 1, "without_topk": 1}])
     (said,) = caplog.records
     assert "OPD part trains nothing" in said.message and "--teacher-top" in said.message
-    assert metrics.exporter.registry.get_sample_value("tentalis_trainer_without_topk_total") == 6
+    counted = metrics.exporter.registry.get_sample_value
+    assert counted("tentalis_trainer_without_topk_total") == 6
+    # A rollback begins another run in the same process: its readers are new ones, and count from 0.
+    Lead.take(lead, [report | {"rank": 0, "without_topk": 5, "dead": 3}])
+    metrics.recovered("tiny", 0, 4)
+    for count in (0, 2):
+        Lead.take(lead, [report | {"rank": 0, "without_topk": count, "dead": count}])
+    assert counted("tentalis_trainer_without_topk_total") == 8
+    assert counted("tentalis_trainer_dead_letters_total") == 5
