@@ -85,10 +85,12 @@ class Example:
     def trains(self, loss: Loss) -> bool:
         """Whether its gradient can be anything but zero."""
         signal = self.signal
+        pulled = loss.kind == "masked" and loss.mask_kl > 0
+        rewarded = signal.in_rl if pulled else signal.rl_advantages != 0
         taught = signal.in_opd if loss.opd_kind == "topk" else signal.opd_advantages != 0
-        advantage = (signal.rl_advantages != 0).any() or taught.any()
+        moved = (loss.rl_weight > 0 and rewarded.any()) or (loss.opd_weight > 0 and taught.any())
         held = (loss.kl.coef > 0 or loss.entropy_coef > 0) and (signal.in_rl | signal.in_opd).any()
-        return bool(advantage or held or (signal.sides != 0).any())
+        return bool(moved or held or (signal.sides != 0).any())
 
 
 def example_of(rollout: Rollout, *, advantages: Spans | None, opd: bool, loss: Loss) -> Example:

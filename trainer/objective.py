@@ -92,11 +92,11 @@ def objective(
             signal.sequences[chosen],
         )
 
-    if bool(signal.in_rl.any()):
+    if loss.rl_weight > 0 and bool(signal.in_rl.any()):
         value, metrics = POLICY_LOSSES[loss.kind](tokens(signal.in_rl, signal.rl_advantages, signal.rl_weights), loss)
         total = total + value * (loss.rl_weight / counts.rl)
         sums["rl_loss"], sums["rl_clipped"] = value.detach(), metrics["clipped"]
-    if bool(signal.in_opd.any()):
+    if loss.opd_weight > 0 and bool(signal.in_opd.any()):
         if loss.opd_kind == "topk":
             value, metrics = topk_distillation(_likeliest(scores, signal), loss)
             sums["overlap"] = metrics["overlap"]

@@ -61,7 +61,8 @@ def train_step(
     for batch in micro_batches:
         stop.check()
         base = engine.policy.base_logprobs(batch) if loss.kl.coef > 0 and loss.kl.against == "base" else None
-        scores = engine.forward(batch, loss.entropy_coef > 0, loss.topk.k if loss.opd_kind == "topk" else 0)
+        likeliest = loss.topk.k if loss.opd_kind == "topk" and loss.opd_weight > 0 else 0
+        scores = engine.forward(batch, loss.entropy_coef > 0, likeliest)
         total, part_sums = objective(scores, batch.signal, loss, counts, base)
         engine.backward(total)
         positions += len(batch.input_ids)
@@ -76,7 +77,8 @@ def train_step(
     sums[-2], sums[-1] = positions, flops
     totals |= dict(zip((*SUMMED, "positions", "model_flops"), world.sum(sums).tolist(), strict=True))
     if totals["trained_rollouts"] == 0:
-        log.warning("step %d: no rollout has an advantage (equal rewards, no hints); it trains nothing", plan.step)
+        why = "equal rewards, no hints, or a weight of 0"
+        log.warning("step %d: no rollout has an advantage (%s); it trains nothing", plan.step, why)
     return Outcome(
         _means(totals) | advantages.metrics | updated,
         {"pack": packed - began, "forward_backward": computed - packed, "optimizer": stepped - computed},

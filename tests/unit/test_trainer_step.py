@@ -1,6 +1,7 @@
 """The optimizer step: equal to plain PyTorch, the same bytes again, also over a checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,6 +169,48 @@ def test_a_batch_without_any_advantage_warns_and_leaves_the_adapter(
     assert metrics["reward_mean"] == 1.0
     assert "no rollout has an advantage" in caplog.text
     assert engine.policy.adapter_bytes() == before
+
+
+def with_loss(of: TrainerConfig, **loss: Any) -> TrainerConfig:
+    return config(Path(of.base_model), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("settings", "teacher", "names"),
+    [
+        ({"rl_weight": 0.0}, None, ("rl_loss", "rl_clip_fraction")),
+        ({"opd_weight": 0.0, "advantage": "binary"}, [-1.0, -2.0, -3.0], ("opd_loss", "opd_clip_fraction")),
+    ],
+    ids=["rl", "opd"],
+)
+def test_a_part_of_weight_0_is_not_computed_and_a_batch_of_nothing_else_warns(
+    of: TrainerConfig,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    teacher: list[float] | None,
+    names: tuple[str, ...],
+) -> None:
+    """What trains nothing is no share of a batch that looks healthy: a run of one part over rollouts of the other."""
+    weightless = with_loss(of, **settings)
+    engine = engine_of(weightless)
+    before = engine.policy.adapter_bytes()
+    reward = 1.0 if teacher is None else None
+    metrics = run_step(engine, weightless, [rollout(f"t{i}", reward=reward, teacher=teacher) for i in range(2)]).metrics
+    assert (metrics["rollouts"], metrics["trained_rollouts"], metrics["positions"]) == (2.0, 0.0, 0.0)
+    assert "a weight of 0); it trains nothing" in caplog.text
+    assert engine.policy.adapter_bytes() == before
+    mixed = [rollout("both", reward=1.0, teacher=[-1.0, -2.0, -3.0])]
+    outcome = run_step(engine, weightless, mixed).metrics
+    assert outcome["trained_rollouts"] == 1.0 and [outcome[name] for name in names] == [0.0, 0.0]
+
+
+def test_the_pull_of_the_masked_loss_holds_without_any_advantage_too(of: TrainerConfig) -> None:
+    """Answers of equal rewards, by a sampler that is somewhere else."""
+    masked = with_loss(of, kind="masked", mask_kl=0.1)
+    engine = engine_of(masked)
+    batch = [rollout("g", i, reward=1.0, rewards=[1.0, 1.0], n=2) for i in range(2)]
+    metrics = run_step(engine, masked, batch).metrics
+    assert metrics["trained_rollouts"] == 2.0 and metrics["rl_loss"] > 0.0 and metrics["grad_norm"] > 0.0
 
 
 def test_a_gradient_that_is_not_finite_updates_nothing(of: TrainerConfig) -> None:
