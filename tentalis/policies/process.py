@@ -212,9 +212,10 @@ class Policies:
             if found is None:
                 continue
             verdict, back = found
-            self._decide(verdict)
+            # A fall is judged once: were its verdict there first and this process killed then, nobody would roll back.
             if back is not None:
                 self._decide(back)
+            self._decide(verdict)
 
     async def _round(self) -> None:
         try:

@@ -1,12 +1,13 @@
 """The guard at work, against a server in memory: what it tries, what it refuses, and what it goes back to."""
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from schemas.records import EvalResult, PolicyUpdate, RunManifest, Verifier
+from schemas.records import EvalResult, PolicyUpdate, Promotion, RunManifest, Verifier
 from tentalis.config import Settings
 from tentalis.guard import LIVE, ROLLBACK, Evidence
 from tentalis.inference.protocol import Completion, Float32, Generation
@@ -15,6 +16,7 @@ from tentalis.policies.core import PolicyLog
 from tentalis.policies.evaluation import divergence, fixture_task
 from tentalis.policies.guardian import Guardian, verdict_of
 from tentalis.policies.live import Answers
+from tentalis.policies.process import Policies
 from tests.trainer_lab import rollout
 from tests.unit.loop_records import manifest, promotion, task, update
 from tests.unit.loop_server import LoopServer
@@ -164,6 +166,26 @@ def test_a_served_version_that_falls_below_its_guard_is_rolled_back() -> None:
     assert "fell below its guard: answers have 1.0 tokens" in back.reason
     log.apply(verdict, -1)
     assert of.fallen(version(2), answers) is None, "it is said once"
+
+
+def test_a_guard_that_is_killed_between_its_words_has_rolled_back() -> None:
+    """The fall of a served version is said once. Killed after the first record and started again, it is not served."""
+    log = log_of(run(), version(0), version(1), said(1), version(2), said(2), promotion(2, "guarded", "s2"))
+    of, answers = guardian(log, Speaker()), Answers()
+    written: list[Promotion | EvalResult] = []
+    answered(answers, 2, 1, count=64)
+
+    def decide(record: Promotion | EvalResult) -> None:
+        written.append(record)
+        raise KeyboardInterrupt
+
+    live = SimpleNamespace(poll=lambda: None, answers=answers)
+    process = cast(Policies, SimpleNamespace(_live=live, _guardian=of, _decide=decide))
+    with pytest.raises(KeyboardInterrupt):
+        Policies._watch(process, log.guarded())
+    log.apply(written[0], 99)
+    assert log.promotion("assistant").version == 1
+    assert log.guarded()[0].version == 1 and of.fallen(log.guarded()[0], answers) is None
 
 
 def test_worse_rewards_than_before_are_a_fall_too() -> None:
