@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tentalis.service import Unmendable
 from trainer.config import TrainerConfig
 from trainer.logprobs import TokenScores
 from trainer.model import Policy, read_adapter
@@ -18,8 +19,8 @@ from trainer.schedule import learning_rate
 from trainer.world import World
 
 
-class Diverged(RuntimeError):
-    """The gradient is not finite; nothing was updated."""
+class Diverged(Unmendable):
+    """The gradient is not finite; nothing was updated. Started again the trainer would execute the same plan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from schemas.codec import Codec
 from schemas.records import RunManifest
 from tentalis.config import Settings
 from tentalis.lineage import Node
+from tentalis.service import Unmendable
 from trainer.branch import (
     CannotBranch,
     branched,
@@ -37,7 +38,7 @@ NO_MOMENTS = OptimizerState({}, 0)
 SHAPE = ("r", "lora_alpha", "target_modules")
 
 
-class CannotResume(RuntimeError):
+class CannotResume(Unmendable):
     """The log knows more of the run than the state directory."""
 
 

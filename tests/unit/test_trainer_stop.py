@@ -6,6 +6,11 @@ import sys
 
 import pytest
 
+from tentalis.cli.common import explain
+from tentalis.service import UNMENDABLE
+from trainer.engine import Diverged
+from trainer.resume import CannotResume
+
 PROGRAM = """
 import hashlib, sys, time
 from trainer.stop import stop_on_signals
@@ -20,6 +25,12 @@ with stop_on_signals(exit_code=int(sys.argv[2]), grace=0.3) as stop:
             stop.check()
         time.sleep(0.01)
 """
+
+
+@pytest.mark.parametrize("error", [Diverged, CannotResume])
+def test_what_the_next_start_would_only_come_to_again_says_so_with_its_exit_code(error: type[Exception]) -> None:
+    """Restarted for ever, a stack would train the same step again and again, and nobody would look."""
+    assert explain(error("why")) == ("why", UNMENDABLE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
