@@ -17,7 +17,6 @@ from torch import Tensor
 
 from schemas import topics
 from schemas.codec import Codec
-from schemas.digest import record_digest
 from schemas.records import BatchPlan, Rollout, RunManifest, StepResult
 from schemas.tensors import int32_view, uint8_view
 from tentalis.config import Settings
@@ -28,6 +27,7 @@ from trainer.compare import Distance, kl_sum, limited, update_distance
 from trainer.config import ConfigError, TrainerConfig, config_text
 from trainer.config_file import overridden, parse_config
 from trainer.fetch import Cache, fetch
+from trainer.manifest import digest_of
 from trainer.model import WEIGHTS_FILE, Policy
 from trainer.plan import identified
 from trainer.recording import CannotReplay, Recording, checked_recording
@@ -205,7 +205,7 @@ def _record(
     manifests: dict[str, RunManifest] = {}
     for arm in arms:
         manifest = arm.manifest.model_copy(update={"initial_adapter_sha256": done.sha256[start]})
-        manifest = manifest.model_copy(update={"digest": record_digest(manifest, {"digest", "event_time"})})
+        manifest = manifest.model_copy(update={"digest": digest_of(manifest)})
         manifests[arm.recorded] = manifest
         publisher.send(topics.RUNS, manifest)
     publisher.flush()

@@ -53,7 +53,12 @@ def manifest_of(
         world_size=world_size,
         start=tuple(Position(topic=topics.ROLLOUTS, partition=p, offset=offset) for p, offset in sorted(start.items())),
     )
-    return manifest.model_copy(update={"digest": record_digest(manifest, {"digest", "event_time"})})
+    return manifest.model_copy(update={"digest": digest_of(manifest)})
+
+
+def digest_of(manifest: RunManifest) -> str:
+    """The digest that a manifest's content gives it: of all but `event_time`."""
+    return record_digest(manifest, {"digest", "event_time"})
 
 
 def start_positions(config: TrainerConfig, run: RunLog, settings: Settings) -> dict[int, int]:

@@ -10,6 +10,8 @@ from schemas.records import BatchPlan, RunManifest, StepResult
 from tentalis.config import Settings
 from trainer.checkpoint import BadCheckpoint, Checkpoint, checkpoints
 from trainer.fetch import BadRollouts, examine
+from trainer.manifest import digest_of
+from trainer.plan import identified
 from trainer.runlog import RunLog, read_run
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,8 @@ def checked_recording(
     results = [result for result in results if result.step >= begin]
     plans = [plan for plan in plans if plan.step > begin]
     inherited = ancestors(settings, codec, run) if beginning is None and begin <= results[0].step else []
+    for each in (*inherited, Inherited(run, plans)):
+        _check_unaltered(each.run, each.plans)
     before = [plan for each in inherited for plan in each.plans]
     places: dict[str, tuple[int, int]] = {}
     problems = examine(settings, codec, [row for plan in (*before, *plans) for row in plan.rows], passed_over, places)
@@ -153,6 +157,20 @@ def recorded(run: RunLog, to_step: int | None) -> tuple[list[StepResult], list[B
     if not results:
         raise CannotReplay(f"run {run.run_id} has no step up to {last}")
     return results, plans
+
+
+def _check_unaltered(run: RunLog, plans: Sequence[BatchPlan]) -> None:
+    """Raises CannotReplay for a manifest or a plan whose content is not what its id says."""
+    first = [] if run.first is None else [run.first]
+    for manifest in (*first, *(run.manifests[digest] for digest in dict.fromkeys(p.manifest_digest for p in plans))):
+        if digest_of(manifest) != manifest.digest:
+            raise CannotReplay(f"forged: the manifest {manifest.key} has content that its digest does not cover")
+    for plan in plans:
+        if identified(plan).plan_id != plan.plan_id:
+            raise CannotReplay(
+                f"forged: the plan of step {plan.step}, attempt {plan.attempt}, of run {run.run_id} has content that "
+                f"its id {plan.plan_id} does not cover"
+            )
 
 
 def beginning_of(settings: Settings, run: RunLog, results: Sequence[StepResult], from_step: int) -> Checkpoint | None:
