@@ -26,8 +26,8 @@ def manifest_of(
     parent: Node | None = None,
 ) -> RunManifest:
     """The manifest of this process's run. Its digest does not cover `event_time`, so a restart under the same
-    conditions has the manifest that is on the log already. First version and start positions are those of the run's
-    first one; `parent` is what it goes on from.
+    conditions has the manifest that is on the log already. First version, start positions and what is said of the
+    initial adapter are those of the run's first one; `parent` is what it goes on from.
     """
     device = device_of(config)
     first = run.first
@@ -41,8 +41,8 @@ def manifest_of(
         base_model=config.base_model_name,
         base_sha256=model_digest(model_folder),
         tokenizer_sha256=tokenizer_digest(model_folder),
-        adapter_seed=config.seed,
-        adapter_initialiser=INITIALISER if config.initial_adapter is None else GIVEN,
+        adapter_seed=config.seed if first is None else first.adapter_seed,
+        adapter_initialiser=_initialiser(config) if first is None else first.adapter_initialiser,
         initial_adapter_sha256=initial_adapter,
         parent_run=None if parent is None else parent.run,
         parent_step=None if parent is None else parent.step,
@@ -59,6 +59,10 @@ def manifest_of(
 def digest_of(manifest: RunManifest) -> str:
     """The digest that a manifest's content gives it: of all but `event_time`."""
     return record_digest(manifest, {"digest", "event_time"})
+
+
+def _initialiser(config: TrainerConfig) -> str:
+    return INITIALISER if config.initial_adapter is None else GIVEN
 
 
 def start_positions(config: TrainerConfig, run: RunLog, settings: Settings) -> dict[int, int]:

@@ -191,12 +191,17 @@ def joined(legs: Sequence[Done]) -> Done:
 
 
 def _segments(recording: Recording) -> Iterator[tuple[RunManifest, int, tuple[BatchPlan, ...]]]:
-    """Consecutive plans of one manifest, with the step before them, the inherited ones first; without any plan it is
-    the oldest run's first manifest."""
+    """Consecutive plans of one manifest, with the step before them, the inherited ones first.
+
+    The initial adapter is that of the oldest run's first manifest. Where the first plan is of another one (something
+    was changed before any step was trained), or where there is no plan, that comes before them, without a plan.
+    """
     oldest = recording.inherited[0].run if recording.inherited else recording.run
     logs = [(each.run, each.plans) for each in recording.inherited] + [(recording.run, list(recording.plans))]
-    if not any(plans for _, plans in logs) and oldest.first is not None:
-        yield oldest.first, recording.results[0].step, ()
+    first, plan = oldest.first, next((plans[0] for _, plans in logs if plans), None)
+    changed = plan is not None and first is not None and plan.manifest_digest != first.digest
+    if first is not None and (plan is None or (changed and recording.beginning is None)):
+        yield first, recording.results[0].step, ()
     for run, plans in logs:
         for digest, found in groupby(plans, key=lambda plan: plan.manifest_digest):
             group = tuple(found)

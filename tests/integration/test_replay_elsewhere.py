@@ -46,10 +46,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture
+def lab(kafka: Kafka, unique: str, tmp_path: Path, model: Path) -> Lab:
+    return Lab(kafka, unique[-14:].strip("-"), tmp_path, model)
+
+
 def test_a_run_is_replayed_otherwise_and_elsewhere(
-    kafka: Kafka, unique: str, tmp_path: Path, model: Path, own_broker: EmbeddedBroker
+    kafka: Kafka, lab: Lab, tmp_path: Path, own_broker: EmbeddedBroker
 ) -> None:
-    lab = Lab(kafka, unique[-14:].strip("-"), tmp_path, model)
     lab.lay(7)
     of = lab.config()
     assert lab.train(of) == 0, lab.text(of)
@@ -139,6 +143,20 @@ def test_a_run_is_replayed_otherwise_and_elsewhere(
     assert (kept[0], kept[1]["equal"], len(kept[1]["steps"])) == (0, True, 3), kept
     assert (gone[0], [problem.split(":")[:2] for problem in gone[1]["problems"]]) == (1, [["forgotten", f" {leaver}"]])
     assert anew[1]["forgotten"] == [leaver] and anew[1]["written"]["Rollout"] == 0, anew
+
+
+def test_what_is_changed_before_the_first_step_does_not_change_the_adapter_that_a_replay_begins_with(lab: Lab) -> None:
+    """The run begins with what its first start drew; the seed of the steps is that of the second."""
+    before = lab.config(steps=1)
+    assert lab.train(before, "caught_up") == 0, lab.text(before)
+    lab.lay(3)
+    of = lab.config(steps=1, seed=1)
+    assert lab.train(of) == 0, lab.text(of)
+    first, second = lab.log(of).manifests.values()
+    assert first.initial_adapter_sha256 == second.initial_adapter_sha256 == lab.hashes(of)[0]
+    assert (first.adapter_seed, second.adapter_seed) == (0, 0), "whatever the steps are seeded with"
+    code, report = lab.replay(of)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 2), report
 
 
 class Elsewhere:
