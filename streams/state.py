@@ -15,13 +15,18 @@ from typing import Any, NamedTuple, Protocol
 from schemas.place import Place
 from schemas.topics import CHANGELOG_MAX_LAG_MS, CHANGELOG_MIN_LAG_MS, OVERHEAD_BYTES, changelog
 from streams.processor import Change, applied_offset
+from tentalis.service import Unmendable
 
 OFFSET_HEADER = "offset"
 STALLED_AFTER_S = 60.0
 
 
 class ChangelogError(Exception):
-    """A changelog that cannot be read back."""
+    """A changelog that cannot be read back now."""
+
+
+class ForeignRecord(Unmendable):
+    """A record on a changelog that its application did not write: every start reads it again."""
 
 
 class Entry(NamedTuple):
@@ -61,7 +66,7 @@ class Ends:
             raise WrittenByAnother(
                 f"{topic}[{partition}] ended at offset {end}; {count} records were written there, and now it ends at "
                 f"{last + 1}: somebody else wrote to it, as a predecessor does that was frozen and woke up late (or "
-                "the broker wrote something twice). Starting again reads it back and puts it right"
+                "the broker wrote something twice). Starting again reads it back, and puts that right"
             )
 
 
@@ -201,20 +206,22 @@ class Fold:
 
 
 def entry_of(topic: str, partition: int, position: int, key: bytes | None, value: bytes | None, headers: Any) -> Entry:
-    """The entry of a changelog record. Raises ChangelogError, naming where it lies."""
+    """The entry of a changelog record. Raises ForeignRecord, naming where it lies."""
     where = Place(topic, partition, position)
+    what_next = (
+        f"something else than the application wrote to its changelog. Stop all its workers, delete {topic}, make it "
+        "anew with `tentalis topics apply`, and reset the group to the beginning of its topics, to fold them again. "
+        "Live state is forgotten by a Forget record, never by writing here"
+    )
     if key is None:
-        raise ChangelogError(f"{where} has no key: something else than the application wrote to its changelog")
+        raise ForeignRecord(f"{where} has no key: {what_next}")
     name = key.decode("utf-8", "surrogateescape")
     try:
         if value is not None:
             return Entry(name, value, applied_offset(value))
         return Entry(name, None, int(dict(headers)[OFFSET_HEADER]))
     except (KeyError, ValueError) as error:
-        raise ChangelogError(
-            f"{where} (key {name!r}) does not say its applied offset ({error!r}): something else than the application "
-            "wrote to its changelog. Live state is forgotten by a Forget record, never by writing here"
-        ) from error
+        raise ForeignRecord(f"{where} (key {name!r}) does not say its applied offset ({error}): {what_next}") from error
 
 
 class Reading(Protocol):
@@ -256,7 +263,8 @@ async def read_changelog(
 
     Raises:
         Diverged: before anything is read.
-        ChangelogError: a record that no application writes, or nothing to be read for a minute.
+        ForeignRecord: a record that no application writes.
+        ChangelogError: nothing to be read for a minute.
     """
     from aiokafka import AIOKafkaConsumer, TopicPartition
 

@@ -212,6 +212,16 @@ def test_a_late_write_of_a_zombie_does_not_win(lab: Lab) -> None:
     assert {key.decode(): int(value[8:]) for key, value in last.items()} == dict(lab.sent)
 
 
+def test_what_nobody_of_ours_wrote_to_a_changelog_ends_a_start_that_no_other_start_mends(lab: Lab) -> None:
+    lab.produce(10)
+    lab.put(lab.changelog, b"hello", b"key-0", partition=1)
+    worker = lab.start()
+    assert worker.wait(60) == 7
+    said = lab.log_of(worker).splitlines()[-1]
+    assert f"ends: {lab.changelog}[1]@0 (key 'key-0')" in said
+    assert f"delete {lab.changelog}" in said
+
+
 @on_both_stores
 def test_a_late_write_of_a_zombie_is_put_right_while_its_successor_lives(lab: Lab) -> None:
     lab.produce(60, keys=3)

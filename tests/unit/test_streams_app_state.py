@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from streams.dlq import check, letter
 from streams.processor import Change, Dead, LogRecord, applied_offset, payload_of, stamped
-from streams.state import ChangelogError, Entry, Fold, StateStore, as_entries, entry_of
+from streams.state import Entry, Fold, ForeignRecord, StateStore, as_entries, entry_of
 from tentalis.dlq.limits import DeadLimits, TooManyDead
+from tentalis.service import Unmendable
 
 
 def fold(*entries: Entry) -> Fold:
@@ -79,14 +80,15 @@ def test_a_deletion_is_stamped_to_beat_what_it_deletes_and_no_more() -> None:
 
 
 def test_foreign_changelog_records_are_named() -> None:
-    with pytest.raises(
-        ChangelogError, match=r"app-state-changelog\[2\]@11 \(key 'k'\) does not say its applied offset"
-    ):
+    with pytest.raises(ForeignRecord, match=r"app-state-changelog\[2\]@11 \(key 'k'\) does not say its applied offset"):
         entry_of("app-state-changelog", 2, 11, b"k", b"abc", ())
-    with pytest.raises(ChangelogError, match="never by writing here"):
+    with pytest.raises(
+        ForeignRecord, match=r"delete app-state-changelog, .* reset .* the beginning .* never by writing here"
+    ):
         entry_of("app-state-changelog", 2, 11, b"k", None, ())
-    with pytest.raises(ChangelogError, match="has no key"):
+    with pytest.raises(ForeignRecord, match="has no key"):
         entry_of("app-state-changelog", 2, 11, None, None, ())
+    assert issubclass(ForeignRecord, Unmendable), "it is read again at every start"
     assert entry_of("t", 0, 0, b"\xff", None, (("offset", b"12"),)) == Entry("\udcff", None, 12)
 
 
