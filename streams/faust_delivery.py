@@ -217,6 +217,9 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
                 "silent for longer than the session timeout: ending. Give each worker an instance name of its own"
             )
             self._end(error)
+            # Of the heartbeat that meets it nobody asks how it ended: the worker has said so by now.
+            if (task := asyncio.current_task()) is not None:
+                task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             raise error
 
         coordinator.reset_generation = reset_generation

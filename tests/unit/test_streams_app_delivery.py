@@ -14,6 +14,7 @@ from streams.lanes import Job, Lanes, LaneStuck
 from streams.processor import Change, Dead, Effects, LogRecord, Output, Retryable, StateError, stamped
 from streams.state import Ends, StateStore, WrittenByAnother
 from tentalis.dlq.limits import DeadLimits, TooManyDead
+from tentalis.service import Unmendable
 
 
 def record(offset: int, value: bytes = b"v", key: str | None = "k", topic: str = "in") -> LogRecord:
@@ -266,6 +267,35 @@ def test_lanes_keep_order_within_a_partition_and_run_beside_each_other() -> None
             assert [(o, ok) for p, o, ok in done if p == partition] == [(o, True) for o in range(3)]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "traced"),
+    [
+        (WrittenByAnother("t[0] ended at offset 3"), False),
+        (TooManyDead("100 records in a row failed"), False),
+        (Unmendable("the topic has its producers' times"), False),
+        (KeyError("t1"), True),
+    ],
+)
+def test_a_lane_says_where_it_failed_only_of_what_nobody_foresaw(
+    error: Exception, traced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async def work(partition: int, records: Sequence[LogRecord]) -> None:
+            raise error
+
+        failed: list[Exception] = []
+        lanes = Lanes(work, set, failed.append)
+        lanes.submit(0, Job([record(0)]))
+        while not failed:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert failed == [error]
+
+    asyncio.run(main())
+    (line,) = caplog.records
+    assert line.getMessage() == f"partition 0: a batch could not be completed: {error!r}"
+    assert bool(line.exc_info) is traced
 
 
 def test_what_waits_in_a_lane_is_one_batch_within_bounds_and_of_one_topic() -> None:
