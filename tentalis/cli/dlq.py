@@ -26,6 +26,7 @@ app = typer.Typer(
 
 ERROR_WIDTH = 100
 HEX_BYTES = 256
+STAGES = ("decode", "validate", "process", "produce")
 
 Letters = Annotated[
     list[str] | None,
@@ -39,7 +40,7 @@ Topics = Annotated[
     typer.Option("--topic", help="Only letters of this topic; repeatable. Default: all topics of ours."),
 ]
 Error = Annotated[str, typer.Option("--error", help="Part of the error's class or message.", show_default=False)]
-Stage = Annotated[str, typer.Option("--stage", help="decode, validate, process or produce.", show_default=False)]
+Stage = Annotated[str, typer.Option("--stage", help=f"{', '.join(STAGES[:-1])} or {STAGES[-1]}.", show_default=False)]
 Group = Annotated[str, typer.Option("--group", "--app", help="Application that failed.", show_default=False)]
 Since = Annotated[
     str, typer.Option("--since", help="Failed at or after: RFC 3339, or 30m, 1h, 2d ago.", show_default=False)
@@ -72,6 +73,8 @@ def _filter(letters: list[str] | None, states: tuple[str, ...], filters: dict[st
     from tentalis.dlq.letters import Filter, State
     from tentalis.moments import parse_moment
 
+    if filters["stage"] not in ("", *STAGES):
+        raise CommandError(f"--stage {filters['stage']} is none of {', '.join(STAGES)}", USAGE)
     now = int(time.time() * 1000)
     try:
         since, until = (parse_moment(text, now) if text else None for text in (filters["since"], filters["until"]))

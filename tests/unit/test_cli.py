@@ -99,6 +99,7 @@ def test_the_limits_of_dead_letters_come_from_the_environment() -> None:
 def test_a_usage_error_exits_with_2() -> None:
     assert runner.invoke(app, ["topics", "nonsense"]).exit_code == 2
     assert runner.invoke(app, ["consume"]).exit_code == 2
+    assert runner.invoke(app, ["dlq", "list", "--stage", "proces"]).exit_code == 2
     assert runner.invoke(app, ["version", "-o", "yaml"]).exit_code == 2
 
 
