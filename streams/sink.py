@@ -14,6 +14,7 @@ from tentalis.kafka import unconfirmed
 POLL_S = 0.1
 FULL_S = 0.01
 METADATA_S = 15.0
+CAUSE_S = 1.0
 KNOWN_S = 600.0
 """For how long a broker knows a producer by what it wrote to a partition (`producer.id.expiration.ms`: a day)."""
 
@@ -30,8 +31,9 @@ class _Confirmations:
     """Counts the reports of one call, which come in the poll thread, and wakes the caller at the last one or at the
     first that is none."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, refused: Callable[[NotDelivered], None]) -> None:
         self._left = count
+        self._refused = refused
         self._loop = asyncio.get_running_loop()
         self._last_offset = -1
         self.all_in: asyncio.Future[int] = self._loop.create_future()
@@ -41,7 +43,9 @@ class _Confirmations:
         """One record is confirmed, or will never be."""
         why = unconfirmed(error, message)
         if why is not None:
-            self._wake(NotDelivered(why, str(message.topic())))
+            failed = NotDelivered(why, str(message.topic()))
+            self._refused(failed)
+            self._wake(failed)
             return
         self._left -= 1
         if not self._left:
@@ -79,6 +83,7 @@ class KafkaSink:
         self._patience = patience
         self._config = dict(config) | {"error_cb": self._heard}
         self._fatal: KafkaError | None = None
+        self._refused: NotDelivered | None = None
         self._producer: Producer | None = None
         self._closing = threading.Event()
         self._poller: threading.Thread | None = None
@@ -108,7 +113,7 @@ class KafkaSink:
         except NotDelivered as error:
             if error.args[0].code() != KafkaError._FATAL:
                 raise
-            raise NotDelivered(self._fatal or error.args[0], error.args[1]) from error
+            raise await self._cause(error) from error
 
     async def _send(self, producer: Producer, records: Sequence[Produce]) -> int:
         place, now = (records[0].topic, records[0].partition), time.monotonic()
@@ -122,7 +127,7 @@ class KafkaSink:
         return last
 
     async def _confirmed(self, producer: Producer, records: Sequence[Produce]) -> int:
-        confirmations = _Confirmations(len(records))
+        confirmations = _Confirmations(len(records), self._refuse)
         for number, record in enumerate(records, 1):
             report = confirmations.delivered if number < len(records) else confirmations.last_delivered
             # librdkafka does not say when its queue has room again.
@@ -142,6 +147,18 @@ class KafkaSink:
                     await asyncio.sleep(FULL_S)
         except TimeoutError:
             raise self._too_late("of batches that were given up") from None
+
+    async def _cause(self, error: NotDelivered) -> NotDelivered:
+        """Why nothing is sent any more: what was refused, perhaps of another lane, whose report may be on its way."""
+        for _ in range(round(CAUSE_S / FULL_S)):
+            if self._refused is not None:
+                return self._refused
+            await asyncio.sleep(FULL_S)
+        return NotDelivered(self._fatal or error.args[0], error.args[1])
+
+    def _refuse(self, failed: NotDelivered) -> None:
+        if self._refused is None and failed.args[0].code() != KafkaError._FATAL:
+            self._refused = failed
 
     def _too_late(self, topic: str) -> NotDelivered:
         # After a fatal error nothing is sent, and nothing reported, any more.

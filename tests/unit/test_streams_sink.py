@@ -90,6 +90,7 @@ class Scripted:
         self.reports: list[int] = []
         """How many records were queued when each was reported."""
         self.fatal: KafkaError | None = None
+        self.dead = False
 
     def __call__(self, config: Mapping[str, object]) -> "Scripted":
         return self
@@ -101,6 +102,8 @@ class Scripted:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=range(PARTITIONS))})
 
     def produce(self, topic: str, value: bytes, key: bytes, partition: int, report: Any, *, headers: object) -> None:
+        if self.dead:
+            raise KafkaException(KafkaError(KafkaError._FATAL))
         self.queued += 1
         self.waiting.append(report)
 
@@ -109,7 +112,7 @@ class Scripted:
         if len(self.waiting) < self.least:
             return
         if self.fatal is not None:
-            error, self.fatal = self.fatal, None
+            error, self.fatal, self.dead = self.fatal, None, True
             raise KafkaException(error)
         while self.waiting and self.says:
             said = self.says.popleft()
@@ -164,6 +167,20 @@ def test_what_was_refused_is_said_at_once_though_nothing_is_heard_of_the_rest(sc
     with pytest.raises(NotDelivered) as failed:
         asyncio.run(asyncio.wait_for(sink.send(records(3)), 30))
     assert failed.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_another_lane_says_what_was_refused_too_and_not_only_that_nothing_is_sent_any_more(scripted: Any) -> None:
+    sink, producer = scripted(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    producer.fatal, producer.least = KafkaError(KafkaError._GAPLESS_GUARANTEE, "no gap", fatal=True), 3
+
+    async def lanes() -> list[Any]:
+        refused = asyncio.create_task(sink.send(records(3)))
+        while not producer.dead:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        return await asyncio.gather(sink.send(records(1)), refused, return_exceptions=True)
+
+    other, refused = asyncio.run(asyncio.wait_for(lanes(), 30))
+    assert [failed.args[0].code() for failed in (other, refused)] == [KafkaError.TOPIC_AUTHORIZATION_FAILED] * 2
 
 
 def test_what_was_given_up_is_waited_for_before_the_log_is_read(scripted: Any) -> None:
