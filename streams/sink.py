@@ -9,9 +9,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from streams.dlq import Produce
-from tentalis.kafka import unconfirmed
+from tentalis.kafka import hear_reports, unconfirmed
 
-POLL_S = 0.1
 FULL_S = 0.01
 METADATA_S = 15.0
 CAUSE_S = 1.0
@@ -173,24 +172,15 @@ class KafkaSink:
     def _started(self) -> Producer:
         if self._producer is None:
             self._producer = Producer(self._config)
-            self._poller = threading.Thread(target=self._poll, args=(self._producer,), name="producer", daemon=True)
+            self._poller = threading.Thread(
+                target=hear_reports, args=(self._producer, self._closing, self._heard), name="producer", daemon=True
+            )
             self._poller.start()
         return self._producer
 
     def _heard(self, error: KafkaError) -> None:
         if error.fatal() and self._fatal is None:
             self._fatal = error
-
-    def _poll(self, producer: Producer) -> None:
-        while not self._closing.is_set():
-            try:
-                producer.poll(POLL_S)
-            except KafkaException as error:
-                if not error.args[0].fatal():
-                    raise
-                # The report of what was refused comes all the same, and says more.
-                self._heard(error.args[0])
-                self._closing.wait(POLL_S)
 
     @staticmethod
     def _queued(producer: Producer, record: Produce, report: Callable[[KafkaError | None, Message], None]) -> bool:

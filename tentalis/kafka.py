@@ -5,6 +5,7 @@ and on without a consumer group; `GroupConsumer` shares partitions with its peer
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tentalis.tracing import TRACEPARENT
 log = logging.getLogger(__name__)
 
 TOPIC_PATIENCE_S = 5.0
+REPORTS_S = 0.1
 LAST_RFC3339_MS = 253_402_300_799_999  # the year 9999
 # How long a process waits for a registry or broker that is asked for a schema, before it ends and says so.
 SCHEMA_PATIENCE_S = 60.0
@@ -217,6 +219,22 @@ def unconfirmed(error: KafkaError | None, message: Message) -> KafkaError | None
     if error is None and message.offset() is None:
         return KafkaError(KafkaError._INCONSISTENT, "the broker confirmed what was sent behind it, and not this")
     return error
+
+
+def hear_reports(producer: Producer, over: threading.Event, fatal: Callable[[KafkaError], None]) -> None:
+    """Waits for a producer's reports until it is `over`: the work of a thread.
+
+    confluent-kafka raises a fatal error here, past `error_cb`: `fatal` hears of it, and the thread lives on, as the
+    reports of what it failed come all the same, and say more.
+    """
+    while not over.is_set():
+        try:
+            producer.poll(REPORTS_S)
+        except KafkaException as error:
+            if not error.args[0].fatal():
+                raise
+            fatal(error.args[0])
+            over.wait(REPORTS_S)
 
 
 class Publisher:

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.apicurio import API, VERSION, NotToBeHad, answers, apicurio
+from tests.http_server import serving
 from tests.kafka_fixture import docker_answers, eventually, no_image
 from tests.schema_registry import schema_registry
 
@@ -94,12 +92,13 @@ class Door:
         self.shut, self.knocks = False, 0
         self.client = httpx.Client(timeout=60)
 
-    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
         """Status, content type and body for a call."""
         self.knocks += 1
         if self.shut:
             return 503, "application/json", json.dumps({"error_code": 50301, "message": "shut"}).encode()
-        found = self.client.request(method, self.registry + path, headers=headers, content=body)
+        passed = {name: value for name in ("Content-Type", "Accept") if (value := headers.get(name))}
+        found = self.client.request(method, self.registry + path, headers=passed, content=body)
         return found.status_code, found.headers.get("content-type", "application/json"), found.content
 
 
@@ -107,32 +106,5 @@ class Door:
 def door(registry: str) -> Iterator[Door]:
     """A door before the registry at this URL, on a free port, until the block ends."""
     made = Door(registry)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer("GET")
-
-        def do_POST(self) -> None:
-            self._answer("POST")
-
-        def _answer(self, method: str) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            passed = {name: value for name in ("Content-Type", "Accept") if (value := self.headers.get(name))}
-            status, kind, data = made.answer(method, self.path, passed, body)
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: Any) -> None:
-            """Not on stderr."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        made.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield made
-        finally:
-            server.shutdown()
-            made.client.close()
+    with made.client, serving(made.answer) as made.url:
+        yield made

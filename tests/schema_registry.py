@@ -4,13 +4,13 @@ read schemas. It keeps to BACKWARD_TRANSITIVE, as checked by `avro.compatibility
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from schemas.compatibility import problem
+from tests.http_server import serving
 
 SUBJECT = r"/subjects/([^/]+)"
 
@@ -87,35 +87,12 @@ def schema_registry() -> Iterator[SchemaRegistry]:
     """A registry without schemas, on a free port, until the block ends."""
     registry = SchemaRegistry()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer("GET")
-
-        def do_POST(self) -> None:
-            self._answer("POST")
-
-        def _answer(self, method: str) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            try:
-                status, said = 200, registry.answer(method, self.path.partition("?")[0], json.loads(body or b"null"))
-            except Refused as error:
-                status, said = error.status, {"error_code": error.code, "message": str(error)}
-            data = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: pytest shows `calls`."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        registry.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    def answer(method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
         try:
-            yield registry
-        finally:
-            server.shutdown()
-            thread.join(10)
+            status, said = 200, registry.answer(method, path.partition("?")[0], json.loads(body or b"null"))
+        except Refused as error:
+            status, said = error.status, {"error_code": error.code, "message": str(error)}
+        return status, "application/vnd.schemaregistry.v1+json", json.dumps(said).encode()
+
+    with serving(answer) as registry.url:
+        yield registry

@@ -103,9 +103,9 @@ class Partition:
         """When the oldest open task was opened, ms of stream time."""
         return min((task.since for task in self._open.values()), default=None)
 
-    def knows(self, task_id: str) -> bool:
-        """Whether a task is open, or remembered."""
-        return task_id in self._open or self._markers.get(task_id) is not None
+    def is_open(self, task_id: str) -> bool:
+        """Whether a task waits for something."""
+        return task_id in self._open
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 

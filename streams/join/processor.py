@@ -136,8 +136,8 @@ class JoinProcessor:
             # What is unreadable moves time all the same: when it was appended does not depend on what it holds.
             try:
                 event = self._decode(record)
-                # Once per task: what is known was in its place.
-                if isinstance(event, Open | Score | Hint) and not fold.knows(event.key):
+                # Not of open tasks: what opened them was in its place.
+                if isinstance(event, Open | Score | Hint) and not fold.is_open(event.key):
                     check_place(record)
             except DecodeError as error:
                 effects.dead.append(Dead.of(record, error.stage, error))

@@ -19,6 +19,7 @@ from tentalis.kafka import (
     consumer_config,
     end_offsets,
     headers_of,
+    hear_reports,
     now_ms,
     producer_config,
     read_to_end,
@@ -34,7 +35,6 @@ CLOCK_SLACK_MS = 120_000
 # What a gateway writes.
 RECORDS = ("SessionEvent", "Task", "Result", "Feedback")
 _ASK_AGAIN_S = 1.0
-_POLL_S = 0.1
 
 
 class NotDelivered(Exception):
@@ -54,7 +54,9 @@ class EventLog:
         # Whoever appends waits for the answer: there is nothing to linger for.
         self._producer = Producer(producer_config(settings) | {"linger.ms": 0, "error_cb": self._erred})
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="event-log", daemon=True)
+        self._thread = threading.Thread(
+            target=hear_reports, args=(self._producer, self._stop, self._erred), name="event-log", daemon=True
+        )
         self._thread.start()
         self._ask_schemas()
 
@@ -165,17 +167,6 @@ class EventLog:
         self._producer.flush(timeout)
         self._stop.set()
         self._thread.join(timeout)
-
-    def _poll(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._producer.poll(_POLL_S)
-            except KafkaException as error:
-                # A fatal one: confluent-kafka raises it, past `error_cb`. What it failed is reported all the same.
-                if not error.args[0].fatal():
-                    raise
-                self._erred(error.args[0])
-                self._stop.wait(_POLL_S)
 
     def _erred(self, error: KafkaError) -> None:
         if error.fatal() and self.fatal is None:

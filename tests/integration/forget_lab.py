@@ -117,13 +117,13 @@ class Stage:
             code, report = self.command("forget", *whom, "--yes")
             assert (code, report["complete"], report["husks"], report["waiting"]) == (0, True, expected, {}), report
 
-    def replayed(self, *options: str) -> tuple[int, Any]:
+    def replayed(self, *options: str, timeout: float = 600) -> tuple[int, Any]:
         """A replay, which sets torch up for its whole process and so has one of its own."""
         done = subprocess.run(
             [sys.executable, "-m", "tentalis.cli", "replay", RUN, *options, "-o", "json"],
             env=self.environment,
             capture_output=True,
-            timeout=600,
+            timeout=timeout,
             check=False,
         )
         assert done.stdout, done.stderr.decode()

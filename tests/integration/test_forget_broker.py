@@ -1,27 +1,21 @@
 """Somebody leaves a run that was trained: join, trainer, verifier and replay on a real broker."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from schemas import topics
 from schemas.ids import policy_name
 from schemas.records import LogprobsMode, PolicySpan, Result, Source, Status, Task, Terms, result_id, sample_of
 from schemas.tensors import float32_bytes, int32_bytes
 from streams.scoring import opened_by_task, score_of_result
-from tentalis.admin import ensure
-from tentalis.cli.main import app
-from tentalis.config import Settings
-from tentalis.kafka import Publisher, Stored, make_codec, now_ms, read_to_end
+from tentalis.kafka import make_codec, now_ms
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.rewards import Verdict
+from tests.integration import forget_lab
+from tests.integration.forget_lab import POLICY, RUN
 from tests.kafka_fixture import eventually
 from tests.trainer_lab import config, tiny_model
 from tests.unit.join_support import hint
@@ -32,49 +26,15 @@ from trainer.runlog import read_run
 
 pytestmark = pytest.mark.broker
 
-RUN, POLICY, LEAVER = "run-of-two", "tiny", "session-of-the-leaver"
+LEAVER = "session-of-the-leaver"
 MARK = "zanzibar"
 TOKENS = [61, 62, 63, 60, 62, 61]
 TRACES = (MARK.encode(), int32_bytes(TOKENS), LEAVER.encode())
 CHANGELOG = topics.changelog("tentalis-join", "state")
 
 
-class Stage:
-    """A broker with a join on it, and what the test says to both."""
-
-    def __init__(self, broker: EmbeddedBroker, folder: Path) -> None:
-        self.folder = folder
-        self.settings = Settings(bootstrap=broker.bootstrap, home=folder / "home", cache=folder / "cache")
-        eventually(lambda: ensure(self.settings) is not None, 30)
-        self.publisher = Publisher(self.settings, "test", make_codec(self.settings))
-        self.environment = os.environ | {
-            "TENTALIS_BOOTSTRAP": broker.bootstrap,
-            "TENTALIS_HOME": str(folder / "home"),
-            "TENTALIS_CACHE": str(folder / "cache"),
-        }
-
-    def start(self, *command: str) -> "subprocess.Popen[bytes]":
-        with (self.folder / f"{command[0]}.log").open("ab") as log:
-            return subprocess.Popen([sys.executable, "-m", *command], env=self.environment, stdout=log, stderr=log)
-
-    def command(self, *arguments: str) -> tuple[int, Any]:
-        """A command with JSON on stdout; exit code and the JSON."""
-        bootstrap = str(self.settings.bootstrap)
-        done = CliRunner().invoke(app, [*arguments, "--bootstrap-server", bootstrap, "-o", "json"])
-        assert done.stdout, done.stderr
-        return done.exit_code, json.loads(done.stdout)
-
-    def replayed(self, *options: str) -> tuple[int, Any]:
-        """A replay, which sets torch up for its whole process and so has one of its own."""
-        done = subprocess.run(
-            [sys.executable, "-m", "tentalis.cli", "replay", RUN, *options, "-o", "json"],
-            env=self.environment,
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.stdout, done.stderr.decode()
-        return done.returncode, json.loads(done.stdout)
+class Stage(forget_lab.Stage):
+    """A broker with a join on it, and what worker, scoring and the one who leaves say there."""
 
     def answered(self, number: int, session: str, **terms: Any) -> Result:
         """A task, its answer and its score, as worker and scoring write them."""
@@ -121,10 +81,7 @@ class Stage:
         self.publisher.flush()
         return result
 
-    def newest(self, topic: str) -> dict[str | None, Stored]:
-        return {stored.key: stored for stored in read_to_end(self.settings, topic)}
-
-    def traces(self, topic: str) -> set[str | None]:
+    def left(self, topic: str) -> set[str | None]:
         """Keys whose newest value has anything of the one who leaves in it."""
         newest = self.newest(topic)
         return {key for key, stored in newest.items() if any(trace in (stored.value or b"") for trace in TRACES)}
@@ -133,12 +90,11 @@ class Stage:
 @pytest.fixture
 def stage(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Stage]:
     found = Stage(own_broker, tmp_path)
-    join = found.start("tentalis.cli", "serve", "join", "--instance", "0")
+    found.serve("join")
     try:
         yield found
     finally:
-        join.kill()
-        join.wait()
+        found.end()
 
 
 def test_somebody_leaves(stage: Stage, tmp_path: Path) -> None:
@@ -157,17 +113,17 @@ def test_somebody_leaves(stage: Stage, tmp_path: Path) -> None:
         start=dict.fromkeys(range(8), 0),
     )
     (tmp_path / "trainer.yaml").write_text(config_text(of))
-    trainer = stage.start("trainer", "train", "--config", str(tmp_path / "trainer.yaml"))
+    trainer = stage.start("trainer", "trainer", "train", "--config", str(tmp_path / "trainer.yaml"))
     waiting = stage.answered(8, LEAVER, opd=Source.USER, opd_window_ms=600_000)
-    eventually(lambda: stage.traces(CHANGELOG), 30, 0.2, "the open task's half is not on the changelog")
+    eventually(lambda: stage.left(CHANGELOG), 30, 0.2, "the open task's half is not on the changelog")
     assert trainer.wait(120) == 0, (tmp_path / "trainer.log").read_text()[-3000:]
-    assert stage.traces(topics.ROLLOUTS) == {"task-5/0", "task-7/0"}
+    assert stage.left(topics.ROLLOUTS) == {"task-5/0", "task-7/0"}
 
     _, dry = stage.command("forget", "--session", LEAVER, "--dry-run")
     assert (dry["complete"], dry["husks"]) == (False, 0)
     counts = {row["topic"].removeprefix("tentalis."): row["records"] for row in dry["topics"]}
     assert counts["rollouts.v1"] == 2 and counts["tasks.v1"] == counts["results.v1"] == 3
-    assert stage.traces(topics.ROLLOUTS) and stage.traces(CHANGELOG)
+    assert stage.left(topics.ROLLOUTS) and stage.left(CHANGELOG)
 
     code, report = stage.command("forget", "--session", LEAVER, "--yes")
     assert (code, report["complete"], report["husks"], report["waiting"]) == (0, True, 2, {}), report
@@ -175,8 +131,8 @@ def test_somebody_leaves(stage: Stage, tmp_path: Path) -> None:
     stage.publisher.flush()
     late = f"task-8/0/late/{hint(sample_of(waiting)).hint_id}"
     eventually(lambda: {"task-8/0", late} <= set(stage.newest(topics.OUTCOMES)), 30, 0.2)
-    assert not stage.traces(topics.ROLLOUTS)
-    assert {key for key in stage.traces(CHANGELOG) if not str(key).startswith("forget/")} == set()
+    assert not stage.left(topics.ROLLOUTS)
+    assert {key for key in stage.left(CHANGELOG) if not str(key).startswith("forget/")} == set()
     assert {"task-5/0", "task-7/0"} <= set(stage.newest(topics.ROLLOUTS)) and len(stage.newest(topics.ROLLOUTS)) == 8
 
     code, again = stage.command("forget", "--session", LEAVER, "--yes")
@@ -191,6 +147,6 @@ def test_somebody_leaves(stage: Stage, tmp_path: Path) -> None:
     codec = make_codec(stage.settings)
     planned = [row for plan in read_run(stage.settings, codec, RUN).plans.values() for row in plan.rows]
     assert forgotten_of(stage.settings, codec, planned) == {"task-5/0", "task-7/0"}
-    code, replayed = stage.replayed("--allow-missing")
+    code, replayed = stage.replayed("--allow-missing", timeout=120)
     assert (code, replayed["equal"], len(replayed["left_out"])) == (0, None, 2), replayed
     assert [step["equal"] for step in replayed["steps"]] == [True, True, None]

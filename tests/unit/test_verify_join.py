@@ -176,23 +176,25 @@ def joined(day: Day) -> Log:
     return log
 
 
+def drawn(seed: int, tasks: int) -> Log:
+    """What the join makes of so many tasks of one day."""
+    day = Day(seed)
+    for number in range(tasks):
+        day.task(number)
+    return joined(day)
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_the_verifier_finds_nothing_in_what_the_join_does(block: int) -> None:
     for seed in range(block * 30, block * 30 + 30):
-        day = Day(seed)
-        for number in range(4):
-            day.task(number)
-        report = check(joined(day))
+        report = check(drawn(seed, 4))
         assert report.problems == [], f"seed {seed}: " + "\n".join(map(str, report.problems))
 
 
 def test_the_drawn_histories_have_every_kind_of_outcome() -> None:
     kinds: set[str] = set()
     for seed in range(60):
-        day = Day(seed)
-        for number in range(4):
-            day.task(number)
-        kinds |= set(check(joined(day)).outcomes)
+        kinds |= set(check(drawn(seed, 4)).outcomes)
     assert kinds == {"rl", "opd", "both", "empty", "expired", "failed", "superseded", "late"}
 
 
@@ -227,10 +229,7 @@ def test_a_number_of_rewards_that_is_left_out_is_missed() -> None:
     """None says that as many rewards are known as samples closed."""
     left_out = 0
     for seed in range(40):
-        day = Day(seed)
-        for number in range(3):
-            day.task(number)
-        log = joined(day)
+        log = drawn(seed, 3)
         for index, seen in enumerate(log.rollouts):
             if seen.record.n_rewarded is not None:
                 altered(log.rollouts, index, n_rewarded=None)
@@ -243,10 +242,7 @@ def test_a_number_of_rewards_that_is_left_out_is_missed() -> None:
 def test_an_emission_that_is_taken_away_is_missed() -> None:
     missed = 0
     for seed in range(25):
-        day = Day(seed)
-        for number in range(3):
-            day.task(number)
-        log = joined(day)
+        log = drawn(seed, 3)
         halves: list[Any] = [seen.record for seen in (*log.scores, *log.hints)]
         silent = {half.event_id for half in halves if not says_something(half)}
         silent |= {seen.record.open_id for seen in log.opens}
