@@ -1,5 +1,6 @@
-"""The gateway's producer, without a broker."""
+"""The gateway's producer, and how it follows the log, without a broker."""
 
+import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -8,12 +9,18 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from schemas import topics
+from schemas.codec import Codec, SchemasUnavailable
 from schemas.place import Place
+from schemas.records import Record
 from tentalis.config import Settings
 from tentalis.gateway import eventlog
+from tentalis.gateway.bridge.log import Following
+from tentalis.gateway.bridge.ports import Found
 from tentalis.gateway.spool import Spooled
 from tentalis.kafka import producer_config
 from tests.unit.join_support import CODEC
+from tests.unit.stream_records import make_task
 
 
 def test_who_waits_for_a_record_hears_that_nobody_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +77,36 @@ def test_a_fatal_error_is_known_and_the_reports_behind_it_are_heard(monkeypatch:
         assert done.wait(60) and log.fatal == "desynchronized"
     finally:
         log.close()
+
+
+def test_what_cannot_be_decoded_while_the_schemas_are_away_is_read_again() -> None:
+    """With all that was read along with it: nothing of that was handed over."""
+
+    class Away(Codec):
+        away = True
+
+        def decode(self, value: bytes | None, **where: Any) -> Record:
+            if self.away and where["offset"] == 1:
+                raise SchemasUnavailable("no registry answers")
+            return super().decode(value, **where)
+
+    def message(offset: int) -> Any:
+        value = CODEC.encode(topics.TASKS, make_task(f"t{offset}"))
+        fields = {"topic": topics.TASKS, "partition": 0, "offset": offset, "value": value, "key": b"t"}
+        known = {name: (lambda said=said: said) for name, said in fields.items()}
+        return SimpleNamespace(timestamp=lambda: (1, 1), headers=list, **known)
+
+    async def follow() -> list[int]:
+        codec, taken = Away(), list[Found]()
+        following = Following(Settings(bootstrap="127.0.0.1:9"), codec, since_ms=0, most=10)
+        following._loop, following._take, following._wanted = asyncio.get_running_loop(), taken.append, lambda: True
+        messages = [message(offset) for offset in range(3)]
+        with pytest.raises(SchemasUnavailable):
+            await asyncio.to_thread(following._hand_over, messages)
+        codec.away = False
+        left = messages[following._next.get((topics.TASKS, 0), 0) :]
+        await asyncio.to_thread(following._hand_over, left)
+        assert following._next == {(topics.TASKS, 0): 3}
+        return [fact.offset for found in taken for fact, _ in found.records]
+
+    assert asyncio.run(follow()) == [0, 1, 2]

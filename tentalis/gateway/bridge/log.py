@@ -196,9 +196,10 @@ class Following:
     def _hand_over(self, messages: list[Message]) -> None:
         found = Found()
         decoding = self._wanted()
+        behind: dict[tuple[str, int], int] = {}
         for message in messages:
             topic, partition, offset = str(message.topic()), int(message.partition()), int(message.offset())
-            self._next[topic, partition] = offset + 1
+            behind[topic, partition] = offset + 1
             value = message.value()
             if value is None:
                 continue
@@ -220,6 +221,8 @@ class Following:
             # One look at a time: the event loop has other work between them.
             done = threading.Event()
             self._loop.call_soon_threadsafe(self._taken, found, done)
+            # Only now: where the schemas are away, nothing of these was handed over, and all of them are read again.
+            self._next |= behind
             while not done.wait(0.2) and not self._stop.is_set():
                 pass
 
