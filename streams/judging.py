@@ -16,7 +16,7 @@ from streams.answers import Turns
 from streams.processor import Retryable
 from tentalis import rewards
 from tentalis.rewards import FeedbackJudge, GradingJudge, Judge, RewardError, Scorer, ScorerAway, Verdict
-from tentalis.rewards.threads import in_thread
+from tentalis.rewards.threads import THREAD_S, verified
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 class JudgeLimits:
     """Seconds and counts of slow scoring.
 
-    at_once: calls in flight, over all partitions. thread_s: time limit of a slow verifier (a judge has its own).
+    at_once: calls in flight, over all partitions. thread_s: time limit of a slow verifier without one of its own.
     tries: calls per result. first_s, cap_s: pause before the second try, doubled for each further one up to the cap.
     """
 
     at_once: int = 32
-    thread_s: float = 60.0
+    thread_s: float = THREAD_S
     tries: int = 3
     first_s: float = 0.5
     cap_s: float = 8.0
@@ -138,8 +138,7 @@ class Judging:
                 async with asyncio.timeout(scorer.time_limit_s):
                     return _checked(await scorer.judge(result.task, result))
             assert not isinstance(scorer, FeedbackJudge), "its check refuses tasks that answer to the result"
-            async with asyncio.timeout(self.limits.thread_s):
-                return _checked(await in_thread(lambda: scorer.verify(result.task, result)))
+            return _checked(await verified(scorer, result.task, result, self.limits.thread_s))
 
 
 def _checked(verdict: Verdict) -> Verdict:

@@ -12,7 +12,7 @@ from schemas.records import Feedback, Result, Source, Task
 from schemas.records import Verifier as Named
 from tentalis.rewards.grade import grade
 from tentalis.rewards.naming import versioned
-from tentalis.rewards.threads import in_thread
+from tentalis.rewards.threads import THREAD_S, limit_of, verified
 from tentalis.rewards.verdict import (
     BadVerifierData,
     FeedbackJudge,
@@ -27,8 +27,6 @@ from tentalis.rewards.weights import weighed
 log = logging.getLogger(__name__)
 
 VERSION = "combined/2"
-THREAD_S = 60.0
-"""Time limit of a slow verifier."""
 GRADING = frozenset({Source.MANAGER, Source.USER, Source.ENVIRONMENT, Source.OPERATOR})
 """Whose feedback has grades."""
 _DATA = Adapter(dict[str, JsonValue])
@@ -93,8 +91,7 @@ class Combined:
         self.graders = frozenset(Source(part.source) for part in self._parts.values() if part.source is not None)
         names = {name: scorer.name for name, scorer in self._scorers.items()}
         self.name = versioned(VERSION, settings, None, names)
-        limits = [scorer.time_limit_s for scorer in self._scorers.values() if isinstance(scorer, Judge | FeedbackJudge)]
-        self.time_limit_s = max([THREAD_S, *limits]) + 1.0
+        self.time_limit_s = max([THREAD_S, *map(limit_of, self._scorers.values())]) + 1.0
 
     def check(self, task: Task) -> None:
         """Raises BadVerifierData, of a part too."""
@@ -211,8 +208,7 @@ class Combined:
         assert not isinstance(scorer, FeedbackJudge), "it does not answer to this"
         if not scorer.slow:
             return scorer.verify(task, result)
-        async with asyncio.timeout(THREAD_S):
-            return await in_thread(lambda: scorer.verify(task, result))
+        return await verified(scorer, task, result)
 
 
 async def _held(call: Any) -> Verdict | Exception:

@@ -18,6 +18,7 @@ class BadTarget(Exception):
 class CustomSettings(BaseModel):
     """`target` is a scorer object, or a function of (task, result) that returns a reward in [-1, 1], a Verdict, or None
     for unknown; it may be a coroutine function. A function gets its version here: change it when what it says changes.
+    `time_limit_s` is that of one call of a function.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,6 +36,7 @@ class _Function:
     def __init__(self, function: Any, settings: CustomSettings) -> None:
         self._function = function
         self.name = versioned(f"{settings.target}/{settings.version}", settings)
+        self.time_limit_s = settings.time_limit_s
 
     def check(self, task: Task) -> None:
         """Every task will do."""

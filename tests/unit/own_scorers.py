@@ -1,5 +1,7 @@
 """Scorers that a file of scorers names by `module:name`."""
 
+import threading
+
 from schemas.records import Result, Task
 from tentalis.rewards.taste import Taste
 
@@ -7,6 +9,12 @@ from tentalis.rewards.taste import Taste
 def three_quarters(task: Task, result: Result) -> float:
     """Always the same."""
     return 0.75
+
+
+def hangs(task: Task, result: Result) -> float:
+    """Does not come back until it is let go."""
+    LET_GO.wait(300)
+    return 1.0
 
 
 async def cannot_say(task: Task, result: Result) -> None:
@@ -22,5 +30,6 @@ class Nothing:
     """No scorer."""
 
 
+LET_GO = threading.Event()
 WORD = "good"
 TASTE = Taste()

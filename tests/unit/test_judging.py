@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -14,7 +15,11 @@ from streams.scoring import Scoring
 from tentalis import rewards
 from tentalis.metrics import Exporter
 from tentalis.rewards import ScorerAway, UnknownVerifier, Verdict
+from tentalis.rewards.combined import Combined, CombinedSettings, Part
+from tentalis.rewards.custom import CustomSettings, custom
 from tentalis.rewards.registry import ENVIRONMENTS, BadPlugin, load_plugins
+from tentalis.rewards.threads import Hung, verified
+from tests.unit import own_scorers
 from tests.unit.stream_records import CODEC, make_result, make_task, on_log, read
 
 QUICK = JudgeLimits(at_once=8, thread_s=0.2, first_s=0.001, cap_s=0.002)
@@ -57,16 +62,18 @@ def judge() -> Iterator[SlowJudge]:
 class Hanging:
     """A slow verifier that does not come back until it is let go."""
 
-    name = "hanging/1"
     slow = True
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "hanging/1") -> None:
+        self.name = name
+        self.calls = 0
         self.go = threading.Event()
 
     def check(self, task: Task) -> None:
         """Every task will do."""
 
     def verify(self, task: Task, result: Result) -> Verdict:
+        self.calls += 1
         self.go.wait(30)
         return Verdict(1.0)
 
@@ -234,6 +241,43 @@ def test_a_slow_verifier_that_hangs_is_given_up_and_holds_nothing_up() -> None:
     finally:
         hanging.go.set()
         del ENVIRONMENTS["chat"]["hanging"]
+
+
+def test_a_function_of_ones_own_that_hangs_is_given_up_after_its_own_time_limit() -> None:
+    """Judging's limit for verifiers, and the reward that it is a part of, would wait for a minute."""
+    settings = CustomSettings(kind="custom", target="tests.unit.own_scorers:hangs", time_limit_s=0.05)
+    own_scorers.LET_GO.clear()
+    part = Part(scorer="hangs", weight=1.0)
+    combined = Combined(CombinedSettings(kind="combined", parts={"own": part}), {"hangs": custom(settings)})
+    rewards.register("chat", "hangs", custom(settings))
+    rewards.register("chat", "combined", combined)
+    began = time.monotonic()
+    try:
+        for name in ("hangs", "combined"):
+            record = on_log(topics.RESULTS, result_of(name))
+            assert rewards_of(run([record], Scoring(CODEC, Judging()))) == [None]
+        assert time.monotonic() - began < 20.0
+    finally:
+        own_scorers.LET_GO.set()
+        del ENVIRONMENTS["chat"]["hangs"], ENVIRONMENTS["chat"]["combined"]
+
+
+def test_a_verifier_is_called_no_more_while_too_many_of_its_calls_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tentalis.rewards.threads.MOST_HUNG", 2)
+    hanging = Hanging("hanging/many")
+    result = result_of()
+
+    async def verdict() -> Verdict:
+        return await verified(hanging, result.task, result, 0.05)
+
+    for error in (TimeoutError, TimeoutError, Hung):
+        with pytest.raises(error):
+            asyncio.run(verdict())
+    assert hanging.calls == 2
+    hanging.go.set()
+    while any(thread.name == "verifier" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert asyncio.run(verdict()) == Verdict(1.0)
 
 
 def test_a_scorer_of_an_installed_package_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
