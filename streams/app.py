@@ -1,8 +1,9 @@
 """Runs a `Processor` as a Faust application: one process, one consumer group, one exit code.
 
 Exit codes: 0 stopped by a signal; 1 something could not be confirmed, Kafka is away, or no progress although there is
-something to do (start again); 5 too many dead letters (starting again will not help); 6 the broker's ACLs forbid
-something (nor here); 7 something that this process was given is damaged or does not fit (nor here).
+something to do (start again); 3 a topic that it needs is missing, or has another number of partitions; 5 too many dead
+letters (starting again will not help); 6 the broker's ACLs forbid something (nor here); 7 something that this process
+was given is damaged or does not fit (nor here).
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from confluent_kafka import KafkaException
 from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, changelog_record
-from streams.ending import EXIT_CRASHED, ended
+from streams.ending import EXIT_CRASHED, EXIT_DRIFT, ended
 from streams.lanes import Job, Lanes
 from streams.log_ends import LogEnds
 from streams.processor import Aged, Bounded, Processor, StateUnreadable, Stepwise, Timed
@@ -64,7 +65,7 @@ def run(processor: Processor, settings: StreamSettings) -> int:
         return EXIT_CRASHED
     except TopicsWrong as error:
         log.critical("%s cannot start: %s", processor.app_id, error)
-        return EXIT_CRASHED
+        return EXIT_DRIFT
     return asyncio.run(_Worker(processor, settings, partitions).main())
 
 

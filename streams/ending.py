@@ -14,7 +14,16 @@ log = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_CRASHED = 1
+EXIT_DRIFT = 3
 EXIT_FORBIDDEN = 6
+
+_SPEAKING = frozenset({"streams", "tentalis", "schemas", "aiokafka"})
+"""Packages whose errors say themselves all there is to know."""
+
+
+def foreseen(error: BaseException) -> bool:
+    """Whether an error was raised in so many words: where in the program it showed says nothing more."""
+    return type(error).__module__.partition(".")[0] in _SPEAKING
 
 
 def ended(app_id: str, failure: BaseException | None, settings: Settings, changelog: str | None) -> int:

@@ -11,6 +11,7 @@ docs/decisions/0002-streams-on-faust.md has for each defect where it is reported
 import asyncio
 import hashlib
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,10 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Producer
 from faust.types import TP
 from mode import CrashingSupervisor, Service
 
+from streams.ending import foreseen
 from streams.faust_delivery import BatchSchema, BatchTransport, DeliveryLimits, NoAnswer, Owner
+
+log = logging.getLogger(__name__)
 
 FAUST_VERSION = "0.15.3"
 
@@ -122,11 +126,21 @@ class SafeRecovery(Recovery):
             try:
                 await asyncio.wait({recovering, again, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if recovering.done():
-                    recovering.result()
+                    self._look_at(recovering)
             finally:
                 for task in (recovering, again, stopped):
                     task.cancel()
                 await asyncio.gather(recovering, again, stopped, return_exceptions=True)
+
+    def _look_at(self, recovering: "asyncio.Future[None]") -> None:
+        # What a service raises is a crash of all of Faust: a traceback of its own, and a consumer whose loop is gone
+        # before it has left the group. The owner ends in order, and says why.
+        try:
+            recovering.result()
+        except Exception as error:
+            if not foreseen(error):
+                log.error("the partitions cannot be recovered", exc_info=error)
+            self.app.owner.failed(error)
 
     @Service.task
     async def _slurp_changelogs(self) -> None:

@@ -6,19 +6,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from streams.ending import foreseen
 from streams.processor import LogRecord
-from streams.sink import NotDelivered
-from streams.state import WrittenByAnother
-from tentalis.dlq.limits import TooManyDead
-from tentalis.service import Unmendable
 
 log = logging.getLogger(__name__)
 
 CANCEL_S = 10.0
 """How long a lane may take to end when it is cancelled: with the grace period well below the rebalance timeout (30 s),
 after which the group would throw this worker out."""
-_FORESEEN = (WrittenByAnother, NotDelivered, TooManyDead, Unmendable)
-"""What they say is all there is to know: where in the program it showed says nothing more."""
 
 
 class LaneStuck(Exception):
@@ -140,8 +135,8 @@ class Lanes:
         except Exception as error:
             # Nothing after the failed batch may run, or its offset would be committed past it.
             self._broken.add(partition)
-            foreseen = isinstance(error, _FORESEEN)
-            log.error("partition %d: a batch could not be completed: %r", partition, error, exc_info=not foreseen)
+            where = not foreseen(error)
+            log.error("partition %d: a batch could not be completed: %r", partition, error, exc_info=where)
             self._fail(error)
         finally:
             # Also of a lane that was cancelled: what came to it meanwhile belongs to an assignment that is over, and

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import NewTopic
 
 from streams.processor import stamped
 from streams.state import OFFSET_HEADER
@@ -212,14 +213,26 @@ def test_a_late_write_of_a_zombie_does_not_win(lab: Lab) -> None:
     assert {key.decode(): int(value[8:]) for key, value in last.items()} == dict(lab.sent)
 
 
+def test_a_start_without_one_of_its_topics_ends_with_the_code_for_a_broker_that_differs(lab: Lab) -> None:
+    missing = f"{lab.topic}.dlq"
+    lab.admin.delete_topics([missing])[missing].result(30)
+    eventually(lambda: missing not in lab.admin.list_topics(timeout=10).topics, message="it is still there")
+    worker = lab.start()
+    assert worker.wait(60) == 3
+    assert f"cannot start: {missing} is missing. `tentalis topics apply` creates" in lab.log_of(worker)
+    lab.admin.create_topics([NewTopic(missing, PARTITIONS, 1)])[missing].result(30)  # the lab deletes what it made
+
+
 def test_what_nobody_of_ours_wrote_to_a_changelog_ends_a_start_that_no_other_start_mends(lab: Lab) -> None:
     lab.produce(10)
     lab.put(lab.changelog, b"hello", b"key-0", partition=1)
     worker = lab.start()
     assert worker.wait(60) == 7
-    said = lab.log_of(worker).splitlines()[-1]
+    log = lab.log_of(worker)
+    (said,) = [line for line in log.splitlines() if " ERROR " in line or " CRITICAL " in line]
     assert f"ends: {lab.changelog}[1]@0 (key 'key-0')" in said
     assert f"delete {lab.changelog}" in said
+    assert "Traceback" not in log and "Event loop is closed" not in log, log
 
 
 @on_both_stores
