@@ -375,8 +375,10 @@ def replay(
 
 @app.command(short_help="Marks letters as dropped, with the reason.")
 def drop(
-    reason: Annotated[str, typer.Option("--reason", help="Why nobody needs them; kept beside them.")],
     letters: Letters = None,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why nobody needs them; kept beside them. Not asked for by --dry-run.")
+    ] = "",
     topic: Topics = None,
     error: Error = "",
     stage: Stage = "",
@@ -394,8 +396,8 @@ def drop(
 
     filters = {"error": error, "stage": stage, "group": group, "since": since, "until": until}
     _chosen(letters, topic, filters)
-    if not reason.strip():
-        raise CommandError("--reason is empty: say why nobody needs them", USAGE)
+    if not dry_run and not reason.strip():
+        raise CommandError("there is no --reason: say why nobody needs them", USAGE)
     wanted = _filter(letters, () if letters else ("open", "replaying"), filters)
     with _opened(bootstrap, _topics_of(letters, topic)) as (settings, box):
         cases = _selected(box, wanted, limit)

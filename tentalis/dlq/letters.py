@@ -23,6 +23,8 @@ from tentalis.moments import rfc3339_ms
 
 SUFFIX = dlq_of("")
 UNMARKED = -1
+MISPLACED = "Misplaced"
+"""The error of a record on another partition than its key's."""
 MARK, AFTER, MARKED_AT, REASON, REPLAYED_TO = (
     PREFIX + name for name in ("mark", "after", "marked-at", "reason", "replayed-to")
 )
@@ -323,6 +325,8 @@ def refusal(
             f"{letter.origin.partition}: replayed there, its key could be where nobody looks for it",
             drift=True,
         )
+    if letter.error_class.rpartition(".")[2] == MISPLACED:
+        return Refusal(f"back where it lay it would be refused again: {letter.error}")
     if letter.id in newer:
         return Refusal(f"{topic} is compacted and has a newer record under its key, at offset {newer[letter.id]}")
     return None

@@ -103,6 +103,14 @@ def test_a_usage_error_exits_with_2() -> None:
     assert runner.invoke(app, ["version", "-o", "yaml"]).exit_code == 2
 
 
+def test_only_a_drop_that_is_carried_out_needs_its_reason() -> None:
+    drop = ["dlq", "drop", "--topic", "tentalis.tasks.v1"]
+    done = runner.invoke(app, drop)
+    assert done.exit_code == 2 and "no --reason" in done.stderr
+    done = runner.invoke(app, [*drop, "--dry-run"])
+    assert done.exit_code == 4 and "no Kafka is known" in done.stderr, "it gets as far as asking for the broker"
+
+
 def test_no_kafka_anywhere_exits_with_4_and_says_what_to_do() -> None:
     done = runner.invoke(app, ["topics", "list"])
     assert done.exit_code == 4

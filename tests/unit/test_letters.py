@@ -241,6 +241,12 @@ def test_a_topic_that_is_not_as_the_table_says_takes_no_replay() -> None:
     assert refused is not None and refused.drift and "not in schemas/topics.yaml" in refused.reason
 
 
+def test_a_record_that_lay_on_the_wrong_partition_is_not_put_back_there() -> None:
+    said = "its key 't' hashes to partition 5 of 8, it lies on 3"
+    (case,) = folded(letter(error_class="streams.placement.Misplaced", error=said, stage="validate"))
+    assert why(case) == why(case, again=True) == f"back where it lay it would be refused again: {said}"
+
+
 def test_on_a_compacted_topic_a_newer_record_is_not_replaced() -> None:
     cases = folded(letter(topic=topics.ROLLOUTS), letter(5, original=18, topic=topics.ROLLOUTS))
     here = {"topic": topics.ROLLOUTS, "partition": 3, "timestamp": 0, "value": b"v", "key": b"\xffkey"}
