@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ import typer
 
 if TYPE_CHECKING:
     from tentalis.config import Settings
+
+log = logging.getLogger(__name__)
 
 # Under this name the local stack keeps its broker's port in ports.json.
 BROKER_PORT = "broker"
@@ -105,6 +108,14 @@ def configure_logging(default: str = "WARNING") -> None:
         logs.configure(default)
     except logs.BadLevel as error:
         raise CommandError(str(error), USAGE) from error
+
+
+def warn_of_misspelt_variables() -> None:
+    """Says which TENTALIS_* variables are set and read by nobody."""
+    from tentalis.environment import misspelt
+
+    for complaint in misspelt(os.environ):
+        log.warning("%s", complaint)
 
 
 def local_bootstrap(home: Path) -> str | None:

@@ -24,7 +24,7 @@ from tentalis.cli import (
     topics,
     train,
 )
-from tentalis.cli.common import configure_logging, explain
+from tentalis.cli.common import configure_logging, explain, warn_of_misspelt_variables
 from tentalis.cli.system import print_version
 
 
@@ -34,6 +34,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             configure_logging()
+            warn_of_misspelt_variables()
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
             raise
