@@ -59,7 +59,7 @@ def _run(
     spool: Path,
     metrics_port: int | None,
 ) -> None:
-    checked, disk = Keys(keys), Spool(spool)
+    checked, disk = Keys(keys), Spool(spool, settings.spool_bytes)
     secrets = {backend.name: backend.key() for backend in settings.backends}
     codec = make_codec(kafka, patience=0.0)
     events = EventLog(kafka, f"tentalis/gateway/{settings.gateway_id}", codec)

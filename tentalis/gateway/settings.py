@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from schemas.records import LogprobsMode
+from tentalis.gateway.spool import MOST_BYTES
 from tentalis.yaml_file import BadYaml, read_mapping
 
 
@@ -116,10 +117,11 @@ class GatewaySettings(_Strict):
     """A gateway.
 
     `turn_type`: of a call whose client does not say: main, side, or guess. `ack_s`: how long the broker may take to
-    acknowledge a turn before it is put on disk instead. `hold_s`: how long a call waits for a backend that swaps its
-    weights. `header_s`, `body_s`, `stall_s`: seconds for the head of a request, for its body, and for a client to take
-    what it is sent. `body_bytes`: the longest body. `bridge`: whether it has one; `bridge_horizon_s`, `bridge_facts`:
-    up to what age, and of how many records, it knows where they lie (docs/bridge.md).
+    acknowledge a turn before it is put on disk instead, `spool_bytes`: the most that may wait there. `hold_s`: how long
+    a call waits for a backend that swaps its weights. `header_s`, `body_s`, `stall_s`: seconds for the head of a
+    request, for its body, and for a client to take what it is sent. `body_bytes`: the longest body. `bridge`: whether
+    it has one; `bridge_horizon_s`, `bridge_facts`: up to what age, and of how many records, it knows where they lie
+    (docs/bridge.md).
     """
 
     gateway_id: str = "gateway"
@@ -127,6 +129,7 @@ class GatewaySettings(_Strict):
     policies: tuple[PolicySettings, ...] = ()
     turn_type: Annotated[str, Field(pattern="^(main|side|guess)$")] = "guess"
     ack_s: Annotated[float, Field(gt=0)] = 2.0
+    spool_bytes: Annotated[int, Field(gt=0)] = MOST_BYTES
     hold_s: Annotated[float, Field(ge=0)] = 300.0
     header_s: Annotated[float, Field(gt=0)] = 10.0
     body_s: Annotated[float, Field(gt=0)] = 60.0

@@ -20,11 +20,17 @@ from typing import IO
 
 log = logging.getLogger(__name__)
 
+MOST_BYTES = 2**30
+
 _SUFFIX, _BAD = ".record", ".damaged"
 
 
 class SpoolTaken(Exception):
     """Another process has the folder."""
+
+
+class SpoolFull(OSError):
+    """As much waits here as may: another record would take the disk from somebody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,15 @@ class Spooled:
 
 
 class Spool:
-    """The folder. Every method may be called on any thread. Raises SpoolTaken, OSError."""
+    """The folder. Every method may be called on any thread.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        most_bytes: of the records that wait here.
+    Raises:
+        SpoolTaken, OSError.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._lock: IO[bytes] = (folder / ".lock").open("ab")
@@ -83,10 +95,14 @@ class Spool:
             torn.unlink()
         self.aside = 0
         """Files set aside since the start: each needs a person."""
-        self._held: dict[str, bytes] = {}
+        self._most = most_bytes
+        self._taken = 0  # bytes of what is held, and of what is being written
+        self._held: dict[str, tuple[bytes, int]] = {}
         self._keys: Counter[bytes] = Counter()
         for record in self._read(path.name for path in folder.glob(f"*{_SUFFIX}")):
-            self._hold(_name(record.event_id), record.key)
+            size = len(record.to_bytes())
+            self._taken += size
+            self._hold(_name(record.event_id), record.key, size)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -96,25 +112,33 @@ class Spool:
         return key in self._keys
 
     def put(self, record: Spooled) -> None:
-        """Returns once the record is on disk for good; of an id the first stays. Raises OSError: it is not, and
-        nothing is left of it."""
-        name = _name(record.event_id)
+        """Returns once the record is on disk for good; of an id the first stays. Raises OSError (SpoolFull): it is not,
+        and nothing is left of it."""
+        name, data = _name(record.event_id), record.to_bytes()
         with self._mutex:
             if name in self._held:
                 return
+            if self._taken + len(data) > self._most:
+                raise SpoolFull(
+                    f"{len(self._held)} turns wait in {self.folder}, and with another {len(data):,} bytes they would "
+                    f"take more than the {self._most:,} that they may (spool_bytes)"
+                )
+            self._taken += len(data)
         temporary = self.folder / f"{name}.{threading.get_ident()}.tmp"
         try:
             with temporary.open("wb") as file:
-                file.write(record.to_bytes())
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(self.folder / name)
             self._sync_folder()
         except OSError:
+            with self._mutex:
+                self._taken -= len(data)
             temporary.unlink(missing_ok=True)
             (self.folder / name).unlink(missing_ok=True)
             raise
-        self._hold(name, record.key)
+        self._hold(name, record.key, len(data))
 
     def remove(self, event_id: str) -> None:
         """Forgets a record that is on the log; one that is not here is no error."""
@@ -132,16 +156,20 @@ class Spool:
         self.aside += 1
         self._let_go(path.name)
 
-    def _hold(self, name: str, key: bytes) -> None:
+    def _hold(self, name: str, key: bytes, size: int) -> None:
+        """`size` is taken already."""
         with self._mutex:
-            if name not in self._held:
-                self._held[name] = key
+            if name in self._held:
+                self._taken -= size
+            else:
+                self._held[name] = key, size
                 self._keys[key] += 1
 
     def _let_go(self, name: str) -> None:
         with self._mutex:
-            key = self._held.pop(name, None)
-            if key is not None:
+            if (held := self._held.pop(name, None)) is not None:
+                key, size = held
+                self._taken -= size
                 self._keys[key] -= 1
                 if not self._keys[key]:
                     del self._keys[key]

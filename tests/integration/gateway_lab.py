@@ -323,7 +323,7 @@ def lab(
     with listening(backend_app(script)) as own:
         url = backend_url or own
         settings = settings_for(url, server_id, **more)
-        log, spool = MemoryLog(), Spool(folder / "spool")
+        log, spool = MemoryLog(), Spool(folder / "spool", settings.spool_bytes)
         behind = log if events is None else events
         measures = Measures(lambda: len(spool))
         deps = Deps(

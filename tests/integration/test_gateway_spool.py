@@ -96,6 +96,19 @@ def test_where_neither_broker_nor_disk_takes_a_turn_its_client_hears_no_end(
         assert gateway.chat("x").status_code == 200 and _spooled(tmp_path) == 1
 
 
+def test_past_its_bytes_the_spool_refuses_a_turn_and_its_client_may_try_again(tmp_path: Path) -> None:
+    with lab(tmp_path, spool_bytes=6000) as gateway:
+        gateway.log.away = True
+        answers = [gateway.chat("x" * 2000) for _ in range(4)]
+        taken = [answer for answer in answers if answer.status_code == 200]
+        assert 0 < len(taken) == _spooled(tmp_path) < 4
+        refused = answers[-1]
+        assert refused.status_code == 503 and refused.headers["retry-after"] and "Good day" not in refused.text
+        gateway.log.back()
+        wait_for(lambda: _spooled(tmp_path) == 0)
+        assert gateway.chat("x" * 2000).status_code == 200
+
+
 class SlowRegistry:
     """A schema registry that answers nothing until it is `up`."""
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tentalis.gateway import keys
 from tentalis.gateway.failure import Refused
-from tentalis.gateway.spool import Spool, Spooled, SpoolTaken
+from tentalis.gateway.spool import Spool, Spooled, SpoolFull, SpoolTaken
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 
@@ -98,6 +98,30 @@ def test_the_spool_knows_whose_records_it_holds(tmp_path: Path) -> None:
     assert not spool.holds(b"a") and not spool.holds(b"b") and (len(spool), spool.aside) == (0, 1)
     assert len(list(tmp_path.glob("*.damaged"))) == 1
     spool.close()
+
+
+def test_the_spool_takes_no_more_bytes_than_it_may_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [Spooled(f"e{at}", "t", b"k", b"v" * 100, (), 1) for at in range(4)]
+    spool = Spool(tmp_path, most_bytes=3 * len(records[0].to_bytes()))
+    spool.put(records[0])
+    with monkeypatch.context() as failing, pytest.raises(OSError, match="full"):
+        failing.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "full")))
+        spool.put(records[1])  # what the disk does not take counts no more
+    for record in (records[0], records[1], records[2]):
+        spool.put(record)
+    with pytest.raises(SpoolFull, match=r"3 turns wait in .* \(spool_bytes\)"):
+        spool.put(records[3])
+    spool.close()
+    again = Spool(tmp_path, most_bytes=3 * len(records[0].to_bytes()))
+    with pytest.raises(SpoolFull):
+        again.put(records[3])
+    again.remove("e1")
+    again.put(records[3])
+    assert {record.event_id for record in again.records()} == {"e0", "e2", "e3"}
+    assert len(list(tmp_path.glob("[!.]*"))) == 3, "nothing is left of what was refused"
+    again.close()
 
 
 def test_the_spool_survives_and_sets_damage_aside(tmp_path: Path) -> None:
