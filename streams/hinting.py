@@ -17,9 +17,9 @@ constrained sampling); no hinter is asked about it. Not to be taught: a call tha
 A server or judge that is away, does not know the model or wants no requests now is waited for; one that fails on a call
 is asked again a few times. A batch that is tried again asks only for what it has no answer to (`streams.answers`), and
 a judge no second time because the teacher failed.
-Feedback that names a task and no more is paired with the results it speaks of (`streams.pairing`, docs/feedback.md).
-Owner of the dead letters of feedback: what cannot be read, what no result came for (`no_result`), what the server fails
-on every time.
+Feedback that names a task and no more is paired with the results it speaks of (`streams.pairing`, docs/feedback.md); of
+what no result came for nothing can be made: it is counted, and no dead letter, since nothing is wrong with it.
+Owner of the dead letters of feedback: what cannot be read, what the server fails on every time.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from schemas.codec import Codec
 from schemas.ids import derived_id
 from schemas.records import Feedback, Hint, HintKind, Polarity, Result, not_trainable_by_ratio, sample_of
 from streams.answers import Answers, Turns
-from streams.intake import dead, output
+from streams.intake import Skipped, dead, output
 from streams.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, make_pairing, measure_pairing, said_in
 from streams.processor import Dead, Effects, LogRecord, Output, Retryable
 from streams.scoring import named, opened_at
@@ -118,7 +118,7 @@ class Hinting:
 
     Args:
         hinters: by environment, `*` for those that are not named.
-        pairing: for feedback without its result; without one such feedback is a dead letter.
+        pairing: for feedback without its result; without one nothing comes of such feedback.
         at_once: most calls to the teacher in flight, and most questions to judges.
     """
 
@@ -146,6 +146,8 @@ class Hinting:
         self._rejected: Counter[str] = Counter()
         self._votes: Counter[str] = Counter()
         self._failures: Counter[tuple[int, int, str]] = Counter()
+        self.unanswered = Skipped()
+        """Feedback for which no result came."""
         self.steps = 0
         """Questions to judges and calls to the teacher answered so far."""
         if pairing is None:
@@ -162,6 +164,7 @@ class Hinting:
         exporter.read(metrics.HINTS, lambda: {(kind.value,): count for kind, count in self._hints.items()})
         exporter.read(metrics.HINTS_NONE, lambda: {(reason,): count for reason, count in self._without.items()})
         exporter.read(metrics.HINTS_REJECTED, lambda: {(reason,): count for reason, count in self._rejected.items()})
+        exporter.read(metrics.HINTS_NO_RESULT, lambda: self.unanswered.count)
         exporter.read(metrics.HINT_VOTES, lambda: {(said,): count for said, count in self._votes.items()})
         measure_pairing(self._pairing, exporter)
 
@@ -186,7 +189,7 @@ class Hinting:
         return self._pairing is not None and self._pairing.due(partition, at_end)
 
     async def expire(self, partition: int) -> Effects:
-        """Dead letters of the feedback for which no result came."""
+        """Gives up the feedback for which no result came."""
         effects = Effects()
         await self._settle(partition, effects)
         return effects
@@ -234,7 +237,7 @@ class Hinting:
             return
         gone = self._pairing.dispose(partition)
         for record, feedback in await self._pairing.unanswered(partition, gone):
-            effects.dead.append(_no_result(record, feedback))
+            self._give_up(record, feedback)
         effects.changes = self._pairing.changes(partition)
 
     async def _feedback(self, partition: int, records: Sequence[LogRecord], effects: Effects) -> list[Paired]:
@@ -248,8 +251,17 @@ class Hinting:
             pairs, too_late = carried(said), [each for each in said if each[1].result is None]
         else:
             pairs, too_late = await self._pairing.with_feedback(partition, said, records)
-        effects.dead += [_no_result(record, feedback) for record, feedback in too_late]
+        for record, feedback in too_late:
+            self._give_up(record, feedback)
         return pairs
+
+    def _give_up(self, record: LogRecord, feedback: Feedback) -> None:
+        what = "no result" if feedback.sample_index is None else f"no result of sample {feedback.sample_index}"
+        error = NoResult(
+            f"feedback {feedback.feedback_id} names task {feedback.task_id} and carries no result, and {what} of it is "
+            "known; if there is one, send it again with that"
+        )
+        self.unanswered.add(record, error)
 
     def _wanted(self, paired: Paired) -> bool:
         """Whether anything becomes of it: also a late half, where the terms do not name the source at all."""
@@ -327,15 +339,6 @@ class Hinting:
 
 def _place(record: LogRecord, result: Result) -> tuple[int, int, str]:
     return record.partition, record.offset, result.result_id
-
-
-def _no_result(record: LogRecord, feedback: Feedback) -> Dead:
-    what = "no result" if feedback.sample_index is None else f"no result of sample {feedback.sample_index}"
-    error = NoResult(
-        f"no_result: feedback {feedback.feedback_id} names task {feedback.task_id} and carries no result, and {what} "
-        "of it is known; send it again with the Result it speaks of"
-    )
-    return Dead.of(record, "process", error)
 
 
 def build(

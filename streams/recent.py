@@ -143,7 +143,7 @@ class Recent:
         for offset in sorted(facts):
             self._index.add(facts[offset])
         self._chunks.extend(chunk for _, chunk in sorted(chunks, key=lambda each: each[0]))
-        # Their halves or dead letters were confirmed before this was written: what is left is an unconfirmed deletion.
+        # Their halves were confirmed before this was written: what is left is an unconfirmed deletion.
         for offset in [offset for offset in self._waiting if offset <= self._disposed]:
             self._forget(offset)
 

@@ -11,7 +11,7 @@
 
 What other sources said before is a part of a `combined` reward (`streams.grades`, docs/judges.md).
 Feedback that names a task and no more is paired with the results it speaks of (`streams.pairing`, docs/feedback.md).
-Owner of the dead letters of tasks and results. Feedback that cannot be read, or that no result came for, is hinting's.
+Owner of the dead letters of tasks and results. Feedback that cannot be read is hinting's.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -234,7 +234,7 @@ class Scoring:
         return self._pairing is not None and self._pairing.due(partition, at_end)
 
     async def expire(self, partition: int) -> Effects:
-        """Waits for that no more. Its dead letters are hinting's."""
+        """Waits for that no more."""
         effects = Effects()
         self._settle(partition, effects)
         return effects

@@ -351,6 +351,14 @@ HINTS_NONE = Metric(
     ("reason",),
     "records",
 )
+HINTS_NO_RESULT = Metric(
+    "tentalis_hinting_no_result_total",
+    Kind.COUNTER,
+    "Feedback that names a task and no more, of which no result is known within the horizon: nothing can be made of "
+    "it. Plain traces have none.",
+    ("hinting",),
+    unit="records",
+)
 HINTS_REJECTED = Metric(
     "tentalis_hinting_rejected_total",
     Kind.COUNTER,

@@ -70,8 +70,8 @@ Horizon = Annotated[
     typer.Option(
         "--feedback-horizon",
         min=0.0,
-        help="Seconds of log time within which feedback without its result is paired with it; 0: such feedback is a "
-        "dead letter at once, and nothing is kept.",
+        help="Seconds of log time within which feedback without its result is paired with it; 0: nothing comes of such "
+        "feedback, and nothing is kept.",
     ),
 ]
 HOUR_S, DAY_S = 3600.0, 86400.0

@@ -40,8 +40,7 @@ def account(
             others[letter.origin] = raw
         elif (record.key, record.value) != (raw.key, raw.value):
             altered.append(str(letter.place))
-        # Feedback without its result is refused at this stage, in so many words.
-        if letter.stage not in ("decode", "validate") and not letter.error_class.endswith("NoResult"):
+        if letter.stage not in ("decode", "validate"):
             unforeseen[f"{letter.group} {letter.error_class}: {letter.error[:120]}"] += 1
     # What the applications made of mutated records that were valid all the same, and that the next one refuses: halves
     # that contradict others, outcomes of an environment that nobody knows.

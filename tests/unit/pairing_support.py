@@ -7,6 +7,7 @@ from schemas import topics
 from schemas.ids import derived_id
 from schemas.records import Feedback, Opens, Polarity, Result, Source, Terms
 from streams.hinting import Hinting
+from streams.intake import Skipped
 from streams.pairing import LogReader, Pairing
 from streams.processor import Dead, Effects, LogRecord, Output
 from streams.scoring import Scoring
@@ -78,6 +79,8 @@ class Broker:
     committed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BOTH, 0))
     outputs: list[Output] = field(default_factory=list)
     dead: list[Dead] = field(default_factory=list)
+    given_up: list[LogRecord] = field(default_factory=list)
+    """Feedback of which a worker said that no result came for it."""
 
     def state(self) -> dict[str, bytes]:
         fold = Fold()
@@ -86,12 +89,23 @@ class Broker:
         return fold.state()
 
 
+class GivenUp(Skipped):
+    def __init__(self, records: list[LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def add(self, record: LogRecord, error: Exception) -> None:
+        self._records.append(record)
+
+
 class Worker:
     """One incarnation of the application, with what the adapter does around it."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.app = make_app(broker.kind, broker.logs)
+        if isinstance(self.app, Hinting):
+            self.app.unanswered = GivenUp(broker.given_up)
         self.store = StateStore()
         self.store.load(PARTITION, broker.state())
         self.app.restore(PARTITION, self.store.entries(PARTITION))

@@ -88,7 +88,6 @@ def test_a_second_letter_of_a_record_is_seen() -> None:
 def test_a_letter_for_what_an_application_stumbled_over_is_unforeseen() -> None:
     found = wrong([*LETTERS, letter(0, VALID, stage="process", error_class="KeyError")])
     assert list(found["unforeseen"]) == ["tentalis-scoring KeyError: bad"]
-    assert wrong([*LETTERS, letter(0, VALID, stage="process", error_class="streams.pairing.NoResult")]) == {}
 
 
 def test_a_letter_of_what_an_application_made_has_its_bytes_and_comes_once() -> None:

@@ -12,12 +12,13 @@ from schemas.records import HintKind, LogprobsMode, Message, Opens, Polarity, Sa
 from schemas.tensors import float32_view
 from streams.answers import IN_A_ROW
 from streams.delivery import Backoff, BatchRunner
-from streams.dlq import Produce
+from streams.dlq import Produce, check
 from streams.hinting import TRIES, Hinting
 from streams.processor import Effects, LogRecord, Retryable
 from streams.state import StateStore
 from tentalis.dlq.limits import DeadLimits
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.metrics import Exporter
 from tentalis.opd import OneModel, Teacher
 from tests.unit.fake_inference import FakeInference
 from tests.unit.stream_records import (
@@ -339,10 +340,18 @@ def test_feedback_on_another_partition_than_its_keys_is_a_dead_letter() -> None:
     assert dead.stage == "validate" and "it lies on 3: the producer must place keys by murmur2" in dead.error
 
 
-def test_feedback_without_a_result_is_a_dead_letter_that_says_so() -> None:
-    record = on_log(topics.FEEDBACK, bare_feedback())
-    (dead,) = run(record).dead
-    assert dead.error.startswith("no_result: ") and dead.error_class.endswith("NoResult")
+def test_feedback_on_what_has_no_result_is_counted_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """As on a day of plain traces, read after an outage: nothing is wrong with any of it."""
+    records = [on_log(topics.FEEDBACK, bare_feedback(feedback_id=f"f{i}"), i) for i in range(150)]
+    app = hinting(FakeInference())
+    exporter = Exporter("hinting", app=app.app_id)
+    app.measure(exporter)
+    effects = run(*records, app=app)
+    check(DeadLimits(), records, effects.dead)
+    assert effects == Effects()
+    assert exporter.registry.get_sample_value("tentalis_hinting_no_result_total") == 150
+    assert len(caplog.records) == 3, "the first, the tenth, the hundredth"
+    assert "@0 skipped (1 so far): feedback f0 names task t1 and carries no result" in caplog.text
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------

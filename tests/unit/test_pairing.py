@@ -66,7 +66,7 @@ def test_feedback_on_the_whole_task_is_for_every_sample_also_for_those_to_come()
     assert spoken_of(broker) == [first.result_id, second.result_id]
     assert {half.kind for half in halves(broker)} == {HintKind.NONE}
     over = told("hinting", (first, 100), (bare("a", None, "f"), 200), (result("b", 0), 201 + HORIZON))
-    assert not over.dead and len(over.outputs) == 1
+    assert not over.given_up and len(over.outputs) == 1
 
 
 def test_of_several_results_of_a_sample_the_first_is_spoken_of() -> None:
@@ -83,13 +83,11 @@ def test_the_horizon_holds_both_ways(apart: int, halves_made: int) -> None:
 
 
 @pytest.mark.parametrize("sample", [0, 7, None])
-def test_without_a_result_in_time_hinting_writes_a_dead_letter_and_scoring_forgets(sample: int | None) -> None:
+def test_without_a_result_in_time_hinting_gives_it_up_and_scoring_forgets(sample: int | None) -> None:
     other = result("b", 0)
     story = ((bare("a", sample, "f"), 100), (other, 100 + HORIZON), (other, 101 + HORIZON))
     broker = told("hinting", *story)
-    (dead,) = broker.dead
-    assert dead.record == broker.logs.topics[topics.FEEDBACK][0] and dead.stage == "process"
-    assert dead.error.startswith("no_result: feedback f names task a and carries no result")
+    assert broker.given_up == broker.logs.topics[topics.FEEDBACK] and not broker.dead and not broker.outputs
     silent = told("scoring", *story)
     assert not silent.dead and not silent.outputs
     assert [key for key in silent.state() if key.startswith("feedback/")] == []
@@ -104,13 +102,13 @@ def test_feedback_on_an_idle_partition_is_given_up_when_time_goes_on_elsewhere()
         await worker.batch(topics.FEEDBACK, 1)
         worker.flush()
         worker.app.restore(5, {})
-        for at, dead in ((100 + HORIZON, 0), (102 + 2 * HORIZON, 1)):
+        for at, gone in ((100 + HORIZON, 0), (102 + 2 * HORIZON, 1)):
             away = LogRecord(topics.RESULTS, 5, at, at, "z", b"")
             await worker.app.process(5, [away])
             assert not worker.app.due(PARTITION, {topics.FEEDBACK}), "results may be on their way"
             if await worker.timer():
                 worker.flush()
-            assert len(broker.dead) == dead
+            assert len(broker.given_up) == gone
 
     asyncio.run(live())
 
@@ -295,7 +293,7 @@ def test_feedback_that_is_given_up_together_is_read_in_one_go() -> None:
         worker.flush()
 
     asyncio.run(live())
-    assert len(broker.dead) == MANY
+    assert len(broker.given_up) == MANY
     assert logs.calls == 1
 
 

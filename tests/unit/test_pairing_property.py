@@ -1,5 +1,5 @@
 """Pairing under every cut: whatever the order of reading, the batches, the kills, the workers stopped and woken, the
-halves are those of the two logs, and a dead letter is written exactly for feedback to which no result belongs."""
+halves are those of the two logs, and exactly the feedback to which no result belongs is given up."""
 
 import asyncio
 import os
@@ -128,8 +128,7 @@ def test_the_halves_are_those_of_the_logs_however_they_are_read(
         halves, lonely = await expected(kind, broker.logs)
         found = half_ids(broker.outputs)
         assert found == halves
-        dead = {each.record.offset for each in broker.dead if each.error.startswith("no_result")}
-        assert dead == (lonely if kind == "hinting" else set())
+        assert {record.offset for record in broker.given_up} == (lonely if kind == "hinting" else set())
         if halves and lonely:
             event("some answered, some not")
 
