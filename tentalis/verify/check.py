@@ -7,7 +7,7 @@ from schemas.records import OutcomeKind, Record
 from tentalis.verify import rollouts, samples, training
 from tentalis.verify.index import Index
 from tentalis.verify.model import Kind, Log, Problem, Report, Seen
-from tentalis.verify.training import Training, fate_of
+from tentalis.verify.training import Fates, Training
 
 
 def check(log: Log, *, allow_open: bool = False) -> Report:
@@ -24,9 +24,8 @@ def check(log: Log, *, allow_open: bool = False) -> Report:
     if allow_open:
         problems = [problem for problem in problems if problem.kind is not Kind.OPEN]
     kinds = Counter(copies[0].record.kind.value for copies in index.outcomes.values())
-    fates = Counter(
-        fate_of(copies[0].record, copies[0].partition, copies[0].offset, trained) for copies in index.rollouts.values()
-    )
+    fate = Fates(trained)
+    fates = Counter(fate.of(first.record, first.partition, first.offset) for first, *_ in index.rollouts.values())
     by_identity: list[Mapping[str, Sequence[Seen[Record]]]] = [
         index.tasks,
         index.results,

@@ -1,7 +1,8 @@
 """Rules about training: nothing trained twice in a lineage, nothing left out silently, every step answered for."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.digest import record_digest
@@ -52,13 +53,12 @@ class Training:
         parents = {parent.run for run in lineage.runs if (parent := lineage.parent(run)) is not None}
         return [run for run in heirs if run not in parents] or [self.run]
 
-    def considered(self, run: str, partition: int) -> tuple[int, int]:
-        """The first offset that a run read of a partition, and the first that none of its steps considered."""
+    def considered(self, run: str) -> dict[int, tuple[int, int]]:
+        """By partition, the first offset that a run read, and the first that none of its steps considered."""
         manifests, steps = self.manifests.get(run, []), self.winners.get(run, {})
-        start = manifests[0].start if manifests else ()
-        low_water = steps[max(steps)].low_water if steps else start
-        first, end = (next((at.offset for at in of if at.partition == partition), 0) for of in (start, low_water))
-        return first, end
+        start = {at.partition: at.offset for at in manifests[0].start} if manifests else {}
+        low_water = {at.partition: at.offset for at in steps[max(steps)].low_water} if steps else start
+        return {p: (start.get(p, 0), low_water.get(p, 0)) for p in start.keys() | low_water.keys()}
 
     def open_steps(self) -> list[int]:
         """Steps of the run that are planned and not done."""
@@ -80,27 +80,57 @@ def nothing_is_trained_twice(index: Index, training: Training) -> Iterator[Probl
                 yield Problem(Kind.DUPLICATE, "trained-twice", rollout_id, f"in the steps {', '.join(steps)}")
 
 
-def fate_of(rollout: Rollout, partition: int, offset: int, training: Training) -> str | None:
-    """trained, dropped, ahead (not reached yet), or None: left out silently. What an abandoned branch trained, its
-    siblings leave out."""
-    family = training.lineage.family(training.run)
-    plans = [plan for run in family for plan in training.winners.get(run, {}).values()]
-    if any(row.rollout_id == rollout.rollout_id for plan in plans for row in plan.rows):
-        return "trained"
-    if any(d.partition == partition and d.first_offset <= offset <= d.last_offset for p in plans for d in p.drops):
-        return "dropped"
-    passed = any(first <= offset < end for run in family for first, end in [training.considered(run, partition)])
-    return None if passed else "ahead"
+class Fates:
+    """What became of the rollouts: all that a run and its family trained, dropped and read, gone through once."""
+
+    def __init__(self, training: Training) -> None:
+        family = training.lineage.family(training.run)
+        plans = [plan for run in family for plan in training.winners.get(run, {}).values()]
+        dropped: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        passed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for drop in (drop for plan in plans for drop in plan.drops):
+            dropped[drop.partition].append((drop.first_offset, drop.last_offset + 1))
+        for partition, offsets in (item for run in family for item in training.considered(run).items()):
+            passed[partition].append(offsets)
+        self._trained = {row.rollout_id for plan in plans for row in plan.rows}
+        self._dropped = {partition: _merged(ranges) for partition, ranges in dropped.items()}
+        self._passed = {partition: _merged(ranges) for partition, ranges in passed.items()}
+
+    def of(self, rollout: Rollout, partition: int, offset: int) -> str | None:
+        """trained, dropped, ahead (not reached yet), or None: left out silently. What an abandoned branch trained, its
+        siblings leave out."""
+        if rollout.rollout_id in self._trained:
+            return "trained"
+        if _covered(self._dropped.get(partition, ()), offset):
+            return "dropped"
+        return None if _covered(self._passed.get(partition, ()), offset) else "ahead"
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Half-open ranges in order, without overlaps."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def _covered(merged: Sequence[tuple[int, int]], offset: int) -> bool:
+    before = bisect_right(merged, offset, key=lambda each: each[0])
+    return before > 0 and offset < merged[before - 1][1]
 
 
 def rollouts_are_used(index: Index, training: Training) -> Iterator[Problem]:
     """Every rollout of the trained policy was trained, or dropped with a reason, or lies ahead of the low-water."""
     policies = {manifest.policy for manifest in training.manifests.get(training.run, ())}
+    fates = Fates(training)
     for key, copies in index.rollouts.items():
         first = copies[0]
         if first.record.head.policy not in policies or index.dead(copies):
             continue
-        if fate_of(first.record, first.partition, first.offset, training) is None:
+        if fates.of(first.record, first.partition, first.offset) is None:
             message = f"{first} is below the low-water, but in no plan and in no drop"
             yield Problem(Kind.LOST, "untrained-rollout", key, message)
 
@@ -109,27 +139,24 @@ def drops_say_how_many(index: Index, training: Training) -> Iterator[Problem]:
     """The drops of a plan stand for at least as many records as lie in their ranges and were not trained: a range over
     which neighbouring drops were drawn together hides nothing that was lost."""
     policies = {manifest.policy for manifest in training.manifests.get(training.run, ())}
-    places = [
-        (copy.partition, copy.offset)
-        for copies in index.rollouts.values()
-        for copy in copies
-        if copy.record.head.policy in policies and copy.place not in index.log.dead
-    ]
     plans = training.winners.get(training.run, {})
     rows = {(row.partition, row.offset) for plan in plans.values() for row in plan.rows}
+    untrained: dict[int, list[int]] = defaultdict(list)
+    for copy in (copy for copies in index.rollouts.values() for copy in copies):
+        known = copy.record.head.policy in policies and copy.place not in index.log.dead
+        if known and (copy.partition, copy.offset) not in rows:
+            untrained[copy.partition].append(copy.offset)
+    for offsets in untrained.values():
+        offsets.sort()
     for step, plan in sorted(plans.items()):
         for partition in sorted({drop.partition for drop in plan.drops}):
             drops = [drop for drop in plan.drops if drop.partition == partition]
-            covered = {
-                offset
-                for p, offset in places
-                if p == partition
-                and (p, offset) not in rows
-                and any(drop.first_offset <= offset <= drop.last_offset for drop in drops)
-            }
+            ranges = _merged((drop.first_offset, drop.last_offset + 1) for drop in drops)
+            lying = untrained[partition]
+            covered = sum(bisect_left(lying, end) - bisect_left(lying, start) for start, end in ranges)
             stated = sum(drop.count for drop in drops)
-            if len(covered) > stated:
-                message = f"its drops on partition {partition} count {stated} records, but {len(covered)} lie there"
+            if covered > stated:
+                message = f"its drops on partition {partition} count {stated} records, but {covered} lie there"
                 yield Problem(Kind.LOST, "drop-count", f"{training.run}/{step}", message)
 
 

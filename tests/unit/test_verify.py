@@ -1,17 +1,21 @@
 """The verifier finds nothing in a consistent run, and each thing that can go wrong by the rule that forbids it."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from schemas import topics
 from schemas.digest import record_digest, with_digest
-from schemas.records import Drop, Forget, OutcomeKind, PolicySpan, Position, Source, Terms, TokenSpan
+from schemas.records import Drop, Forget, OutcomeKind, PlanRow, PolicySpan, Position, Source, Terms, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.verify import Log, Seen, check
+from tentalis.verify.index import Index
 from tentalis.verify.model import Kind
 from tentalis.verify.reader import UnknownRun, asked_by
-from tentalis.verify.training import Training, fate_of
+from tentalis.verify.training import Fates, Training, rollouts_are_used
 from tests.trainer_lab import rollout
 from tests.unit.loop_records import manifest, plan
 from tests.unit.verify_run import PARTITION, RUN, Writer, altered, consistent, repeated, signed
@@ -431,6 +435,23 @@ def test_what_nobody_read_was_not_left_out() -> None:
     ends = {run: at(end) for run, (_, end) in begun.items()}
     winners = {run: {1: plan(1, [run], run).model_copy(update={"low_water": ends[run]})} for run in begun}
     training = Training("b.1", {run: [made] for run, made in manifests.items()}, {}, {}, winners)
-    fates = {offset: fate_of(rollout(), 0, offset, training) for offset in (5, 15, 25, 35, 45)}
-    assert fates == {5: None, 15: "ahead", 25: None, 35: None, 45: "ahead"}
+    fates = Fates(training)
+    found = {offset: fates.of(rollout(), 0, offset) for offset in (5, 15, 25, 35, 45)}
+    assert found == {5: None, 15: "ahead", 25: None, 35: None, 45: "ahead"}
     assert asked_by("b.1", list(manifests.values())) == {"b.1", "a", "b"}
+
+
+def test_the_plans_are_gone_through_once_however_many_rollouts_there_are() -> None:
+    class Counted(SimpleNamespace):
+        reads = 0
+
+        @property
+        def rows(self) -> tuple[PlanRow, ...]:
+            Counted.reads += 1
+            return ()
+
+    log = consistent()
+    plans: Any = {step: Counted(drops=(), low_water=()) for step in range(1, 4)}
+    training = replace(Training.of(log), winners={RUN: plans})
+    assert len(log.rollouts) > 1 and not list(rollouts_are_used(Index.of(log), training))
+    assert Counted.reads == len(plans)
