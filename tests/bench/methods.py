@@ -9,6 +9,9 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
 SETTINGS: dict[str, tuple[str, ...]] = {"rl": ("loss.opd_weight=0",), "opd": ("loss.rl_weight=0",), "hybrid": ()}
 COLOURS = {"rl": "#0b6e99", "opd": "#b5541c", "hybrid": "#3d7a3d"}
+GREY = "#777777"
+Z_95 = 1.959964
+"""Standard errors to either side that make a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ def draw(path: Path, panels: Sequence[tuple[str, Sequence[Curve]]], x: str, y: s
     """A panel of curves each, side by side, with the same scale; the text is the panel's title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8 if len(panels) == 1 else 4.5 * len(panels), 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -38,6 +42,7 @@ def draw(path: Path, panels: Sequence[tuple[str, Sequence[Curve]]], x: str, y: s
             axes.fill_between(curve.at, curve.low, curve.high, color=curve.colour, alpha=0.15, lw=0)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(x)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, fontsize=8)
         axes.grid(axis="y", alpha=0.3)
         for side in ("top", "right"):

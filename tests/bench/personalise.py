@@ -40,7 +40,7 @@ from tentalis.rewards.taste import taste
 from tentalis.served import Served
 from tests.bench import methods
 from tests.bench.lab import log
-from tests.bench.methods import COLOURS, SETTINGS, Curve
+from tests.bench.methods import COLOURS, GREY, SETTINGS, Z_95, Curve
 from tests.bench.users import USERS, User
 
 FOLDER = methods.FOLDER / "personalisation"
@@ -53,7 +53,6 @@ BATCH = 4
 SETTLES_S = 600.0
 WINDOW = 5
 SHOWN = 3
-Z_95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +428,7 @@ def write_page() -> None:
             panels.setdefault(f"{user}, {'alone' if who != 'all' else 'with the others'}", []).append(
                 Curve(
                     label=f"{method} ({len(of)} seeds)",
-                    colour=COLOURS.get(method, "#777777"),
+                    colour=COLOURS.get(method, GREY),
                     at=range(1, len(found) + 1),
                     middle=[hits / n for hits, n in found],
                     low=[low for low, _ in bounds],

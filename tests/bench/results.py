@@ -15,13 +15,14 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench import methods
 from tests.bench.lab import log
-from tests.bench.methods import COLOURS, FOLDER, SETTINGS
+from tests.bench.methods import COLOURS, FOLDER, GREY, SETTINGS, Z_95, Curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +70,29 @@ def played(method: Method) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob(f"{method.name}-seed*.json"))]
 
 
-def by_version(runs: list[dict[str, Any]], what: str) -> list[list[float]]:
-    """Per policy version, the value of every run that has one."""
-    longest = max(len(run["reward_by_version"]) for run in runs)
-    rows = [
-        [run["reward_by_version"][at][what] for run in runs if at < len(run["reward_by_version"])]
-        for at in range(longest)
-    ]
-    return [[value for value in row if value is not None] for row in rows]
+def curve(method: Method, runs: Sequence[dict[str, Any]]) -> Curve:
+    """Mean reward by policy version: over the seeds, with their range, or of a single run, with its 95 % interval.
+
+    The versions that every run has.
+    """
+    versions = list(zip(*(run["reward_by_version"] for run in runs), strict=False))
+    middle = [statistics.fmean(row["mean"] for row in rows) for rows in versions]
+    if len(runs) > 1:
+        low, high = ([of(row["mean"] for row in rows) for rows in versions] for of in (min, max))
+    else:
+        half = [Z_95 * rows[0]["stderr"] for rows in versions]
+        low, high = ([at + sign * by for at, by in zip(middle, half, strict=True)] for sign in (-1, 1))
+    label = f"{method.name} ({len(runs)} seeds)" if len(runs) > 1 else method.name
+    return Curve(label, COLOURS.get(method.name, GREY), [rows[0]["version"] for rows in versions], middle, low, high)
 
 
 def draw(path: Path) -> None:
-    """Mean over the seeds as a line, the range between the seeds shaded."""
-    curves = []
+    """A panel per scenario."""
+    panels: dict[str, list[Curve]] = {}
     for method in METHODS:
-        if method.scenario != "assistant" or not (runs := played(method)):
-            continue
-        rows = by_version(runs, "mean")
-        curves.append(
-            methods.Curve(
-                label=f"{method.name} ({len(runs)} seeds)",
-                colour=COLOURS[method.name],
-                at=range(1, len(rows) + 1),
-                middle=[statistics.fmean(row) for row in rows],
-                low=[min(row) for row in rows],
-                high=[max(row) for row in rows],
-            )
-        )
-    methods.draw(path, [("", curves)], "policy version", "mean reward")
+        if runs := played(method):
+            panels.setdefault(method.scenario, []).append(curve(method, runs))
+    methods.draw(path, list(panels.items()), "policy version", "mean reward")
 
 
 def table() -> str:
@@ -140,8 +136,9 @@ without a GPU (Python {platform.python_version()}); its summary lies here as JSO
 
 ![mean reward by policy version](curves.png)
 
-The line is the mean over the seeds, the shade reaches from the lowest seed to the highest. The p-value is that of
-a permutation test over task means, first against last quarter of the versions. Words and topic: first version to last.
+The line is the mean over the seeds, the shade reaches from the lowest seed to the highest; of a single run it is the
+95 % interval of the mean over the tasks of a version. The p-value is that of a permutation test over task means, first
+against last quarter of the versions. Words and topic: first version to last.
 Nobody complains in the scenario math, so there are no hints to distil: its one method is RL.
 
 {table()}
