@@ -9,21 +9,23 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fastavro
+from pydantic import BaseModel, ValidationError
 
 from schemas import avro, topics
 from schemas.codec import Codec
-from schemas.digest import digest_holds
-from schemas.records import RECORDS, Record, Rollout
+from schemas.records import RECORDS, BatchPlan, PolicyUpdate, Record, Rollout, RunManifest, StepResult
 from tentalis.config import Settings
 from tentalis.kafka import Publisher, make_codec, read_to_end
 from trainer.fetch import BadRollouts, Cache, examine, fetch, readable_rollouts
-from trainer.recording import ancestors, recorded
+from trainer.offers import IMPORTER
+from trainer.recording import altered, ancestors, recorded
 from trainer.runlog import decoded, read_run
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ PLACES = {
 }
 """Records of an archive and their topics, in the order in which they are written: a run never names what is not
 there."""
+REMEDY = "nothing was imported: export the run again, or copy its files anew"
 
 
 class BadArchive(RuntimeError):
@@ -47,7 +50,7 @@ class BadArchive(RuntimeError):
 
 
 class Conflict(RuntimeError):
-    """The other log holds something else under the same keys; nothing was written."""
+    """The other log holds something else under the same keys, or has trained the policy itself; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,13 @@ def export_run(run_id: str, settings: Settings, into: Path, *, allow_missing: bo
     """Writes a run's archive into a folder, which may hold an older one of the same run. The same log gives the same
     files. With `allow_missing` also of a run of which rollouts are missing; husks are exported in any case.
 
-    Raises CannotReplay, BadRollouts (with what is missing or forged), OSError.
+    Raises BadArchive (the folder has another run's), CannotReplay, BadRollouts (with what is missing or forged),
+    OSError.
     """
+    with suppress(OSError, ValidationError):
+        present = _Index.model_validate_json((into / INDEX).read_bytes())
+        if present.run_id != run_id:
+            raise BadArchive(f"{into} holds the archive of run {present.run_id}: name another folder with --into")
     codec = make_codec(settings)
     run = read_run(settings, codec, run_id)
     results, plans = recorded(run, None)
@@ -154,15 +162,20 @@ def _container(name: str, data: Sequence[Mapping[str, Any]]) -> bytes:
 def import_run(folder: Path, settings: Settings) -> Imported:
     """Puts an archive onto a log, whatever its partitions. Done twice, it writes nothing the second time.
 
-    Every file and every rollout's digest is checked before anything is written. Where the log has a husk of a rollout
-    the content stays away, and a husk in the archive follows content onto the log. Raises BadArchive, Conflict.
+    Every file, and every rollout, manifest and plan, is checked before anything is written. Where the log has a husk of
+    a rollout the content stays away, and a husk in the archive follows content onto the log. Raises BadArchive,
+    Conflict.
     """
     index = _index(folder)
     archived = {name: list(_records_of(folder, index, name)) for name in PLACES}
+    runs = {record.run_id for record in archived["RunManifest"] if isinstance(record, RunManifest)}
+    if index.run_id not in runs:
+        raise BadArchive(f"{folder / INDEX}: no manifest of run {index.run_id} is in its files\n{REMEDY}")
     codec = make_codec(settings)
-    done = Imported(index["run_id"])
+    done = Imported(index.run_id)
     owed = {name: _owed(name, archived[name], settings, codec, done) for name in PLACES}
-    publisher = Publisher(settings, "tentalis-import", codec)
+    _check_not_trained_here(runs, {_policy_of(record) for each in owed.values() for record in each}, settings, codec)
+    publisher = Publisher(settings, IMPORTER, codec)
     for name, records in owed.items():
         for record in records:
             publisher.send(PLACES[name], record)
@@ -171,20 +184,35 @@ def import_run(folder: Path, settings: Settings) -> Imported:
     return done
 
 
-def _index(folder: Path) -> dict[str, Any]:
+class _File(BaseModel):
+    record: Literal["Rollout", "RunManifest", "BatchPlan", "StepResult"]
+
+
+class _Index(BaseModel):
+    format: int
+    run_id: str
+    files: dict[str, _File]
+
+
+def _index(folder: Path) -> _Index:
     try:
-        index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        version, files = index["format"], index["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise BadArchive(
-            f"{folder / INDEX}: no index of an exported run: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    if version != FORMAT:
-        raise BadArchive(f"{folder / INDEX}: format {version}, this version reads {FORMAT}")
-    wrong = [problem for file in files if (problem := _damage(folder / file))]
+        index = _Index.model_validate_json((folder / INDEX).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise BadArchive(f"{folder / INDEX}: no index of an exported run: {_reason(error)}\n{REMEDY}") from error
+    if index.format != FORMAT:
+        raise BadArchive(f"{folder / INDEX}: format {index.format}, this version reads {FORMAT}\n{REMEDY}")
+    wrong = [problem for file in index.files if (problem := _damage(folder / file))]
     if wrong:
-        raise BadArchive("\n".join([*wrong, "nothing was imported; export the run again, or copy these files anew"]))
+        raise BadArchive("\n".join([*wrong, REMEDY]))
     return index
+
+
+def _reason(error: Exception) -> str:
+    """The first of what is wrong, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _damage(path: Path) -> str | None:
@@ -195,18 +223,43 @@ def _damage(path: Path) -> str | None:
     return None if found == path.stem else f"{path}: damaged, its sha256 is {found}"
 
 
-def _records_of(folder: Path, index: Mapping[str, Any], name: str) -> Iterator[Record]:
-    for file, entry in index["files"].items():
-        if entry["record"] != name:
+def _records_of(folder: Path, index: _Index, name: str) -> Iterator[Record]:
+    for file, entry in index.files.items():
+        if entry.record != name:
             continue
-        with (folder / file).open("rb") as handle:
-            for datum in fastavro.reader(handle, avro.current(name).parsed):
-                record = RECORDS[name].model_validate(datum)
-                if isinstance(record, Rollout) and not digest_holds(record):
-                    raise BadArchive(
-                        f"{folder / file}: rollout {record.key} has content that its digest does not cover"
-                    )
-                yield record
+        path = folder / file
+        try:
+            with path.open("rb") as handle:
+                data = fastavro.reader(handle, avro.current(name).parsed)
+                records = [RECORDS[name].model_validate(datum) for datum in data]
+        # Whatever it is: fastavro raises anything on bytes that are no such file.
+        except Exception as error:
+            raise BadArchive(f"{path}: no Avro file of {name} records: {_reason(error)}\n{REMEDY}") from error
+        for record in records:
+            if (problem := altered(record)) is not None:
+                raise BadArchive(f"{path}: {problem}\n{REMEDY}")
+            yield record
+
+
+def _policy_of(record: Record) -> str:
+    assert isinstance(record, (Rollout, RunManifest, BatchPlan, StepResult))
+    return record.head.policy if isinstance(record, Rollout) else record.policy
+
+
+def _check_not_trained_here(runs: Collection[str], policies: Collection[str], settings: Settings, codec: Codec) -> None:
+    """Raises Conflict if another run than these has published a version of one of the policies on this log: what was
+    imported beside it would take part in the numbers of its versions, and in what is said of its rollouts."""
+    published = {
+        record.policy: record.run_id
+        for stored in (read_to_end(settings, topics.POLICIES) if policies else ())
+        if isinstance(record := decoded(stored, codec), PolicyUpdate)
+        and record.policy in policies
+        and record.run_id not in runs
+    }
+    if published:
+        said = [f"run {run} was trained here, of the same policy {policy}" for policy, run in published.items()]
+        said.append("nothing was imported: import it onto a log where that policy is not trained")
+        raise Conflict("\n".join(said))
 
 
 def _owed(name: str, records: Sequence[Record], settings: Settings, codec: Codec, done: Imported) -> list[Record]:

@@ -18,7 +18,7 @@ from tentalis.refusal import refused
 from trainer.fetch import Cache
 from trainer.group import Fenced, group_of, member_of
 from trainer.losses.settings import Loss
-from trainer.offers import Offer, Segment, malformed, offer_of, without_topk
+from trainer.offers import IMPORTER, Offer, Segment, malformed, offer_of, without_topk
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Intake:
         if problem is not None:
             place = {"topic": topics.ROLLOUTS, "partition": partition, "offset": offset}
             raise DecodeError(problem, schema="Rollout", stage="validate", **place)  # type: ignore[arg-type]
-        if record.head.policy != self._policy:
+        if record.head.policy != self._policy or ("ce_source", IMPORTER.encode()) in stored.headers:
             return None
         traceparent = tracing.traceparent_of(stored.headers) if tracing.enabled() else None
         self._cache.put(partition, offset, record, traceparent)

@@ -15,6 +15,8 @@ from trainer.losses.settings import Loss
 
 FORGOTTEN = "forgotten"
 WITHOUT_TOPK = "a hint without the likeliest tokens that opd_kind: topk needs"
+IMPORTER = "tentalis-import"
+"""The source (`ce_source`) of rollouts that came with an imported run: they are there for its replay, and no offers."""
 PLAIN = Loss()
 
 

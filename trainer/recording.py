@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.codec import Codec
-from schemas.records import BatchPlan, RunManifest, StepResult
+from schemas.digest import digest_holds
+from schemas.records import BatchPlan, Record, Rollout, RunManifest, StepResult
 from tentalis.config import Settings
 from trainer.checkpoint import BadCheckpoint, Checkpoint, checkpoints
 from trainer.fetch import BadRollouts, examine
@@ -162,15 +163,25 @@ def recorded(run: RunLog, to_step: int | None) -> tuple[list[StepResult], list[B
 def _check_unaltered(run: RunLog, plans: Sequence[BatchPlan]) -> None:
     """Raises CannotReplay for a manifest or a plan whose content is not what its id says."""
     first = [] if run.first is None else [run.first]
-    for manifest in (*first, *(run.manifests[digest] for digest in dict.fromkeys(p.manifest_digest for p in plans))):
-        if digest_of(manifest) != manifest.digest:
-            raise CannotReplay(f"forged: the manifest {manifest.key} has content that its digest does not cover")
-    for plan in plans:
-        if identified(plan).plan_id != plan.plan_id:
-            raise CannotReplay(
-                f"forged: the plan of step {plan.step}, attempt {plan.attempt}, of run {run.run_id} has content that "
-                f"its id {plan.plan_id} does not cover"
+    named = (run.manifests[digest] for digest in dict.fromkeys(plan.manifest_digest for plan in plans))
+    for record in (*first, *named, *plans):
+        if (problem := altered(record)) is not None:
+            raise CannotReplay(f"forged: {problem}")
+
+
+def altered(record: Record) -> str | None:
+    """Why the content of a record is not what its id or digest says, None if it is."""
+    match record:
+        case RunManifest() if digest_of(record) != record.digest:
+            return f"the manifest {record.key} has content that its digest does not cover"
+        case BatchPlan() if identified(record).plan_id != record.plan_id:
+            return (
+                f"the plan of step {record.step}, attempt {record.attempt}, of run {record.run_id} has content that "
+                f"its id {record.plan_id} does not cover"
             )
+        case Rollout() if not digest_holds(record):
+            return f"the rollout {record.key} has content that its digest does not cover"
+    return None
 
 
 def beginning_of(settings: Settings, run: RunLog, results: Sequence[StepResult], from_step: int) -> Checkpoint | None:

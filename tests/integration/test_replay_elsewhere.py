@@ -22,6 +22,7 @@ from tests.integration.test_trainer_run import Lab
 from tests.kafka_fixture import Kafka, eventually
 from tests.trainer_lab import tiny_model
 from trainer.replay import TOLERANCE
+from trainer.runlog import read_run
 
 pytestmark = pytest.mark.broker
 
@@ -125,6 +126,15 @@ def test_a_run_is_replayed_otherwise_and_elsewhere(
     )
     assert once[1]["written"] == {"Rollout": 24, "RunManifest": 1, "BatchPlan": 3, "StepResult": 4}, once
     assert again[1]["written"] == dict.fromkeys(once[1]["written"], 0), again
+
+    # A run of the same policy that begins here later has nothing of it to train on.
+    local = lab.config("local", start="earliest", steps=1)
+    said_by = tmp_path / "local.log"
+    process = forked.start(forked.train, f"{lab.written(local)}\ncaught_up", environment, said_by, said_by)
+    process.join(180)
+    assert process.exitcode == 0, said_by.read_text()
+    begun = read_run(elsewhere.settings, elsewhere.codec, local.run_id)
+    assert (begun.last_step, begun.first and begun.first.first_version) == (0, 4), said_by.read_text()
 
     leaver = lab.log(of).plans[3, 1].rows[0].rollout_id
     elsewhere.write_all_again_and_forget(leaver)
