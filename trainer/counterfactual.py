@@ -9,7 +9,6 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from schemas.records import BatchPlan, Rollout, RunManifest, StepResult
 from schemas.tensors import int32_view, uint8_view
 from tentalis.config import Settings
 from tentalis.inference.models import resolve_model
-from tentalis.kafka import Publisher, make_codec, now_ms
+from tentalis.kafka import Publisher, make_codec
 from trainer import runtime
 from trainer.compare import Distance, kl_sum, limited, update_distance
 from trainer.config import ConfigError, TrainerConfig, config_text
@@ -96,20 +95,22 @@ def counterfactual(
         )
     if not recording.plans:
         raise CannotReplay(f"run {run_id} has no step after {start}: there is nothing to train otherwise")
-    arms = _arms(recording.manifests, changes, start)
+    segments = list(recording.segments())
+    manifests = {manifest.digest: manifest for manifest, _, _ in segments}
+    arms, changed = _arms(list(manifests.values()), changes, start)
+    by_digest = {arm.recorded: arm for arm in arms}
+    turns = [(by_digest[manifest.digest], begin, plans) for manifest, begin, plans in segments]
     folder = into or new_folder(settings, arms[0].manifest.run_id)
-    done = _train(recording, arms, settings, codec, folder / "changed", base_model)
+    done = _train(turns, recording, settings, codec, folder / "changed", base_model)
     _record(recording, arms, done, settings, codec, start)
     before = _recorded_adapters(recording, settings, codec, folder / "recorded", base_model)
-    pairs = tuple(_pairs(recording, arms, done, before, settings, codec, folder / "changed", base_model))
-    own = {"run_id": arms[0].was.run_id, "policy": arms[0].was.policy}
-    old, new = arms[0].was, arms[0].config.model_copy(update=own)
+    pairs = tuple(_pairs(recording, turns, done, before, settings, codec, folder / "changed", base_model))
     return Comparison(
         run_id=arms[0].manifest.run_id,
         parent_run=run_id,
         parent_step=start,
         policy=arms[0].manifest.policy,
-        changes=dict(_differences(old.model_dump(mode="json"), new.model_dump(mode="json"))),
+        changes=changed,
         steps=pairs,
         folder=folder,
     )
@@ -125,33 +126,44 @@ class _Arm:
     manifest: RunManifest
 
 
-def _arms(manifests: Sequence[RunManifest], changes: Mapping[str, str], start: int) -> list[_Arm]:
-    """The counterfactual's side of every manifest. Raises ConfigError."""
+Turn = tuple[_Arm, int, tuple[BatchPlan, ...]]
+"""Consecutive plans of one manifest, after the step before them: a run may have come back to an earlier manifest."""
+
+
+def _arms(
+    manifests: Sequence[RunManifest], changes: Mapping[str, str], start: int
+) -> tuple[list[_Arm], dict[str, tuple[object, object]]]:
+    """The counterfactual's side of every manifest, and what is changed: setting -> (recorded, changed), as the first
+    manifest that it changes has it. Raises ConfigError."""
     both = [_settings(manifest, changes) for manifest in manifests]
-    different = sorted(_differences(both[0][0].model_dump(mode="json"), both[0][1].model_dump(mode="json")))
-    name = hashlib.sha256(f"{manifests[0].run_id}/{start}/{different}".encode()).hexdigest()[:8]
-    return [_arm(manifest, *pair, name, start) for manifest, pair in zip(manifests, both, strict=True)]
-
-
-def _settings(manifest: RunManifest, changes: Mapping[str, str]) -> tuple[TrainerConfig, TrainerConfig]:
-    was = parse_config(manifest.config, f"the manifest {manifest.digest} of run {manifest.run_id}")
-    now = overridden(was, changes, "--set")
-    different = dict(_differences(was.model_dump(mode="json"), now.model_dump(mode="json")))
-    fixed = sorted(path for path in different if path.partition(".")[0] not in CHANGEABLE)
+    changed: dict[str, tuple[object, object]] = {}
+    for was, now in reversed(both):
+        changed |= _differences(was.model_dump(mode="json"), now.model_dump(mode="json"))
+    fixed = sorted(path for path in changed if path.partition(".")[0] not in CHANGEABLE)
     if fixed:
         raise ConfigError(
             f"--set: {', '.join(fixed)} cannot be changed: the recorded plans are executed as they stand. What can: "
             f"{', '.join(sorted(CHANGEABLE))}"
         )
-    if not different:
+    if not changed:
         raise ConfigError("--set changes nothing: the run was trained with these very settings")
-    return was, now
+    name = hashlib.sha256(f"{manifests[0].run_id}/{start}/{sorted(changed.items())}".encode()).hexdigest()[:8]
+    seed = both[0][1].seed
+    return [_arm(manifest, *pair, name, start, seed) for manifest, pair in zip(manifests, both, strict=True)], changed
 
 
-def _arm(manifest: RunManifest, was: TrainerConfig, config: TrainerConfig, name: str, start: int) -> _Arm:
+def _settings(manifest: RunManifest, changes: Mapping[str, str]) -> tuple[TrainerConfig, TrainerConfig]:
+    was = parse_config(manifest.config, f"the manifest {manifest.digest} of run {manifest.run_id}")
+    return was, overridden(was, changes, "--set")
+
+
+def _arm(
+    manifest: RunManifest, was: TrainerConfig, config: TrainerConfig, name: str, start: int, adapter_seed: int
+) -> _Arm:
     run_id, policy = f"{manifest.run_id}.cf-{name}", f"{manifest.policy}.cf-{name}"
     config = config.model_copy(update={"run_id": run_id, "policy": policy})
     device = runtime.device_of(config)
+    # The event time stays that of the recorded manifest: the same question twice is to give the same records.
     copy = manifest.model_copy(
         update={
             "run_id": run_id,
@@ -161,11 +173,10 @@ def _arm(manifest: RunManifest, was: TrainerConfig, config: TrainerConfig, name:
             # From where nothing was trained yet nothing is inherited, not even the first adapter, which may be of
             # another shape. A branch's first adapter is its parent's.
             "parent_step": start if start or manifest.parent_step is not None else None,
-            "adapter_seed": config.seed,
+            "adapter_seed": adapter_seed,
             "device": device,
             "instruction_set": runtime.instruction_set(device),
             "versions": runtime.versions(),
-            "event_time": now_ms(),
         }
     )
     return _Arm(manifest.digest, was, config, copy)
@@ -180,19 +191,12 @@ def _differences(was: Mapping[str, object], now: Mapping[str, object]) -> Iterat
             yield name, (old, new)
 
 
-def _turns(plans: Sequence[BatchPlan], arms: Sequence[_Arm]) -> Iterator[tuple[_Arm, list[BatchPlan]]]:
-    """Consecutive plans of one manifest, in their order: a run may have come back to an earlier manifest."""
-    by_digest = {arm.recorded: arm for arm in arms}
-    for digest, found in groupby(plans, key=lambda plan: plan.manifest_digest):
-        yield by_digest[digest], list(found)
-
-
 def _train(
-    recording: Recording, arms: Sequence[_Arm], settings: Settings, codec: Codec, into: Path, base_model: str | None
+    turns: Sequence[Turn], recording: Recording, settings: Settings, codec: Codec, into: Path, base_model: str | None
 ) -> Done:
     legs = [
-        Leg(arm.manifest, arm.config, plans, plans[0].step - 1, into, arm.manifest.world_size, keep_adapters=True)
-        for arm, plans in _turns(recording.plans, arms)
+        Leg(arm.manifest, arm.config, plans, begin, into, arm.manifest.world_size, keep_adapters=True)
+        for arm, begin, plans in turns
     ]
     return joined(train_legs(legs, recording.beginning, settings, codec, base_model))
 
@@ -202,31 +206,35 @@ def _record(
 ) -> None:
     """Manifests, plans and results of the counterfactual, in this order. Written again they are the same records."""
     publisher = Publisher(settings, "tentalis-replay", codec)
+    own: dict[str, RunManifest] = {}
     manifests: dict[str, RunManifest] = {}
     for arm in arms:
         manifest = arm.manifest.model_copy(update={"initial_adapter_sha256": done.sha256[start]})
         manifest = manifest.model_copy(update={"digest": digest_of(manifest)})
-        manifests[arm.recorded] = manifest
+        # Manifests that differ only in what is changed become one.
+        manifests[arm.recorded] = own.setdefault(manifest.digest, manifest)
+    for manifest in own.values():
         publisher.send(topics.RUNS, manifest)
     publisher.flush()
     first = arms[0].manifest
-    plans = [_own_plan(plan, manifests[plan.manifest_digest]) for plan in recording.plans]
-    for plan in plans:
+    plans = {plan.step: _own_plan(plan, manifests[plan.manifest_digest]) for plan in recording.plans}
+    for plan in plans.values():
         publisher.send(topics.BATCHES, plan)
     publisher.flush()
-    for step, sha256 in sorted(done.sha256.items()):
-        plan_of_step = next((plan for plan in plans if plan.step == step), None)
+    for result in recording.results:
+        step = result.step
+        of_step = plans.get(step)
         publisher.send(
             topics.BATCHES,
             StepResult(
                 run_id=first.run_id,
                 step=step,
-                attempt=plan_of_step.attempt if plan_of_step else 0,
-                plan_id=plan_of_step.plan_id if plan_of_step else None,
-                event_time=now_ms(),
+                attempt=of_step.attempt if of_step else 0,
+                plan_id=of_step.plan_id if of_step else None,
+                event_time=result.event_time,
                 policy=first.policy,
                 policy_version=first.first_version + step,
-                adapter_sha256=sha256,
+                adapter_sha256=done.sha256[step],
                 metrics=done.metrics.get(step, {}),
                 owner="counterfactual",
             ),
@@ -264,7 +272,7 @@ def _recorded_adapters(
 
 def _pairs(
     recording: Recording,
-    arms: Sequence[_Arm],
+    turns: Sequence[Turn],
     done: Done,
     before: Mapping[int, bytes],
     settings: Settings,
@@ -273,7 +281,9 @@ def _pairs(
     base_model: str | None,
 ) -> Iterator[Pair]:
     results = {result.step: result for result in recording.results}
-    for arm, plans in _turns(recording.plans, arms):
+    for arm, _, plans in turns:
+        if not plans:
+            continue
         folder = resolve_model(base_model or arm.config.base_model, settings.cache)
         was, now = _policy(arm.was, folder), _policy(arm.config, folder)
         scales = (arm.was.lora.alpha / arm.was.lora.rank, arm.config.lora.alpha / arm.config.lora.rank)

@@ -2,8 +2,9 @@
 and checked."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from schemas.codec import Codec
 from schemas.digest import digest_holds
@@ -38,12 +39,23 @@ class Recording:
     left_out: Mapping[int, tuple[str, ...]]
     same_until: int
 
-    @property
-    def manifests(self) -> list[RunManifest]:
-        """Those of the plans, each once, in the order of the steps; for a run without steps its first one."""
-        digests = dict.fromkeys(plan.manifest_digest for plan in self.plans)
-        first = [] if self.run.first is None else [self.run.first]
-        return [self.run.manifests[digest] for digest in digests] or first
+    def segments(self) -> Iterator[tuple[RunManifest, int, tuple[BatchPlan, ...]]]:
+        """Consecutive plans of one manifest, with the step before them, the inherited ones first.
+
+        The initial adapter is that of the oldest run's first manifest. Where the first plan is of another one
+        (something was changed before any step was trained), or where there is no plan, that comes before them, without
+        a plan.
+        """
+        oldest = self.inherited[0].run if self.inherited else self.run
+        logs = [(each.run, each.plans) for each in self.inherited] + [(self.run, list(self.plans))]
+        first, plan = oldest.first, next((plans[0] for _, plans in logs if plans), None)
+        changed = plan is not None and first is not None and plan.manifest_digest != first.digest
+        if first is not None and (plan is None or (changed and self.beginning is None)):
+            yield first, self.results[0].step, ()
+        for run, plans in logs:
+            for digest, found in groupby(plans, key=lambda plan: plan.manifest_digest):
+                group = tuple(found)
+                yield run.manifests[digest], group[0].step - 1, group
 
 
 def checked_recording(

@@ -7,9 +7,8 @@ nothing is published.
 
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from schemas.codec import Codec
@@ -84,9 +83,14 @@ def replay(
     shown = [result for result in recording.results if result.step >= from_step]
     if verify_only:
         return [ReplayStep(r.step, r.adapter_sha256, "", None, left_out.get(r.step, ())) for r in shown]
+    sizes = {manifest.world_size for manifest, _, plans in recording.segments() if plans}
+    same_world = ranks is None or sizes <= {ranks}
+    if not same_world:
+        _check_comparable(settings, recording, shown)
     folder = into or new_folder(settings, run_id)
-    same_world = ranks is None or all(manifest.world_size == ranks for manifest in recording.manifests)
-    done = train_again(recording, settings, codec, folder, base_model, ranks=ranks, keep_adapters=not same_world)
+    done = train_again(
+        recording, settings, codec, folder, base_model, ranks=ranks, keep_adapters=into is not None or not same_world
+    )
     steps = []
     for r in shown:
         equal = done.sha256[r.step] == r.adapter_sha256
@@ -99,6 +103,18 @@ def replay(
             ReplayStep(r.step, r.adapter_sha256, done.sha256[r.step], verdict, left_out.get(r.step, ()), distance)
         )
     return steps
+
+
+def _check_comparable(settings: Settings, recording: Recording, shown: Sequence[StepResult]) -> None:
+    """Raises CannotReplay where no adapter that is trained in another number of ranks could be held against the
+    recorded one."""
+    trained = [r for r in shown if recording.results[0].step < r.step < recording.same_until]
+    if trained and all(recorded_adapter(settings, result) is None for result in trained):
+        raise CannotReplay(
+            "with another number of ranks than recorded the adapters themselves are compared, and of steps "
+            f"{trained[0].step} to {trained[-1].step} none is on this machine, below "
+            f"{_adapter_path(settings, trained[0]).parents[1]}. Without --ranks their sha256 on the log are enough"
+        )
 
 
 def new_folder(settings: Settings, run_id: str) -> Path:
@@ -129,7 +145,7 @@ def train_again(
             world_size=manifest.world_size if ranks is None else ranks,
             keep_adapters=keep_adapters and manifest.run_id == run_id,
         )
-        for manifest, start, plans in _segments(recording)
+        for manifest, start, plans in recording.segments()
     ]
     done = train_legs(legs, recording.beginning, settings, codec, base_model)
     own = [each for leg, each in zip(legs, done, strict=True) if leg.manifest.run_id == run_id]
@@ -190,24 +206,6 @@ def joined(legs: Sequence[Done]) -> Done:
     )
 
 
-def _segments(recording: Recording) -> Iterator[tuple[RunManifest, int, tuple[BatchPlan, ...]]]:
-    """Consecutive plans of one manifest, with the step before them, the inherited ones first.
-
-    The initial adapter is that of the oldest run's first manifest. Where the first plan is of another one (something
-    was changed before any step was trained), or where there is no plan, that comes before them, without a plan.
-    """
-    oldest = recording.inherited[0].run if recording.inherited else recording.run
-    logs = [(each.run, each.plans) for each in recording.inherited] + [(recording.run, list(recording.plans))]
-    first, plan = oldest.first, next((plans[0] for _, plans in logs if plans), None)
-    changed = plan is not None and first is not None and plan.manifest_digest != first.digest
-    if first is not None and (plan is None or (changed and recording.beginning is None)):
-        yield first, recording.results[0].step, ()
-    for run, plans in logs:
-        for digest, found in groupby(plans, key=lambda plan: plan.manifest_digest):
-            group = tuple(found)
-            yield run.manifests[digest], group[0].step - 1, group
-
-
 def warn_of_differences(manifest: RunManifest, model_folder: Path, config: TrainerConfig) -> None:
     """Raises CannotReplay for another base model; everything else that differs may still give the same bytes."""
     digest = model_digest(model_folder)
@@ -226,11 +224,17 @@ def warn_of_differences(manifest: RunManifest, model_folder: Path, config: Train
 
 def recorded_adapter(settings: Settings, result: StepResult) -> bytes | None:
     """The adapter of a step as the run published it, None where it is no longer on this machine unaltered."""
-    from trainer.model import WEIGHTS_FILE, adapter_sha256
+    from trainer.model import adapter_sha256
 
-    path = settings.home / "adapters" / result.policy / f"v{result.policy_version}" / WEIGHTS_FILE
+    path = _adapter_path(settings, result)
     data = path.read_bytes() if path.is_file() else None
     return data if data is not None and adapter_sha256(data) == result.adapter_sha256 else None
+
+
+def _adapter_path(settings: Settings, result: StepResult) -> Path:
+    from trainer.model import WEIGHTS_FILE
+
+    return settings.home / "adapters" / result.policy / f"v{result.policy_version}" / WEIGHTS_FILE
 
 
 def _distance(settings: Settings, result: StepResult, folder: Path) -> float | None:

@@ -116,18 +116,22 @@ def _print_table(
     for reason in left_out:
         console.print(f"left out: {reason}", markup=False)
     far = [step for step in steps if not step.holds]
-    if verified and not left_out:
-        console.print(f"Every rollout of {len(steps)} steps is there and unaltered.")
-    elif verified:
+    unseen = sum(step.equal is None and step.distance is None for step in steps)
+    if verified:
+        if not left_out:
+            console.print(f"Every rollout of {len(steps)} steps is there and unaltered.")
         return
-    elif any(step.distance is not None for step in steps):
+    if any(step.distance is not None for step in steps):
         console.print(
             f"Another number of ranks: {'NOT ' if far else ''}within the tolerance of {TOLERANCE:g} of the recorded "
             "adapters' norms."
         )
     elif left_out:
         console.print("Trained without what is not there: the steps marked - are not those of the run.")
-    elif any(step.equal is None for step in steps):
-        console.print("Another number of ranks, and the recorded adapters are not on this machine: compared with none.")
-    else:
+    elif not unseen:
         console.print("Every step is equal." if equal else "Not every step is equal.")
+    if unseen and not left_out:
+        console.print(
+            f"{unseen} of {len(steps)} steps, marked -, were compared with nothing: their recorded adapters are not on "
+            "this machine."
+        )

@@ -126,23 +126,37 @@ def replay(
     wanted = _settings_of(changes or [])
     if wanted and (verify_only or allow_missing or ranks):
         raise CommandError("--set goes with none of --verify-only, --allow-missing, --ranks", USAGE)
+    if to_step is not None and to_step < (from_step or 0):
+        raise CommandError(f"--to-step {to_step} is before --from-step {from_step}: there is nothing between", USAGE)
+    if into is not None and into.exists():
+        wrong = "no folder" if not into.is_dir() else "not empty" if any(into.iterdir()) else None
+        if wrong:
+            raise CommandError(
+                f"--into {into}: {wrong}. A replay keeps its files in a folder of its own, and goes on from no other "
+                "replay's: name a new one",
+                USAGE,
+            )
+    from trainer.config import ConfigError
     from trainer.replay_show import main
 
     configure_logging("INFO")
     with reached(bootstrap) as settings:
-        code = main(
-            settings,
-            run,
-            from_step=from_step,
-            to_step=to_step,
-            verify_only=verify_only,
-            allow_missing=allow_missing,
-            into=into,
-            base_model=base_model,
-            as_json=output is Output.JSON,
-            ranks=ranks,
-            changes=wanted,
-        )
+        try:
+            code = main(
+                settings,
+                run,
+                from_step=from_step,
+                to_step=to_step,
+                verify_only=verify_only,
+                allow_missing=allow_missing,
+                into=into,
+                base_model=base_model,
+                as_json=output is Output.JSON,
+                ranks=ranks,
+                changes=wanted,
+            )
+        except ConfigError as error:
+            raise CommandError(str(error), USAGE if wanted else ERROR) from error
     raise typer.Exit(code)
 
 

@@ -2,7 +2,7 @@
 exported, on a log with other partitions that has really been compacted and on which somebody was forgotten."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +59,18 @@ def test_a_run_is_replayed_otherwise_and_elsewhere(
     of = lab.config()
     assert lab.train(of) == 0, lab.text(of)
     archive = tmp_path / "archive"
-    later, other, two, exported = commands(
+    what_if = ["replay", of.run_id, "--set", "lr=0.02", "--set", "optimizer.weight_decay=0.01"]
+    unfit, later, other, again, two, exported = commands(
         tmp_path,
         lab.environment(),
+        ["replay", of.run_id, "--set", "batch_rollouts=4"],
         ["replay", of.run_id, "--from-step", "3"],
-        [
-            "replay",
-            of.run_id,
-            "--set",
-            "lr=0.02",
-            "--set",
-            "optimizer.weight_decay=0.01",
-            "--into",
-            str(tmp_path / "cf"),
-        ],
+        [*what_if, "--into", str(tmp_path / "cf")],
+        what_if,
         ["replay", of.run_id, "--ranks", "2", "--into", str(tmp_path / "two")],
         ["export", of.run_id, "--into", str(archive)],
     )
+    assert unfit[0] == 2 and "batch_rollouts cannot be changed" in unfit[2], unfit
     assert (later[0], [step["step"] for step in later[1]["steps"]], later[1]["equal"]) == (0, [3], True), later
     assert "training begins at the checkpoint after step 2" in later[2]
 
@@ -95,6 +90,8 @@ def test_a_run_is_replayed_otherwise_and_elsewhere(
     own = lab.log(lab.config().model_copy(update={"run_id": report["run_id"]}))
     assert own.first is not None and (own.first.parent_run, own.first.parent_step) == (of.run_id, None)
     assert own.policy == report["policy"] != of.policy and not own.updates
+    assert again[0] == 0 and again[1]["run_id"] == report["run_id"], again
+    assert set(written_under(lab, report["run_id"])) == {(2, 1)}, "the same question twice is the same records"
 
     code, report, _ = two
     assert code == 0 and all(step["equal"] or step["distance"] < TOLERANCE for step in report["steps"]), two
@@ -141,15 +138,17 @@ def test_a_run_is_replayed_otherwise_and_elsewhere(
     eventually(lambda: set(elsewhere.keys().values()) == {1}, 120, 0.5, lambda: str(elsewhere.keys()))
     found = {rollout.rollout_id: rollout for rollout in elsewhere.rollouts()}
     assert found[leaver].forgotten and not found[leaver].token_ids
-    kept, gone, anew, fewer = commands(
+    unlike, kept, gone, anew, fewer = commands(
         tmp_path,
         environment,
+        ["replay", of.run_id, "--to-step", "2", "--ranks", "2"],
         ["replay", of.run_id, "--to-step", "2"],
         ["replay", of.run_id],
         ["import", str(archive)],
         asked,
     )
     assert fewer[1] == [{"n": 23}], fewer
+    assert unlike[0] == 1 and "of steps 1 to 2 none is on this machine" in unlike[1]["problems"][0], unlike
     assert (kept[0], kept[1]["equal"], len(kept[1]["steps"])) == (0, True, 3), kept
     assert (gone[0], [problem.split(":")[:2] for problem in gone[1]["problems"]]) == (1, [["forgotten", f" {leaver}"]])
     assert anew[1]["forgotten"] == [leaver] and anew[1]["written"]["Rollout"] == 0, anew
@@ -167,6 +166,25 @@ def test_what_is_changed_before_the_first_step_does_not_change_the_adapter_that_
     assert (first.adapter_seed, second.adapter_seed) == (0, 0), "whatever the steps are seeded with"
     code, report = lab.replay(of)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 2), report
+    # So does a counterfactual, and its own replay.
+    ((code, report, _),) = commands(lab.folder, lab.environment(), ["replay", of.run_id, "--set", "lr=0.02"])
+    assert code == 0 and list(report["changes"]) == ["optimizer.lr"], report
+    (only,) = report["steps"]
+    assert only["recorded"]["grad_norm"] == only["changed"]["grad_norm"]
+    changed = of.model_copy(update={"run_id": report["run_id"]})
+    assert lab.hashes(changed)[0] == lab.hashes(of)[0]
+    code, report = lab.replay(changed)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 2), report
+
+
+def written_under(lab: Lab, run_id: str) -> list[tuple[int, int]]:
+    """For every key of a run's manifests, plans and results: how many records, and how many different ones."""
+    found: dict[str, list[bytes | None]] = defaultdict(list)
+    for topic in (topics.RUNS, topics.BATCHES):
+        for stored in read_to_end(lab.settings, topic):
+            if stored.key is not None and stored.key.startswith(f"{run_id}/"):
+                found[stored.key].append(stored.value)
+    return [(len(values), len(set(values))) for values in found.values()]
 
 
 class Elsewhere:

@@ -111,6 +111,24 @@ def test_only_a_drop_that_is_carried_out_needs_its_reason() -> None:
     assert done.exit_code == 4 and "no Kafka is known" in done.stderr, "it gets as far as asking for the broker"
 
 
+def test_a_replay_whose_options_cannot_be_meant_exits_with_2_before_anything_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "report.json").touch()
+    (tmp_path / "empty").mkdir()
+    for options, said in (
+        ("--from-step 3 --to-step 2", "--to-step 2 is before --from-step 3"),
+        (f"--into {tmp_path / 'full'}", f"--into {tmp_path / 'full'}: not empty"),
+        (f"--into {tmp_path / 'full' / 'report.json'}", "report.json: no folder"),
+        ("--set lr", "SETTING=VALUE is expected"),
+        ("--set lr=1 --ranks 2", "--set goes with none of"),
+    ):
+        done = runner.invoke(app, ["replay", "run", *options.split()])
+        assert done.exit_code == 2 and said in done.stderr, done.stderr
+    for options in ("--from-step 2 --to-step 2", f"--into {tmp_path / 'empty'}", f"--into {tmp_path / 'new'}"):
+        done = runner.invoke(app, ["replay", "run", *options.split()])
+        assert done.exit_code == 4, done.stderr
+
+
 def test_no_kafka_anywhere_exits_with_4_and_says_what_to_do() -> None:
     done = runner.invoke(app, ["topics", "list"])
     assert done.exit_code == 4

@@ -2,16 +2,25 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from schemas.codec import Codec
 from schemas.records import RunManifest
+from tentalis.config import Settings
 from tests.trainer_lab import config
 from tests.unit import loop_records
+from trainer import counterfactual
+from trainer.checkpoint import Checkpoint, CheckpointState
 from trainer.compare import Distance
 from trainer.config import ConfigError, config_text
 from trainer.config_file import parse_config
-from trainer.counterfactual import Comparison, Pair, _arms, _turns
+from trainer.counterfactual import Comparison, Pair, _arms, _record
+from trainer.recording import Recording
+from trainer.replay_job import Done
+from trainer.runlog import RunLog
 from trainer.side_by_side import as_dict, page_of, present
 
 
@@ -22,9 +31,9 @@ def manifest(**more: object) -> RunManifest:
 
 
 def test_it_is_a_run_of_its_own_named_by_what_was_changed() -> None:
-    (arm,) = _arms([manifest()], {"optimizer.lr": "0.5"}, 2)
-    (same,) = _arms([manifest()], {"lr": "5e-1"}, 2)
-    (other,) = _arms([manifest()], {"lr": "0.25"}, 2)
+    ((arm,), _) = _arms([manifest()], {"optimizer.lr": "0.5"}, 2)
+    ((same,), _) = _arms([manifest()], {"lr": "5e-1"}, 2)
+    ((other,), _) = _arms([manifest()], {"lr": "0.25"}, 2)
     assert arm.manifest.run_id == same.manifest.run_id != other.manifest.run_id
     assert arm.manifest.run_id.startswith("run-7.cf-") and arm.manifest.policy.startswith("tiny.cf-")
     assert (arm.manifest.parent_run, arm.manifest.parent_step, arm.manifest.first_version) == ("run-7", 2, 3)
@@ -33,10 +42,10 @@ def test_it_is_a_run_of_its_own_named_by_what_was_changed() -> None:
 
 
 def test_that_of_a_branch_begins_with_what_the_branch_began_with() -> None:
-    (arm,) = _arms([manifest()], {"lr": "0.5"}, 0)
+    ((arm,), _) = _arms([manifest()], {"lr": "0.5"}, 0)
     assert arm.manifest.parent_step is None, "its first adapter is its own"
     branch = manifest().model_copy(update={"parent_run": "run-6", "parent_step": 5})
-    (arm,) = _arms([branch], {"lr": "0.5"}, 0)
+    ((arm,), _) = _arms([branch], {"lr": "0.5"}, 0)
     assert (arm.manifest.parent_run, arm.manifest.parent_step) == ("run-7", 0)
 
 
@@ -57,22 +66,66 @@ def test_what_it_cannot_change(changes: dict[str, str], message: str) -> None:
 
 
 def test_manifests_that_differ_make_one_counterfactual() -> None:
-    arms = _arms([manifest(), manifest(micro_batch_tokens=32)], {"lr": "0.5"}, 0)
+    arms, _ = _arms([manifest(), manifest(micro_batch_tokens=32)], {"lr": "0.5"}, 0)
     assert len({arm.manifest.run_id for arm in arms}) == 1
 
 
-def test_a_run_that_came_back_to_a_manifest_is_trained_in_the_order_of_its_steps() -> None:
-    first, second = manifest(), manifest(micro_batch_tokens=32).model_copy(update={"digest": "e"})
+def test_what_changes_one_of_the_manifests_is_a_change() -> None:
+    both = [manifest(seed=1), manifest(seed=2)]
+    (one, other), changed = _arms(both, {"seed": "2"}, 0)
+    assert (one.manifest.adapter_seed, other.manifest.adapter_seed) == (2, 2) and changed == {"seed": (1, 2)}
+    (third, _), changed = _arms(both, {"seed": "1"}, 0)
+    assert changed == {"seed": (2, 1)} and third.manifest.run_id != one.manifest.run_id
+    (one, other), _ = _arms(both, {"lr": "0.5"}, 0)
+    assert (one.manifest.adapter_seed, other.manifest.adapter_seed) == (1, 1), "the adapter is drawn once"
+
+
+def recorded(first: RunManifest, second: RunManifest, digests: str, begin: int = 0) -> Recording:
+    """A run whose steps after `begin` have plans of these manifests."""
     plans = [
         loop_records.plan(step, ["t/0"], "run-7").model_copy(update={"manifest_digest": digest})
-        for step, digest in enumerate("dded", 1)
+        for step, digest in enumerate(digests, begin + 1)
     ]
-    turns = list(_turns(plans, _arms([first, second], {"lr": "0.5"}, 0)))
-    assert [(arm.recorded, [plan.step for plan in group]) for arm, group in turns] == [
-        ("d", [1, 2]),
-        ("e", [3]),
-        ("d", [4]),
-    ]
+    results = tuple(loop_records.step_result(step, step) for step in range(begin, begin + len(digests) + 1))
+    run = RunLog("run-7", "tiny", {first.digest: first, second.digest: second})
+    beginning = None
+    if begin:
+        state = CheckpointState.model_construct(run_id="run-7", step=begin)
+        beginning = Checkpoint.model_construct(folder=Path(), state=state)
+    return Recording(run, results, tuple(plans), beginning, (), {}, begin + len(digests) + 1)
+
+
+@pytest.mark.parametrize(
+    ("digests", "begin", "expected"),
+    [
+        ("dded", 0, [("d", 0, [1, 2]), ("e", 2, [3]), ("d", 3, [4])]),
+        ("ee", 0, [("d", 0, []), ("e", 0, [1, 2])]),  # changed before step 1: the adapter is the first manifest's
+        ("ee", 2, [("e", 2, [3, 4])]),
+    ],
+)
+def test_what_is_trained_begins_as_the_run_began_and_is_in_the_order_of_its_steps(
+    digests: str, begin: int, expected: list[tuple[str, int, list[int]]]
+) -> None:
+    first, second = manifest(), manifest(micro_batch_tokens=32).model_copy(update={"digest": "e"})
+    segments = recorded(first, second, digests, begin).segments()
+    assert [(each.digest, start, [p.step for p in plans]) for each, start, plans in segments] == expected
+
+
+def test_what_is_recorded_is_written_once_and_at_the_recorded_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two manifests that differ in what is changed become one."""
+    first = manifest(seed=1)
+    second = manifest(seed=2).model_copy(update={"digest": "e", "event_time": first.event_time + 1})
+    recording = recorded(first, second, "ee")
+    arms, _ = _arms([first, second], {"seed": "3"}, 0)
+    sent: list[Any] = []
+    publisher = SimpleNamespace(send=lambda _, record: sent.append(record), flush=lambda: None)
+    monkeypatch.setattr(counterfactual, "Publisher", lambda *_: publisher)
+    done = Done(sha256={0: "a", 1: "b", 2: "c"}, metrics={}, checkpoint=Path())
+    _record(recording, arms, done, Settings(), Codec(), 0)
+    assert [type(each).__name__ for each in sent] == ["RunManifest", *["BatchPlan"] * 2, *["StepResult"] * 3]
+    assert len({each.key for each in sent}) == 6 and {each.event_time for each in sent} == {first.event_time}
+    assert {plan.manifest_digest for plan in sent[1:3]} == {sent[0].digest}
+    assert [result.plan_id for result in sent[3:]] == [None, *(plan.plan_id for plan in sent[1:3])]
 
 
 def test_the_report_in_a_terminal_is_whole_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
