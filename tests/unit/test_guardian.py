@@ -7,13 +7,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from schemas.records import EvalResult, PolicyUpdate, Promotion, RunManifest, Verifier
+from schemas import topics
+from schemas.records import EvalResult, PolicyUpdate, Promotion, RunManifest, Task, Verifier
 from tentalis.config import Settings
-from tentalis.guard import LIVE, ROLLBACK, Evidence
+from tentalis.guard import LIVE, ROLLBACK, Evidence, Limits
 from tentalis.inference.protocol import Completion, Float32, Generation
-from tentalis.kafka import make_codec
+from tentalis.kafka import Stored, make_codec
+from tentalis.policies import evaluation
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.evaluation import divergence, fixture_task
+from tentalis.policies.evaluation import divergence, fixture_task, prompts_of
 from tentalis.policies.guardian import Guardian, verdict_of
 from tentalis.policies.live import Answers
 from tentalis.policies.process import Policies
@@ -31,11 +33,13 @@ class Speaker(LoopServer):
         super().__init__()
         self.words: dict[str, int] = {}
         self.moved: dict[str, float] = {}
+        self.says: dict[str, str] = {}
 
     async def generate(self, model: str, prompt: Any, **sampling: Any) -> Generation:
         n = self.words.get(model, 20)
+        text = self.says.get(model, "word " * n)
         ids, logprobs = np.arange(n, dtype=np.int32), np.full(n, -1.0 + self.moved.get(model, 0.0), dtype=np.float32)
-        return Generation(model, np.array([1, 2], dtype=np.int32), [Completion("word " * n, ids, logprobs, "stop")])
+        return Generation(model, np.array([1, 2], dtype=np.int32), [Completion(text, ids, logprobs, "stop")])
 
     async def score(self, model: str, token_ids: Any, temperature: float = 1.0) -> Float32:
         return np.full(len(token_ids), -1.0, dtype=np.float32)
@@ -56,10 +60,10 @@ def version(number: int) -> PolicyUpdate:
     return update(number, step=number, sha256=f"s{number}")
 
 
-def guardian(log: PolicyLog, server: LoopServer, n_tasks: int = 3) -> Guardian:
-    asked = Verifier(name="taste", data="{}")
-    tasks = [fixture_task("assistant", f"question {i}") for i in range(n_tasks)]
-    assert task(verifier=asked)
+QUESTIONS = [fixture_task("assistant", f"question {i}") for i in range(3)]
+
+
+def guardian(log: PolicyLog, server: LoopServer, tasks: list[Task] = QUESTIONS) -> Guardian:
     settings = Settings(bootstrap="nowhere:1")
     return Guardian(settings, make_codec(settings), server, log, "guard/test", lambda *_: tasks)
 
@@ -89,7 +93,8 @@ def test_the_collapse_is_tried_refused_and_the_run_goes_on_from_what_is_served()
     log.apply(decision, 12)
     assert log.refused() == []
     # The branch begins with the weights that are served: it needs no decision, and the old verdict holds for it.
-    log.apply(update(3, step=0, sha256="s1"), 13)
+    log.apply(run(first=3).model_copy(update={"run_id": "run-1.1", "parent_run": "run-1", "parent_step": 1}), 1)
+    log.apply(update(3, run_id="run-1.1", step=0, sha256="s1"), 13)
     assert [u.version for u in log.due_promotions()] == [3] and log.passed("assistant@v3") is True
 
 
@@ -101,9 +106,41 @@ def test_a_policy_that_moved_too_far_from_the_base_is_refused() -> None:
     assert verdict.metrics["kl"] == pytest.approx(np.exp(-3.0) - 1.0 + 3.0)
 
 
+def test_a_policy_that_answers_tasks_with_a_rule_worse_than_what_is_served_is_refused() -> None:
+    """However long its answers are."""
+    log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1))
+    sums = [task(f"t{i}", environment="math", verifier=Verifier(name="math", data='{"answer": "4"}')) for i in range(2)]
+    server = Speaker()
+    server.says = {"assistant@v0": r"\boxed{4}", "assistant@v1": r"\boxed{5}"}
+    verdict = asyncio.run(guardian(log, server, sums).tried(version(1)))
+    assert verdict is not None and "the mean score is" in verdict.details
+    assert verdict.metrics["served_score"] > verdict.metrics["score"] + 0.2
+    server.says["assistant@v1"] = server.says["assistant@v0"]
+    better = asyncio.run(guardian(log, server, sums).tried(version(1)))
+    assert better is not None and better.passed
+
+
+def test_candidates_are_tried_on_the_policys_latest_tasks_and_on_what_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec = make_codec(Settings(bootstrap="nowhere:1"))
+    asked = [task(f"t{i}") for i in range(4)] + [task("alien").model_copy(update={"policy": "another"})]
+    lying = [
+        Stored(topics.TASKS, 0, offset, at, each.key, codec.encode(topics.TASKS, each), ())
+        for offset, (at, each) in enumerate(zip((3, 9, 1, 7, 10), asked, strict=True))
+    ]
+    lying += [Stored(topics.TASKS, 0, 5, 11, "t9", b"no record", ()), Stored(topics.TASKS, 0, 6, 12, "t9", None, ())]
+    monkeypatch.setattr(evaluation, "end_offsets", lambda *_: {0: 7})
+    monkeypatch.setattr(evaluation, "read_to_end", lambda *_, **__: iter(lying))
+    limits = Limits(prompts=2, fixture=("Hello",))
+    found = prompts_of(Settings(), codec, "assistant", limits)
+    assert [each.task_id for each in found[:2]] == ["t1", "t3"]
+    assert [each.messages[-1].content for each in found[2:]] == ["Hello"]
+
+
 def test_without_prompts_there_is_no_verdict() -> None:
     log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1))
-    assert asyncio.run(guardian(log, Speaker(), 0).tried(version(1))) is None
+    assert asyncio.run(guardian(log, Speaker(), []).tried(version(1))) is None
 
 
 def test_who_decides_is_what_the_run_says() -> None:
