@@ -133,7 +133,8 @@ def promote(
     bootstrap: Bootstrap = None,
     output: Output = Form.TABLE,
 ) -> None:
-    """Has a version served from now on. What was published before it stays unserved; training goes on as it was."""
+    """Has a version served from now on. What was published before it stays unserved; training goes on from where it
+    is, as far ahead of what is served as max_staleness lets it."""
     with reached(bootstrap) as settings:
         view = _view(settings)
         update = view.named(version)

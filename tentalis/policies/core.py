@@ -20,6 +20,8 @@ class PolicyLog:
         self._updates: dict[str, PolicyUpdate] = {}
         self._newest: dict[str, tuple[PolicyUpdate, int]] = {}
         self._promoted: dict[str, tuple[Promotion, int]] = {}
+        # By policy: the run that the promotion in force ends, if it is a rollback.
+        self._ended: dict[str, str | None] = {}
         self._acked: dict[str, PolicyAck] = {}
         self._good: dict[str, int] = {}
         self._rules: dict[str, Rule] = {}
@@ -38,6 +40,7 @@ class PolicyLog:
                     self._newest[record.policy] = (record, offset)
             case Promotion():
                 self._promoted[record.policy] = (record, offset)
+                self._ended[record.policy] = self._ended_by(record)
             case PolicyAck() if record.server_id == self._server_id:
                 self._acked[record.policy] = record
                 if record.ok:
@@ -48,6 +51,13 @@ class PolicyLog:
                 self._verdicts[record.policy] = record
             case _:
                 return
+
+    def _ended_by(self, promotion: Promotion) -> str | None:
+        """The run that published last, unless that is what the rollback goes back to."""
+        if promotion.mode != ROLLBACK or promotion.policy not in self._newest:
+            return None
+        last, _ = self._newest[promotion.policy]
+        return None if last.sha256 == promotion.sha256 else last.run_id
 
     def _manifest(self, manifest: RunManifest) -> None:
         self._manifests.append(manifest)
@@ -63,7 +73,7 @@ class PolicyLog:
 
         What has the weights that are promoted already (a branch begins so) needs no decision, nor does the initial
         adapter of a policy of which nothing was ever served: it is the base model. A promotion by hand and a rollback
-        stand against everything published before them.
+        stand against everything published before them, a rollback also against the step that its run was in.
         """
         due = []
         for update in self._news():
@@ -155,6 +165,8 @@ class PolicyLog:
                 if update.version <= promotion.version:
                     continue
                 if promotion.mode in DECIDED and offset < promoted_at:
+                    continue
+                if update.run_id == self._ended[policy]:
                     continue
             due.append(update)
         return due

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from schemas.records import PolicyAck, PolicyUpdate
+from tentalis.guard import ROLLBACK
 from tentalis.inference.protocol import ServerUnavailable
 from tentalis.policies import sync as sync_module
 from tentalis.policies.core import PolicyLog, surplus
 from tentalis.policies.sync import WEIGHTS, Refused, Sync, adapter_folder, canary_difference, check_weights
-from tests.unit.loop_records import ack, promotion, update
+from tests.unit.loop_records import ack, manifest, promotion, update
 from tests.unit.loop_server import LoopServer
 
 
@@ -248,6 +249,32 @@ def test_the_guard_does_not_undo_a_rollback_but_goes_on_with_what_comes_after() 
     assert log.due_promotions(always=True) == []
     log.apply(update(3), 6)
     assert [u.version for u in log.due_promotions(always=True)] == [3]
+
+
+def test_what_was_under_way_when_its_run_was_rolled_back_is_not_promoted() -> None:
+    """The trainer hears of the decision between two steps, and publishes the one that it is in: were that served, the
+    last decision would be no rollback any more, and the run would go on as if nobody had decided anything."""
+    log = PolicyLog("local")
+    log.apply(manifest(first=0), 0)
+    for version in range(3):
+        log.apply(update(version, step=version, sha256=f"s{version}"), version)
+    log.apply(promotion(1, ROLLBACK, "s1"), 3)
+    log.apply(update(3, step=3, sha256="s3"), 4)
+    assert log.due_promotions() == log.due_promotions(always=True) == []
+    log.apply(manifest("run-1.1", first=4), 1)
+    log.apply(update(4, run_id="run-1.1", step=0, sha256="s1"), 5)
+    assert [u.version for u in log.due_promotions()] == [4]
+    # Whoever serves another version of the run by hand before its trainer has heard of it takes the rollback back.
+    again = PolicyLog("local")
+    for offset, record in enumerate((manifest(first=0), update(1), update(2, sha256="s2"))):
+        again.apply(record, offset)
+    for offset, record in ((3, promotion(1, ROLLBACK)), (4, promotion(2, "manual", "s2")), (5, update(3, sha256="s3"))):
+        again.apply(record, offset)
+    assert [u.version for u in again.due_promotions()] == [3]
+    # A rollback to where the run is ends nothing.
+    log.apply(promotion(4, ROLLBACK, "s1"), 6)
+    log.apply(update(5, run_id="run-1.1", step=1, sha256="s5"), 7)
+    assert [u.version for u in log.due_promotions()] == [5]
 
 
 def test_acknowledgements_of_other_servers_are_not_ours() -> None:
