@@ -9,10 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from schemas import avro, topics
-from schemas.records import RECORDS, Feedback, HintKind, Source
+from schemas.records import RECORDS, AuditRecord, EvalResult, Feedback, HintKind, MetaSignal, Skill, Source
 from tentalis.cli.values import from_plain, to_plain
 from tests.trainer_lab import rollout
 from tests.unit.join_support import LIMITS, alive, fold, head, hint, log_of, open_, process, sample, score, tick, worker
+from tests.unit.loop_records import update
+from tests.unit.sessions_support import turn
 from tests.unit.stream_records import make_feedback, make_result, make_task
 from trainer.offers import malformed
 
@@ -28,7 +30,34 @@ def examples() -> list[Any]:
         make_feedback(result),
         open_(head()),
         score(of),
+        hint(of, HintKind.REJECTED),
         rollout(teacher=[-1, -2, -3]),
+        update(1),
+        turn("a", "Why do cats purr?"),
+        Skill(skill_id="s", event_time=1, name="brevity", text="Say it in one sentence.", source_score=0.5),
+        MetaSignal(
+            manager_id="m",
+            worker_id="w",
+            partition=0,
+            event_time=2,
+            window_start=1,
+            window_ms=1,
+            count=1,
+            mean_reward=0.5,
+            outcomes={"both": 1},
+        ),
+        EvalResult(eval_id="e", event_time=1, experiment="power", scenario="s", passed=False, metrics={"p": 0.5}),
+        AuditRecord(
+            audit_id="a",
+            event_time=1,
+            component="gateway",
+            topic="t",
+            partition=0,
+            offset=1,
+            record_type="Task",
+            record_id="t",
+            sha256="s",
+        ),
     ]
 
 
@@ -74,6 +103,9 @@ def test_checklist_04_every_topic_of_the_ancestors_has_one_of_ours() -> None:
     }
     for _, ours, record in rows:
         assert record in topics.table().records_of(ours)
+    assert {record for *_, record in rows} <= {type(record).__name__ for record in examples()}, (
+        "each outlives its schema"
+    )
 
 
 ONE = sample(head())
