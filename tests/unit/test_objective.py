@@ -163,6 +163,46 @@ def test_each_part_has_its_own_denominator(policy: Policy) -> None:
         torch.testing.assert_close(left, right, atol=1e-6, rtol=1e-4)
 
 
+def test_the_whole_is_its_parts_weighted_each_over_its_own_count(policy: Policy) -> None:
+    """The formula of docs/losses.md, written down once more: weights, signs and denominators, and where they pull."""
+    weights: dict[str, Any] = {"rl_weight": 0.6, "opd_weight": 0.3, "entropy_coef": 0.1}
+    loss = Loss.model_validate(
+        weights | {"kl": {"coef": 0.2, "kind": "k3"}, "pair": {"weight": 0.7, "threshold": 0.5, "margin": 5.0}}
+    )
+    made = with_more(rollouts(2, 4), policy)
+    found = examples(made, loss)
+    batch = pack(found)
+    scores, signal = policy(batch, True), batch.signal
+    log_ratio = scores.logprobs - signal.sampler_logprobs
+
+    def surrogate(where: Tensor, advantages: Tensor) -> Tensor:
+        ratio, a = log_ratio[where].exp(), advantages[where]
+        return torch.maximum(-ratio * a, -ratio.clamp(0.8, 1.28) * a).sum() / int(where.sum())
+
+    held = signal.in_rl | signal.in_opd
+    kl = (torch.exp(-log_ratio[held]) + log_ratio[held] - 1).mean()
+    means = [part.mean() for part in scores.logprobs.split([len(each.index) for each in found])]
+    each_pair = [
+        5.0 - (means[i] - means[j])
+        for i, better in enumerate(made)
+        for j, worse in enumerate(made)
+        if better.head.task_id == worse.head.task_id and (better.reward or 0.0) >= 0.5 > (worse.reward or 0.0)
+    ]
+    expected = (
+        0.6 * surrogate(signal.in_rl, signal.rl_advantages)
+        + 0.3 * surrogate(signal.in_opd, signal.opd_advantages)
+        + 0.2 * kl
+        - 0.1 * scores.entropies[held].mean()
+        + 0.7 * torch.stack(each_pair).mean()
+    )
+    total, _ = objective(scores, signal, loss, Counts.of([found], loss))
+    torch.testing.assert_close(total, expected)
+    wanted, ours = (
+        torch.autograd.grad(each, (scores.logprobs, scores.entropies), retain_graph=True) for each in (expected, total)
+    )
+    torch.testing.assert_close(ours, wanted)
+
+
 def test_the_weights_are_those_of_the_aggregate(policy: Policy) -> None:
     made = rollouts(1, 2)
     lengths = [each.loss_mask.count(1) for each in made]

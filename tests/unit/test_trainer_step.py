@@ -9,7 +9,17 @@ import torch
 from schemas.records import BatchPlan, Rollout
 from tests.trainer_lab import config, examples, rollout, rollouts, tiny_model
 from trainer import world
-from trainer.checkpoint import BadCheckpoint, Checkpoint, CheckpointState, checkpoints, prune, save, sweep
+from trainer.checkpoint import (
+    OPTIMIZER_FILE,
+    BadCheckpoint,
+    Checkpoint,
+    CheckpointState,
+    checkpoints,
+    prune,
+    save,
+    sweep,
+    write_folder,
+)
 from trainer.config import TrainerConfig
 from trainer.engine import Diverged, Engine
 from trainer.model import BadAdapter, Policy, adapter_sha256, canary_tokens
@@ -124,6 +134,21 @@ def test_a_checkpoint_that_was_changed_is_refused_and_old_ones_go(of: TrainerCon
         written[3].adapter()
 
 
+def test_a_checkpoint_is_read_back_before_anything_is_said_of_it(
+    of: TrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(of)
+    run_step(engine, of, BATCHES[0])
+
+    def damaged(folder: Path, files: dict[str, bytes]) -> None:
+        write_folder(folder, files | {OPTIMIZER_FILE: files[OPTIMIZER_FILE][:-1] + b"x"})
+
+    monkeypatch.setattr("trainer.checkpoint.write_folder", damaged)
+    parts = engine.policy.adapter_bytes(), engine.policy.adapter_config(), engine.optimizer_state()
+    with pytest.raises(BadCheckpoint, match=f"{OPTIMIZER_FILE} has another sha256"):
+        save(tmp_path, state_of(engine), *parts)
+
+
 def test_micro_batches_change_the_weights_by_rounding_only(of: TrainerConfig) -> None:
     engines = [engine_of(of) for _ in range(2)]
     for engine, tokens in zip(engines, (16, 10_000), strict=True):
@@ -150,6 +175,53 @@ def test_the_first_step_on_its_own_samples_has_ratio_one_and_no_divergence(of: T
     assert metrics["mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["rl_clip_fraction"] == 0.0
     assert metrics["grad_norm"] > 0.0
+
+
+def test_the_metrics_of_a_step_are_those_of_its_rollouts(of: TrainerConfig) -> None:
+    """Each by its definition, over tokens whose ratios to the sampler are known."""
+    engine = engine_of(of)
+    log_ratios = {"g/0": [0.5, 0.1, -0.5], "g/1": [-0.4, 0.0, 0.4], "c/0": [0.2, -0.3, 0.3]}
+    ahead = {"g/1": [0.4, -0.2, 3.0], "c/0": [-0.5, 0.6, 0.1]}  # the teacher of the sampler
+    batch, entropies = [], []
+    for key, ratios in log_ratios.items():
+        task, _, index = key.partition("/")
+        (example,) = examples([rollout(task, int(index))])
+        with torch.no_grad():
+            scores = engine.policy(pack([example]))
+        sampler = (scores.logprobs - torch.tensor(ratios)).tolist()
+        teacher = [mu + d for mu, d in zip(sampler, ahead[key], strict=True)] if key in ahead else None
+        group: dict[str, Any] = {"reward": 1.0 - int(index), "rewards": [1.0, 0.0], "n": 2}
+        more: dict[str, Any] = group if task == "g" else {"reward": None}
+        batch.append(rollout(task, int(index), sampler=sampler, teacher=teacher, version=int(index), **more))
+        entropies += scores.entropies.tolist()
+    metrics = run_step(engine, of, batch, step=3).metrics
+    ratio = torch.tensor(list(log_ratios.values())).exp().flatten()
+    expected = {
+        "rollouts": 3.0,
+        "trained_rollouts": 3.0,
+        "tokens": 21.0,
+        "rl_tokens": 6.0,
+        "opd_tokens": 6.0,
+        "reward_mean": 0.5,
+        "reward_std": 0.5,
+        "rl_advantage_abs": 0.5,
+        "opd_advantage_abs": (0.4 + 0.2 + 1.0 + 0.5 + 0.6 + 0.1) / 6,
+        # Out of [0.8, 1.28], on the side that the advantage pulls to.
+        "rl_clip_fraction": 2 / 6,
+        "opd_clip_fraction": 2 / 6,
+        "ratio_mean": float(ratio.mean()),
+        "effective_sample_size": float(ratio.sum() ** 2 / (9 * ratio.square().sum())),
+        "logprob_gap": float(ratio.log().abs().mean()),
+        "mismatch_kl": float((ratio - 1 - ratio.log()).mean()),
+        "entropy": sum(entropies) / 9,
+        "staleness_mean": (2 + 1 + 2) / 3,
+        "staleness_1": 1.0,
+        "staleness_2": 2.0,
+        "joined_rl": 1.0,
+        "joined_opd": 1.0,
+        "joined_both": 1.0,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_step_says_at_which_rate_it_was_made(of: TrainerConfig) -> None:
