@@ -28,11 +28,12 @@ from tentalis.cli.records import parsed, written
 from tentalis.cli.stack import READY, _word
 from tentalis.cli.tail import Start, as_object, begin_offset, parse_start
 from tentalis.cli.values import from_plain, to_plain
-from tentalis.config import NoBroker
+from tentalis.config import NoBroker, Settings
 from tentalis.kafka import Stored, checked_size, headers_of
 from tentalis.local.disk import Space
 from tentalis.local.state import StateDir, write_whole
 from tests.unit.verify_run import consistent
+from trainer.goal import Goal
 
 runner = CliRunner()
 HEAVY = ("torch", "faust", "confluent_kafka", "transformers", "numpy", "pydantic", "rich", "schemas.records")
@@ -127,6 +128,49 @@ def test_a_replay_whose_options_cannot_be_meant_exits_with_2_before_anything_is_
     for options in ("--from-step 2 --to-step 2", f"--into {tmp_path / 'empty'}", f"--into {tmp_path / 'new'}"):
         done = runner.invoke(app, ["replay", "run", *options.split()])
         assert done.exit_code == 4, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "goal"),
+    [
+        ([], Goal()),
+        (["--once"], Goal(1, caught_up=True)),
+        (["--until-caught-up"], Goal(caught_up=True)),
+        (["--steps", "3"], Goal(3)),
+        (["--steps", "3", "--until-caught-up"], Goal(3, caught_up=True)),
+    ],
+)
+def test_what_training_by_hand_is_asked_for(
+    options: list[str], goal: Goal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def main(*given: Any) -> int:
+        asked.append(given)
+        return 0
+
+    monkeypatch.setattr("trainer.launch.main", main)
+    monkeypatch.setattr("tentalis.cli.train.settings_of_role", lambda _, bootstrap: Settings(bootstrap=bootstrap))
+    file = tmp_path / "trainer.yaml"
+    file.write_text("run_id: r\npolicy: p\nbase_model: m\nbase_model_name: m\nsteps: 9\n")
+    done = runner.invoke(
+        app, ["train", "--config", str(file), "--ranks", "2", "--bootstrap-server", "kafka:9092", *options]
+    )
+    assert done.exit_code == 0, done.stderr
+    ((settings, config, ranks, _, found),) = asked
+    assert (settings.bootstrap, config.run_id, config.steps, ranks) == ("kafka:9092", "r", 9, 2)
+    assert found == goal
+
+
+def test_a_configuration_is_printed_and_nothing_is_trained(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["train", "--print-config"])
+    assert done.exit_code == 0 and "\nbatch_rollouts: 32\n" in done.stdout
+    assert runner.invoke(app, ["train"]).exit_code == 2
+    file = tmp_path / "trainer.yaml"
+    file.write_text("run_id: r\npolicy: p\nbase_model: m\nbase_model_name: m\nbatch_rollouts: 9\n")
+    assert "\nbatch_rollouts: 9\n" in runner.invoke(app, ["train", "--config", str(file), "--print-config"]).stdout
+    both = runner.invoke(app, ["train", "--config", str(file), "--once", "--steps", "2"])
+    assert both.exit_code == 2 and "--once is one step" in both.stderr
 
 
 def test_no_kafka_anywhere_exits_with_4_and_says_what_to_do() -> None:

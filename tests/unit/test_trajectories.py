@@ -1,7 +1,7 @@
 """The view of the rollouts, without a broker: what it holds after any history of the topic."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -76,14 +76,24 @@ def test_rollouts_become_rows_with_their_types(view: View) -> None:
 
 
 def test_filters(view: View) -> None:
+    asked = rollout("d", reward=None)
+    said = {"session_id": "s", "environment": "math", "run_id": "r"}
     taken(
-        view, [rollout("a", reward=-0.5, version=1), rollout("b", reward=0.5, version=2), rollout("c", policy="other")]
+        view,
+        [
+            rollout("a", reward=-0.5, version=1),
+            rollout("b", reward=0.5, version=2),
+            rollout("c", policy="other"),
+            rollout("d", reward=None, head=asked.head.model_copy(update=said)),
+        ],
     )
     assert ids(view, least=0.0) == {"b/0", "c/0"}
     assert ids(view, most=0.0) == {"a/0"}
     assert ids(view, policy="tiny", version=2) == {"b/0"}
-    assert ids(view, environment="math") == set()
-    assert ids(view, since=datetime(2023, 1, 1), until=datetime(2024, 1, 1)) == {"a/0", "b/0", "c/0"}
+    assert ids(view, environment="math") == ids(view, session="s") == ids(view, run="r") == {"d/0"}
+    assert ids(view, environment="chat") == {"a/0", "b/0", "c/0"} and ids(view, session="none") == set()
+    second = datetime.fromtimestamp(1_700_000_000, UTC).replace(tzinfo=None) + timedelta(milliseconds=1)
+    assert ids(view, since=second) == {"b/0", "c/0", "d/0"} and ids(view, until=second) == {"a/0"}
     assert len(listed(view, Filters(), limit=2).rows) == 2
 
 
