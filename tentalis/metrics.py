@@ -628,7 +628,13 @@ TRAINER_ROLLOUTS = Metric(
     ("use",),
     "rollouts",
 )
-TRAINER_LOSS = Metric("tentalis_trainer_loss", Kind.GAUGE, "Loss of the last step by part.", ("trainer",), ("part",))
+TRAINER_LOSS = Metric(
+    "tentalis_trainer_loss",
+    Kind.GAUGE,
+    "Loss of the last step by part, unweighted: rl, opd, kl, pair.",
+    ("trainer",),
+    ("part",),
+)
 TRAINER_CLIPPED = Metric(
     "tentalis_trainer_clipped_ratio",
     Kind.GAUGE,

@@ -11,6 +11,7 @@ from trainer.tracking import Trackers
 
 WAITS = ("rollouts", "served", "window")
 PARTS = ("rl", "opd")
+LOSSES = (*PARTS, "kl", "pair")
 
 
 class TrainerMetrics:
@@ -126,7 +127,7 @@ class TrainerMetrics:
         self._rollouts.labels("trained").inc(outcome["trained_rollouts"])
         self._rollouts.labels("idle").inc(outcome["rollouts"] - outcome["trained_rollouts"])
         for name, gauge in self._by_part.items():
-            for part in PARTS:
+            for part in LOSSES if name == "loss" else PARTS:
                 gauge.labels(part).set(outcome[f"{part}_{name}"])
         for name, gauge in self._of_step.items():
             gauge.set(outcome[name])

@@ -172,7 +172,7 @@ def test_the_trainer_says_what_it_waits_for_and_what_a_step_was() -> None:
     ) | dict.fromkeys(("reward_mean", "staleness_mean", "mismatch_kl", "entropy", "grad_norm", "learning_rate"), 0.25)
     outcome |= dict.fromkeys(("reward_std", "hint_acceptance", "ratio_mean", "effective_sample_size"), 0.5)
     outcome |= dict.fromkeys(composition.names(), 0.0) | {"staleness_3_4": 6.0, "joined_both": 2.0, "model_flops": 5e9}
-    outcome |= {"tokens": 300.0, "rollouts": 8.0, "trained_rollouts": 6.0}
+    outcome |= {"tokens": 300.0, "rollouts": 8.0, "trained_rollouts": 6.0, "kl_loss": 0.75, "pair_loss": 1.5}
     told: list[dict[str, float]] = []
     trackers = Trackers(Tracking(), "run", {}, Path())
     trackers._trackers.append(SimpleNamespace(step=lambda step, values: told.append(values)))  # type: ignore[arg-type]
@@ -188,6 +188,8 @@ def test_the_trainer_says_what_it_waits_for_and_what_a_step_was() -> None:
         "tentalis_trainer_step_seconds_sum": 3,
     }
     assert {name: read(name) for name in values} == values
+    losses = {part: read("tentalis_trainer_loss", {"part": part}) for part in ("rl", "opd", "kl", "pair")}
+    assert losses == {"rl": 0.5, "opd": 0.5, "kl": 0.75, "pair": 1.5}
     assert read("tentalis_trainer_rollouts_total", {"use": "idle"}) == 2
     assert read("tentalis_trainer_rollout_ages_total", {"age": "3_4"}) == 6
     assert read("tentalis_trainer_joins_total", {"kind": "both"}) == 2
