@@ -53,6 +53,12 @@ def _to(setting: str, note: str = "") -> Alias:
     return Alias((setting,), note)
 
 
+_REFERENCE_KL = Alias(
+    ("loss.kl.coef",),
+    "theirs is against the model that training began with: `loss.kl.against: base`, unless that is given",
+    implied=lambda value: {"loss.kl.against": "base"},
+)
+
 KEYS: Mapping[str, Alias] = {
     "method": Alias(
         ("loss.opd_weight", "loss.rl_weight"),
@@ -68,8 +74,8 @@ KEYS: Mapping[str, Alias] = {
     "gae_lambda": _to("loss.gae.lam", "with `loss.advantage: gae`"),
     "gae_gamma": _to("loss.gae.gamma", "with `loss.advantage: gae`"),
     "entropy_coef": _to("loss.entropy_coef"),
-    "kl_coef": _to("loss.kl.coef"),
-    "kl_loss_coef": _to("loss.kl.coef"),
+    "kl_coef": _REFERENCE_KL,
+    "kl_loss_coef": _REFERENCE_KL,
     "dual_clip": _to("loss.dual_clip"),
     "contrastive_weight": _to("loss.pair.weight"),
     "contrastive_margin": _to("loss.pair.margin"),

@@ -14,6 +14,7 @@ from trainer.aliases import KEYS, VARIABLES
 from trainer.config import ConfigError, TrainerConfig, config_text
 from trainer.config_file import known_names, load_config, overridden, parse_config, section_of
 from trainer.config_print import commented
+from trainer.losses.settings import Kl
 from trainer.offers import Offer, Segment, malformed, offer_of
 
 MINIMAL = "run_id: r\npolicy: p\nbase_model: smollm2\nbase_model_name: smollm2\n"
@@ -125,6 +126,8 @@ def test_toml_is_understood_too(tmp_path: Path) -> None:
         ("ppo_clip_ratio: 0.1\n", ("loss", "clip_low"), 0.1),
         ("ppo_clip_ratio: 0.1\n", ("loss", "clip_high"), 0.1),
         ("eps_clip: 0.1\neps_clip_high: 0.3\n", ("loss", "clip_high"), 0.3),
+        ("kl_loss_coef: 0.02\n", ("loss", "kl"), Kl(coef=0.02, against="base")),
+        ("kl_coef: 0.02\nloss: {kl: {against: sampler}}\n", ("loss", "kl"), Kl(coef=0.02)),
         ("learning_rate: 1e-4\n", ("optimizer", "lr"), 1e-4),
         ("lora_rank: 4\n", ("lora", "rank"), 4),
         ("loss: dapo\n", ("loss", "kind"), "dapo"),
