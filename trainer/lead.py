@@ -174,6 +174,7 @@ class Lead:
         """The step is trained. Raises as `Head.commit` does."""
         seconds = self.head.commit(plan, outcome, fetching)
         self.head.run.let_go(plan.step)
+        self.pressure.valve.stepped(sum(seconds.values()))
         self.metrics.stepped(plan.policy, plan.step, self.head.version, outcome.metrics, seconds)
 
     def close(self) -> None:

@@ -46,5 +46,5 @@ class Press:
         said = self.valve.due(waiting, ahead, now_ms())
         if said is not None:
             self.ledger.write(topics.POLICIES, said)
-            log.info("%s", f"no more rollouts: {said.reason}" if said.closed else "rollouts are welcome again")
+            log.info("%s", f"no more rollouts: {said.reason}" if said.closed else "rollouts are welcome")
         self.metrics.pressed(bool(self.valve.closed), waiting)

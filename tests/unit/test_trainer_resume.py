@@ -11,6 +11,7 @@ from tests.unit import loop_records
 from trainer import world
 from trainer.checkpoint import Checkpoint, CheckpointState
 from trainer.lead import Lead
+from trainer.pressure import Valve
 from trainer.recording import CannotReplay, recorded
 from trainer.resume import CannotResume, believed, resume_point
 from trainer.runlog import RunLog
@@ -162,7 +163,8 @@ def test_what_a_trainer_holds_of_its_run_does_not_grow_with_its_steps() -> None:
         return {}
 
     said = SimpleNamespace(stepped=lambda *_: None)
-    lead = cast(Lead, SimpleNamespace(head=SimpleNamespace(run=run, commit=commit, version=0), metrics=said))
+    head, pressure = SimpleNamespace(run=run, commit=commit, version=0), SimpleNamespace(valve=Valve("p", "run", 0))
+    lead = cast(Lead, SimpleNamespace(head=head, metrics=said, pressure=pressure))
     for step in range(1, 50):
         run.plans[step, 1] = plan(step)
         Lead.complete(lead, plan(step), Outcome({}, {}), 0.0)
