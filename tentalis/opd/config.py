@@ -13,7 +13,6 @@ from tentalis.yaml_file import BadYaml, read_mapping
 ANY = "*"
 """Stands for every environment that is not named."""
 MOST_VOTES = 16
-MOST_SECONDS = 100.0
 MOST_LESSON_TOKENS = 2048
 MOST_TOP = 20
 """Likeliest tokens that servers list at most for a token (vLLM's default)."""
@@ -51,11 +50,6 @@ class Judge(_Settings):
     temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] = 0.6
     max_tokens: Annotated[int, Field(ge=1)] = 4096
 
-    @model_validator(mode="after")
-    def _answers_in_time(self) -> "Judge":
-        _in_time(self.endpoint)
-        return self
-
 
 class LessonSettings(_Settings):
     """Who extracts the lesson of a whole session (`tentalis serve experience`), and its most tokens, by the student's
@@ -66,11 +60,6 @@ class LessonSettings(_Settings):
     temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] = 0.6
     max_tokens: Annotated[int, Field(ge=1)] = 4096
     most_tokens: Annotated[int, Field(ge=1, le=MOST_LESSON_TOKENS)] = MOST_LESSON_TOKENS
-
-    @model_validator(mode="after")
-    def _answers_in_time(self) -> "LessonSettings":
-        _in_time(self.endpoint)
-        return self
 
 
 class TeacherSettings(_Settings):
@@ -118,11 +107,6 @@ class Hinters(_Settings):
                     "needs teacher.top above 0; else use select: longest"
                 )
         return self
-
-
-def _in_time(endpoint: Endpoint) -> None:
-    if endpoint.time_limit_s > MOST_SECONDS:
-        raise ValueError(f"endpoint.time_limit_s above {MOST_SECONDS:g}: a worker that hears nothing ends as hung")
 
 
 def load_hinters(path: Path) -> Hinters:

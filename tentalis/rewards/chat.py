@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from tentalis.rewards.verdict import ScorerAway
+from tentalis.rewards.verdict import CallSeconds, ScorerAway
 from tentalis.security import secret_of
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Endpoint(BaseModel):
     url: str
     model: Annotated[str, Field(min_length=1)]
     api_key_env: Annotated[str, Field(min_length=1)] | None = None
-    time_limit_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 60.0
+    time_limit_s: CallSeconds = 60.0
     extra: dict[str, Any] = {}
 
     @field_validator("url")

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.records import Result, Task
 from tentalis.rewards.naming import versioned
-from tentalis.rewards.verdict import FeedbackJudge, Judge, Scorer, Verdict
+from tentalis.rewards.verdict import CallSeconds, FeedbackJudge, Judge, Scorer, Verdict
 
 
 class BadTarget(Exception):
@@ -26,7 +26,7 @@ class CustomSettings(BaseModel):
     kind: Literal["custom"]
     target: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     version: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "1"
-    time_limit_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 60.0
+    time_limit_s: CallSeconds = 60.0
 
 
 class _Function:

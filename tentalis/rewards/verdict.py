@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Protocol, TypeVar, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.records import Feedback, Result, Source, Task
+
+CallSeconds = Annotated[float, Field(gt=0.0, le=100.0)]
+"""How long one call may take. A worker that hears nothing for longer ends as hung (`StreamSettings.stall_limit`)."""
 
 
 class RewardError(ValueError):

@@ -19,6 +19,7 @@ from streams.state import Fold, entry_of
 from tests.kafka_fixture import eventually
 
 PARTITIONS = 4
+_MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.NOT_COORDINATOR)
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def _not_yet() -> Iterator[None]:
         yield
     except KafkaException as error:
         cause = error.args[0]
-        assert not cause.retriable() and cause.code() != KafkaError.NOT_LEADER_FOR_PARTITION, str(error)
+        assert not cause.retriable() and cause.code() not in _MOVING, str(error)
         raise
 
 

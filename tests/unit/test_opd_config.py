@@ -57,7 +57,10 @@ def test_a_key_that_is_not_set_is_named(variable: str, tmp_path: Path) -> None:
         ('hinters: {"*": {kind: magic}}', "magic"),
         ('hinters: {"*": {kind: judge}}', "hinters.*.endpoint: Field required"),
         ('hinters: {"*": {kind: rule, votes: 3}}', "votes"),
-        (FILE.replace("time_limit_s: 30", "time_limit_s: 101"), "hinters.chat: endpoint.time_limit_s above 100"),
+        (
+            FILE.replace("time_limit_s: 30", "time_limit_s: 101"),
+            "hinters.chat.endpoint.time_limit_s: Input should be less than or equal to 100",
+        ),
         (FILE.replace("votes: 3", "votes: 0"), "hinters.chat.votes"),
         (FILE.replace("select: all", "select: best"), "hinters.chat.select"),
         (FILE.replace(", top: 8", ""), "needs teacher.top above 0"),

@@ -90,6 +90,8 @@ def test_a_changed_file_makes_other_versions_of_what_it_changes(tmp_path: Path) 
         ("votes: 5", "votes: 5, temperature: 0", "5 votes at temperature 0 are one vote"),
         ("votes: 5", "votes: 0", r"next_state\.votes: Input should be greater than or equal to 1"),
         ("  math:", "  maths:", "'maths' is not known; there are chat, math"),
+        ('three_quarters"', 'three_quarters", time_limit_s: 101', r"mine\.time_limit_s: .* equal to 100"),
+        ("model: judge", "model: judge\n    time_limit_s: 101", r"small\.time_limit_s: .* equal to 100"),
         ("three_quarters", "nothing", r"environments\.chat\.mine: .* has no nothing"),
         ("http://127", "http://ann:secret@127", r"judges\.small\.url: must not hold a user or a password"),
         ("    model: judge", "    model: judge\n    model: other", "model: there twice"),
