@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from schemas import topics
@@ -76,17 +79,21 @@ class Lab:
         finally:
             forked.end(process)
 
-    def train_by_command(self, of: TrainerConfig, ranks: int) -> int:
+    @contextmanager
+    def by_command(self, of: TrainerConfig, ranks: int) -> Iterator["subprocess.Popen[bytes]"]:
         """As a person does: `python -m trainer`, from nothing."""
+        command = [sys.executable, "-m", "trainer", "train", "--config", str(self.written(of)), "--ranks", str(ranks)]
         with (self.folder / f"{of.run_id}.log").open("ab") as log:
-            return subprocess.run(
-                [sys.executable, "-m", "trainer", "train", "--config", str(self.written(of)), "--ranks", str(ranks)],
-                env=self.environment(),
-                stdout=log,
-                stderr=log,
-                timeout=180,
-                check=False,
-            ).returncode
+            process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    def train_by_command(self, of: TrainerConfig, ranks: int) -> int:
+        with self.by_command(of, ranks) as process:
+            return process.wait(180)
 
     def written(self, of: TrainerConfig) -> Path:
         path = self.folder / f"{of.run_id}.yaml"
@@ -249,6 +256,23 @@ def test_two_ranks_train_the_same_plans_as_one(lab: Lab) -> None:
         assert {row.rank for row in shared.rows} == {0, 1}
     last = [(checkpoint_of(lab, of) / "adapter_model.safetensors").read_bytes() for of in (one, two)]
     assert update_distance(last[0], last[1]).relative < TOLERANCE
+
+
+def test_a_rank_that_dies_ends_its_world_and_the_next_one_goes_on_from_the_checkpoint(lab: Lab) -> None:
+    made, of = rollouts(7, policy=lab.policy, prefix=f"{lab.policy}-"), lab.config()
+    lab.put(*made[:12])
+    with lab.by_command(of, ranks=2) as launcher:
+        eventually(lambda: lab.log(of).last_step == 1, 120, 0.2, lambda: lab.text(of))
+        world = psutil.Process(launcher.pid).children()
+        next(rank for rank in world if rank.environ()["RANK"] == "1").kill()
+        assert launcher.wait(60) == 1
+    assert not psutil.wait_procs(world, 10)[1]
+    lab.put(*made[12:])
+    assert lab.train_by_command(of, ranks=2) == 0, lab.text(of)
+    run = lab.log(of)
+    assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
+    code, report = lab.replay(of)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
 
 
 def test_a_restart_with_fewer_ranks_makes_a_new_attempt_and_replays(lab: Lab) -> None:
