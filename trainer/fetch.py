@@ -104,20 +104,20 @@ def fetch(settings: Settings, codec: Codec, rows: Iterable[PlanRow], cache: Cach
     return found
 
 
-def forgotten_of(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> set[str]:
-    """Those planned rollouts of which a husk lies on the topic: forgotten after they were planned."""
-    places: dict[int, list[PlanRow]] = {}
+def looked_up(settings: Settings, codec: Codec, rows: Iterable[PlanRow]) -> dict[str, Rollout]:
+    """What lies on the topic of planned rollouts, by key, unchecked: a husk of those that were forgotten since."""
+    places: dict[int, list[int]] = {}
+    planned = set()
     for row in rows:
-        places.setdefault(row.partition, []).append(row)
-    planned = {(partition, row.rollout_id) for partition, mine in places.items() for row in mine}
+        places.setdefault(row.partition, []).append(row.offset)
+        planned.add(row.rollout_id)
     # `end` names the partitions to read, and only those; a husk lies behind what it replaces.
     ends = {p: end for p, end in end_offsets(settings, topics.ROLLOUTS).items() if p in places}
-    start = {p: min(row.offset for row in mine) for p, mine in places.items()}
-    return {
-        rollout.rollout_id
-        for stored, rollout in readable_rollouts(settings, codec, start, ends)
-        if rollout.forgotten and (stored.partition, rollout.rollout_id) in planned
-    }
+    found: dict[str, Rollout] = {}
+    for _, rollout in readable_rollouts(settings, codec, {p: min(offsets) for p, offsets in places.items()}, ends):
+        if rollout.rollout_id in planned and (rollout.rollout_id not in found or rollout.forgotten):
+            found[rollout.rollout_id] = rollout
+    return found
 
 
 def _searches(missing: Mapping[str, PlanRow]) -> Iterator[tuple[dict[int, int], dict[int, int] | None]]:

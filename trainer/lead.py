@@ -23,7 +23,7 @@ from tentalis.kafka import Follower, end_offsets, now_ms
 from trainer.branch import due_rollback
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
-from trainer.fetch import forgotten_of
+from trainer.fetch import looked_up
 from trainer.goal import Goal
 from trainer.head import Head
 from trainer.metrics import TrainerMetrics
@@ -201,15 +201,16 @@ class Lead:
     def _found_plan(self, plan: BatchPlan) -> BatchPlan:
         """The plan that is on the log for the next step, or a new attempt of it."""
         head = self.head
-        forgotten = forgotten_of(head.settings, self.codec, plan.rows)
+        lying = looked_up(head.settings, self.codec, plan.rows)
+        forgotten = sum(rollout.forgotten for rollout in lying.values())
         if plan.manifest_digest == head.manifest.digest and not forgotten:
             log.info("executes the plan of step %d that is on the log", plan.step)
             return plan
         if forgotten:
-            log.warning("%d rollouts of the plan of step %d were forgotten: new attempt", len(forgotten), plan.step)
+            log.warning("%d rollouts of the plan of step %d were forgotten: new attempt", forgotten, plan.step)
         else:
             log.warning("the plan of step %d was made for another world or configuration: new attempt", plan.step)
-        return head.write_plan(next_attempt(plan, head.of_plans, now_ms(), forgotten))
+        return head.write_plan(next_attempt(plan, head.of_plans, now_ms(), lying))
 
     def _new_plan(self, step: int) -> BatchPlan | None:
         head = self.head

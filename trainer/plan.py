@@ -10,12 +10,12 @@ import hashlib
 import heapq
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas import topics
 from schemas.digest import record_digest
-from schemas.records import BatchPlan, Drop, PlanRow, Position
+from schemas.records import BatchPlan, Drop, PlanRow, Position, Rollout
 from trainer.offers import FORGOTTEN, Offer, Segment
 
 FORGED = "forged"
@@ -314,12 +314,13 @@ def plan_of(draft: Draft, head: PlanHead, step: int, attempt: int, event_time: i
     )
 
 
-def next_attempt(
-    plan: BatchPlan, head: PlanHead, event_time: int, forgotten: Collection[str] = frozenset()
-) -> BatchPlan:
-    """The same rollouts for another world size or configuration, without those that were forgotten meanwhile."""
+def next_attempt(plan: BatchPlan, head: PlanHead, event_time: int, lying: Mapping[str, Rollout]) -> BatchPlan:
+    """The same rollouts for another world size or configuration, without those that were forgotten meanwhile. `lying`:
+    what is on the log of them now, by key."""
+    forgotten = {key for key, rollout in lying.items() if rollout.forgotten}
     rows = [row for row in plan.rows if row.rollout_id not in forgotten]
-    groups = [row.rollout_id.split("/", 1)[0] for row in rows]
+    # What is missing is in no group; to fetch it fails, and says so.
+    groups = [lying[key].head.task_id if (key := row.rollout_id) in lying else key for row in rows]
     drops = [
         Drop(partition=row.partition, first_offset=row.offset, last_offset=row.offset, count=1, reason=FORGOTTEN)
         for row in plan.rows

@@ -20,7 +20,7 @@ from tests.kafka_fixture import eventually
 from tests.trainer_lab import config, tiny_model
 from tests.unit.join_support import hint
 from trainer.config import config_text
-from trainer.fetch import BadRollouts, forgotten_of
+from trainer.fetch import BadRollouts, looked_up
 from trainer.replay import replay
 from trainer.runlog import read_run
 
@@ -146,7 +146,8 @@ def test_somebody_leaves(stage: Stage, tmp_path: Path) -> None:
     assert named == [("forgotten", "task-5/0"), ("forgotten", "task-7/0")]
     codec = make_codec(stage.settings)
     planned = [row for plan in read_run(stage.settings, codec, RUN).plans.values() for row in plan.rows]
-    assert forgotten_of(stage.settings, codec, planned) == {"task-5/0", "task-7/0"}
+    lying = looked_up(stage.settings, codec, planned)
+    assert {key for key, rollout in lying.items() if rollout.forgotten} == {"task-5/0", "task-7/0"}
     code, replayed = stage.replayed("--allow-missing", timeout=120)
     assert (code, replayed["equal"], len(replayed["left_out"])) == (0, None, 2), replayed
     assert [step["equal"] for step in replayed["steps"]] == [True, True, None]

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.records import BatchPlan
-from trainer.offers import Offer, Segment
+from tentalis.forget.core import husk
+from tests.trainer_lab import rollout
+from trainer.offers import Offer, Segment, offer_of
 from trainer.plan import LostOffers, PlanHead, Planner, lay_out, next_attempt, plan_of, step_seed
 
 HEAD = PlanHead("run", "tiny", "m", 1, 100, 5, "owner")
@@ -211,7 +213,7 @@ def test_ranks_are_balanced_by_cost_and_not_by_tokens_alone() -> None:
 
 def test_another_world_makes_another_attempt_of_the_same_rollouts() -> None:
     plan = rows_of([10] * 8)
-    again = next_attempt(plan, replace(HEAD, world_size=2, manifest_digest="m2", owner="other"), 7)
+    again = next_attempt(plan, replace(HEAD, world_size=2, manifest_digest="m2", owner="other"), 7, {})
     assert (again.attempt, again.world_size, again.manifest_digest, again.owner) == (2, 2, "m2", "other")
     assert [row.rollout_id for row in again.rows] == [row.rollout_id for row in plan.rows]
     assert {row.rank for row in again.rows} == {0, 1}
@@ -253,11 +255,24 @@ def test_another_attempt_leaves_out_what_was_forgotten() -> None:
     of = planner(1, batch=3)
     of.take(segment(0, 0, [offer(0, i, i) for i in range(3)]))
     (plan,) = drain(of, {0: 3})
-    again = next_attempt(plan, HEAD, 7, {"p0o1/0"})
+    again = next_attempt(plan, HEAD, 7, {"p0o1/0": husk(rollout("p0o1"))})
     assert [row.rollout_id for row in again.rows] == ["p0o0/0", "p0o2/0"]
     assert [(drop.first_offset, drop.count, drop.reason) for drop in again.drops] == [(1, 1, "forgotten")]
     assert (again.attempt, again.low_water) == (2, plan.low_water) and again.plan_id != plan.plan_id
-    assert next_attempt(plan, HEAD, 7, {row.rollout_id for row in plan.rows}).rows == ()
+    assert next_attempt(plan, HEAD, 7, {row.rollout_id: husk(rollout()) for row in plan.rows}).rows == ()
+
+
+def test_another_attempt_keeps_the_groups_whatever_the_ids_look_like() -> None:
+    """Ids with slashes, and the extra rollout of a late hint, which is of its task's group too."""
+    laid = [rollout(f"chat/{task}", index) for task in "ab" for index in (0, 1)]
+    laid.append(rollout("chat/b", 1, rollout_id="chat/b/1/opd/event/7"))
+    of = planner(1, batch=5)
+    of.take(segment(0, 0, [offer_of(each, 0, at, at, 100) for at, each in enumerate(laid)]))
+    draft, head = of.draft(0, {0: 5}), replace(HEAD, whole_groups=True, micro_batch_tokens=21)
+    assert draft is not None
+    plan = plan_of(draft, head, 1, 1, 0)
+    assert [row.micro_batch for row in plan.rows] == [1, 1, 0, 0, 0]
+    assert next_attempt(plan, head, 7, {each.rollout_id: each for each in laid}).rows == plan.rows
 
 
 def test_a_batch_closes_by_count_or_by_tokens_whichever_comes_first() -> None:
