@@ -129,29 +129,25 @@ class Intake:
         return behind
 
     def _offer(self, stored: Stored) -> Offer | None:
-        """Raises DecodeError for what is no valid rollout."""
+        """None for another policy's, which are for its own trainer to judge. Raises DecodeError for what is no valid
+        rollout."""
         partition, offset = stored.partition, stored.offset
         if stored.value is None:
             return None
         record = stored.decode_own(self._codec)
         assert isinstance(record, Rollout)
-        problem = self._problem(record)
+        if record.head.policy != self._policy:
+            return None
+        problem = _problem(record, self._vocab_size)
         if problem is not None:
             place = {"topic": topics.ROLLOUTS, "partition": partition, "offset": offset}
             raise DecodeError(problem, schema="Rollout", stage="validate", **place)  # type: ignore[arg-type]
-        if record.head.policy != self._policy or ("ce_source", IMPORTER.encode()) in stored.headers:
+        if ("ce_source", IMPORTER.encode()) in stored.headers:
             return None
         traceparent = tracing.traceparent_of(stored.headers) if tracing.enabled() else None
         self._cache.put(partition, offset, record, traceparent)
         self.without_topk += without_topk(record, self._loss)
         return offer_of(record, partition, offset, stored.timestamp, self._max_tokens, self._loss)
-
-    def _problem(self, rollout: Rollout) -> str | None:
-        if not digest_holds(rollout):
-            return f"forged: the content of {rollout.key} is not what its digest covers"
-        if rollout.head.policy == self._policy:
-            return malformed(rollout, self._vocab_size)
-        return None
 
     def done(self, low_water: Mapping[int, int]) -> None:
         """A step is published: commits, for whoever watches the group's lag, what it has considered."""
@@ -168,3 +164,9 @@ class Intake:
     def close(self) -> None:
         """Leaves (as a static member: its partitions wait for it for the session timeout)."""
         self._consumer.close()
+
+
+def _problem(rollout: Rollout, vocab_size: int) -> str | None:
+    if not digest_holds(rollout):
+        return f"forged: the content of {rollout.key} is not what its digest covers"
+    return malformed(rollout, vocab_size)

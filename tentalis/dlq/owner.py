@@ -1,5 +1,7 @@
 """Who dead-letters what, outside the stream applications. Of each topic one consumer group owns the dead letters, and
-so at any time one process of it; every other reader of the topic says what it passes over and goes on.
+so at any time one process of it; every other reader of the topic says what it passes over and goes on. The rollouts
+have a group per policy: each is its own policy's to judge, and what cannot be decoded is everybody's (its letters are
+all of one place, and so one letter with that many copies).
 """
 
 import logging
