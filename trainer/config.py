@@ -22,7 +22,7 @@ class Lora(Part):
     """Rank r of the two factors."""
     alpha: Positive = 32.0
     """The update is scaled by alpha / rank."""
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Which linear layers get a pair of factors: all but the head, or the last names of modules (`q_proj`, ...)."""
     dropout: Annotated[float, Field(ge=0.0, le=0.0)] = 0.0
     """Must be 0: with dropout the ratio to the sampler is not 1 even for the policy that sampled."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -33,6 +34,10 @@ class BadAdapter(Unmendable):
     """An adapter that the run cannot go on from."""
 
 
+class BadTargets(Unmendable):
+    """`lora.targets` names what cannot be adapted."""
+
+
 def read_adapter(folder: Path, lora: Lora) -> bytes:
     """The weights of the adapter in a folder in PEFT's format. Raises BadAdapter if it is none, or if the same weights
     would mean another update under `lora`: its scale depends on rank and alpha."""
@@ -58,7 +63,7 @@ class Policy(nn.Module):
     ) -> None:
         """Loads the base model and puts a fresh adapter on it, the same for the same seed whatever the device.
 
-        Raises UnsupportedModel.
+        Raises UnsupportedModel, BadTargets.
         """
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
@@ -71,7 +76,7 @@ class Policy(nn.Module):
         _check_supported(base)
         base.config.use_cache = False
         self.vocab_size = int(base.get_output_embeddings().weight.shape[0])
-        targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+        targets = lora.targets if isinstance(lora.targets, str) else _layers_of(lora.targets, base)
         config = LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, task_type="CAUSAL_LM"
         )
@@ -247,6 +252,23 @@ def _check_supported(base: Any) -> None:
 def _use_one_operation_per_layer(model: nn.Module) -> None:
     """PEFT keeps the structure, the names and the files; its forward pass is replaced by the fused one."""
     from peft.tuners.lora import Linear
+
+def _layers_of(targets: Sequence[str], base: Any) -> list[str]:
+    """The targets, each the last names of linear layers and of nothing else. Raises BadTargets."""
+    modules = dict(base.named_modules())
+    head = base.get_output_embeddings()
+    layers = {name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head}
+    for target in targets:
+        named = [name for name in modules if name == target or name.endswith(f".{target}")]
+        if named and layers.issuperset(named):
+            continue
+        what = "names no linear layer of this model"
+        if any(modules[name] is head for name in named):
+            what = "is the model's head, which stays frozen: log-probs are computed from its own weights, in chunks"
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+        raise BadTargets(f"lora.targets: {target} {what}. Name some of {known}, or say all-linear")
+    return list(targets)
+
 
     def forward(layer: Any, x: Tensor) -> Tensor:
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight

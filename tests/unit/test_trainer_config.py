@@ -172,6 +172,7 @@ def test_the_ancestors_variables_fill_in_what_the_file_leaves_open(caplog: pytes
         ("lr: -1\n", {}, "x.yaml: lr (optimizer.lr): Input should be greater than 0"),
         ("lerning_rate: 1\n", {}, "lerning_rate: no such setting, did you mean learning_rate?"),
         ("clip_low: 1\n", {}, "clip_low: no such setting, did you mean loss.clip_low?"),
+        ("lora: {targets: []}\n", {}, "lora.targets"),
         ("lora: 3\n", {}, "x.yaml: lora: a mapping of its settings is expected (rank, alpha, targets, ...), not 3"),
         ("loss: dappo\n", {}, "did you mean dapo?"),
         ("", {"TRAINING_LR": "["}, "x.yaml: TRAINING_LR: not YAML: "),

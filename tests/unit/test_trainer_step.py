@@ -22,7 +22,7 @@ from trainer.checkpoint import (
 )
 from trainer.config import TrainerConfig
 from trainer.engine import Diverged, Engine
-from trainer.model import BadAdapter, Policy, adapter_sha256, canary_tokens
+from trainer.model import BadAdapter, BadTargets, Policy, adapter_sha256, canary_tokens
 from trainer.objective import Counts, objective
 from trainer.offers import offer_of
 from trainer.pack import pack
@@ -342,6 +342,30 @@ def test_a_run_goes_on_from_an_adapter_in_a_folder(of: TrainerConfig, tmp_path: 
         engine_of(config(Path(of.base_model), **goes_on, lora={"rank": 4, "alpha": 16}))
     with pytest.raises(BadAdapter, match="no adapter in"):
         engine_of(config(Path(of.base_model), initial_adapter=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (["q_proj", "lm_head"], "lm_head is the model's head, which stays frozen"),
+        (
+            ["q_proj", "query"],
+            "query names no linear layer of this model. Name some of down_proj, .* or say all-linear",
+        ),
+        (["embed_tokens"], "embed_tokens names no linear layer"),
+        (["self_attn"], "self_attn names no linear layer"),
+    ],
+)
+def test_a_target_that_would_not_be_trained_is_refused(of: TrainerConfig, targets: list[str], message: str) -> None:
+    lora = {"rank": 4, "alpha": 8, "targets": targets}
+    with pytest.raises(BadTargets, match=rf"lora\.targets: {message}"):
+        engine_of(config(Path(of.base_model), lora=lora))
+
+
+def test_only_the_targets_are_adapted(of: TrainerConfig) -> None:
+    adapted = config(Path(of.base_model), lora={"rank": 4, "alpha": 8, "targets": ["q_proj", "mlp.down_proj"]})
+    names = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in engine_of(adapted).policy.adapter_parameters()}
+    assert names == {"q_proj", "down_proj"}
 
 
 def test_the_rate_of_a_step_is_the_schedules(of: TrainerConfig) -> None:
