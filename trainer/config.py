@@ -131,7 +131,7 @@ class TrainerConfig(Part):
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of each rank; null: the machine's cores shared among the ranks. Sums depend on it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs; auto: a GPU if there is one."""
+    """Where the model runs; auto: a GPU if there is one. Ranks on cuda need one each."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen base weights. Adapter, loss and optimizer are always float32."""
     gradient_checkpointing: bool = False

@@ -30,7 +30,7 @@ from trainer.manifest import digest_of
 from trainer.model import WEIGHTS_FILE, Policy
 from trainer.plan import identified
 from trainer.recording import CannotReplay, Recording, checked_recording
-from trainer.replay import Leg, joined, new_folder, recorded_adapter, train_again, train_legs
+from trainer.replay import Leg, check_device, joined, new_folder, recorded_adapter, train_again, train_legs
 from trainer.replay_job import Done, adapter_folder
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,9 @@ def _arm(
 ) -> _Arm:
     run_id, policy = f"{manifest.run_id}.cf-{name}", f"{manifest.policy}.cf-{name}"
     config = config.model_copy(update={"run_id": run_id, "policy": policy})
-    device = runtime.device_of(config)
+    # Where nobody asks for another device, nothing but what was changed is to differ.
+    device = manifest.device if config.device == was.device else runtime.device_of(config)
+    check_device(run_id, device, manifest.world_size)
     # The event time stays that of the recorded manifest: the same question twice is to give the same records.
     copy = manifest.model_copy(
         update={
@@ -285,7 +287,7 @@ def _pairs(
         if not plans:
             continue
         folder = resolve_model(base_model or arm.config.base_model, settings.cache)
-        was, now = _policy(arm.was, folder), _policy(arm.config, folder)
+        was, now = (_policy(config, folder, arm.manifest.device) for config in (arm.was, arm.config))
         scales = (arm.was.lora.alpha / arm.was.lora.rank, arm.config.lora.alpha / arm.config.lora.rank)
         for plan in plans:
             step = plan.step
@@ -304,9 +306,9 @@ def _pairs(
             )
 
 
-def _policy(config: TrainerConfig, folder: Path) -> Policy:
-    dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
-    return Policy(folder, config.base_model_name, config.lora, config.seed, runtime.device_of(config), dtype)
+def _policy(config: TrainerConfig, folder: Path, device: str) -> Policy:
+    dtype = runtime.base_dtype_of(config)
+    return Policy(folder, config.base_model_name, config.lora, config.seed, device, dtype)
 
 
 def _kl(was: Policy, now: Policy, rollouts: Sequence[Rollout]) -> float:

@@ -15,6 +15,7 @@ from trainer.config import TrainerConfig
 from trainer.logprobs import TokenScores
 from trainer.model import Policy, read_adapter
 from trainer.pack import Pack
+from trainer.runtime import base_dtype_of
 from trainer.schedule import learning_rate
 from trainer.world import World
 
@@ -39,9 +40,8 @@ class Engine:
         self.device = device
         self._clip = config.optimizer.grad_clip
         self._world = world
-        dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
-        if device == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"
+        dtype = base_dtype_of(config)
+        os.environ["DS_ACCELERATOR"] = device
         # PEFT imports DeepSpeed, DeepSpeed prints, and our stdout is for data.
         with contextlib.redirect_stdout(sys.stderr):
             self.policy = Policy(model_folder, config.base_model_name, config.lora, config.seed, device, dtype)

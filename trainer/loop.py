@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-import torch
-
 from schemas.codec import Codec
 from schemas.ids import policy_name
 from schemas.records import BatchPlan
@@ -32,7 +30,7 @@ from trainer.head import step_name
 from trainer.intake import Intake
 from trainer.lead import Lead
 from trainer.metrics import TrainerMetrics
-from trainer.runtime import device_of, prepare, threads_of
+from trainer.runtime import base_dtype_of, device_of, prepare, threads_of
 from trainer.step import train_step
 from trainer.stop import Stop, stop_on_signals
 from trainer.tracking import Trackers
@@ -101,8 +99,7 @@ def _peak(config: TrainerConfig, device: str) -> float:
     """FLOP/s of one rank's device at most, for MFU."""
     if config.tracking.peak_tflops is not None:
         return config.tracking.peak_tflops * 1e12
-    dtype = torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
-    return matmul_peak(dtype, device, *((8192, 8) if device == "cuda" else (768, 4)))
+    return matmul_peak(base_dtype_of(config), device, *((8192, 8) if device == "cuda" else (768, 4)))
 
 
 def _train(

@@ -7,9 +7,11 @@ nothing is published.
 
 import logging
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from schemas.codec import Codec
 from schemas.records import BatchPlan, RunManifest, StepResult
@@ -172,15 +174,18 @@ class Leg:
 
 
 def train_legs(
-    legs: Iterable[Leg], beginning: Checkpoint | None, settings: Settings, codec: Codec, base_model: str | None
+    legs: Sequence[Leg], beginning: Checkpoint | None, settings: Settings, codec: Codec, base_model: str | None
 ) -> list[Done]:
     """Trains one leg after the other, each from the checkpoint of the one before, the first from `beginning` (None: the
-    initial adapter). Raises CannotReplay for another base model, and what `execute` raises."""
+    initial adapter). Raises CannotReplay for another base model or a device that is not here, and what `execute`
+    raises."""
+    for leg in legs:
+        check_device(leg.manifest.run_id, leg.manifest.device, leg.world_size)
     found: list[Done] = []
     checkpoint = None if beginning is None else beginning.folder
     for leg in legs:
         folder = resolve_model(base_model or leg.config.base_model, settings.cache)
-        warn_of_differences(leg.manifest, folder, leg.config)
+        warn_of_differences(leg.manifest, folder)
         job = Job(
             manifest=leg.manifest,
             config=leg.config,
@@ -206,7 +211,18 @@ def joined(legs: Sequence[Done]) -> Done:
     )
 
 
-def warn_of_differences(manifest: RunManifest, model_folder: Path, config: TrainerConfig) -> None:
+def check_device(run_id: str, device: str, ranks: int) -> None:
+    """Raises CannotReplay if the device that a run's manifest names is not on this machine: on another one the bytes
+    would be others."""
+    if device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
+        raise CannotReplay(
+            f"run {run_id} is trained on GPUs, {ranks} of them, and torch finds {gpus} on this machine. Replay it "
+            "where they are; --verify-only checks its rollouts here, and --set device=cpu trains on a CPU, as a run of "
+            "its own"
+        )
+
+
+def warn_of_differences(manifest: RunManifest, model_folder: Path) -> None:
     """Raises CannotReplay for another base model; everything else that differs may still give the same bytes."""
     digest = model_digest(model_folder)
     if digest != manifest.base_sha256:
@@ -214,9 +230,8 @@ def warn_of_differences(manifest: RunManifest, model_folder: Path, config: Train
             f"the base model in {model_folder} has sha256 {digest}, the run was trained on {manifest.base_sha256}. "
             "Name the right one with --base-model"
         )
-    device = runtime.device_of(config)
-    here = runtime.versions(manifest.versions) | {"device": device, "instruction set": runtime.instruction_set(device)}
-    then = manifest.versions | {"device": manifest.device, "instruction set": manifest.instruction_set}
+    here = runtime.versions(manifest.versions) | {"instruction set": runtime.instruction_set(manifest.device)}
+    then = manifest.versions | {"instruction set": manifest.instruction_set}
     for name, value in then.items():
         if here[name] != value:
             log.warning("%s differs: the run had %s, here it is %s; the bytes may differ", name, value, here[name])

@@ -68,9 +68,9 @@ def adapter_folder(into: Path, step: int) -> Path:
 
 
 def execute(job: Job, settings: Settings, codec: Codec) -> Done:
-    """Trains the job, here or in processes of its own. Raises RanksFailed, BadRollouts, ValueError (a checkpoint of
-    another adapter shape), Diverged."""
-    if job.world_size == 1:
+    """Trains the job, here or in processes of its own, on the device that its manifest names. Raises RanksFailed,
+    BadRollouts, ValueError (a checkpoint of another adapter shape), Diverged."""
+    if job.world_size == 1 and runtime.usable(job.manifest.device):
         return _train(job, settings, codec)
     from trainer.launch import spawn
 
@@ -108,9 +108,8 @@ def _train(job: Job, settings: Settings, codec: Codec) -> Done:
     from trainer.world import Channel
 
     world, manifest = worlds.join(), job.manifest
-    device = runtime.device_of(job.config)
-    runtime.prepare(manifest.threads, device)
-    engine = Engine(job.config, job.model_folder, world, device)
+    runtime.prepare(manifest.threads, manifest.device)
+    engine = Engine(job.config, job.model_folder, world, manifest.device)
     channel = Channel(world)
     sha256: dict[int, str] = {}
     metrics: dict[int, dict[str, float]] = {}

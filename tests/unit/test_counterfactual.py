@@ -18,7 +18,7 @@ from trainer.compare import Distance
 from trainer.config import ConfigError, config_text
 from trainer.config_file import parse_config
 from trainer.counterfactual import Comparison, Pair, _arms, _record
-from trainer.recording import Recording
+from trainer.recording import CannotReplay, Recording
 from trainer.replay_job import Done
 from trainer.runlog import RunLog
 from trainer.side_by_side import as_dict, page_of, present
@@ -47,6 +47,18 @@ def test_that_of_a_branch_begins_with_what_the_branch_began_with() -> None:
     branch = manifest().model_copy(update={"parent_run": "run-6", "parent_step": 5})
     ((arm,), _) = _arms([branch], {"lr": "0.5"}, 0)
     assert (arm.manifest.parent_run, arm.manifest.parent_step) == ("run-7", 0)
+
+
+def test_its_device_is_the_recorded_one_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    ((arm,), _) = _arms([manifest(device="auto")], {"lr": "0.5"}, 0)
+    assert arm.manifest.device == "cpu"
+    on_a_gpu = manifest(device="auto").model_copy(update={"device": "cuda"})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    ((arm,), _) = _arms([on_a_gpu], {"device": "cpu"}, 0)
+    assert arm.manifest.device == "cpu"
+    with pytest.raises(CannotReplay, match="is trained on GPUs, 1 of them, and torch finds 0 on this machine"):
+        _arms([on_a_gpu], {"lr": "0.5"}, 0)
 
 
 @pytest.mark.parametrize(
