@@ -200,7 +200,7 @@ def _train(
         Leg(arm.manifest, arm.config, plans, begin, into, arm.manifest.world_size, keep_adapters=True)
         for arm, begin, plans in turns
     ]
-    return joined(train_legs(legs, recording.beginning, settings, codec, base_model))
+    return joined(train_legs(legs, recording, settings, codec, base_model))
 
 
 def _record(

@@ -36,8 +36,9 @@ class Engine:
     """Forward, backward and step of one rank. Every rank holds the same weights."""
 
     def __init__(self, config: TrainerConfig, model_folder: Path, world: World, device: str) -> None:
-        """Raises UnsupportedModel, and BadAdapter if the configured initial adapter cannot be gone on from."""
+        """The adapter is the one that the seed gives (see `begin`). Raises UnsupportedModel, BadTargets."""
         self.device = device
+        self._config = config
         self._clip = config.optimizer.grad_clip
         self._world = world
         dtype = base_dtype_of(config)
@@ -45,8 +46,6 @@ class Engine:
         # PEFT imports DeepSpeed, DeepSpeed prints, and our stdout is for data.
         with contextlib.redirect_stdout(sys.stderr):
             self.policy = Policy(model_folder, config.base_model_name, config.lora, config.seed, device, dtype)
-        if config.initial_adapter is not None:
-            self.policy.load_adapter(read_adapter(Path(config.initial_adapter), config.lora))
         if config.gradient_checkpointing:
             self.policy.checkpoint_layers()
         self._parameters = self.policy.adapter_parameters()
@@ -64,6 +63,15 @@ class Engine:
         self._grad_norm = 0.0
         with contextlib.redirect_stdout(sys.stderr):
             self._engine = _deepspeed_engine(self.policy, self._optimizer)
+
+    def begin(self) -> bytes:
+        """Sets the weights to those that a run begins with, and returns them: of the adapter in the configured folder,
+        else those that the seed gives. Raises BadAdapter, and ValueError if the adapter has another shape."""
+        if self._config.initial_adapter is None:
+            self.policy.draw(self._config.seed)
+        else:
+            self.policy.load_adapter(read_adapter(Path(self._config.initial_adapter), self._config.lora))
+        return self.policy.adapter_bytes()
 
     def forward(self, batch: Pack, entropy_gradient: bool = False, likeliest: int = 0) -> TokenScores:
         """Log-probs, entropies and candidates' log-probs of the trained tokens (see Policy.forward)."""

@@ -74,14 +74,13 @@ class Lead:
         config: TrainerConfig,
         codec: Codec,
         engine: Engine,
-        initial: bytes,
         world_size: int,
         model_folder: Path,
         metrics: TrainerMetrics,
         goal: Goal,
     ) -> "Lead":
         """Takes the policy over and goes on from where the run is. Raises as `resume` does."""
-        head = resume(settings, config, codec, engine, initial, world_size, model_folder)
+        head = resume(settings, config, codec, engine, world_size, model_folder)
         start = {position.partition: position.offset for position in head.manifest.start}
         planner = Planner(
             config.batch_rollouts,

@@ -76,7 +76,6 @@ def _run(
     prepare(threads_of(config, world.size), device)
     model_folder = resolve_model(config.base_model, settings.cache)
     engine = Engine(config, model_folder, world, device)
-    initial = engine.policy.adapter_bytes()
     peak = _peak(config, device) * world.size if world.rank == 0 else 0.0
     done = 0
     while True:
@@ -85,7 +84,7 @@ def _run(
         lead = None
         if world.rank == 0:
             left = goal.after(done)
-            lead = Lead.recover(settings, config, codec, engine, initial, world.size, model_folder, metrics, left)
+            lead = Lead.recover(settings, config, codec, engine, world.size, model_folder, metrics, left)
             metrics.track(Trackers.of(lead.head.config, config.run_id, settings.home), peak)
         rolled_back = _train(config, settings, stop, world, metrics, codec, engine, channel, lead)
         if lead is not None:

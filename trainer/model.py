@@ -84,8 +84,7 @@ class Policy(nn.Module):
         self.lm.peft_config["default"].base_model_name_or_path = base_name
         self.backbone = base.get_decoder()
         self.rank = lora.rank
-        for name, parameter in self.adapter_parameters():
-            _initialise(name, parameter, seed)
+        self.draw(seed)
         self.to(device)
         self.train()
         self._device = device
@@ -176,6 +175,11 @@ class Policy(nn.Module):
         plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
         return (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode()
 
+    def draw(self, seed: int) -> None:
+        """Sets the adapter to that of a seed: the policy is the base model then."""
+        for name, parameter in self.adapter_parameters():
+            _initialise(name, parameter, seed)
+
     def load_adapter(self, data: bytes) -> None:
         """Sets the adapter to what `adapter_bytes` returned. Raises ValueError if it belongs to another shape."""
         from safetensors.torch import load
@@ -249,10 +253,6 @@ def _check_supported(base: Any) -> None:
         raise UnsupportedModel("the model has sliding-window layers, which the packed attention does not know")
 
 
-def _use_one_operation_per_layer(model: nn.Module) -> None:
-    """PEFT keeps the structure, the names and the files; its forward pass is replaced by the fused one."""
-    from peft.tuners.lora import Linear
-
 def _layers_of(targets: Sequence[str], base: Any) -> list[str]:
     """The targets, each the last names of linear layers and of nothing else. Raises BadTargets."""
     modules = dict(base.named_modules())
@@ -269,6 +269,10 @@ def _layers_of(targets: Sequence[str], base: Any) -> list[str]:
         raise BadTargets(f"lora.targets: {target} {what}. Name some of {known}, or say all-linear")
     return list(targets)
 
+
+def _use_one_operation_per_layer(model: nn.Module) -> None:
+    """PEFT keeps the structure, the names and the files; its forward pass is replaced by the fused one."""
+    from peft.tuners.lora import Linear
 
     def forward(layer: Any, x: Tensor) -> Tensor:
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight

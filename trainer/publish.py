@@ -58,9 +58,14 @@ class Ledger:
         log.info("%s %s", type(record).__name__, record.key)
 
 
+def published_folder(home: Path, policy: str, version: int) -> Path:
+    """Where servers load an adapter from."""
+    return home / "adapters" / policy / f"v{version}"
+
+
 def publish_adapter(home: Path, policy: str, version: int, checkpoint: Checkpoint) -> Path:
     """Puts the checkpoint's adapter where servers load it from, and returns the folder. Raises AdapterExists."""
-    folder = home / "adapters" / policy / f"v{version}"
+    folder = published_folder(home, policy, version)
     weights = checkpoint.adapter()
     if folder.exists():
         present = sha256_hex((folder / WEIGHTS_FILE).read_bytes())

@@ -39,6 +39,11 @@ class Recording:
     left_out: Mapping[int, tuple[str, ...]]
     same_until: int
 
+    @property
+    def first(self) -> RunManifest | None:
+        """That of where it all began: of the oldest run that this one goes on from, or of itself."""
+        return (self.inherited[0].run if self.inherited else self.run).first
+
     def segments(self) -> Iterator[tuple[RunManifest, int, tuple[BatchPlan, ...]]]:
         """Consecutive plans of one manifest, with the step before them, the inherited ones first.
 
@@ -46,9 +51,8 @@ class Recording:
         (something was changed before any step was trained), or where there is no plan, that comes before them, without
         a plan.
         """
-        oldest = self.inherited[0].run if self.inherited else self.run
         logs = [(each.run, each.plans) for each in self.inherited] + [(self.run, list(self.plans))]
-        first, plan = oldest.first, next((plans[0] for _, plans in logs if plans), None)
+        first, plan = self.first, next((plans[0] for _, plans in logs if plans), None)
         changed = plan is not None and first is not None and plan.manifest_digest != first.digest
         if first is not None and (plan is None or (changed and self.beginning is None)):
             yield first, self.results[0].step, ()

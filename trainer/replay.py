@@ -19,11 +19,13 @@ from tentalis.config import Settings
 from tentalis.inference.models import model_digest, resolve_model
 from tentalis.kafka import make_codec
 from trainer import runtime
-from trainer.checkpoint import Checkpoint
+from trainer.compare import update_distance
 from trainer.config import TrainerConfig
 from trainer.config_file import parse_config
+from trainer.model import WEIGHTS_FILE, adapter_sha256
+from trainer.publish import published_folder
 from trainer.recording import CannotReplay, Recording, checked_recording
-from trainer.replay_job import Done, Job, execute, relaid
+from trainer.replay_job import Done, Job, adapter_folder, execute, relaid
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +117,8 @@ def _check_comparable(settings: Settings, recording: Recording, shown: Sequence[
         raise CannotReplay(
             "with another number of ranks than recorded the adapters themselves are compared, and of steps "
             f"{trained[0].step} to {trained[-1].step} none is on this machine, below "
-            f"{_adapter_path(settings, trained[0]).parents[1]}. Without --ranks their sha256 on the log are enough"
+            f"{published_folder(settings.home, trained[0].policy, 0).parent}. Without --ranks their sha256 on the log "
+            "are enough"
         )
 
 
@@ -149,7 +152,7 @@ def train_again(
         )
         for manifest, start, plans in recording.segments()
     ]
-    done = train_legs(legs, recording.beginning, settings, codec, base_model)
+    done = train_legs(legs, recording, settings, codec, base_model)
     own = [each for leg, each in zip(legs, done, strict=True) if leg.manifest.run_id == run_id]
     if own:
         return joined(own)
@@ -174,21 +177,20 @@ class Leg:
 
 
 def train_legs(
-    legs: Sequence[Leg], beginning: Checkpoint | None, settings: Settings, codec: Codec, base_model: str | None
+    legs: Sequence[Leg], recording: Recording, settings: Settings, codec: Codec, base_model: str | None
 ) -> list[Done]:
-    """Trains one leg after the other, each from the checkpoint of the one before, the first from `beginning` (None: the
-    initial adapter). Raises CannotReplay for another base model or a device that is not here, and what `execute`
-    raises."""
+    """Trains one leg after the other, each from the checkpoint of the one before, the first from where the recording
+    begins. Raises CannotReplay for another base model or a device that is not here, and what `execute` raises."""
     for leg in legs:
         check_device(leg.manifest.run_id, leg.manifest.device, leg.world_size)
     found: list[Done] = []
-    checkpoint = None if beginning is None else beginning.folder
+    checkpoint = None if recording.beginning is None else recording.beginning.folder
     for leg in legs:
         folder = resolve_model(base_model or leg.config.base_model, settings.cache)
         warn_of_differences(leg.manifest, folder)
         job = Job(
             manifest=leg.manifest,
-            config=leg.config,
+            config=leg.config if checkpoint is not None else _from_the_record(leg.config, recording, settings),
             model_folder=folder,
             plans=tuple(relaid(plan, leg.world_size) for plan in leg.plans),
             start=leg.start,
@@ -237,26 +239,30 @@ def warn_of_differences(manifest: RunManifest, model_folder: Path) -> None:
             log.warning("%s differs: the run had %s, here it is %s; the bytes may differ", name, value, here[name])
 
 
+def _from_the_record(config: TrainerConfig, recording: Recording, settings: Settings) -> TrainerConfig:
+    """The configuration with the initial adapter as the run published it in place of the folder that it was given in,
+    which may be gone."""
+    first = recording.first
+    if config.initial_adapter is None or first is None:
+        return config
+    folder = published_folder(settings.home, first.policy, first.first_version)
+    if _unaltered(folder, first.initial_adapter_sha256) is None:
+        return config
+    return config.model_copy(update={"initial_adapter": str(folder)})
+
+
 def recorded_adapter(settings: Settings, result: StepResult) -> bytes | None:
     """The adapter of a step as the run published it, None where it is no longer on this machine unaltered."""
-    from trainer.model import adapter_sha256
+    return _unaltered(published_folder(settings.home, result.policy, result.policy_version), result.adapter_sha256)
 
-    path = _adapter_path(settings, result)
+
+def _unaltered(folder: Path, sha256: str) -> bytes | None:
+    path = folder / WEIGHTS_FILE
     data = path.read_bytes() if path.is_file() else None
-    return data if data is not None and adapter_sha256(data) == result.adapter_sha256 else None
-
-
-def _adapter_path(settings: Settings, result: StepResult) -> Path:
-    from trainer.model import WEIGHTS_FILE
-
-    return settings.home / "adapters" / result.policy / f"v{result.policy_version}" / WEIGHTS_FILE
+    return data if data is not None and adapter_sha256(data) == sha256 else None
 
 
 def _distance(settings: Settings, result: StepResult, folder: Path) -> float | None:
-    from trainer.compare import update_distance
-    from trainer.model import WEIGHTS_FILE
-    from trainer.replay_job import adapter_folder
-
     before = recorded_adapter(settings, result)
     path = adapter_folder(folder, result.step) / WEIGHTS_FILE
     return None if before is None or not path.is_file() else update_distance(before, path.read_bytes()).relative

@@ -113,7 +113,9 @@ def _train(job: Job, settings: Settings, codec: Codec) -> Done:
     channel = Channel(world)
     sha256: dict[int, str] = {}
     metrics: dict[int, dict[str, float]] = {}
-    if job.checkpoint is not None:
+    if job.checkpoint is None:
+        engine.begin()
+    else:
         checkpoint = Checkpoint.read(job.checkpoint)
         engine.load(checkpoint.adapter(), checkpoint.optimizer())
     adapter = engine.policy.adapter_bytes()

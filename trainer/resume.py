@@ -70,13 +70,12 @@ def resume(
     config: TrainerConfig,
     codec: Codec,
     engine: Engine,
-    initial: bytes,
     world_size: int,
     model_folder: Path,
 ) -> Head:
     """Takes the policy over, loads the newest checkpoint that the log vouches for into the engine, or makes the first
-    one, and writes what is missing for it. After a rollback that is a new run. `initial` is the adapter that the
-    configuration's seed gives. Raises CannotResume, CannotBranch, BadCheckpoint, ValueError (another adapter shape)."""
+    one, and writes what is missing for it. After a rollback that is a new run. Raises CannotResume, CannotBranch,
+    BadCheckpoint, BadAdapter, ValueError (another adapter shape)."""
     ledger = Ledger(settings, codec, config.policy)
     # Only now: what a predecessor had in flight is committed or aborted.
     run = current_run(settings, codec, config)
@@ -96,12 +95,17 @@ def resume(
     root = checkpoint_root(settings, config.run_id)
     checkpoint = resume_point(checkpoints(root), run, root)
     origin = checkpoint_of(settings, run, parent) if parent is not None and checkpoint is None else None
-    if origin is not None:
-        sha256 = origin.state.adapter_sha256
-    else:
-        sha256 = adapter_sha256(initial) if run.first is None else run.first.initial_adapter_sha256
-    manifest = manifest_of(config, run, model_folder, sha256, world_size, start, parent)
     before = origin or checkpoint
+    # Only where it begins does a run need what it begins with: the folder may be gone later.
+    weights, moments = (engine.begin(), NO_MOMENTS) if before is None else (before.adapter(), before.optimizer())
+    sha256 = adapter_sha256(weights) if run.first is None else run.first.initial_adapter_sha256
+    if before is None and adapter_sha256(weights) != sha256:
+        raise CannotResume(
+            f"run {config.run_id} began with the adapter {sha256} and ended before it had a checkpoint, and seed, lora "
+            f"and initial_adapter give {adapter_sha256(weights)} now. Set them as they were, or begin a run under "
+            "another run_id"
+        )
+    manifest = manifest_of(config, run, model_folder, sha256, world_size, start, parent)
     if before is not None:
         # Before anything is written: what cannot be gone on from must not become a run that cannot begin.
         _check_fits(before, run, manifest, engine)
@@ -111,10 +115,9 @@ def resume(
         run.relatives = (*run.relatives, manifest)
     owner = uuid.uuid4().hex
     if checkpoint is None:
-        weights, moments = (initial, NO_MOMENTS) if origin is None else (origin.adapter(), origin.optimizer())
         state = _first_state(manifest, owner, start, sha256, moments.steps)
         checkpoint = save(root, state, weights, engine.policy.adapter_config(), moments)
-    engine.load(checkpoint.adapter(), checkpoint.optimizer())
+    engine.load(weights, moments)
     log.info("run %s goes on after step %d", config.run_id, checkpoint.state.step)
     head = Head(settings, config, engine, run, ledger, manifest, owner, checkpoint, run.lineage)
     head.announce({})

@@ -2,11 +2,14 @@
 exported, on a log with other partitions that has really been compacted and on which somebody was forgotten."""
 
 import json
+import shutil
+import signal
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from schemas import topics
@@ -21,6 +24,7 @@ from tests import forked
 from tests.integration.test_trainer_run import Lab
 from tests.kafka_fixture import Kafka, eventually
 from tests.trainer_lab import tiny_model
+from trainer.model import CONFIG_FILE, WEIGHTS_FILE, Policy, adapter_sha256
 from trainer.replay import TOLERANCE
 from trainer.runlog import read_run
 
@@ -185,6 +189,27 @@ def written_under(lab: Lab, run_id: str) -> list[tuple[int, int]]:
             if stored.key is not None and stored.key.startswith(f"{run_id}/"):
                 found[stored.key].append(stored.value)
     return [(len(values), len(set(values))) for values in found.values()]
+
+
+def test_the_folder_of_the_initial_adapter_is_needed_where_the_run_begins_and_never_again(
+    lab: Lab, tmp_path: Path
+) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    policy = Policy(lab.model, "tiny-base", lab.config().lora, 5, "cpu", torch.float32)
+    (given / WEIGHTS_FILE).write_bytes(policy.adapter_bytes())
+    (given / CONFIG_FILE).write_bytes(policy.adapter_config())
+    lab.lay(4)
+    of = lab.config(steps=1, initial_adapter=str(given), keep_checkpoints=1)
+    assert lab.train(of, "SIGKILL at save 0") == -signal.SIGKILL
+    assert lab.train(lab.config(steps=1)) == 1, "with another adapter it is another run"
+    assert "ended before it had a checkpoint" in lab.text(of)
+    assert lab.train(of) == 0, lab.text(of)
+    shutil.rmtree(given)
+    assert lab.train(of.model_copy(update={"steps": 2})) == 0, lab.text(of)
+    assert lab.hashes(of)[0] == adapter_sha256(policy.adapter_bytes())
+    code, report = lab.replay(of)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 3), report
 
 
 class Elsewhere:

@@ -337,11 +337,22 @@ def test_a_run_goes_on_from_an_adapter_in_a_folder(of: TrainerConfig, tmp_path: 
     (tmp_path / "adapter_model.safetensors").write_bytes(trained.policy.adapter_bytes())
     (tmp_path / "adapter_config.json").write_bytes(trained.policy.adapter_config())
     goes_on = {"initial_adapter": str(tmp_path)}
-    assert engine_of(config(Path(of.base_model), **goes_on)).policy.adapter_bytes() == trained.policy.adapter_bytes()
+    engine = engine_of(config(Path(of.base_model), **goes_on))
+    assert engine.begin() == engine.policy.adapter_bytes() == trained.policy.adapter_bytes()
     with pytest.raises(BadAdapter, match=r"has lora_alpha 8.*, the run 16"):
-        engine_of(config(Path(of.base_model), **goes_on, lora={"rank": 4, "alpha": 16}))
+        engine_of(config(Path(of.base_model), **goes_on, lora={"rank": 4, "alpha": 16})).begin()
+    engine = engine_of(config(Path(of.base_model), initial_adapter=str(tmp_path / "none")))
+    engine.load(trained.policy.adapter_bytes(), trained.optimizer_state())  # what has a checkpoint needs no folder
     with pytest.raises(BadAdapter, match="no adapter in"):
-        engine_of(config(Path(of.base_model), initial_adapter=str(tmp_path / "none")))
+        engine.begin()
+
+
+def test_a_run_begins_with_what_its_seed_draws_whatever_was_trained_before(of: TrainerConfig) -> None:
+    engine = engine_of(of)
+    drawn = engine.policy.adapter_bytes()
+    run_step(engine, of, BATCHES[0])
+    assert engine.policy.adapter_bytes() != drawn
+    assert engine.begin() == engine.policy.adapter_bytes() == drawn
 
 
 @pytest.mark.parametrize(
