@@ -20,6 +20,8 @@ _PENALTIES: dict[str, float] = {
     "min_tokens": 0,
 }
 _BENT = ("logit_bias", "bad_words", "allowed_token_ids")
+# What picks one of several answers: what comes is no sample of the model's distribution.
+_PICKED: dict[str, Any] = {"use_beam_search": False, "best_of": 1}
 _GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 # Nobody said how long the answer may be.
 _UNBOUNDED = 2**31 - 1
@@ -57,7 +59,7 @@ def asked(body: Mapping[str, Any], to: Route, *, chat: bool, tokens: bool) -> As
     if to.model is not None:
         sent["model"] = to.model
     if to.sampling is not None:
-        for name in (*_PENALTIES, *_BENT, "top_k"):
+        for name in (*_PENALTIES, *_BENT, *_PICKED, "top_k"):
             sent.pop(name, None)
         sent |= {"temperature": to.sampling.temperature, "top_p": 1.0}
     if tokens:
@@ -129,8 +131,12 @@ def not_trainable_as_asked(sent: Mapping[str, Any], to: Route, *, tokens: bool, 
         return f"no version of {to.policy} is served yet: the base model answered"
     if not tokens:
         return _no_ids(to)
+    if sent.get("echo"):
+        return "the answer repeats the prompt (echo)"
     if n != 1:
         return f"{n} answers were asked for: which of them the client used is not known"
+    if picked := _in_force(sent, _PICKED):
+        return f"the answer is the best of several and was not sampled ({picked})"
     sampling = sampling_of(sent)
     if sampling is None:
         return "the sampling parameters cannot be recorded"
@@ -161,7 +167,10 @@ def logprobs_mode(sent: Mapping[str, Any], to: Route) -> LogprobsMode:
 
 
 def _bent(sent: Mapping[str, Any]) -> bool:
-    """Whether penalties or biases are in force."""
-    return any(sent.get(name) not in (None, unused) for name, unused in _PENALTIES.items()) or any(
-        sent.get(name) for name in _BENT
-    )
+    """Whether what was sampled from is another distribution than the model's, or nothing was sampled at all."""
+    return bool(_in_force(sent, _PENALTIES) or _in_force(sent, _PICKED)) or any(sent.get(name) for name in _BENT)
+
+
+def _in_force(sent: Mapping[str, Any], unused: Mapping[str, Any]) -> str:
+    """The first of these that has another value than its unused one, "" if none has."""
+    return next((name for name, value in unused.items() if sent.get(name) not in (None, value)), "")

@@ -42,6 +42,8 @@ def test_a_bad_call_of_one_client_does_not_end_the_asking_for_token_ids(tmp_path
         ({"n": 2}, "2 answers"),
         ({"response_format": {"type": "json_object"}}, "grammar"),
         ({"presence_penalty": 1.5}, "penalties"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"best_of": 3}, "best_of"),
         ({"model": "base"}, "no policy"),
     ],
 )
@@ -58,6 +60,15 @@ def test_what_cannot_be_trained_on_says_why(tmp_path: Path, more: dict[str, Any]
             with gateway.streaming("x", **more) as response:
                 response.read()
                 assert response.status_code == 200 and "x-tentalis-task-id" not in response.headers
+
+
+def test_a_completion_that_repeats_its_prompt_is_not_trainable(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        gateway.serve(1)
+        body = {"model": "assistant", "prompt": "Once", "echo": True}
+        assert gateway.http.post("/v1/completions", json=body).status_code == 200
+        assert gateway.http.post("/v1/completions", json=body | {"echo": False}).status_code == 200
+        assert ["echo" in event.not_trainable for event in gateway.log.events] == [True, False]
 
 
 def test_the_task_of_a_turn_is_named_where_there_will_be_one(tmp_path: Path) -> None:
