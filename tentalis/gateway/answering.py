@@ -1,33 +1,21 @@
 """An answer as an ASGI application: made while it is sent, and given up when its client goes."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
-from starlette.types import Message as Event
 from starlette.types import Receive, Scope, Send
-
-log = logging.getLogger(__name__)
 
 
 class Answer(Response):
-    """What `work` sends. `stall_s`: how long the client may take for a piece."""
+    """What `work` sends."""
 
-    def __init__(self, work: Callable[[Send], Awaitable[None]], stall_s: float) -> None:
+    def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
         super().__init__()
-        self._work, self._stall_s = work, stall_s
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The answer as an ASGI application."""
-
-        async def patient(event: Event) -> None:
-            try:
-                async with asyncio.timeout(self._stall_s):
-                    await send(event)
-            except TimeoutError as error:
-                raise _Gone from error
-
         task = asyncio.current_task()
         assert task is not None
         over = False
@@ -39,9 +27,7 @@ class Answer(Response):
         watcher = asyncio.create_task(_disconnected(receive))
         watcher.add_done_callback(hung_up)
         try:
-            await self._work(patient)
-        except _Gone:
-            log.info("a client took nothing for %g s: its answer is given up", self._stall_s)
+            await self._work(send)
         except asyncio.CancelledError:
             if not watcher.done() or watcher.cancelled():
                 raise
@@ -49,10 +35,6 @@ class Answer(Response):
         finally:
             over = True
             watcher.cancel()
-
-
-class _Gone(OSError):
-    """The client does not take what it is sent."""
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -97,7 +97,7 @@ async def _serve(app: object, settings: GatewaySettings, host: str, port: int, s
         app,  # type: ignore[arg-type]
         host=host,
         port=port,
-        http=impatient(settings.header_s),
+        http=impatient(settings.header_s, settings.stall_s),
         ws="none",
         log_level="info",
         log_config=None,

@@ -53,7 +53,7 @@ class Proxy:
             call = await self._calls.of(request, shape)
         except Refused as error:
             return _refusal(shape, error, {})
-        return Answer(lambda send: self._run(call, send), self._settings.stall_s)
+        return Answer(lambda send: self._run(call, send))
 
     async def end_session(self, request: Request, session_id: str) -> dict[str, str]:
         """Writes down that a session is over. Raises Refused, NotRecorded."""

@@ -339,7 +339,8 @@ def lab(
         )
         deps.served.caught_up = True
         app = build_app(deps, extensions)
-        with listening(app, http=impatient(settings.header_s)) as at, httpx.Client(base_url=at, timeout=60) as http:
+        protocol = impatient(settings.header_s, settings.stall_s)
+        with listening(app, http=protocol) as at, httpx.Client(base_url=at, timeout=60) as http:
             made = Lab(at, script, log, deps, http)
             eventually(lambda: http.get("/readyz").status_code == 200, 60, message="the gateway is not ready")
             try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Feedback, Polarity, Result, SessionEvent, Source, Task
+from schemas.records import Feedback, Polarity, PolicyAck, Result, SessionEvent, Source, Task
 from streams.sessions.turns import not_trainable
 from tentalis.gateway.bridge.events import MOST_CLIENTS, MOST_WAITING, Events
 from tentalis.gateway.bridge.facts import Fact, Facts
+from tentalis.gateway.bridge.ports import Found
+from tentalis.gateway.connections import impatient
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.keys import Keys, Scope, create
-from tests.unit.bridge_log import MemoryLog, client_of
+from tests.kafka_fixture import eventually
+from tests.unit.bridge_log import MemoryLog, app_over, bridge_over, client_of, served
 from tests.unit.loop_records import result, task
 
 TOKENS = {
@@ -537,6 +541,36 @@ def test_events_are_live_bounded_and_say_nothing_of_what_was_said() -> None:
         assert over[-1].startswith(b"event: end")
 
     asyncio.run(main())
+
+
+def test_a_reader_that_stops_reading_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tentalis.gateway.bridge.events.MOST_CLIENTS", 1)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    class Log(MemoryLog):
+        def start(self, take: Callable[[Found], None], wanted: Callable[[], bool]) -> None:
+            loops.append(asyncio.get_running_loop())
+            super().start(take, wanted)
+
+    log = Log()
+    bridge = bridge_over(log)
+    long = PolicyAck(server_id="s", policy="p", version=1, event_time=1, sha256="0" * 64, ok=False, error="x" * 2**20)
+    with (
+        served(app_over(bridge), http=impatient(10.0, 0.3)) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+        socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), 30) as stuck,
+    ):
+        stuck.sendall(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+        eventually(lambda: bridge.events.wanted, 30)
+        assert client.get("/v1/events", params={"seconds": 0.1}).status_code == 503
+        for _ in range(32):  # more than the buffers on the way hold
+            loops[0].call_soon_threadsafe(log.put, topics.POLICY_ACKS, long)
+        eventually(lambda: client.get("/v1/events", params={"seconds": 0.1}).status_code == 200, 30)
+        # Its connection is closed too, in the midst of what it has not read.
+        heard = 0
+        while piece := stuck.recv(2**20):
+            heard += len(piece)
+        assert heard < 32 * 2**20
 
 
 def test_polls_end_when_the_result_comes_however_many_wait() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,8 +113,9 @@ class Events:
                 client.dropped = True
                 self._clients.discard(client)
 
-    def watch(self, names: frozenset[str], user: str | None, seconds: float) -> AsyncIterator[bytes]:
+    def watch(self, names: frozenset[str], user: str | None, seconds: float) -> AsyncGenerator[bytes]:
         """The events of these names from now on, for so many seconds. `user`: only what is theirs; None: everything.
+        Whoever began to read it has one of the places until it is closed.
 
         Raises Refused (503) if too many watch.
         """
@@ -122,7 +123,7 @@ class Events:
             raise Refused(503, f"{MOST_CLIENTS} clients watch already: come again", "api_error", retry_after_s=10)
         return self._stream(_Client(names, user), seconds, asyncio.get_running_loop().time)
 
-    async def _stream(self, client: _Client, seconds: float, clock: Callable[[], float]) -> AsyncIterator[bytes]:
+    async def _stream(self, client: _Client, seconds: float, clock: Callable[[], float]) -> AsyncGenerator[bytes]:
         deadline = clock() + seconds
         self._open += 1
         self._clients.add(client)
@@ -132,9 +133,12 @@ class Events:
                 if client.dropped and client.waiting.empty():
                     break
                 try:
-                    yield await asyncio.wait_for(client.waiting.get(), min(left, KEEP_ALIVE_S))
+                    # Not wait_for, which forgets in Python 3.11 that it was cancelled when there is an event.
+                    async with asyncio.timeout(min(left, KEEP_ALIVE_S)):
+                        event = await client.waiting.get()
                 except TimeoutError:
-                    yield b": still here\n\n"
+                    event = b": still here\n\n"
+                yield event
             why = {"reason": f"more than {MOST_WAITING} events waited for you: connect again, and read faster"}
             yield written("dropped", why) if client.dropped else written("end", {"reason": "the time is over"})
         finally:

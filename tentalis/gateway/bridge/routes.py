@@ -1,7 +1,7 @@
 """The bridge's routes: the ancestors' paths, bodies and status codes, and ours besides (docs/bridge.md)."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response, Security
@@ -9,8 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from starlette.types import Send
 
 from schemas import topics
+from tentalis.gateway.answering import Answer, send_piece
 from tentalis.gateway.bodies import body_of
 from tentalis.gateway.bridge.events import NAMES
 from tentalis.gateway.bridge.refusals import problems
@@ -68,6 +70,11 @@ _EVENT = {
     "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
     "required": ["event", "data"],
 }
+_EVENTS_HEAD = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
 
 UserId = Annotated[str, Header(alias="X-User-Id", max_length=200, description="Whom it is for.")]
 Record = Annotated[
@@ -277,14 +284,21 @@ def router(
         seconds: Annotated[float, Query(gt=0, le=LONGEST_WATCH_S, description="After which it ends.")] = (
             LONGEST_WATCH_S
         ),
-    ) -> StreamingResponse:
+    ) -> Answer:
         """What happens, as it happens: who and what, never what was said. Whoever does not keep up gets an event
         `dropped` and is disconnected."""
         caller, _ = caller_of(request)
         names = frozenset(NAMES if types is None else (name for name in types.split(",") if name in NAMES))
         stream = bridge.events.watch(names, caller.user, min(seconds, longest_watch_s))
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+        async def send_all(send: Send) -> None:
+            async with aclosing(stream):
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS_HEAD})
+                async for event in stream:
+                    await send_piece(send, event)
+            await send_piece(send, b"", last=True)
+
+        return Answer(send_all)
 
     @routes.get("/health", tags=["training"])
     async def health() -> HealthAnswer:
