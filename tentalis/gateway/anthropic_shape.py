@@ -1,11 +1,10 @@
 """Anthropic's messages on a backend that speaks OpenAI's chat completions: bodies and answers. Pure."""
 
 import json
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from tentalis.gateway.anthropic_stream import MessagesStream, call_id, error_of, stop_of, usage_of
+from tentalis.gateway.anthropic_stream import MessagesStream, call_id, error_of, message_id, stop_of, usage_of
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.shapes import StreamShape
 
@@ -160,7 +159,7 @@ class MessagesShape:
             if not (isinstance(message["content"], list) and message["content"][0] is _IMAGES_OF_TOOLS)
         ]
 
-    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, answer: dict[str, Any], event_id: str) -> dict[str, Any]:
         """See Shape."""
         choice = (answer.get("choices") or [{}])[0]
         said = choice.get("message") or {}
@@ -179,7 +178,7 @@ class MessagesShape:
             )
         reason, sequence = stop_of(choice, called=bool(said.get("tool_calls")))
         return {
-            "id": f"msg_{answer.get('id') or uuid.uuid4().hex}",
+            "id": message_id(event_id),
             "type": "message",
             "role": "assistant",
             "model": answer.get("model", ""),
@@ -189,9 +188,9 @@ class MessagesShape:
             "usage": usage_of(answer.get("usage")),
         }
 
-    def stream(self) -> StreamShape:
+    def stream(self, event_id: str) -> StreamShape:
         """See Shape."""
-        return MessagesStream()
+        return MessagesStream(event_id)
 
     def error(self, status: int, kind: str, message: str) -> dict[str, object]:
         """See Shape."""

@@ -47,6 +47,11 @@ def error_of(status: int, message: str) -> dict[str, object]:
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 
+def message_id(event_id: str) -> str:
+    """The id of a message: the gateway's own, by which feedback finds the turn, whatever the backend calls it."""
+    return f"msg_{event_id}"
+
+
 def call_id(given: Any) -> str:
     """The id of a tool call, one of our own where the backend gives none."""
     return given if isinstance(given, str) and given else f"toolu_{uuid.uuid4().hex}"
@@ -94,7 +99,8 @@ class MessagesStream:
     that is open is sent as it comes; those behind it wait until it is whole.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, event_id: str) -> None:
+        self._event_id = event_id
         self._started = False
         self._called: set[Any] = set()
         self._blocks: deque[_Block] = deque()
@@ -136,7 +142,7 @@ class MessagesStream:
     def _start(self, chunk: Mapping[str, Any]) -> bytes:
         self._started = True
         message = {
-            "id": f"msg_{chunk.get('id') or uuid.uuid4().hex}",
+            "id": message_id(self._event_id),
             "type": "message",
             "role": "assistant",
             "model": chunk.get("model", ""),

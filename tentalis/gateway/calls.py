@@ -57,8 +57,8 @@ class Call:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every answer says of the call."""
-        return {"X-Session-Id": self.turn.shown, "X-Request-Id": self.event_id}
+        """What every answer says of the call; its id by the names under which OpenAI's and Anthropic's clients look."""
+        return {"X-Session-Id": self.turn.shown, "X-Request-Id": self.event_id, "Request-Id": self.event_id}
 
     def answered(self, *, trainable: bool) -> dict[str, str]:
         """What a good answer says of the call: also its task's id, where it will have one that feedback can name."""

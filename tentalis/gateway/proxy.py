@@ -101,12 +101,12 @@ class Proxy:
         trainable = not not_trainable(call.ask.body, call.route, capture, tokens=call.tokens, n=call.ask.n)
         headers = call.answered(trainable=trainable)
         try:
-            shown = Response(dumps(call.shape.answer(answer)), headers=headers, media_type="application/json")
+            shown = dumps(call.shape.answer(answer, call.event_id))
         except MISSHAPEN as error:
             raise Refused(502, f"the backend {name} answered with no completion", "server_error") from error
         await self._writing.keep(call, capture)
         self._measures.finished(call.shape.path, call.began)
-        await send_whole(send, shown)
+        await send_whole(send, Response(shown, headers=headers, media_type="application/json"))
 
     async def _stream(self, call: Call, response: httpx.Response, send: Send) -> None:
         if not response.headers.get("content-type", "").startswith("text/event-stream"):

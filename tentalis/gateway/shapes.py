@@ -41,12 +41,12 @@ class Shape(Protocol):
         """What is said, as chat messages; still to be checked."""
         ...
 
-    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """A whole answer as the client knows it."""
+    def answer(self, answer: dict[str, Any], event_id: str) -> dict[str, Any]:
+        """A whole answer as the client knows it. `event_id`: of the turn on the log."""
         ...
 
-    def stream(self) -> StreamShape:
-        """For one answer."""
+    def stream(self, event_id: str) -> StreamShape:
+        """For one answer, whose turn has that id on the log."""
         ...
 
     def error(self, status: int, kind: str, message: str) -> dict[str, object]:
@@ -85,11 +85,11 @@ class ChatShape:
         """See Shape."""
         return body.get("messages")
 
-    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, answer: dict[str, Any], event_id: str) -> dict[str, Any]:
         """See Shape."""
         return answer
 
-    def stream(self) -> StreamShape:
+    def stream(self, event_id: str) -> StreamShape:
         """See Shape."""
         return OpenAIStream()
 

@@ -20,7 +20,7 @@ class Streaming:
 
     def __init__(self, call: Call, send: Send) -> None:
         self._call, self._send = call, send
-        self._shape = call.shape.stream()
+        self._shape = call.shape.stream(call.event_id)
         self.capture = Capture(call.ask.n)
         self.begun = False
 

@@ -21,10 +21,16 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import SecretStr
 
+from schemas import topics
+from schemas.ids import turn_task_id
 from schemas.records import SessionEvent, Status
 from schemas.tensors import int32_view
+from tentalis.gateway.app import Deps
+from tentalis.gateway.bridge.routes import router
 from tentalis.gateway.keys import Scope, create
 from tests.integration.gateway_lab import PROMPT_IDS, Lab, lab, listening, sse
+from tests.unit.bridge_log import MemoryLog as BridgeLog
+from tests.unit.bridge_log import bridge_over
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
 PIECES = ('{"ci', 'ty": ', '"Os', 'lo"}')
@@ -380,6 +386,36 @@ def test_anthropic_errors_are_the_clients_own(service: Service) -> None:
     with pytest.raises(anthropic.BadRequestError, match="messages"):
         service.anthropic.messages.create(**ASK, messages=[])
     assert not [event for event in service.events if event.status is Status.OK]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_anthropics_ids_of_an_answer_name_its_turn(tmp_path: Path, streamed: bool) -> None:
+    log = BridgeLog()
+
+    def bridge(app: FastAPI, deps: Deps) -> None:
+        app.include_router(router(bridge_over(log), deps.keys, body_bytes=2**20, body_s=30.0))
+
+    with lab(tmp_path, extensions=(bridge,)) as gateway:
+        gateway.serve(1)
+        client: Any = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
+        question = [{"role": "user", "content": QUESTION}]
+        if streamed:
+            with client.messages.stream(**ASK, messages=question) as stream:
+                answer, request_id = stream.get_final_message(), stream.request_id
+        else:
+            answer = client.messages.create(**ASK, messages=question)
+            request_id = answer._request_id
+        [event] = gateway.log.events
+        log.put(topics.SESSIONS, event)
+        for name in (answer.id, request_id):
+            thumb = {"completion_id": name, "thumb": "up", "comment": f"of {name}"}
+            told = gateway.http.post("/v1/feedback", json=thumb)
+            assert told.status_code == 201, told.text
+            assert told.json()["task_id"] == turn_task_id(event.session_id, event.session_event_id)
+        gateway.script.error = (429, b"{}", "application/json")
+        with pytest.raises(anthropic.RateLimitError) as limited:
+            client.messages.create(**ASK, messages=question)
+        assert limited.value.request_id == limited.value.response.headers["x-request-id"]
 
 
 # --- openclaw ---------------------------------------------------------------------------------------------------------

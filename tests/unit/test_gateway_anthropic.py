@@ -100,7 +100,7 @@ def test_blocks_are_well_formed_however_the_deltas_of_a_stream_are_interleaved(s
     """`said`: texts, and the inputs of tool calls, which come in pieces and in any order among each other."""
     texts_said = [each for each in said if isinstance(each, str)]
     calls = [each for each in said if isinstance(each, dict)]
-    stream = MessagesStream()
+    stream = MessagesStream("e1")
     queues = []
     for at, call in enumerate(calls):
         text, pieces = json.dumps(call), []
@@ -148,7 +148,7 @@ def test_blocks_are_well_formed_however_the_deltas_of_a_stream_are_interleaved(s
 
 
 def test_a_tool_call_is_sent_as_it_comes_and_the_next_one_waits_for_its_end() -> None:
-    stream = MessagesStream()
+    stream = MessagesStream("e1")
 
     def sent(*calls: dict[str, Any]) -> list[Any]:
         data = stream.chunk({"choices": [{"index": 0, "delta": {"tool_calls": list(calls)}}]})
