@@ -113,6 +113,14 @@ def _choice(choice: Any) -> Any:
     return named[kind]
 
 
+def _thinking(thinking: Any) -> dict[str, Any]:
+    """Arguments of the backend's chat template, by the names under which templates know whether to think."""
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise Refused(400, "thinking.type must be enabled, adaptive or disabled")
+    return dict.fromkeys(("enable_thinking", "thinking"), kind != "disabled")
+
+
 class MessagesShape:
     """POST /v1/messages."""
 
@@ -125,6 +133,10 @@ class MessagesShape:
         limit = given.get("max_tokens")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise Refused(400, "max_tokens must be a whole number of at least 1")
+        return self.prompt(given) | {"max_tokens": limit}
+
+    def prompt(self, given: dict[str, Any]) -> dict[str, Any]:
+        """As `body`, of a request that need not say how long its answer may be. Raises Refused (400)."""
         messages: list[dict[str, Any]] = []
         if given.get("system"):
             blocks = _blocks(given["system"], "system")
@@ -138,7 +150,7 @@ class MessagesShape:
                 raise Refused(400, f"messages[{at}].role must be user or assistant")
             messages += _messages(role, message.get("content"), f"messages[{at}].content")
         body: dict[str, Any] = {name: given[name] for name in _SAME if given.get(name) is not None}
-        body |= {"messages": messages, "max_tokens": limit}
+        body["messages"] = messages
         if given.get("stop_sequences"):
             body["stop"] = given["stop_sequences"]
         if given.get("tools"):
@@ -147,6 +159,10 @@ class MessagesShape:
             body["tools"] = [_tool(tool) for tool in given["tools"]]
         if given.get("tool_choice") is not None:
             body["tool_choice"] = _choice(given["tool_choice"])
+            if given["tool_choice"].get("disable_parallel_tool_use"):
+                body["parallel_tool_calls"] = False
+        if given.get("thinking") is not None:
+            body["chat_template_kwargs"] = _thinking(given["thinking"])
         if body.get("stream") is True:
             body["stream_options"] = {"include_usage": True}
         return body

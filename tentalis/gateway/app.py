@@ -112,6 +112,20 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
         deps.caller(request, Scope.CHAT)
         return {"object": "list", "data": _models(deps)}
 
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        """One of them."""
+        deps.caller(request, Scope.CHAT)
+        for card in _models(deps):
+            if card["id"] == name:
+                return card
+        raise Refused(404, f"there is no model {name!r} here; GET /v1/models says which there are", "not_found_error")
+
+    @app.post("/v1/messages/count_tokens", response_model=None)
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens a prompt has, by the tokenizer of the backend that would be asked."""
+        return await proxy.count_tokens(request)
+
     @app.post("/v1/sessions/{session_id:path}/end")
     async def end_session(session_id: str, request: Request) -> dict[str, str]:
         """Ends a session: its last turn gets no next state."""

@@ -98,11 +98,7 @@ class Calls:
         self._measures.turns.labels(
             turn.turn_type, turn.decided_by.value, turn.session_by.value, turn.reason or "none"
         ).inc()
-        model = body.get("model")
-        if not (model is None or isinstance(model, str)):
-            raise Refused(400, "model must be a text")
-        await self._informed()
-        keep, to = recorded(headers), self._route(model, user_id, worker_id)
+        keep, to = recorded(headers), await self.route(body.get("model"), user_id, worker_id)
         ask, tokens = self._aimed(body, to, shape, keep)
         return Call(
             # A retry has another answer, and is another turn, whatever its Idempotency-Key says.
@@ -121,6 +117,13 @@ class Calls:
             ask=ask,
             tokens=tokens,
         )
+
+    async def route(self, model: Any, user_id: str, worker_id: str) -> Route:
+        """Where a request for this model goes. Raises Refused (400, 404, 503)."""
+        if not (model is None or isinstance(model, str)):
+            raise Refused(400, "model must be a text")
+        await self._informed()
+        return self._route(model, user_id, worker_id)
 
     def rerouted(self, call: Call) -> None:
         """Sends a call to what is served now, unless its client has named the version. Raises Refused (404)."""

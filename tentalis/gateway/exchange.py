@@ -39,7 +39,7 @@ class Relayed(Refused):
         if shape.native_errors:
             return Response(self.body, self.status, {**headers, **self.relayed})
         said = {name: value for name, value in self.relayed.items() if name != "content-type"}
-        body = shape.error(self.status, "api_error", _message(self.body))
+        body = shape.error(self.status, "api_error", message_of(self.body))
         return JSONResponse(body, status_code=self.status, headers={**headers, **said})
 
 
@@ -153,7 +153,7 @@ def _chunk(data: bytes) -> dict[str, Any]:
     return chunk
 
 
-def _message(body: bytes) -> str:
+def message_of(body: bytes) -> str:
     """The message of an error body, or the raw text of one that has none."""
     try:
         error: Any = json.loads(body)

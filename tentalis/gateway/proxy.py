@@ -14,6 +14,7 @@ from tentalis.gateway.asking import not_trainable
 from tentalis.gateway.backends import Backends
 from tentalis.gateway.calls import Call, Calls
 from tentalis.gateway.capture import Capture, strip
+from tentalis.gateway.counting import Counting
 from tentalis.gateway.exchange import Broken, Exchange, Relayed, read
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.keys import Keys, Scope, presented
@@ -44,6 +45,7 @@ class Proxy:
     ) -> None:
         self._settings, self._keys, self._backends, self._measures = settings, keys, backends, measures
         self._calls = Calls(settings, keys, backends, served, measures)
+        self.count_tokens = Counting(settings, keys, self._calls, backends).answer
         self._exchange = Exchange(backends, self._calls, measures, settings.hold_s)
         self._writing = Writing(recorder, measures, settings.gateway_id)
 

@@ -48,6 +48,13 @@ def weather_model() -> FastAPI:
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [{"id": "base", "object": "model", "created": 1, "owned_by": "us"}]}
 
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        body = await request.json()
+        assert body["model"] == "assistant@v3"
+        words = " ".join(message["content"] for message in body["messages"]).split()
+        return {"count": len(words) + 10 * len(body.get("tools") or ()), "max_model_len": 100, "tokens": []}
+
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = await request.json()
@@ -193,6 +200,13 @@ def test_openai_streamed(service: Service) -> None:
     [event] = service.events
     trainable(event, 4)
     assert event.response == "It rains in Oslo."
+
+
+def test_openai_asks_for_one_model(service: Service) -> None:
+    assert service.openai.models.retrieve("assistant").model_extra == {"root": "assistant@v3"}
+    assert service.openai.models.retrieve("base").id == "base"
+    with pytest.raises(openai.NotFoundError, match="nobody/no-such"):
+        service.openai.models.retrieve("nobody/no-such")
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -416,6 +430,21 @@ def test_anthropics_ids_of_an_answer_name_its_turn(tmp_path: Path, streamed: boo
         with pytest.raises(anthropic.RateLimitError) as limited:
             client.messages.create(**ASK, messages=question)
         assert limited.value.request_id == limited.value.response.headers["x-request-id"]
+
+
+def test_anthropic_counts_tokens(service: Service, tmp_path: Path) -> None:
+    ask: Any = {"model": "assistant", "system": "Be brief.", "messages": [{"role": "user", "content": QUESTION}]}
+    assert service.anthropic.messages.count_tokens(**ask).input_tokens == 8
+    assert service.anthropic.messages.count_tokens(**ask, tools=[CLAUDE_TOOL]).input_tokens == 18
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=service.url, api_key="tk-wrong", max_retries=0).messages.count_tokens(**ask)
+    assert service.events == []
+    with lab(tmp_path) as gateway:  # whose backend has no tokenizer
+        client = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
+        with pytest.raises(anthropic.APIStatusError, match="does not count tokens") as refused:
+            client.messages.count_tokens(**ask)
+        assert refused.value.status_code == 501
+        assert isinstance(refused.value.body, dict) and refused.value.body["error"]["type"] == "api_error"
 
 
 # --- openclaw ---------------------------------------------------------------------------------------------------------

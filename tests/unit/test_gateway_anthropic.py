@@ -61,6 +61,19 @@ def test_anthropics_messages_become_openais() -> None:
             MessagesShape().body(wrong)
 
 
+def test_what_a_backend_can_be_asked_of_thinking_and_tools_is_asked() -> None:
+    asked = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    one_tool = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    assert MessagesShape().body(asked | one_tool)["parallel_tool_calls"] is False
+    for kind, on in (("enabled", True), ("adaptive", True), ("disabled", False)):
+        body = MessagesShape().body(asked | {"thinking": {"type": kind}})
+        assert body["chat_template_kwargs"] == {"enable_thinking": on, "thinking": on}
+    assert MessagesShape().body(asked).keys() == {"messages", "max_tokens"}
+    for wrong in ("enabled", {"type": "hard"}):
+        with pytest.raises(Refused, match="thinking"):
+            MessagesShape().body(asked | {"thinking": wrong})
+
+
 def test_a_tools_failure_and_images_are_carried_and_are_the_next_state() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "no sky"}, image]}
