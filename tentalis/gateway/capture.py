@@ -38,6 +38,7 @@ class Capture:
         self._calls: dict[int, _Call] = {}
         self._response: list[int] = []
         self._logprobs: list[float] = []
+        self._begun: set[int] = set()
         self._ended: set[int] = set()
         self.model = ""
         self.finish_reason = ""
@@ -50,6 +51,12 @@ class Capture:
     def finished(self) -> bool:
         """Whether every choice has told why it ended."""
         return len(self._ended) >= self._n
+
+    @property
+    def as_it_came(self) -> bool:
+        """Whether there is a choice, and every one has told why it ended: some backends give fewer than are asked
+        for."""
+        return bool(self._ended) and self._begun == self._ended
 
     @property
     def text(self) -> str:
@@ -84,14 +91,16 @@ class Capture:
             self.usage = usage
         self._prompt(answer.get("prompt_token_ids"))
         choices = answer.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
+        for at, choice in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(choice, dict):
-                self._choice(choice)
+                self._choice(at, choice)
 
-    def _choice(self, choice: dict[str, Any]) -> None:
-        index = choice.get("index", 0)
+    def _choice(self, at: int, choice: dict[str, Any]) -> None:
+        index = choice.get("index")
+        index = index if isinstance(index, int) else at
+        self._begun.add(index)
         if choice.get("finish_reason") is not None:
-            self._ended.add(index if isinstance(index, int) else 0)
+            self._ended.add(index)
         if index != 0:
             return
         if isinstance(reason := choice.get("finish_reason"), str):

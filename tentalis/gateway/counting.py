@@ -1,4 +1,4 @@
-"""How many tokens a prompt has: Anthropic's count_tokens, answered by the tokenizer of the backend that would be asked."""
+"""How many tokens a prompt has: Anthropic's count_tokens, by the tokenizer of the backend that would answer."""
 
 import json
 from typing import Any

@@ -118,19 +118,28 @@ async def read(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-async def chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a stream up to [DONE]. Raises Broken, TooLong, httpx.HTTPError."""
-    events, pieces = Events(), response.aiter_raw()
-    async for piece in pieces:
-        for data in events.feed(piece):
+class Chunks:
+    """The chunks of a stream up to [DONE]. `done`: that was said. Iterating raises Broken, TooLong, httpx.HTTPError."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self.done = False
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """Once."""
+        events, pieces = Events(), self._response.aiter_raw()
+        async for piece in pieces:
+            for data in events.feed(piece):
+                if data == b"[DONE]":
+                    self.done = True
+                    await _read_out(pieces)
+                    return
+                yield _chunk(data)
+        for data in events.close():
             if data == b"[DONE]":
-                await _read_out(pieces)
+                self.done = True
                 return
             yield _chunk(data)
-    for data in events.close():
-        if data == b"[DONE]":
-            return
-        yield _chunk(data)
 
 
 async def _read_out(pieces: AsyncIterator[bytes]) -> None:

@@ -9,7 +9,7 @@ from tentalis.gateway.answering import send_piece
 from tentalis.gateway.asking import not_trainable_as_asked
 from tentalis.gateway.calls import Call
 from tentalis.gateway.capture import Capture, strip
-from tentalis.gateway.exchange import Broken, chunks
+from tentalis.gateway.exchange import Broken, Chunks
 
 # What it raises to read an answer that is JSON, but not what the API says.
 MISSHAPEN = (AttributeError, TypeError, KeyError, ValueError, IndexError, RecursionError)
@@ -28,7 +28,8 @@ class Streaming:
         """Sends it all; `keep` returns when the turn is written down. Raises Broken, TooLong, httpx.HTTPError, and what
         `keep` raises: then the answer is to be ended by `breaks_off`, or by another answer where it has not begun."""
         held: list[bytes] = []
-        async for chunk in chunks(response):
+        chunks = Chunks(response)
+        async for chunk in chunks:
             self.capture.take(chunk)
             strip(chunk, self._call.ask.wants)
             try:
@@ -40,7 +41,7 @@ class Streaming:
                 held.append(piece)
             elif piece:
                 await self._piece(piece)
-        if not self.capture.finished:
+        if not (self.capture.finished or (chunks.done and self.capture.as_it_came)):
             raise Broken("the backend's stream ended before its end")
         await keep()
         await self._piece(b"".join([*held, self._shape.end()]), last=True)

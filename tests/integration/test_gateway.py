@@ -4,6 +4,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -358,6 +359,22 @@ def test_a_stream_of_several_prompts_passes_as_it_comes(tmp_path: Path) -> None:
             rest = [c and c["choices"][0]["finish_reason"] for c in seen]
         assert rest == [None, None, "length", None]  # the last is [DONE]
         assert len(gateway.log.events) == 1
+
+
+def test_a_backend_that_gives_fewer_answers_than_are_asked_for_is_recorded_as_it_came(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:  # whose streams have one choice, whatever n is
+        gateway.serve(1)
+        seen = gateway.stream("x", n=2)
+        assert seen[-1] is None and "".join(text_of(chunk) for chunk in seen) == "Good day, friend!"
+        [event] = gateway.log.events
+        assert (event.response, event.finish_reason, event.status.value) == ("Good day, friend!", "stop", "ok")
+        assert "2 answers" in event.not_trainable
+        gateway.script.break_after = 2
+        assert "error" in (gateway.stream("x", n=2)[-1] or {})
+
+
+def text_of(chunk: dict[str, Any] | None) -> str:
+    return "".join(choice["delta"].get("content") or "" for choice in (chunk or {}).get("choices", ()))
 
 
 def test_models_are_the_policies_and_the_base_models(tmp_path: Path) -> None:

@@ -276,6 +276,12 @@ def test_no_answer_of_a_backend_breaks_the_taking_in(answer: dict[str, Any]) -> 
     strip(answer, Wants())
 
 
+def test_choices_without_a_number_are_counted_as_they_stand() -> None:
+    capture = Capture(2)
+    capture.take({"choices": [{"message": {"content": text}, "finish_reason": "stop"} for text in ("one", "two")]})
+    assert (capture.text, capture.finished) == ("one", True)
+
+
 def test_tokens_that_do_not_fit_together_are_none() -> None:
     capture = Capture()
     capture.take(
