@@ -7,8 +7,7 @@ is on the log once, also if this process is killed at any moment.
 import asyncio
 import logging
 import threading
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -27,6 +26,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_EVERY_S = 0.5
 DRAIN_AT_ONCE = 500
+DRAIN_BYTES = 32 * 2**20
 DRAIN_PATIENCE_S = 30.0
 
 
@@ -95,32 +95,51 @@ class Recorder:
             await asyncio.sleep(DRAIN_EVERY_S)
 
     def drain_once(self) -> int:
-        """Sends what is on disk and on no other way to the log; how many it could let go. Blocking.
+        """Sends what is on disk and on no other way to the log, until the broker does not take it; how many it could
+        let go. The log is looked through once for all of it. Blocking.
 
         Raises KafkaException, NoSuchTopic, TimeoutError, SchemasUnavailable.
         """
-        by_topic: dict[str, list[Spooled]] = defaultdict(list)
-        for number, record in enumerate(r for r in self._spool.records() if not self._busy(r.event_id)):
-            if number == DRAIN_AT_ONCE:
-                break
+        held = {event_id: each for event_id, each in self._spool.held().items() if not self._busy(event_id)}
+        gone = 0
+        try:
+            for topic in {each.topic for each in held.values()}:
+                since = {event_id: each.since for event_id, each in held.items() if each.topic == topic}
+                for event_id in self._events.present(topic, min(since.values()), since.keys()):
+                    self._spool.remove(event_id)
+                    del held[event_id]
+                    gone += 1
+            for batch in self._batches(held):
+                arrived = self._sent(batch)
+                gone += arrived
+                if arrived < len(batch):
+                    break
+        finally:
+            if self._spool.aside > self._aside:
+                self._count("set_aside", self._spool.aside - self._aside)
+                self._aside = self._spool.aside
+            if gone:
+                self._count("drained", gone)
+                log.info("%d turns went from the spool to the log, %d are left", gone, self.spooled)
+        return gone
+
+    def _batches(self, event_ids: Iterable[str]) -> Iterator[list[Spooled]]:
+        """The records as they go to the log, in their order, as many at a time as fit into memory."""
+        batch: list[Spooled] = []
+        size = 0
+        for record in self._spool.records(event_ids):
             try:
-                by_topic[record.topic].append(self._events.final(record))
+                final = self._events.final(record)
             except LookupError as error:
                 self._spool.set_aside(record.event_id, error)
-        if self._spool.aside > self._aside:
-            self._count("set_aside", self._spool.aside - self._aside)
-            self._aside = self._spool.aside
-        gone = 0
-        for topic, records in by_topic.items():
-            present = self._events.present(topic, min(r.since for r in records), {r.event_id for r in records})
-            for record in records:
-                if record.event_id in present:
-                    self._spool.remove(record.event_id)
-            gone += len(present) + self._sent([r for r in records if r.event_id not in present])
-        if gone:
-            self._count("drained", gone)
-            log.info("%d turns went from the spool to the log, %d are left", gone, self.spooled)
-        return gone
+                continue
+            if batch and (len(batch) == DRAIN_AT_ONCE or size + len(final.value) > DRAIN_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append(final)
+            size += len(final.value)
+        if batch:
+            yield batch
 
     def _sent(self, records: list[Spooled]) -> int:
         left = threading.Semaphore(0)

@@ -13,10 +13,9 @@ import threading
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +69,15 @@ class Spooled:
             raise ValueError(f"not a spooled record: {error!r}") from error
 
 
+class Held(NamedTuple):
+    """What is known of a record on disk without reading it. `size`: of its file, in bytes."""
+
+    topic: str
+    key: bytes
+    since: int
+    size: int
+
+
 class Spool:
     """The folder. Every method may be called on any thread.
 
@@ -97,12 +105,13 @@ class Spool:
         """Files set aside since the start: each needs a person."""
         self._most = most_bytes
         self._taken = 0  # bytes of what is held, and of what is being written
-        self._held: dict[str, tuple[bytes, int]] = {}
+        self._held: dict[str, Held] = {}
         self._keys: Counter[bytes] = Counter()
-        for record in self._read(path.name for path in folder.glob(f"*{_SUFFIX}")):
-            size = len(record.to_bytes())
-            self._taken += size
-            self._hold(_name(record.event_id), record.key, size)
+        for path in sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
+            if (record := self._read(path)) is not None:
+                size = len(record.to_bytes())
+                self._taken += size
+                self._hold(record, size)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -116,7 +125,7 @@ class Spool:
         and nothing is left of it."""
         name, data = _name(record.event_id), record.to_bytes()
         with self._mutex:
-            if name in self._held:
+            if record.event_id in self._held:
                 return
             if self._taken + len(data) > self._most:
                 raise SpoolFull(
@@ -138,61 +147,63 @@ class Spool:
             temporary.unlink(missing_ok=True)
             (self.folder / name).unlink(missing_ok=True)
             raise
-        self._hold(name, record.key, len(data))
+        self._hold(record, len(data))
 
     def remove(self, event_id: str) -> None:
         """Forgets a record that is on the log; one that is not here is no error."""
-        name = _name(event_id)
-        self._let_go(name)
-        (self.folder / name).unlink(missing_ok=True)
+        self._let_go(event_id)
+        (self.folder / _name(event_id)).unlink(missing_ok=True)
 
     def set_aside(self, event_id: str, why: object) -> None:
         """Takes a record out that can never go to the log; its file stays for a person."""
         self._damaged(self.folder / _name(event_id), why)
+        self._let_go(event_id)
 
     def _damaged(self, path: Path, why: object) -> None:
         log.error("%s is set aside as %s: %s", path, path.with_suffix(_BAD).name, why)
         path.rename(path.with_suffix(_BAD))
         self.aside += 1
-        self._let_go(path.name)
 
-    def _hold(self, name: str, key: bytes, size: int) -> None:
+    def _hold(self, record: Spooled, size: int) -> None:
         """`size` is taken already."""
         with self._mutex:
-            if name in self._held:
+            if record.event_id in self._held:
                 self._taken -= size
             else:
-                self._held[name] = key, size
-                self._keys[key] += 1
+                self._held[record.event_id] = Held(record.topic, record.key, record.since, size)
+                self._keys[record.key] += 1
 
-    def _let_go(self, name: str) -> None:
+    def _let_go(self, event_id: str) -> None:
         with self._mutex:
-            if (held := self._held.pop(name, None)) is not None:
-                key, size = held
-                self._taken -= size
-                self._keys[key] -= 1
-                if not self._keys[key]:
-                    del self._keys[key]
+            if (held := self._held.pop(event_id, None)) is not None:
+                self._taken -= held.size
+                self._keys[held.key] -= 1
+                if not self._keys[held.key]:
+                    del self._keys[held.key]
 
-    def records(self) -> Iterator[Spooled]:
-        """What is held now, oldest first. Damaged files are set aside and named in the log."""
+    def held(self) -> dict[str, Held]:
+        """What is here now, by event id, oldest first."""
         with self._mutex:
-            names = list(self._held)
-        yield from self._read(names)
+            return dict(self._held)
 
-    def _read(self, names: Iterable[str]) -> Iterator[Spooled]:
-        made: list[tuple[int, Path]] = []
-        for name in names:
-            # Any of them may be on the log, and gone from here, by the time that it is looked at.
-            with suppress(FileNotFoundError):
-                made.append(((self.folder / name).stat().st_mtime_ns, self.folder / name))
-        for _, path in sorted(made):
-            try:
-                yield Spooled.of(path.read_bytes())
-            except FileNotFoundError:
-                continue
-            except ValueError as error:
-                self._damaged(path, error)
+    def records(self, event_ids: Iterable[str]) -> Iterator[Spooled]:
+        """These, each read when it is asked for; none of what is gone meanwhile. Damaged files are set aside and named
+        in the log."""
+        for event_id in event_ids:
+            record = self._read(self.folder / _name(event_id))
+            if record is None:
+                self._let_go(event_id)
+            else:
+                yield record
+
+    def _read(self, path: Path) -> Spooled | None:
+        try:
+            return Spooled.of(path.read_bytes())
+        except FileNotFoundError:
+            return None  # on the log by now
+        except ValueError as error:
+            self._damaged(path, error)
+            return None
 
     def close(self) -> None:
         """Lets another process have the folder."""

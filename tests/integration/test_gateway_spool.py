@@ -7,15 +7,20 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from schemas import topics
 from schemas.avro import AvroSchema, current
 from schemas.codec import Codec
+from schemas.place import Place
+from tentalis.gateway.recorder import Recorder
 from tentalis.gateway.spool import Spool, Spooled
-from tests.integration.gateway_lab import Lab, MemoryLog, lab, wait_for
+from tests.integration.gateway_lab import Became, Lab, MemoryLog, lab, wait_for
 
 
 def _ids(gateway: Lab) -> Counter[str]:
@@ -159,6 +164,53 @@ def test_a_record_that_nobody_can_ever_read_is_set_aside_and_stops_no_other(tmp_
     assert Spooled.of(aside.read_bytes()).value == unknown
 
 
+class Sink(MemoryLog):
+    """Keeps only the names of what it takes, and counts how often it is looked through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent_ids: list[str] = []
+        self.looks = 0
+
+    def send(self, record: Spooled, done: Became) -> None:
+        self.sent_ids.append(record.event_id)
+        done(Place(record.topic, 0, len(self.sent_ids)))
+
+    def present(self, topic: str, since: int, wanted: Any) -> set[str]:
+        self.looks += 1
+        return set()
+
+
+def _drained(folder: Path, count: int, size: int) -> tuple[list[str], Sink, int]:
+    """What a spool of so many records held, the log after one draining, and the most memory that took (bytes)."""
+    spool, log = Spool(folder), Sink()
+    names = [f"e{at}" for at in range(count)]
+    for name in names:
+        spool.put(Spooled(name, topics.SESSIONS, b"k", bytes(size), (), 1))
+    tracemalloc.start()
+    try:
+        Recorder(log, spool, 1.0, lambda became, amount=1: None).drain_once()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    spool.close()
+    return names, log, peak
+
+
+def test_the_log_is_looked_through_once_however_much_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tentalis.gateway.recorder.DRAIN_AT_ONCE", 10)
+    names, log, _ = _drained(tmp_path, 35, 10)
+    assert (log.sent_ids, log.looks) == (names, 1)
+
+
+def test_a_spool_of_large_records_is_drained_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tentalis.gateway.recorder.DRAIN_BYTES", 4 * 2**20)
+    names, log, peak = _drained(tmp_path, 48, 2**20)
+    assert log.sent_ids == names and peak < 16 * 2**20
+
+
 WRITER = """
 import sys, itertools
 from pathlib import Path
@@ -179,7 +231,7 @@ def test_what_the_spool_has_taken_survives_kill_9(tmp_path: Path) -> None:
     writer.wait(30)
     writer.stdout.close()
     spool = Spool(tmp_path)  # the lock went with the process
-    held = {record.event_id: record for record in spool.records()}
+    held = {record.event_id: record for record in spool.records(spool.held())}
     assert {f"e{at}" for at in said} <= set(held)
     assert all(record.value == bytes(100_000) for record in held.values())
     assert not list(tmp_path.glob("*.damaged")) and not list(tmp_path.glob("*.tmp"))
