@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 from tentalis import tracing
@@ -24,15 +25,18 @@ class Unmendable(Exception):
     """What is wrong cannot be mended by starting again; the message names it and says what to do."""
 
 
-def run_service(name: str, body: Callable[[threading.Event], None], *, stopped: int = 0) -> int:
+def run_service(
+    name: str, body: Callable[[threading.Event], None], *, stopped: int = 0, grace_s: float = GRACE_S
+) -> int:
     """Runs `body` until it returns, or until SIGTERM or SIGINT sets the event it was given. Raises what `body` raised.
     Returns the exit code: 0, or `stopped` after a signal.
 
     The body has its own thread: a client that waits for an absent broker inside a C call would keep a signal handler
-    from running. One that does not end within GRACE_S of the signal is left behind, and the process exits with
-    `stopped`: each of ours may be killed at any moment, so that loses nothing. To be called on the main thread.
+    from running. One that does not end within `grace_s` of the signal, or before a second one, is left behind, and the
+    process exits with `stopped`: each of ours may be killed at any moment, so that loses nothing. To be called on the
+    main thread.
     """
-    stop = threading.Event()
+    stop, at_once = threading.Event(), threading.Event()
     raised: list[Exception] = []
 
     def run() -> None:
@@ -42,16 +46,21 @@ def run_service(name: str, body: Callable[[threading.Event], None], *, stopped: 
             raised.append(error)
 
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    before = {
+        number: signal.signal(number, lambda *_: (at_once if stop.is_set() else stop).set()) for number in numbers
+    }
     tracing.configure(name)
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
         while thread.is_alive() and not stop.is_set():
             thread.join(0.2)
-        thread.join(GRACE_S)
+        deadline = time.monotonic() + grace_s
+        while thread.is_alive() and not at_once.is_set() and (left := deadline - time.monotonic()) > 0:
+            thread.join(min(0.2, left))
         if thread.is_alive():
-            log.warning("%s did not end within %g s of being told to: left as it is", name, GRACE_S)
+            why = "was told to end again" if at_once.is_set() else f"did not end within {grace_s:g} s of being told to"
+            log.warning("%s %s: left as it is", name, why)
             logging.shutdown()
             tracing.shutdown()
             os._exit(stopped)

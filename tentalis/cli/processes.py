@@ -487,6 +487,15 @@ def gateway(
             show_default=False,
         ),
     ] = None,
+    drain_s: Annotated[
+        int | None,
+        typer.Option(
+            "--drain-s",
+            min=0,
+            help="Seconds that answers under way may take after SIGTERM. Default: drain_s of --config, or 60.",
+            show_default=False,
+        ),
+    ] = None,
     metrics_port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
@@ -510,6 +519,8 @@ def gateway(
         told = GatewaySettings.simple(server, server_id=server_id, policy=policy, gateway_id=name, logprobs_mode=mode)
     else:
         raise CommandError("name the backend: --server URL, or --config FILE for several", USAGE)
+    if drain_s is not None:
+        told = told.model_copy(update={"drain_s": drain_s})
     settings = settings_of_role("gateway", bootstrap)
     serve(
         told,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,6 +42,7 @@ class Deps:
         served: which versions the backends serve.
         backends: their clients.
         measures: metrics; `measures.exporter` takes more.
+        leaving: called on the event loop when the process is to end, for what would not end by itself.
     """
 
     settings: GatewaySettings
@@ -53,6 +54,7 @@ class Deps:
     served: ServedView
     backends: Backends
     measures: Measures
+    leaving: list[Callable[[], None]] = field(default_factory=list)
 
     def caller(self, request: Request, scope: Scope) -> Caller:
         """Who makes this request. Raises Refused (401, 403), which the application answers with its status."""

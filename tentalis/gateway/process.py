@@ -26,8 +26,8 @@ from tentalis.service import run_service
 EXTENSIONS: tuple[Install, ...] = (bridge,)
 """What adds further routes; see `tentalis.gateway.app.Install`."""
 
-# Of a client that keeps its connection open, in seconds; and for answers under way after a stop signal.
-_KEEP_ALIVE_S, _GRACE_S = 30, 2
+# Of a client that keeps its connection open, in seconds; and for what is to be closed once all is answered.
+_KEEP_ALIVE_S, _CLOSING_S = 30, 2
 
 
 def serve(
@@ -40,13 +40,17 @@ def serve(
     spool: Path,
     metrics_port: int | None = None,
 ) -> None:
-    """Answers on `host`:`port` until SIGTERM. `keys`: the file of API keys, None: nobody is asked for one. `spool`: the
-    folder for turns that the broker does not take.
+    """Answers on `host`:`port` until SIGTERM, and for up to `drain_s` what is under way then. `keys`: the file of API
+    keys, None: nobody is asked for one. `spool`: the folder for turns that the broker does not take.
 
     Raises BadGateway, BadKeys, SpoolTaken, PortTaken, OSError.
     """
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per call says nothing here
-    run_service("gateway", lambda stop: _run(stop, settings, kafka, host, port, keys, spool, metrics_port))
+    run_service(
+        "gateway",
+        lambda stop: _run(stop, settings, kafka, host, port, keys, spool, metrics_port),
+        grace_s=settings.drain_s + _CLOSING_S,
+    )
 
 
 def _run(
@@ -84,7 +88,7 @@ def _run(
     app = build_app(deps, EXTENSIONS)
     try:
         with answering(app.state.health, metrics_port):
-            asyncio.run(_serve(app, settings, host, port, stop))
+            asyncio.run(_serve(app, deps, host, port, stop))
     finally:
         stop.set()
         follower.join(1.0)
@@ -92,25 +96,31 @@ def _run(
         disk.close()
 
 
-async def _serve(app: object, settings: GatewaySettings, host: str, port: int, stop: threading.Event) -> None:
+async def _serve(app: object, deps: Deps, host: str, port: int, stop: threading.Event) -> None:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=host,
         port=port,
-        http=impatient(settings.header_s, settings.stall_s),
+        http=impatient(deps.settings.header_s, deps.settings.stall_s),
         ws="none",
         log_level="info",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_GRACE_S,
+        timeout_graceful_shutdown=deps.settings.drain_s,
     )
-    server = uvicorn.Server(config)
+    server, loop = uvicorn.Server(config), asyncio.get_running_loop()
+
+    def leave() -> None:
+        for each in deps.leaving:
+            each()
+        server.should_exit = True
 
     def until_told() -> None:
         stop.wait()
-        server.should_exit = True
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(leave)
 
     threading.Thread(target=until_told, name="stop", daemon=True).start()
     await server.serve()

@@ -119,9 +119,9 @@ class GatewaySettings(_Strict):
     `turn_type`: of a call whose client does not say: main, side, or guess. `ack_s`: how long the broker may take to
     acknowledge a turn before it is put on disk instead, `spool_bytes`: the most that may wait there. `hold_s`: how long
     a call waits for a backend that swaps its weights. `header_s`, `body_s`, `stall_s`: seconds for the head of a
-    request, for its body, and for a client to take what it is sent. `body_bytes`: the longest body. `bridge`: whether
-    it has one; `bridge_horizon_s`, `bridge_facts`: up to what age, and of how many records, it knows where they lie
-    (docs/bridge.md).
+    request, for its body, and for a client to take what it is sent. `body_bytes`: the longest body. `drain_s`: how long
+    what is under way may take after SIGTERM. `bridge`: whether it has one; `bridge_horizon_s`, `bridge_facts`: up to
+    what age, and of how many records, it knows where they lie (docs/bridge.md).
     """
 
     gateway_id: str = "gateway"
@@ -134,6 +134,7 @@ class GatewaySettings(_Strict):
     header_s: Annotated[float, Field(gt=0)] = 10.0
     body_s: Annotated[float, Field(gt=0)] = 60.0
     stall_s: Annotated[float, Field(gt=0)] = 60.0
+    drain_s: Annotated[int, Field(ge=0)] = 60
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
     bridge: bool = True
     bridge_horizon_s: Annotated[float, Field(gt=0)] = 3600.0

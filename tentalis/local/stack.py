@@ -146,6 +146,7 @@ def build_stack(options: StackOptions) -> Stack:
             "gateway",
             *("serve", "gateway", "--policy", options.gateway, "--server-id", SERVER_ID),
             *("--port", str(gateway_port), "--gateway-id", "local", "--logprobs-mode", "processed"),
+            *("--drain-s", "2"),  # who stops the stack waits for it
             after=("topics", "model"),
             ready=functools.partial(_answers, f"{gateway}/readyz"),
             alive=functools.partial(_answers, f"{gateway}/healthz"),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -37,25 +38,31 @@ def test_a_signal_sets_the_event_and_handlers_are_put_back(number: signal.Signal
     assert signal.getsignal(number) is before
 
 
-def test_one_that_is_stuck_still_ends_with_zero() -> None:
+@pytest.mark.parametrize(
+    ("grace_s", "signals", "why"), [(0.2, 1, "did not end within"), (600.0, 2, "told to end again")]
+)
+def test_one_that_is_stuck_still_ends_with_zero(grace_s: float, signals: int, why: str) -> None:
     code = (
         "import threading, time, sys\n"
         "from tentalis import service\n"
-        "service.GRACE_S = 0.2\n"
         "def stuck(stop):\n"
         "    print('up', flush=True)\n"
         "    time.sleep(600)\n"
-        "service.run_service('stuck', stuck)\n"
+        "service.run_service('stuck', stuck, grace_s=float(sys.argv[1]))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(grace_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGTERM)
+        for _ in range(signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(1.0)  # two that wait are one
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 0
-    assert "did not end within" in errors
+    assert why in errors
 
 
 def test_the_grace_is_less_than_the_supervisor_allows() -> None:

@@ -83,7 +83,7 @@ class _Client:
     names: frozenset[str]
     user: str | None
     waiting: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(MOST_WAITING))
-    dropped: bool = False
+    last: bytes | None = None  # after what waits, where it is to end
 
 
 class Events:
@@ -110,8 +110,19 @@ class Events:
             try:
                 client.waiting.put_nowait(text)
             except asyncio.QueueFull:
-                client.dropped = True
-                self._clients.discard(client)
+                why = f"more than {MOST_WAITING} events waited for you: connect again, and read faster"
+                self._end(client, written("dropped", {"reason": why}))
+
+    def end(self) -> None:
+        """Ends every stream: the gateway stops, and would wait for them."""
+        for client in list(self._clients):
+            self._end(client, written("end", {"reason": "the gateway stops: connect again"}))
+
+    def _end(self, client: _Client, last: bytes) -> None:
+        self._clients.discard(client)
+        client.last = last
+        if client.waiting.empty():
+            client.waiting.put_nowait(b": no more\n\n")  # somebody waits for it
 
     def watch(self, names: frozenset[str], user: str | None, seconds: float) -> AsyncGenerator[bytes]:
         """The events of these names from now on, for so many seconds. `user`: only what is theirs; None: everything.
@@ -130,7 +141,7 @@ class Events:
         try:
             yield b": watching\n\n"
             while (left := deadline - clock()) > 0:
-                if client.dropped and client.waiting.empty():
+                if client.last is not None and client.waiting.empty():
                     break
                 try:
                     # Not wait_for, which forgets in Python 3.11 that it was cancelled when there is an event.
@@ -139,8 +150,7 @@ class Events:
                 except TimeoutError:
                     event = b": still here\n\n"
                 yield event
-            why = {"reason": f"more than {MOST_WAITING} events waited for you: connect again, and read faster"}
-            yield written("dropped", why) if client.dropped else written("end", {"reason": "the time is over"})
+            yield client.last or written("end", {"reason": "the time is over"})
         finally:
             self._open -= 1
             self._clients.discard(client)

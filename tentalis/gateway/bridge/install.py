@@ -23,6 +23,7 @@ def install(app: FastAPI, deps: Deps) -> None:
         horizon_ms=horizon_ms,
         most_facts=most_facts,
     )
+    deps.leaving.append(bridge.events.end)
     app.include_router(
         router(
             bridge,
