@@ -1,6 +1,8 @@
 """Connections to one server, at a price that does not grow with their number."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -14,6 +16,9 @@ class Lanes(httpx.AsyncBaseTransport):
     """Each connection is a pool of its own: httpx looks at every idle connection of a pool, with a system call each, at
     the beginning and at the end of every call. How many calls run at once is the clients' decision.
 
+    A pool whose call did not come to its end is closed: a task that is cancelled just when httpcore gives a connection
+    up leaves the place of that connection taken, and the next call of the pool would wait for it.
+
     `url`: of the server; where the environment names a proxy for it, that is used.
     """
 
@@ -22,6 +27,7 @@ class Lanes(httpx.AsyncBaseTransport):
         parts = urlsplit(url)
         self._proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
         self._idle: list[httpx.AsyncHTTPTransport] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx.AsyncBaseTransport."""
@@ -32,40 +38,46 @@ class Lanes(httpx.AsyncBaseTransport):
         try:
             response = await lane.handle_async_request(request)
         except BaseException:
-            self._idle.append(lane)  # it has given its connection up itself
+            self._take_back(lane, False)
             raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
-
-        async def give_back() -> None:
-            if len(self._idle) < _MOST_IDLE:
-                self._idle.append(lane)
-            else:
-                await lane.aclose()
-
-        response.stream = _Lent(response.stream, give_back)
+        response.stream = _Lent(response.stream, partial(self._take_back, lane))
         return response
 
+    def _take_back(self, lane: httpx.AsyncHTTPTransport, whole: bool) -> None:
+        if whole and len(self._idle) < _MOST_IDLE:
+            self._idle.append(lane)
+            return
+        # In a task of its own, which nobody cancels with the call.
+        task = asyncio.create_task(lane.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
     async def aclose(self) -> None:
-        """Closes what is idle."""
+        """Closes what is idle, and waits for what is being closed."""
         while self._idle:
-            await self._idle.pop().aclose()
+            self._take_back(self._idle.pop(), False)
+        await asyncio.gather(*self._closing)
 
 
 class _Lent(httpx.AsyncByteStream):
-    """The body of an answer, whose lane is free when it is closed."""
+    """The body of an answer, whose lane is free when it is closed. `take_back`: told whether it was read whole."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, give_back: Callable[[], Awaitable[None]]) -> None:
-        self._stream, self._give_back, self._closed = stream, give_back, False
+    def __init__(self, stream: httpx.AsyncByteStream, take_back: Callable[[bool], None]) -> None:
+        self._stream, self._take_back, self._closed, self._read = stream, take_back, False, False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._stream:
             yield piece
+        self._read = True
 
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
+        whole = False
         try:
             await self._stream.aclose()
+            whole = self._read
         finally:
-            await self._give_back()
+            self._take_back(whole)

@@ -76,7 +76,7 @@ def test_the_connection_of_a_stream_is_used_again_and_its_end_is_not_waited_for(
 
     async def streamed(client: httpx.AsyncClient, url: str) -> list[dict[str, object]]:
         async with client.stream("GET", url) as response:
-            return [chunk async for chunk in exchange.chunks(response)]
+            return [chunk async for chunk in exchange.Chunks(response)]
 
     async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
         server.chunks = (b'data: {"a": 1}\n\ndata: [DONE]\n\n', b"\n")
@@ -111,6 +111,32 @@ def test_what_breaks_off_or_is_given_up_costs_its_own_connection_alone() -> None
         async with client.stream("GET", url) as early:
             assert early.status_code == 200  # closed without having been read
         assert (await client.get(url)).text == "abc"
+
+    run(body)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_whenever_a_call_is_given_up_the_next_one_is_answered(times: int) -> None:
+    """At every turn of the event loop, and once more at the next: the connection may be in any state."""
+
+    async def streamed(client: httpx.AsyncClient, url: str) -> None:
+        async with client.stream("GET", url) as response:
+            async for _ in response.aiter_raw():
+                await asyncio.sleep(0)
+
+    async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
+        for turns in range(200):
+            call = asyncio.create_task(streamed(client, url))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if call.done():
+                return
+            for _ in range(times):
+                call.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(call, return_exceptions=True)
+            async with asyncio.timeout(5):
+                assert (await client.get(url)).text == "abc"
 
     run(body)
 
