@@ -81,8 +81,8 @@ Record = Annotated[
     str,
     Header(
         alias="X-Tentalis-Record",
-        description="`off`: nothing is written down.",
-        json_schema_extra={"enum": ["on", "off"]},
+        description="`off`: nothing is written down. Empty: as if left out.",
+        json_schema_extra={"enum": ["on", "off", ""]},
     ),
 ]
 RecordTask = Annotated[
@@ -90,7 +90,7 @@ RecordTask = Annotated[
     Header(
         alias="X-Tentalis-Record",
         description="`off` is refused: a task is nothing but a record.",
-        json_schema_extra={"enum": ["on"]},
+        json_schema_extra={"enum": ["on", ""]},
     ),
 ]
 IdempotencyKey = Annotated[
