@@ -107,11 +107,11 @@ class Spool:
         self._taken = 0  # bytes of what is held, and of what is being written
         self._held: dict[str, Held] = {}
         self._keys: Counter[bytes] = Counter()
-        for path in sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
+        found = [(path, path.stat()) for path in folder.glob(f"*{_SUFFIX}")]
+        for path, known in sorted(found, key=lambda each: each[1].st_mtime_ns):
             if (record := self._read(path)) is not None:
-                size = len(record.to_bytes())
-                self._taken += size
-                self._hold(record, size)
+                self._taken += known.st_size
+                self._hold(record, known.st_size)
 
     def __len__(self) -> int:
         return len(self._held)
