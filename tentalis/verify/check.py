@@ -7,7 +7,7 @@ from schemas.records import OutcomeKind, Record
 from tentalis.verify import rollouts, samples, training
 from tentalis.verify.index import Index
 from tentalis.verify.model import Kind, Log, Problem, Report, Seen
-from tentalis.verify.training import Fates, Training
+from tentalis.verify.training import Training
 
 
 def check(log: Log, *, allow_open: bool = False) -> Report:
@@ -24,8 +24,8 @@ def check(log: Log, *, allow_open: bool = False) -> Report:
     if allow_open:
         problems = [problem for problem in problems if problem.kind is not Kind.OPEN]
     kinds = Counter(copies[0].record.kind.value for copies in index.outcomes.values())
-    fate = Fates(trained)
-    fates = Counter(fate.of(first.record, first.partition, first.offset) for first, *_ in index.rollouts.values())
+    of = trained.fates.of
+    fates = Counter(of(first.record, first.partition, first.offset) for first, *_ in index.rollouts.values())
     by_identity: list[Mapping[str, Sequence[Seen[Record]]]] = [
         index.tasks,
         index.results,

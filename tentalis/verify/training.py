@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from schemas.digest import record_digest
 from schemas.ids import parse_policy_name
@@ -13,7 +14,7 @@ from tentalis.verify.index import Index
 from tentalis.verify.model import Kind, Log, Problem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Training:
     """The runs as the batches topic tells them; `winners` maps run -> step -> the plan that was trained."""
 
@@ -41,10 +42,15 @@ class Training:
                 winners[run][step_number] = plan_of
         return cls(log.run, dict(manifests), dict(plans), dict(steps), dict(winners))
 
-    @property
+    @cached_property
     def lineage(self) -> Lineage:
         """Which run goes on from which."""
         return Lineage(manifest for found in self.manifests.values() for manifest in found)
+
+    @cached_property
+    def fates(self) -> "Fates":
+        """What became of the rollouts."""
+        return Fates(self)
 
     def leaves(self) -> list[str]:
         """The youngest runs that go on from this one: itself, if none does."""
@@ -125,12 +131,11 @@ def _covered(merged: Sequence[tuple[int, int]], offset: int) -> bool:
 def rollouts_are_used(index: Index, training: Training) -> Iterator[Problem]:
     """Every rollout of the trained policy was trained, or dropped with a reason, or lies ahead of the low-water."""
     policies = {manifest.policy for manifest in training.manifests.get(training.run, ())}
-    fates = Fates(training)
     for key, copies in index.rollouts.items():
         first = copies[0]
         if first.record.head.policy not in policies or index.dead(copies):
             continue
-        if fates.of(first.record, first.partition, first.offset) is None:
+        if training.fates.of(first.record, first.partition, first.offset) is None:
             message = f"{first} is below the low-water, but in no plan and in no drop"
             yield Problem(Kind.LOST, "untrained-rollout", key, message)
 
