@@ -98,11 +98,12 @@ def resume(
     before = origin or checkpoint
     # Only where it begins does a run need what it begins with: the folder may be gone later.
     weights, moments = (engine.begin(), NO_MOMENTS) if before is None else (before.adapter(), before.optimizer())
-    sha256 = adapter_sha256(weights) if run.first is None else run.first.initial_adapter_sha256
-    if before is None and adapter_sha256(weights) != sha256:
+    given = adapter_sha256(weights)
+    sha256 = given if run.first is None else run.first.initial_adapter_sha256
+    if before is None and given != sha256:
         raise CannotResume(
             f"run {config.run_id} began with the adapter {sha256} and ended before it had a checkpoint, and seed, lora "
-            f"and initial_adapter give {adapter_sha256(weights)} now. Set them as they were, or begin a run under "
+            f"and initial_adapter give {given} now. Set them as they were, or begin a run under "
             "another run_id"
         )
     manifest = manifest_of(config, run, model_folder, sha256, world_size, start, parent)
