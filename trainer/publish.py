@@ -42,7 +42,8 @@ class Ledger:
             raise refused(settings, error.args[0], Operation.WRITE, "", group_of(policy)) from error
 
     def write(self, topic: str, record: Record, traceparent: str | None = None) -> None:
-        """Returns when the record is committed. Raises RecordTooLarge, Fenced, Forbidden, KafkaException."""
+        """Returns when the record is committed; readers see it when the broker has written the transaction's markers,
+        some milliseconds later. Raises RecordTooLarge, Fenced, Forbidden, KafkaException."""
         value = checked_size(topic, record.key, self._codec.encode(topic, record))
         try:
             self._producer.begin_transaction()

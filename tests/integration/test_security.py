@@ -197,7 +197,8 @@ def test_the_trainers_transactions_are_the_trainers_alone(lab: SafeBroker) -> No
     ledger = Ledger(trainer, make_codec(trainer), "assistant")
     promotion = Promotion(policy="assistant", version=1, event_time=now_ms(), sha256="0" * 64, mode="manual", by="test")
     ledger.write(topics.POLICIES, promotion)
-    assert any(stored.key == promotion.key for stored in read_to_end(trainer, topics.POLICIES))
+    # A commit is answered before its markers are written, and only then can it be read.
+    eventually(lambda: any(stored.key == promotion.key for stored in read_to_end(trainer, topics.POLICIES)))
     with pytest.raises(Forbidden, match=r"Write on topic tentalis.rollouts.v1"):
         ledger.write(topics.ROLLOUTS, promotion)
     with pytest.raises(Forbidden, match="Write on transactional-id tentalis-trainer-assistant; the roles that may are"):
