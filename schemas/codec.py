@@ -18,6 +18,7 @@ from schemas.avro import AvroSchema
 from schemas.compiled import MOST_ITEMS, Encoder, Unsure, compiled
 from schemas.partial import check_items, read_partial
 from schemas.place import Place
+from schemas.problems import problems
 from schemas.records import RECORDS, Record
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ SINGLE_OBJECT = b"\xc3\x01"
 CONFLUENT = b"\x00"
 SMALL_BYTES = 2**16
 """A body up to here cannot hold so many items that they would be worth counting before it is decoded."""
-MOST_PROBLEMS = 5
 REASON_CHARS = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 
@@ -47,13 +47,6 @@ class DecodeError(Exception):
 class SchemasUnavailable(Exception):
     """A schema cannot be looked up now (the registry or the broker is away, or not prepared). Nothing is wrong with the
     record: it must be neither dead-lettered nor passed over."""
-
-
-def _problems(cause: ValidationError) -> str:
-    found = cause.errors(include_url=False, include_context=False, include_input=False)
-    told = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in found[:MOST_PROBLEMS])
-    left = len(found) - MOST_PROBLEMS
-    return f"{told}; and {left:,} more" if left > 0 else told
 
 
 class Registry(Protocol):
@@ -188,7 +181,7 @@ class Codec:
         try:
             return RECORDS[writer.name].model_validate(datum)
         except ValidationError as cause:
-            raise error(_problems(cause), writer.name, "validate") from cause
+            raise error(problems(cause, "record"), writer.name, "validate") from cause
 
     def partial(self, value: bytes) -> tuple[str, dict[str, Any], str] | None:
         """Of bytes that are no record, what can be read: the writer's record name, its fields up to where they make no

@@ -150,6 +150,7 @@ def parsed(line: bytes, allowed: tuple[str, ...]) -> Record:
     """The record of a line. Raises ValueError, in words for a person."""
     from pydantic import ValidationError
 
+    from schemas.problems import problems
     from schemas.records import RECORDS
     from tentalis.cli.values import from_plain
 
@@ -170,7 +171,6 @@ def parsed(line: bytes, allowed: tuple[str, ...]) -> Record:
     try:
         return from_plain(RECORDS[name], data)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"not a {name}: {problems}") from error
+        raise ValueError(f"not a {name}: {problems(error, 'record')}") from error
     except (ValueError, OverflowError) as error:
         raise ValueError(f"not a {name}: {error}") from error

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from schemas.problems import problems
 from schemas.records import LogprobsMode
 from tentalis.gateway.spool import MOST_BYTES
 from tentalis.yaml_file import BadYaml, read_mapping
@@ -190,5 +191,4 @@ class GatewaySettings(_Strict):
         try:
             return cls.model_validate(more | said)
         except ValidationError as error:
-            lines = (f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())
-            raise BadGateway(f"{path}: {'; '.join(lines)}") from None
+            raise BadGateway(f"{path}: {problems(error, 'the file')}") from None

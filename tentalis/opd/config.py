@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from schemas.problems import problems
 from tentalis.opd.select import Selection
 from tentalis.rewards.chat import Endpoint
 from tentalis.service import Unmendable
@@ -118,9 +119,4 @@ def load_hinters(path: Path) -> Hinters:
     try:
         return Hinters.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'] if part not in ('judge', 'rule', 'none')) or 'file'}: "
-            f"{item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        )
-        raise BadHinters(f"{path}: {problems}") from error
+        raise BadHinters(f"{path}: {problems(error, 'file', unsaid=('judge', 'rule', 'none'))}") from error

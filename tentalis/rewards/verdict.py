@@ -6,6 +6,7 @@ from typing import Annotated, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.problems import problems
 from schemas.records import Feedback, Result, Source, Task
 
 CallSeconds = Annotated[float, Field(gt=0.0, le=100.0)]
@@ -188,5 +189,5 @@ def data_of(task: Task, model: type[D]) -> D:
         return model.model_validate_json(text)
     except ValidationError as cause:
         name = task.verifier.name if task.verifier is not None else "(none)"
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'data'}: {e['msg']}" for e in cause.errors())
-        raise BadVerifierData(f"the data of the verifier {name!r} is not what it reads: {problems}") from cause
+        wrong = problems(cause, "data")
+        raise BadVerifierData(f"the data of the verifier {name!r} is not what it reads: {wrong}") from cause

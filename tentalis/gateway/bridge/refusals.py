@@ -1,11 +1,11 @@
 """Refusals in the words of the bridge."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from pydantic import ValidationError
 
+from schemas.problems import problems
 from tentalis import rewards
 from tentalis.gateway.failure import Refused
 
@@ -16,20 +16,11 @@ def valid() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise Refused(
-            422, problems(error.errors(include_url=False, include_context=False, include_input=False))
-        ) from None
+        raise Refused(422, problems(error, "body")) from None
     except rewards.UnknownVerifier as error:
         raise Refused(404, str(error)) from error
     except (rewards.RewardError, OverflowError) as error:
         raise Refused(422, str(error)) from error
-
-
-def problems(errors: Sequence[Any]) -> str:
-    """What is wrong with a body, in words."""
-    told = [f"{'.'.join(str(part) for part in e['loc'] if part != 'body') or 'body'}: {e['msg']}" for e in errors[:5]]
-    left = len(errors) - len(told)
-    return "; ".join(told) + (f"; and {left} more" if left > 0 else "")
 
 
 def conflict(why: str) -> Refused:

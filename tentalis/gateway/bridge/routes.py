@@ -12,10 +12,10 @@ from fastapi.security import HTTPBearer
 from starlette.types import Send
 
 from schemas import topics
+from schemas.problems import problems
 from tentalis.gateway.answering import Answer, send_piece
 from tentalis.gateway.bodies import body_of
 from tentalis.gateway.bridge.events import NAMES
-from tentalis.gateway.bridge.refusals import problems
 from tentalis.gateway.bridge.service import LONGEST_POLL_S, Bridge, not_recorded
 from tentalis.gateway.bridge.shapes import (
     Assigned,
@@ -134,7 +134,7 @@ def _route_class(keys: Keys, body_bytes: int, body_s: float, count: Callable[[st
                 except Refused as error:
                     return _refusal(error.status, str(error), error.headers)
                 except RequestValidationError as error:
-                    return _refusal(422, problems(error.errors()))
+                    return _refusal(422, problems(error.errors(), "body", unsaid=("body",)))
 
             return handler
 
