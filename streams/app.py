@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 from schemas import topics
 from schemas.codec import SchemasUnavailable
 from streams.delivery import BatchRunner, Counts, changelog_record
-from streams.ending import EXIT_CRASHED, EXIT_DRIFT, ended
+from streams.ending import EXIT_CRASHED, EXIT_DRIFT, EXIT_UNREACHABLE, ended
 from streams.lanes import Job, Lanes
 from streams.log_ends import LogEnds
 from streams.processor import Aged, Bounded, Processor, StateUnreadable, Stepwise, Timed
@@ -62,7 +62,7 @@ def run(processor: Processor, settings: StreamSettings) -> int:
         log.critical(
             "%s cannot start: no Kafka answers at %s (%s)", processor.app_id, settings.bootstrap, error.args[0].str()
         )
-        return EXIT_CRASHED
+        return EXIT_UNREACHABLE
     except TopicsWrong as error:
         log.critical("%s cannot start: %s", processor.app_id, error)
         return EXIT_DRIFT

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_CRASHED = 1
 EXIT_DRIFT = 3
+EXIT_UNREACHABLE = 4
 EXIT_FORBIDDEN = 6
 
 _SPEAKING = frozenset({"streams", "tentalis", "schemas", "aiokafka"})

@@ -40,8 +40,7 @@ _SAID = {
     Cause.OVERWRITTEN: re.compile(r" ends: WrittenByAnother\("),
     Cause.WATCHDOG: re.compile(r" has made no progress for "),
     Cause.BROKER_AWAY: re.compile(
-        r" cannot start: no Kafka answers at "
-        r"| ends: \w+\(KafkaError\{code=(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|REQUEST_TIMED_OUT),"
+        r" ends: \w+\(KafkaError\{code=(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|REQUEST_TIMED_OUT),"
         r"| ends: ChangelogError\(.* is the broker up\?"
         r"| ends: (NoAnswer|KafkaConnectionError|NodeNotReadyError|KafkaTimeoutError|RequestTimedOutError)\("
     ),

@@ -17,7 +17,6 @@ REASONS = {
     ],
     Cause.WATCHDOG: ["tentalis-join has made no progress for 121 s although there is something to do: ending"],
     Cause.BROKER_AWAY: [
-        "tentalis-join cannot start: no Kafka answers at 127.0.0.1:1 (Local: Broker transport failure)",
         """tentalis-join ends: NotDelivered(KafkaError{code=_MSG_TIMED_OUT,val=-192,str="Local"}, 't'). Nothing""",
         "tentalis-join ends: KafkaConnectionError('Unable to bootstrap'). Nothing unconfirmed was committed",
         "tentalis-join ends: NoAnswer('no answer within 30 s to where'). Nothing unconfirmed was committed",
