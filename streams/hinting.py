@@ -2,7 +2,7 @@
 
 | feedback | Hint |
 |---|---|
-| from the source that the hint answers to, nothing to say (no text, praise, no hint in it) | `none`, without tokens |
+| from the source that it answers to, nothing to say (no text, praise, evidence, no hint) | `none`, without tokens |
 | from it, with a hint | `accepted`, with the teacher's log-probs |
 | from it, on an answer not to be learnt from, or with hints not to be taught (below) | `rejected`, without tokens |
 | from a source that the terms do not name at all, with an accepted hint | `accepted`: a late half |
@@ -43,8 +43,9 @@ from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUn
 from tentalis.metrics import Exporter
 from tentalis.opd import Hinter, Proposal, RuleHinter, Taught, Teacher, TeacherRefused
 from tentalis.opd.config import ANY, Hinters
-from tentalis.opd.hinters import NOTHING_SAID, PRAISE
+from tentalis.opd.hinters import EVIDENCE, NOTHING_SAID, PRAISE
 from tentalis.rewards import ScorerAway
+from tentalis.signals import from_signal
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,10 @@ def answers(feedback: Feedback, result: Result) -> bool:
 
 
 def silence(feedback: Feedback) -> str | None:
-    """Why a feedback says nothing to do otherwise, None if it may. Praise is no hint, however long."""
+    """Why a feedback says nothing to do otherwise, None if it may. Praise is no hint, however long, and the evidence of
+    a signal none, however it reads: a tool may have written it."""
+    if from_signal(feedback):
+        return EVIDENCE
     if feedback.polarity is Polarity.POSITIVE:
         return PRAISE
     return None if feedback.text.strip() else NOTHING_SAID

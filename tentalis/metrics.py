@@ -345,8 +345,8 @@ HINTS = Metric(
 HINTS_NONE = Metric(
     "tentalis_hinting_none_total",
     Kind.COUNTER,
-    "Halves without a hint, by why: nothing_said, praise, off, declined, too_short, too_long, unreadable (no vote of "
-    "the judge could be read), lost (no vote came).",
+    "Halves without a hint, by why: nothing_said, praise, evidence (of an implicit signal), off, declined, too_short, "
+    "too_long, unreadable (no vote of the judge could be read), lost (no vote came).",
     ("hinting",),
     ("reason",),
     "records",

@@ -15,7 +15,7 @@ from tentalis.rewards.prompting import clipped, fenced
 from tentalis.signals.phrases import correction
 
 NO_HINTER = "none/1"
-NOTHING_SAID, PRAISE, OFF = "nothing_said", "praise", "off"
+NOTHING_SAID, PRAISE, EVIDENCE, OFF = "nothing_said", "praise", "evidence", "off"
 JUDGE_PROMPT = "2"
 """Version of the prompt and of how its answers are read: part of every judge's name."""
 SHOWN_CHARS = 6000
