@@ -83,7 +83,7 @@ class Calls:
         body = shape.body(given)
         said = checked(shape.messages(body))
         messages = normalised(said)
-        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers = request.headers
         user_id = caller.user_id(headers.get(USER_ID))
         worker_id = headers.get(WORKER_ID, "")[:200]
         turn = turn_of(

@@ -73,6 +73,7 @@ class Caller(BaseModel):
 
     def user_id(self, given: str | None) -> str:
         """The user that a call is for, `given` by X-User-Id. Raises Refused (403) where the key is somebody else's."""
+        given = given and _as_sent(given)
         if given and len(given) > 200:
             raise Refused(400, "X-User-Id has more than 200 characters")
         if self.user is not None and given and given != self.user:
@@ -84,6 +85,14 @@ class Caller(BaseModel):
         if user_id:
             return quote(user_id, safe="")
         return f"*{self.key_id}" if self.key_id else ""  # no quoted user id begins so
+
+
+def _as_sent(value: str) -> str:
+    """A header's value, which is read as Latin-1, as the UTF-8 that it was sent in, where it was."""
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return value
 
 
 def hashed(key: str) -> str:

@@ -311,6 +311,21 @@ def test_a_session_ends_by_call_for_who_has_it_alone_and_not_where_nothing_may_b
         assert named == ["ann/s", "bob/s", "bob/ann/s", f"*{service.split('-')[1]}/s"]
 
 
+def test_a_user_is_who_the_first_header_names_in_utf8_or_latin1(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+
+        def ask(*headers: tuple[str, bytes]) -> None:
+            body = {"model": "assistant", "messages": [{"role": "user", "content": "x"}]}
+            sent = [(name.encode(), value) for name, value in headers]
+            gateway.http.post("/v1/chat/completions", json=body, headers=sent).raise_for_status()
+
+        ask(("X-User-Id", "änn".encode()))
+        ask(("X-User-Id", "änn".encode("latin-1")))
+        ask(("X-User-Id", b"ann"), ("X-User-Id", b"bob"))
+        ask(("X-Tentalis-Record", b"off"), ("X-Tentalis-Record", b"on"))
+        assert [event.user_id for event in gateway.log.events] == ["änn", "änn", "ann"]
+
+
 def test_a_client_that_hangs_up_cancels_the_generation(tmp_path: Path) -> None:
     gate = threading.Event()
     with lab(tmp_path, Script(gate=gate)) as gateway:
