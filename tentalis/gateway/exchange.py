@@ -157,8 +157,8 @@ def _chunk(data: bytes) -> dict[str, Any]:
         raise Broken("the backend's stream holds what is no JSON") from error
     if not isinstance(chunk, dict):
         raise Broken("the backend's stream holds what is no object")
-    if "error" in chunk and not chunk.get("choices"):
-        raise Broken(str(chunk["error"]))
+    if chunk.get("error") and not chunk.get("choices"):
+        raise Broken(message_of(data))
     return chunk
 
 

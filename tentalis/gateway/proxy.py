@@ -15,7 +15,7 @@ from tentalis.gateway.backends import Backends
 from tentalis.gateway.calls import Call, Calls
 from tentalis.gateway.capture import Capture, strip
 from tentalis.gateway.counting import Counting
-from tentalis.gateway.exchange import Broken, Exchange, Relayed, read
+from tentalis.gateway.exchange import Broken, Exchange, Relayed, message_of, read
 from tentalis.gateway.failure import Refused
 from tentalis.gateway.keys import Keys, Scope, presented
 from tentalis.gateway.measures import Measures
@@ -96,7 +96,7 @@ class Proxy:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict) or not answer.get("choices"):
-            raise Refused(502, f"the backend {name} answered with what is no completion", "server_error")
+            raise self._no_completion(call, "answered with what is no completion", body)
         capture = Capture(call.ask.n)
         capture.take(answer)
         strip(answer, call.ask.wants)
@@ -111,9 +111,10 @@ class Proxy:
         await send_whole(send, Response(shown, headers=headers, media_type="application/json"))
 
     async def _stream(self, call: Call, response: httpx.Response, send: Send) -> None:
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            name = call.route.backend.name
-            raise Refused(502, f"the backend {name} was asked for a stream and sent none", "server_error")
+        kind = response.headers.get("content-type", "")
+        if not kind.startswith("text/event-stream"):
+            body = await read(response) if kind.startswith("application/json") else b""
+            raise self._no_completion(call, "was asked for a stream and sent none", body)
         streaming = Streaming(call, send)
 
         async def keep() -> None:
@@ -132,6 +133,12 @@ class Proxy:
             if not isinstance(error, Unwritten):
                 self._writing.keep_failed(call, streaming.capture)
             await streaming.breaks_off(message)
+
+    def _no_completion(self, call: Call, what: str, body: bytes) -> Refused:
+        """The refusal of a backend's answer that is none, with the error that its body tells of."""
+        name = call.route.backend.name
+        told = f": {message_of(self._backends[name].redacted(body))}" if b'"error"' in body else ""
+        return Refused(502, f"the backend {name} {what}{told}", "server_error")
 
 
 def _refusal(shape: Shape, error: Refused, headers: Mapping[str, str]) -> Response:

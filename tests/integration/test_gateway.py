@@ -13,6 +13,7 @@ import pytest
 from schemas.records import LogprobsMode, SessionEventKind, Status
 from schemas.tensors import float32_view, int32_view
 from tentalis.gateway import keys
+from tests.http_server import serving
 from tests.integration.gateway_lab import PROMPT_IDS, Script, backend_app, chunks, lab, listening, wait_for
 
 
@@ -347,6 +348,29 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: 
         wait_for(lambda: gateway.log.events)
         [event] = gateway.log.events
         assert (event.status, event.response) == (Status.FAILED, "Good day")
+
+
+def test_an_error_in_a_good_answer_is_told_in_the_backends_words(tmp_path: Path) -> None:
+    error = b'{"error": {"message": "out of memory with sk-1", "code": 500}}'
+    begun, ended = (
+        b'data: {"choices": [{"index": 0, "delta": {"content": "Good"}, "finish_reason": %b}]}\n\n' % reason
+        for reason in (b"null", b'"stop"')
+    )
+    kind, said = "application/json", error
+
+    def backend(method: str, path: str, headers: object, body: bytes) -> tuple[int, str, bytes]:
+        return (200, kind, said) if method == "POST" else (200, "application/json", b'{"data": [{"id": "base"}]}')
+
+    with serving(backend) as url, lab(tmp_path, backend_url=url, secret="sk-1") as gateway:
+        for stream in (False, True):
+            refused = gateway.chat("x", stream=stream)
+            assert refused.status_code == 502
+            assert refused.json()["error"]["message"].endswith(": out of memory with [key]")
+        kind, said = "text/event-stream", begun + b"data: " + error + b"\n\n"
+        last = gateway.stream("x")[-1]
+        assert last and last["error"]["message"] == "out of memory with [key]"
+        said = begun + b'data: {"choices": [], "error": null}\n\n' + ended + b"data: [DONE]\n\n"
+        assert gateway.stream("x")[-1] is None
 
 
 def test_plain_completions_are_passed_on_and_recorded_as_side_turns(tmp_path: Path) -> None:
