@@ -106,13 +106,14 @@ class MessagesStream:
         self._blocks: deque[_Block] = deque()
         self._index = 0
         self._reason: tuple[str | None, str | None] = (None, None)
-        self._usage: Mapping[str, Any] | None = None
+        self._usage = usage_of(None)
 
     def chunk(self, chunk: dict[str, Any]) -> bytes:
-        """See StreamShape. Raises ValueError for a piece of a tool call that was whole."""
+        """See StreamShape. Raises ValueError for a piece of a tool call that was whole, and for numbers of tokens that
+        are none."""
         events = b"" if self._started else self._start(chunk)
         if isinstance(chunk.get("usage"), dict):
-            self._usage = chunk["usage"]
+            self._usage = usage_of(chunk["usage"])
         for choice in chunk.get("choices") or ():
             if choice.get("index", 0) != 0:
                 continue
@@ -132,7 +133,7 @@ class MessagesStream:
         events += self._flushed(end=True)
         reason, sequence = self._reason
         delta = {"stop_reason": reason or "end_turn", "stop_sequence": sequence}
-        last = {"type": "message_delta", "delta": delta, "usage": usage_of(self._usage)}
+        last = {"type": "message_delta", "delta": delta, "usage": self._usage}
         return events + _event(last) + _event({"type": "message_stop"})
 
     def error(self, status: int, kind: str, message: str) -> bytes:

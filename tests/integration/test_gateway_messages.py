@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.integration.gateway_lab import Lab, Script, lab
+from schemas.records import Status
+from tests.http_server import serving
+from tests.integration.gateway_lab import Lab, Script, lab, wait_for
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
 
@@ -74,6 +76,23 @@ def test_a_forced_tool_ends_with_the_use_of_a_tool(tmp_path: Path) -> None:
         assert [body["tool_choice"] for body in gateway.script.bodies] == [named, named]
         gateway.script.tool_calls = []
         assert _ask(gateway).json()["stop_reason"] == "end_turn"
+
+
+def test_a_stream_whose_tokens_are_no_numbers_ends_with_an_error_and_is_no_good_turn(tmp_path: Path) -> None:
+    said = (
+        b'data: {"choices": [{"index": 0, "delta": {"content": "Good"}, "finish_reason": "stop"}]}\n\n'
+        b'data: {"choices": [], "usage": {"prompt_tokens": "x"}}\n\ndata: [DONE]\n\n'
+    )
+
+    def backend(method: str, path: str, headers: object, body: bytes) -> tuple[int, str, bytes]:
+        if method == "POST":
+            return 200, "text/event-stream", said
+        return 200, "application/json", b'{"data": [{"id": "base"}]}'
+
+    with serving(backend) as url, lab(tmp_path, backend_url=url) as gateway:
+        assert _ask(gateway, stream=True).json()["error"]["type"] == "api_error"
+        wait_for(lambda: gateway.log.events)
+        assert [event.status for event in gateway.log.events] == [Status.FAILED]
 
 
 def test_errors_have_anthropics_shape(tmp_path: Path) -> None:
