@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
 from schemas.codec import Codec
 from tentalis.config import Settings
@@ -91,6 +92,7 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
     app = FastAPI(title="Tentalis gateway", lifespan=lifespan)
     app.add_exception_handler(Refused, _on_refused)
     app.add_exception_handler(NotRecorded, _on_not_recorded)
+    app.add_exception_handler(HTTPException, _on_no_route)
     health = Health(
         deps.measures.exporter, lambda: not_ready(deps), lambda: deps.events.fatal or next(iter(ended), None)
     )
@@ -173,6 +175,17 @@ async def _on_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     body = openai_error(error.status, error.kind, str(error))
     return JSONResponse(body, status_code=error.status, headers=error.headers)
+
+
+async def _on_no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    why = f"{request.method} is not for {path}" if error.status_code == 405 else f"there is no {path} here"
+    message = (
+        f"{why}; /docs says what there is. The base URL of OpenAI's clients ends in /v1, that of Anthropic's does not"
+    )
+    body = openai_error(error.status_code, "not_found_error", message)
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
 async def _on_not_recorded(request: Request, error: Exception) -> Response:

@@ -327,6 +327,19 @@ def test_a_user_is_who_the_first_header_names_in_utf8_or_latin1(tmp_path: Path) 
         assert [event.user_id for event in gateway.log.events] == ["änn", "änn", "ann"]
 
 
+def test_a_path_that_is_not_there_says_what_is(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        for method, path, status in (
+            ("POST", "/chat/completions", 404),
+            ("POST", "/v1/v1/messages", 404),
+            ("GET", "/v1/messages", 405),
+        ):
+            refused = gateway.http.request(method, path)
+            assert refused.status_code == status
+            message = refused.json()["error"]["message"]
+            assert path in message and "ends in /v1" in message
+
+
 def test_a_client_that_hangs_up_cancels_the_generation(tmp_path: Path) -> None:
     gate = threading.Event()
     with lab(tmp_path, Script(gate=gate)) as gateway:
