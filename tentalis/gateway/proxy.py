@@ -60,6 +60,8 @@ class Proxy:
     async def end_session(self, request: Request, session_id: str) -> dict[str, str]:
         """Writes down that a session is over. Raises Refused, NotRecorded."""
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
+        if not session_id:
+            raise Refused(400, "the path names no session: POST /v1/sessions/{id}/end")
         user_id = caller.user_id(request.headers.get(USER_ID))
         if not recorded({RECORD: request.headers.get(RECORD, "")}):
             return {"status": "not_recorded", "session_id": session_id}

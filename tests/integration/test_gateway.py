@@ -305,6 +305,7 @@ def test_a_session_ends_by_call_for_who_has_it_alone_and_not_where_nothing_may_b
         assert end(ann, X_Tentalis_Record="off").json() == {"status": "not_recorded", "session_id": "s"}
         assert end(ann, X_Tentalis_Record="of").status_code == 400
         assert end(ann, X_User_Id="bob").status_code == 403
+        assert end(ann, "").status_code == 400
         assert gateway.log.taken == []
         for answer in (end(ann), end(service, X_User_Id="bob"), end(service, "ann/s", X_User_Id="bob"), end(service)):
             assert answer.json()["status"] == "ended"

@@ -506,6 +506,15 @@ def test_a_trace_of_a_policys_version_with_its_tokens_can_be_trained_on() -> Non
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_misspelt_kind_of_event_is_refused() -> None:
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        assert (await client.get("/v1/events?types=result,step&seconds=0.1")).status_code == 200
+        refused = await client.get("/v1/events?types=results&seconds=0.1")
+        assert refused.status_code == 422 and "task|result|feedback" in refused.json()["error"]
+
+    run(body)
+
+
 def test_events_are_live_bounded_and_say_nothing_of_what_was_said() -> None:
     async def main() -> None:
         events = Events()
