@@ -21,6 +21,7 @@ from tentalis.gateway.bridge.routes import router
 from tentalis.gateway.bridge.service import Bridge
 from tentalis.gateway.eventlog import EventLog
 from tentalis.gateway.keys import Keys
+from tentalis.local.broker import EmbeddedBroker
 from tentalis.traces import TraceClient
 from tests.integration.gateway_lab import listening
 from tests.integration.loop_lab import Lab
@@ -137,6 +138,25 @@ def test_two_gateways_one_log(kafka: Kafka, unique: str, tmp_path: Path) -> None
         assert third.post("/tasks/result", json=result).status_code == 201
         assert third.post("/tasks/result", json=result | {"result": "other"}).status_code == 409
     assert len(mine(lab, topics.RESULTS)) == 1
+
+
+def test_a_broker_that_goes_is_said_to_be_away_until_it_is_back(own_broker: EmbeddedBroker, unique: str) -> None:
+    lab = Lab(own_broker.bootstrap, unique)
+    task = {"task_id": unique, "prompt": "Sort."}
+
+    def said(path: str) -> Any:
+        return client.get(path).json()["status"]
+
+    with bridge(lab) as client:
+        assert said("/training/status") == "ok"
+        own_broker.kill()
+        eventually(lambda: said("/health") == "degraded", 60)
+        assert said("/training/status") == "stale"
+        own_broker.start()
+        own_broker.wait_ready()
+        eventually(lambda: (said("/health"), said("/training/status")) == ("ok", "ok"), 120)
+        assert client.post("/tasks/assign", json=task).status_code == 201
+        eventually(lambda: client.get(f"/tasks/{unique}/status", params={"wait": 0}).json()["known"], 30)
 
 
 def watch(client: httpx.Client, name: str, heard: list[str]) -> None:

@@ -88,7 +88,8 @@ class Groups:
             self._admin = AdminClient(client_config(self._settings))
         listed = self._admin.list_consumer_groups(request_timeout=TIMEOUT_S).result(2 * TIMEOUT_S)
         if listed.errors:
-            raise listed.errors[0]
+            # A KafkaError cannot be caught by what waits for this thread: it would end the thread and answer nobody.
+            raise KafkaException(listed.errors[0])
         names = [group.group_id for group in listed.valid if read_by(group.group_id)]
         if not names:
             return {}

@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas import topics
 from schemas.codec import Codec, DecodeError, SchemasUnavailable
@@ -149,8 +149,15 @@ class Following:
                 self._stop.wait(PAUSE_S)
 
     def _follow(self) -> None:
+        lost: list[KafkaError] = []
+
+        def told(error: KafkaError) -> None:
+            # No message and no return value of poll says so.
+            if error.code() == KafkaError._ALL_BROKERS_DOWN:
+                lost.append(error)
+
         config = consumer_config(self._settings, FOLLOWERS)
-        consumer = Consumer(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 100})
+        consumer = Consumer(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 100, "error_cb": told})
         try:
             places = [place for name in FACTS for place in self._begin(consumer, name, since_ms=self._since_ms)]
             for name in (topics.RUNS, topics.POLICIES, topics.POLICY_ACKS):
@@ -171,6 +178,8 @@ class Following:
                     elif not passes(error):
                         raise refused(self._settings, error, Operation.READ, str(message.topic()), FOLLOWERS)
                 self._hand_over(messages)
+                if lost:
+                    raise KafkaException(lost[0])
                 self.trouble = f"{len(self._behind)} partitions are not read to their end yet" if self._behind else None
         finally:
             consumer.close()
