@@ -7,6 +7,7 @@ from typing import Any
 from schemas.records import LogprobsMode, Sampling
 from tentalis.gateway.capture import Capture, Wants
 from tentalis.gateway.failure import Refused
+from tentalis.gateway.messages import unseen
 from tentalis.gateway.routing import Route
 from tentalis.gateway.sessions_of import BODY_FIELDS
 
@@ -22,6 +23,9 @@ _PENALTIES: dict[str, float] = {
 _BENT = ("logit_bias", "bad_words", "allowed_token_ids")
 # What picks one of several answers: what comes is no sample of the model's distribution.
 _PICKED: dict[str, Any] = {"use_beam_search": False, "best_of": 1}
+# A backend's words for an answer that it has not brought to its end itself (vLLM, SGLang).
+_GIVEN_UP = ("abort", "error")
+UNSEEN = "a message holds images, sounds or files, which its tokens do not say"
 _GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 # Nobody said how long the answer may be.
 _UNBOUNDED = 2**31 - 1
@@ -116,6 +120,8 @@ def not_trainable(sent: Mapping[str, Any], to: Route, capture: Capture, *, token
         return _no_ids(to)
     if capture.tokens() is None:
         return f"the backend {to.backend.name} gave token ids and log-probs that do not fit together"
+    if capture.finish_reason in _GIVEN_UP:
+        return f"the answer is a part of one: the backend {to.backend.name} gave it up ({capture.finish_reason})"
     return ""
 
 
@@ -131,6 +137,8 @@ def not_trainable_as_asked(sent: Mapping[str, Any], to: Route, *, tokens: bool, 
         return f"no version of {to.policy} is served yet: the base model answered"
     if not tokens:
         return _no_ids(to)
+    if unseen(sent.get("messages") or ()):
+        return UNSEEN
     if sent.get("echo"):
         return "the answer repeats the prompt (echo)"
     if n != 1:

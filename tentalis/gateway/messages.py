@@ -22,6 +22,7 @@ _TEMPLATE_FIELDS = (
 )
 _REQUEST_FIELDS = (*_TEMPLATE_FIELDS, "tool_choice", "parallel_tool_calls", "response_format")
 _ROLES = {"developer": "system"}
+_TEXTS = ("text", "input_text", "output_text", "refusal")
 _DATA_URL = re.compile(r"^data:([\w.+/-]{0,100})[;,]")
 
 
@@ -55,10 +56,17 @@ def _text_of_part(part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text")
-    if kind in ("text", "input_text", "output_text", "refusal"):
+    if kind in _TEXTS:
         text = part.get("text", part.get("refusal", ""))
         return text if isinstance(text, str) else ""
     return f"[{'image' if 'image' in str(kind) else kind}]"
+
+
+def unseen(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a message holds what its tokens do not say: an image, a sound, a file."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(isinstance(part, dict) and part.get("type", "text") not in _TEXTS for part in parts)
 
 
 def normalised(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -9,6 +9,8 @@ from schemas.ids import turn_task_id
 from schemas.records import LogprobsMode
 from tests.integration.gateway_lab import Script, lab
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
 
 def test_a_backend_without_token_ids_is_recorded_as_not_trainable(tmp_path: Path) -> None:
     for number, script in enumerate((Script(token_ids=False), Script(token_ids=False, refuses="return_token_ids"))):
@@ -45,6 +47,7 @@ def test_a_bad_call_of_one_client_does_not_end_the_asking_for_token_ids(tmp_path
         ({"use_beam_search": True}, "use_beam_search"),
         ({"best_of": 3}, "best_of"),
         ({"model": "base"}, "no policy"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "images"),
     ],
 )
 def test_what_cannot_be_trained_on_says_why(tmp_path: Path, more: dict[str, Any], reason: str) -> None:
@@ -60,6 +63,16 @@ def test_what_cannot_be_trained_on_says_why(tmp_path: Path, more: dict[str, Any]
             with gateway.streaming("x", **more) as response:
                 response.read()
                 assert response.status_code == 200 and "x-tentalis-task-id" not in response.headers
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_an_answer_that_the_backend_gave_up_is_passed_on_and_not_trained_on(tmp_path: Path, streamed: bool) -> None:
+    with lab(tmp_path, Script(finish_reason="abort")) as gateway:
+        gateway.serve(1)
+        assert gateway.chat("x", stream=streamed).status_code == 200
+        gateway.script.finish_reason = "length"
+        assert gateway.chat("x", stream=streamed).status_code == 200
+        assert ["gave it up" in event.not_trainable for event in gateway.log.events] == [True, False]
 
 
 def test_a_completion_that_repeats_its_prompt_is_not_trainable(tmp_path: Path) -> None:

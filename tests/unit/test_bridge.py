@@ -170,6 +170,8 @@ def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: P
         ({"turn_type": "side"}, "side turn"),
         ({"response_token_ids": []}, "without token ids"),
         ({"policy": ""}, "no policy"),
+        ({"messages": [{"role": "user", "content": ["Look:", {"type": "image_url", "image_url": {}}]}]}, "images"),
+        ({"messages": [{"role": "user", "content": ["Look:", {"type": "text", "text": "a cat"}]}]}, ""),
         ({}, ""),
     ],
 )

@@ -26,6 +26,7 @@ from schemas.records import (
     result_id,
 )
 from schemas.tensors import float32_bytes, int32_bytes
+from tentalis.gateway.asking import UNSEEN
 from tentalis.gateway.bridge.shapes import (
     FeedbackBody,
     OutcomeAnswer,
@@ -40,7 +41,7 @@ from tentalis.gateway.bridge.shapes import (
     TraceFeedback,
     UserFeedbackBody,
 )
-from tentalis.gateway.messages import normalised, unspoken
+from tentalis.gateway.messages import normalised, unseen, unspoken
 from tentalis.gateway.sessions_of import MAIN
 
 CHAT = "chat"
@@ -262,6 +263,7 @@ def session_event_of(
         elapsed_s=body.elapsed_seconds,
         tokens=(body.prompt_token_ids, body.response_token_ids, body.token_logprobs),
         sampling=body.sampling,
+        given=messages,
     )
 
 
@@ -293,15 +295,23 @@ def trace_event_of(
         elapsed_s=trace.elapsed_seconds,
         tokens=(trace.prompt_token_ids, trace.response_token_ids, trace.sampler_logprobs),
         sampling=trace.sampling,
+        given=messages,
     )
 
 
 def _turn(
-    *, tokens: tuple[list[int], list[int], list[float]], sampling: SamplingBody | None, **fields: Any
+    *,
+    tokens: tuple[list[int], list[int], list[float]],
+    sampling: SamplingBody | None,
+    given: list[dict[str, Any]],
+    **fields: Any,
 ) -> SessionEvent:
+    """`given`: the messages as they came, which `fields` have as texts."""
     prompt, response, logprobs = tokens
     whole = bool(prompt and response) and len(response) == len(logprobs)
-    why = "" if whole and sampling is not None else "logged by a client without token ids, log-probs and sampling"
+    why = UNSEEN if unseen(given) else ""
+    if not whole or sampling is None:
+        why = "logged by a client without token ids, log-probs and sampling"
     return SessionEvent(
         **fields,
         decided_by="body",
