@@ -164,6 +164,28 @@ def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: P
     run(body, keys=Keys(path))
 
 
+def test_who_watches_for_a_user_sees_what_is_that_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    service, ann = create(path, [Scope.EVENTS]), create(path, [Scope.EVENTS], user="ann")
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        async def watched(headers: dict[str, str]) -> str:
+            return (await client.get("/v1/events?seconds=0.5", headers=headers)).text
+
+        ways = (as_(service, **{"X-User-Id": "ann"}), as_(ann), as_(service))
+        watching = asyncio.gather(*map(watched, ways))
+        while not watching.done():
+            for user in ("ann", "bob"):
+                log.put(topics.TASKS, task(f"of-{user}", user_id=user))
+            await asyncio.sleep(0.02)
+        assert [("of-ann" in text, "of-bob" in text) for text in watching.result()] == [(True, False)] * 2 + [
+            (True, True)
+        ]
+        assert (await client.get("/v1/events", headers=as_(ann, **{"X-User-Id": "bob"}))).status_code == 403
+
+    run(body, keys=Keys(path))
+
+
 @pytest.mark.parametrize(
     ("turn", "why"),
     [

@@ -178,7 +178,7 @@ def router(
     routes = APIRouter(route_class=_route_class(keys, body_bytes, body_s, count), lifespan=lifespan)
     asked = [Security(_BEARER)]
 
-    def caller_of(request: Request, user: str = "") -> tuple[Caller, str]:
+    def caller_of(request: Request, user: str) -> tuple[Caller, str]:
         caller: Caller = request.state.caller
         user_id = caller.user_id(user)
         # A service's key that speaks for a user sees and touches what is that user's alone.
@@ -286,10 +286,11 @@ def router(
         seconds: Annotated[float, Query(gt=0, le=LONGEST_WATCH_S, description="After which it ends.")] = (
             LONGEST_WATCH_S
         ),
+        user: UserId = "",
     ) -> Answer:
         """What happens, as it happens: who and what, never what was said. Whoever does not keep up gets an event
         `dropped` and is disconnected."""
-        caller, _ = caller_of(request)
+        caller, _ = caller_of(request, user)
         names = frozenset(NAMES if types is None else types.split(","))
         stream = bridge.events.watch(names, caller.user, min(seconds, longest_watch_s))
 
