@@ -529,6 +529,7 @@ def gateway(
         port=port,
         keys=keys,
         spool=spool_dir or settings.home / "gateway" / told.gateway_id,
+        local=keys is None and not no_keys,
         metrics_port=metrics_port,
     )
 

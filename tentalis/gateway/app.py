@@ -15,6 +15,7 @@ from schemas.codec import Codec
 from tentalis.config import Settings
 from tentalis.gateway.anthropic_shape import MessagesShape
 from tentalis.gateway.backends import Backends
+from tentalis.gateway.entrance import Entrance
 from tentalis.gateway.eventlog import EventLog
 from tentalis.gateway.failure import Refused, openai_error
 from tentalis.gateway.keys import Caller, Keys, Scope, presented
@@ -43,6 +44,7 @@ class Deps:
         served: which versions the backends serve.
         backends: their clients.
         measures: metrics; `measures.exporter` takes more.
+        local: nobody is asked for a key, so that only this machine's own programs are answered.
         leaving: called on the event loop when the process is to end, for what would not end by itself.
     """
 
@@ -55,6 +57,7 @@ class Deps:
     served: ServedView
     backends: Backends
     measures: Measures
+    local: bool = False
     leaving: list[Callable[[], None]] = field(default_factory=list)
 
     def caller(self, request: Request, scope: Scope) -> Caller:
@@ -90,6 +93,8 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
         await deps.backends.close()
 
     app = FastAPI(title="Tentalis gateway", lifespan=lifespan)
+    if deps.local:
+        app.add_middleware(Entrance)
     app.add_exception_handler(Refused, _on_refused)
     app.add_exception_handler(NotRecorded, _on_not_recorded)
     app.add_exception_handler(HTTPException, _on_no_route)

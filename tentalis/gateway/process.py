@@ -38,17 +38,19 @@ def serve(
     port: int,
     keys: Path | None,
     spool: Path,
+    local: bool = False,
     metrics_port: int | None = None,
 ) -> None:
     """Answers on `host`:`port` until SIGTERM, and for up to `drain_s` what is under way then. `keys`: the file of API
-    keys, None: nobody is asked for one. `spool`: the folder for turns that the broker does not take.
+    keys, None: nobody is asked for one. `spool`: the folder for turns that the broker does not take. `local`: only this
+    machine's own programs are answered, and no page of another site in a browser.
 
     Raises BadGateway, BadKeys, SpoolTaken, PortTaken, OSError.
     """
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per call says nothing here
     run_service(
         "gateway",
-        lambda stop: _run(stop, settings, kafka, host, port, keys, spool, metrics_port),
+        lambda stop: _run(stop, settings, kafka, host, port, keys, spool, local, metrics_port),
         grace_s=settings.drain_s + _CLOSING_S,
     )
 
@@ -61,6 +63,7 @@ def _run(
     port: int,
     keys: Path | None,
     spool: Path,
+    local: bool,
     metrics_port: int | None,
 ) -> None:
     checked, disk = Keys(keys), Spool(spool, settings.spool_bytes)
@@ -80,6 +83,7 @@ def _run(
             settings.backends, {name: None if key is None else key.get_secret_value() for name, key in secrets.items()}
         ),
         measures=measures,
+        local=local,
     )
     follower = threading.Thread(
         target=deps.served.follow, args=(kafka, make_codec(kafka), stop), name="served", daemon=True

@@ -336,6 +336,7 @@ def lab(
             served=ServedView(),
             backends=Backends(settings.backends, {"local": secret}),
             measures=measures,
+            local=keys is None,
         )
         deps.served.caught_up = True
         app = build_app(deps, extensions)

@@ -3,10 +3,12 @@
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tentalis.gateway.keys import Scope, create
 from tests.integration.gateway_lab import Lab, lab
 
 
@@ -102,3 +104,37 @@ def test_headers_cannot_be_injected_and_paths_cannot_be_tricked(gateway: Lab) ->
         )
         assert b" 200 " not in _raw(gateway, request, body).split(b"\r\n")[0]
     assert len(gateway.script.bodies) == seen
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://203.0.113.7"}, 403),
+        ({"Origin": "http://[bad"}, 403),
+        ({"Host": "evil.example:8200"}, 403),
+        ({"Host": "evil.example:8200", "Origin": "http://evil.example:8200"}, 403),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "http://127.0.0.1:8200", "Host": "localhost:8200"}, 200),
+        ({"Origin": "vscode-webview://1a2b"}, 200),
+        ({"Host": "[::1]:8200"}, 200),
+        ({"Host": "box.local"}, 200),
+        ({}, 200),
+    ],
+)
+def test_where_nobody_is_asked_for_a_key_pages_of_other_sites_are_not_answered(
+    gateway: Lab, headers: dict[str, str], status: int
+) -> None:
+    """A page that a browser of this machine shows can post here, and can give a name of its own this address."""
+    seen = len(gateway.script.bodies)
+    answer = gateway.chat("x", headers=headers)
+    assert answer.status_code == status and ("--keys" in answer.text) is (status == 403)
+    assert len(gateway.script.bodies) - seen == (status == 200)
+
+
+def test_who_has_a_key_may_ask_from_any_page(tmp_path: Path) -> None:
+    key = create(tmp_path / "keys.json", [Scope.CHAT])
+    with lab(tmp_path, keys=tmp_path / "keys.json") as asked:
+        headers = {"Authorization": f"Bearer {key}", "Origin": "https://ours.example", "Host": "gateway.example"}
+        assert asked.chat("x", headers=headers).status_code == 200
