@@ -1,7 +1,8 @@
 """Records on local disk, for as long as the broker does not take them.
 
 One file per record, named by its event id: written beside, fsynced, renamed, and the folder fsynced, so that a file of
-that name is whole whenever the process or the machine stops. The folder belongs to one process at a time.
+that name is whole whenever the process or the machine stops. The folder belongs to one process at a time, and is its
+owner's alone.
 """
 
 import fcntl
@@ -88,7 +89,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
         self._lock: IO[bytes] = (folder / ".lock").open("ab")
         try:

@@ -63,7 +63,7 @@ class Spool:
     """The queue of one process; its methods may be called on any thread.
 
     Args:
-        folder: made if it is not there.
+        folder: made if it is not there, for its owner alone.
         most_bytes: on disk, what was let go but not yet removed included.
     Raises:
         SpoolBusy, SpoolDamaged, OSError.
@@ -71,7 +71,7 @@ class Spool:
 
     def __init__(self, folder: Path, most_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.folder, self._most, self._segment_bytes = folder, most_bytes, min(segment_bytes, max(1, most_bytes // 4))
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

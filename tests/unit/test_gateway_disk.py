@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,11 @@ def test_the_spool_keeps_the_first_record_of_an_id_also_when_the_disk_fails_the_
     spool.put(Spooled("e", "t", b"k", b"second", (), 2))
     assert [record.value for record in spool.records(spool.held())] == [b"first"]
     spool.close()
+
+
+def test_the_spool_is_its_owners_alone(tmp_path: Path) -> None:
+    with closing(Spool(tmp_path / "gateway" / "gw-1")) as spool:
+        assert spool.folder.stat().st_mode & 0o077 == 0, "what people said lies there"
 
 
 def test_the_spool_knows_whose_records_it_holds(tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ def test_a_full_disk_is_said_and_nothing_of_the_line_stays(tmp_path: Path, monke
     assert waiting(tmp_path) == ["before", "after", "after"]
 
 
+def test_its_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    Spool(tmp_path / "traces", 2**20).close()
+    assert (tmp_path / "traces").stat().st_mode & 0o077 == 0, "what people said lies there"
+
+
 def test_a_folder_belongs_to_one_process_and_a_wrong_front_is_named(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 2**20)
     with pytest.raises(SpoolBusy, match="another process"):
