@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def forget(
-    session: Annotated[str | None, typer.Option("--session", help="Id of a conversation.")] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", help="Id of a conversation on the log: USER/NAME.")
+    ] = None,
     user: Annotated[str | None, typer.Option("--user", help="The opaque id of a user, as tasks carry it.")] = None,
     before: Annotated[
         str | None, typer.Option("--before", help="Only what is older: RFC 3339, or 30m, 1h, 2d ago.")
@@ -61,6 +63,12 @@ def forget(
         print_json(report.as_dict())
     else:
         _print(report)
+    if session is not None and not any(row.records for row in report.rows):
+        typer.echo(
+            f"nothing on the log is of a session {session}: is that its name there? A client's own name of a session "
+            f"has its user in front of it on the log: USER/{session} (docs/gateway.md)",
+            err=True,
+        )
     for group, partitions in report.waiting.items():
         typer.echo(
             f"not complete: {group} has not applied the request on partitions {partitions} within {wait:g} s. "

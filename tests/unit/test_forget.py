@@ -1,8 +1,10 @@
 """Who is meant by a request, what is left of a rollout, and what is still owed after what was read."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from schemas import topics
 from schemas.codec import Codec
@@ -24,7 +26,11 @@ from schemas.records import (
     TokenSpan,
 )
 from schemas.tensors import float32_bytes
+from tentalis.cli.main import app
+from tentalis.config import Settings
+from tentalis.forget import Report
 from tentalis.forget.core import Census, NoSuchRequest, Sweep, compacted_by, gone_at, husk, request_of
+from tentalis.forget.process import Row
 from tests.trainer_lab import rollout
 
 MARK = "zanzibar"
@@ -170,3 +176,13 @@ def test_when_the_bytes_are_gone() -> None:
     table = topics.table()
     promised = [topics.ROLLOUTS, topics.changelog("tentalis-join", "state")]
     assert all(compacted_by(0, table[name].config) is not None for name in promised)
+
+
+@pytest.mark.parametrize("records", [0, 2])
+def test_a_session_that_the_log_does_not_know_is_said_to_be_none(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gives a client's own name of it would believe that it is forgotten."""
+    report = Report(request_of("s1", None, None, None, now=1), False, [Row("t", records, "left", None)])
+    monkeypatch.setattr("tentalis.cli.forget.reached", lambda bootstrap: nullcontext(Settings()))
+    monkeypatch.setattr("tentalis.forget.forget", lambda *_, **__: report)
+    done = CliRunner().invoke(app, ["forget", "--session", "s1", "--yes"])
+    assert done.exit_code == 0 and ("USER/s1" in done.stderr) is (records == 0), done.stderr
