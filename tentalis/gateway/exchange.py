@@ -85,9 +85,10 @@ class Exchange:
             now = time.monotonic()
             deadline = deadline or now + patience
             if now >= deadline:
+                why = "takes new weights" if response.status_code == 503 else f"has no {call.route.model} now"
                 raise Refused(
                     503,
-                    f"the backend {backend.settings.name} takes new weights; try again",
+                    f"the backend {backend.settings.name} {why}; try again",
                     "server_error",
                     retry_after_s=RETRY_AFTER_S,
                 )

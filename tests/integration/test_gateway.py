@@ -239,6 +239,15 @@ def test_checklist_17_a_backend_that_cannot_swap_beside_is_waited_for_and_then_i
             assert waiting.result(20).status_code == 200
 
 
+def test_a_version_that_its_backend_has_no_more_is_named(tmp_path: Path) -> None:
+    with lab(tmp_path, hold_s=0.3) as gateway:
+        gateway.serve(1)
+        gateway.script.adapters.clear()
+        refused = gateway.chat("x")
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert "assistant@v1" in refused.json()["error"]["message"]
+
+
 def test_a_gateway_that_has_just_started_waits_until_it_knows_what_is_served(tmp_path: Path) -> None:
     with lab(tmp_path, hold_s=20.0) as gateway, ThreadPoolExecutor() as pool:
         gateway.deps.served.caught_up = False
