@@ -5,9 +5,9 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Path, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -65,6 +65,22 @@ class Deps:
         return self.keys.caller(presented(request.headers.raw), scope)
 
 
+_PAGE = """An OpenAI-compatible proxy that writes down what is said. `POST /v1/chat/completions`, `/v1/completions`,
+`/v1/messages` and `/v1/messages/count_tokens` take and answer what OpenAI and Anthropic say of them; here are the
+others."""
+_WHY = {
+    400: "A session id or a header that is none.",
+    401: "No good API key.",
+    403: "The key's scopes do not reach, or it is another user's.",
+    404: "No model of that name.",
+    503: "Not now, for want of the log, the disk or the keys: the same request again is safe.",
+}
+
+
+def _codes(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"description": _WHY[code]} for code in codes}
+
+
 Install = Callable[[FastAPI, Deps], None]
 """Adds routes to the application, at its making."""
 
@@ -92,7 +108,7 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
         await proxy.finish()
         await deps.backends.close()
 
-    app = FastAPI(title="Tentalis gateway", lifespan=lifespan)
+    app = FastAPI(title="Tentalis gateway", description=_PAGE, lifespan=lifespan)
     if deps.local:
         app.add_middleware(Entrance)
     app.add_exception_handler(Refused, _on_refused)
@@ -115,13 +131,13 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
     _add(app, proxy, "/v1/completions", CompletionShape())
     _add(app, proxy, "/v1/messages", MessagesShape())
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=_codes(401, 403, 503))
     async def models(request: Request) -> dict[str, Any]:
         """The policies and base models that can be asked for."""
         deps.caller(request, Scope.CHAT)
         return {"object": "list", "data": _models(deps)}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=_codes(401, 403, 404, 503))
     async def model(name: str, request: Request) -> dict[str, Any]:
         """One of them."""
         deps.caller(request, Scope.CHAT)
@@ -130,13 +146,15 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
                 return card
         raise Refused(404, f"there is no model {name!r} here; GET /v1/models says which there are", "not_found_error")
 
-    @app.post("/v1/messages/count_tokens", response_model=None)
+    @app.post("/v1/messages/count_tokens", include_in_schema=False, response_model=None)
     async def count_tokens(request: Request) -> Response:
         """How many tokens a prompt has, by the tokenizer of the backend that would be asked."""
         return await proxy.count_tokens(request)
 
-    @app.post("/v1/sessions/{session_id:path}/end")
-    async def end_session(session_id: str, request: Request) -> dict[str, str]:
+    @app.post("/v1/sessions/{session_id:path}/end", responses=_codes(400, 401, 403, 503))
+    async def end_session(
+        session_id: Annotated[str, Path(json_schema_extra={"pattern": "^[!-.0-~]{1,200}$"})], request: Request
+    ) -> dict[str, str]:
         """Ends a session: its last turn gets no next state."""
         return await proxy.end_session(request, session_id)
 
@@ -159,7 +177,7 @@ def _add(app: FastAPI, proxy: Proxy, path: str, shape: Shape) -> None:
     async def answer(request: Request) -> Response:
         return await proxy.answer(request, shape)
 
-    app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path)
+    app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path, include_in_schema=False)
 
 
 def _models(deps: Deps) -> list[dict[str, Any]]:
