@@ -140,8 +140,10 @@ class StepJudge:
             asked = [group.create_task(self._step(task, steps, index)) for index in range(len(steps))]
         answered = [each.result() for each in asked]
         failed = [each for each in answered if isinstance(each, Exception)]
-        if failed and (len(failed) == len(answered) or not isinstance(failed[0], NoVote)):
-            raise failed[0]
+        # Who is away will answer later; a step that got no vote need not hold up the others.
+        lasting = [error for error in failed if not isinstance(error, NoVote)]
+        if lasting or len(failed) == len(answered):
+            raise (lasting or failed)[0]
         grades = [None if isinstance(each, Exception) else each for each in answered]
         known = [grade for grade in grades if grade is not None]
         components = {"steps": float(len(steps)), "steps_unknown": float(len(steps) - len(known))}

@@ -275,6 +275,18 @@ def test_each_step_is_graded_for_progress_and_correctness_and_placed_on_its_toke
     assert verdict.components["progress"] == 0.5 and verdict.components["correctness"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.parametrize("third", [says('{"progress": 1, "correctness": 1}'), Reply(500)])
+def test_while_the_endpoint_is_away_for_one_step_the_result_waits_whatever_the_others_met(third: Reply) -> None:
+    replies = {"step 1": Reply(500), "step 2": Reply(503), "step 3": third}
+
+    def script(_: int, body: dict[str, Any]) -> Reply:
+        question = body["messages"][1]["content"]
+        return next(reply for name, reply in replies.items() if f"<<<{name} " in question)
+
+    with pytest.raises(ScorerAway):
+        verdict_by_steps(script, stepped())
+
+
 def test_a_step_that_cannot_be_read_is_unknown_and_never_a_half() -> None:
     script = grading(step1=(1.0, 1.0), step2="good", step3=(1.0, 1.0))
     verdict, _ = verdict_by_steps(script, stepped(), Letters(TEXT))
