@@ -12,6 +12,8 @@ from tentalis.opd import HINT_TAG
 from tentalis.opd.lesson import END, START
 
 BASE = "tiny"
+VOCABULARY = 1000
+"""Token ids from here on have no text."""
 LESSON = f"They wanted it short. {START}\nDo: answer in one line.\nDon't: use lists.\n{END} \\boxed{{1}}"
 
 
@@ -28,7 +30,11 @@ class _Model(BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
             plain = "messages" in body and HINT_TAG not in text
-            self._answer({"tokens": list(self.server.prompt) if plain else [ord(char) for char in text]})
+            tokens = [ord(char) + self.server.shift for char in text]
+            self._answer({"tokens": list(self.server.prompt) if plain else tokens})
+        elif self.path == "/detokenize":
+            text = "".join(chr(token - self.server.shift) for token in body["tokens"] if token < VOCABULARY)
+            self._answer({"prompt": text})
         elif self.path == "/v1/chat/completions":
             message = {"role": "assistant", "content": LESSON}
             self._answer({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
@@ -53,14 +59,15 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
     daemon_threads = True
     prompt: Sequence[int] = ()
+    shift = 0
 
 
 @contextmanager
-def model_server(port: int = 0, prompt: Sequence[int] = (1, 2, 3)) -> Iterator[str]:
+def model_server(port: int = 0, prompt: Sequence[int] = (1, 2, 3), shift: int = 0) -> Iterator[str]:
     """Its URL. `port`: 0 for a free one. `prompt`: the tokens of every conversation without a hint, as the fixtures
-    have them."""
+    have them. `shift`: the token of the character n is n + shift."""
     server = _Server(("127.0.0.1", port), _Model)
-    server.prompt = prompt
+    server.prompt, server.shift = prompt, shift
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,12 +1,17 @@
 """The file that says who makes hints and who teaches."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from tentalis.opd.config import BadHinters, Hinters, Judge, load_hinters
-from tentalis.opd.wiring import make_hinters, make_teacher
+from schemas.records import sample_of
+from tentalis.opd.config import BadHinters, Hinters, Judge, TeacherSettings, load_hinters
+from tentalis.opd.tokenizer import OtherTokenizer
+from tentalis.opd.wiring import look_at_teacher, make_hinters, make_teacher, token_cut
 from tentalis.rewards.chat import NoApiKey
+from tests.model_server import BASE, model_server
+from tests.unit.stream_records import make_result
 
 FILE = """
 hinters:
@@ -84,3 +89,29 @@ def test_what_is_wrong_is_named_with_its_place(text: str, why: str, tmp_path: Pa
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadHinters, match=r"none\.yaml: No such file"):
         load_hinters(tmp_path / "none.yaml")
+
+
+def test_a_teacher_elsewhere_is_held_against_the_students_tokenizer_at_the_start_and_before_it_teaches() -> None:
+    result = make_result()
+    with model_server() as student, model_server() as same, model_server(shift=1) as other:
+
+        def teaches(url: str) -> str:
+            teacher = make_teacher(TeacherSettings(url=url, model=BASE), student)
+            return asyncio.run(teacher.logprobs(sample_of(result), result.task, ["Be brief, please."])).teacher
+
+        assert teaches(same) == BASE
+        asyncio.run(look_at_teacher(TeacherSettings(url=same, model=BASE), student))
+        why = f"{BASE} at {other} cannot teach {BASE} at {student}: a probe text has other tokens"
+        with pytest.raises(OtherTokenizer, match=why):
+            teaches(other)
+        with pytest.raises(OtherTokenizer, match=why):
+            asyncio.run(look_at_teacher(TeacherSettings(url=other, model=BASE), student))
+
+
+@pytest.mark.parametrize(
+    ("lesson", "kept"),
+    [("Do: a\nDo: b", "Do: a\nDo: b"), ("Do: a\nDon't: b", "Do: a"), ("Do: one long line", "Do: one lon")],
+)
+def test_a_lesson_is_cut_after_the_last_whole_line_that_the_students_tokens_allow(lesson: str, kept: str) -> None:
+    with model_server() as student:
+        assert asyncio.run(token_cut(student, 11)(lesson)) == kept
