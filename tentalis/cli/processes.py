@@ -219,12 +219,12 @@ def scoring(
     _stream("scoring", make, bootstrap, port, instance, state, state_dir)
 
 
-def _load_scorers(path: Path) -> None:
+def _load_scorers(path: Path, *, names_only: bool = False) -> None:
     configure_logging("INFO")
-    from tentalis.rewards.scorer_file import BadScorers, load_scorers
+    from tentalis.rewards.scorer_file import BadScorers, load_scorers, name_scorers
 
     try:
-        load_scorers(path)
+        name_scorers(path) if names_only else load_scorers(path)
     except BadScorers as error:
         raise CommandError(str(error), USAGE) from error
 
@@ -475,6 +475,15 @@ def gateway(
         ),
     ] = None,
     no_keys: Annotated[bool, typer.Option("--no-keys", help="Ask nobody for a key, wherever it listens.")] = False,
+    scorers: Annotated[
+        Path | None,
+        typer.Option(
+            "--scorers",
+            envvar="TENTALIS_SCORERS",
+            help="Scoring's file of judges and scorers: tasks may name its verifiers. Only their names are read.",
+            show_default=False,
+        ),
+    ] = None,
     gateway_id: Annotated[
         str | None,
         typer.Option("--gateway-id", help="Its own, lasting name. Default: host name and port.", show_default=False),
@@ -511,6 +520,8 @@ def gateway(
             "or say --no-keys",
             USAGE,
         )
+    if scorers is not None:
+        _load_scorers(scorers, names_only=True)
     name = gateway_id or f"{socket.gethostname()}-{port}"
     if config is not None:
         told = GatewaySettings.from_file(config, gateway_id=name)

@@ -30,6 +30,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "math": {"gsm8k": Gsm8k(), "math": BoxedMath(), "reasoning_gym": ReasoningGym()},
 }
 PLUGINS = "tentalis.scorers"
+_ELSEWHERE: set[tuple[str, str]] = set()
 NO_VERIFIER = "none/1"
 """Scorer name for a task that names no verifier: its reward is unknown."""
 
@@ -101,8 +102,18 @@ def scorer_of(task: Task) -> Scorer | None:
     return verifiers[task.verifier.name]
 
 
+def made_elsewhere(environment: str, name: str) -> None:
+    """A verifier that scoring has, and this process only the name of."""
+    _ELSEWHERE.add((environment, name))
+
+
 def check(task: Task) -> None:
-    """Whether results of the task can be verified. Raises UnknownEnvironment, UnknownVerifier or BadVerifierData."""
+    """Whether results of the task can be verified; of a verifier that is made elsewhere only its name is known here.
+
+    Raises UnknownEnvironment, UnknownVerifier or BadVerifierData.
+    """
+    if task.verifier is not None and (task.environment, task.verifier.name) in _ELSEWHERE:
+        return
     verifier = scorer_of(task)
     if verifier is not None:
         verifier.check(task)

@@ -93,6 +93,15 @@ def load_scorers(path: Path, env: Mapping[str, str] = os.environ) -> list[tuple[
 def _made(path: Path, environment: str, verifiers: Mapping[str, Any], chats: Mapping[str, Chat]) -> dict[str, Scorer]:
     made: dict[str, Scorer] = {}
     try:
+def name_scorers(path: Path) -> None:
+    """Makes the verifiers of a file known by name, for a process that takes tasks and scores none: it needs no keys, no
+    modules and no models. Raises BadScorers.
+    """
+    for environment, verifiers in read_scorers(path).environments.items():
+        for name in verifiers:
+            registry.made_elsewhere(environment, name)
+
+
         registry.check_environment(environment)
     except UnknownEnvironment as error:
         # The other applications do not read this file, and would refuse its records.

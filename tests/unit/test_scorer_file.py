@@ -10,6 +10,7 @@ from schemas.records import Opens, Source, Terms, Verifier
 from tentalis import rewards
 from tentalis.cli.common import USAGE
 from tentalis.cli.main import app
+from tentalis.rewards import UnknownVerifier, scorer_file
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
 from tests.unit.stream_records import make_task
@@ -124,10 +125,31 @@ def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
     assert load(tmp_path, text)
 
 
-def test_the_command_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+def test_who_only_takes_tasks_knows_the_names_without_keys_and_leaves_the_rest_to_scoring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tentalis.rewards.registry._ELSEWHERE", set())
+    path = tmp_path / "scorers.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    mine = make_task(verifier=Verifier(name="quality", data='{"taste": {"max_words": 9}}'))
+    with pytest.raises(UnknownVerifier):
+        rewards.check(mine)
+    scorer_file.name_scorers(path)
+    rewards.check(mine)
+    rewards.check(make_task(verifier=Verifier(name="next_state", data="{}")))
+    for environment, name in (("chat", "steps"), ("math", "quality"), ("chat", "unheard of")):
+        with pytest.raises(UnknownVerifier):
+            rewards.check(make_task(environment=environment, verifier=Verifier(name=name)))
+    path.write_text(FILE.replace("votes: 5", "vote: 5"), encoding="utf-8")
+    with pytest.raises(BadScorers, match="did you mean votes"):
+        scorer_file.name_scorers(path)
+
+
+@pytest.mark.parametrize("command", [["scoring"], ["gateway", "--server", "http://127.0.0.1:1"]])
+def test_the_command_says_what_is_wrong_with_the_file(tmp_path: Path, command: list[str]) -> None:
     path = tmp_path / "scorers.yaml"
     path.write_text(FILE.replace("votes: 5", "vote: 5"), encoding="utf-8")
-    command = ["serve", "scoring", "--scorers", str(path), "--bootstrap-server", "127.0.0.1:1"]
+    command = ["serve", *command, "--scorers", str(path), "--bootstrap-server", "127.0.0.1:1"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == USAGE, result.output
     assert "did you mean votes?" in " ".join(result.output.split())
