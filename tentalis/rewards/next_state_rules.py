@@ -1,9 +1,11 @@
 """The next-state judge by rules, for machines without a judge model: patterns over English, no understanding."""
 
+from collections.abc import Collection
+
 from schemas.records import Feedback, Result, Source, Task
 from tentalis.rewards.next_state_terms import answers_to
 from tentalis.rewards.verdict import Verdict
-from tentalis.signals import Event, Returned, Said, Turn, detect
+from tentalis.signals import NAMES, Event, Returned, Said, Turn, detect
 from tentalis.signals.phrases import thanks
 from tentalis.words import content_stems
 
@@ -14,13 +16,20 @@ class NextStateRules:
     """The detectors of `tentalis.signals` decide: any signal is -1; a tool's result without one is 1, thanks and going
     on to something else are 1, the rest is 0. Nothing next is unknown.
 
-    `next_state_rules` in the name of its scores says what made them.
+    `next_state_rules` in the name of its scores says what made them, and which detectors did not take part.
+
+    Args:
+        signals: names of the detectors that count.
     """
 
-    name = "next_state_rules/1"
     time_limit_s = 10.0
     sources = frozenset({Source.NEXT_STATE})
     grades = False
+
+    def __init__(self, signals: Collection[str] = NAMES) -> None:
+        self._signals = frozenset(signals)
+        without = sorted(NAMES - self._signals)
+        self.name = "-".join(("next_state_rules/1", *(["without", *without] if without else [])))
 
     def check(self, task: Task) -> None:
         """Raises BadVerifierData."""
@@ -34,7 +43,7 @@ class NextStateRules:
         calls = tuple(call.name for call in result.tool_calls)
         asked = [message.content for message in task.messages if message.role == "user"]
         turn = Turn(asked[-1] if asked else "", result.text, result.finish_reason, calls)
-        found = detect(turn, event)
+        found = detect(turn, event, self._signals)
         reward = -1.0 if found else 1.0 if _content(event) else 0.0
         return Verdict(reward, {"next_state": reward, **{f"signal.{signal.name.value}": 1.0 for signal in found}})
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.records import Source
 from tentalis.rewards import registry
 from tentalis.rewards.chat import Chat, Endpoint, NoApiKey
 from tentalis.rewards.combined import Combined, CombinedSettings
@@ -18,8 +19,9 @@ from tentalis.rewards.next_state import NextStateJudge, NextStateSettings
 from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.step_judge import StepJudge, StepSettings
 from tentalis.rewards.steps import NoTokenizer
-from tentalis.rewards.verdict import Scorer, UnknownEnvironment
+from tentalis.rewards.verdict import FeedbackJudge, Scorer, UnknownEnvironment
 from tentalis.security import BadSecurity
+from tentalis.signals import NAMES, SignalName
 from tentalis.yaml_file import BadYaml, read_mapping
 
 log = logging.getLogger(__name__)
@@ -30,11 +32,12 @@ class BadScorers(Exception):
 
 
 class RulesSettings(BaseModel):
-    """The next-state judge by rules."""
+    """The next-state judge by rules. `signals`: the detectors that count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["next_state_rules"]
+    signals: frozenset[SignalName] = NAMES
 
 
 Settings = Annotated[
@@ -90,9 +93,6 @@ def load_scorers(path: Path, env: Mapping[str, str] = os.environ) -> list[tuple[
     return made
 
 
-def _made(path: Path, environment: str, verifiers: Mapping[str, Any], chats: Mapping[str, Chat]) -> dict[str, Scorer]:
-    made: dict[str, Scorer] = {}
-    try:
 def name_scorers(path: Path) -> None:
     """Makes the verifiers of a file known by name, for a process that takes tasks and scores none: it needs no keys, no
     modules and no models. Raises BadScorers.
@@ -102,6 +102,9 @@ def name_scorers(path: Path) -> None:
             registry.made_elsewhere(environment, name)
 
 
+def _made(path: Path, environment: str, verifiers: Mapping[str, Any], chats: Mapping[str, Chat]) -> dict[str, Scorer]:
+    made: dict[str, Scorer] = {}
+    try:
         registry.check_environment(environment)
     except UnknownEnvironment as error:
         # The other applications do not read this file, and would refuse its records.
@@ -110,9 +113,15 @@ def name_scorers(path: Path) -> None:
     for name, settings in sorted(verifiers.items(), key=lambda item: item[1].kind == "combined"):
         where = f"{path}: environments.{environment}.{name}"
         try:
-            made[name] = _scorer(where, environment, settings, chats, made)
+            scorer = made[name] = _scorer(where, environment, settings, chats, made)
         except (BadTarget, NoTokenizer) as error:
             raise BadScorers(f"{where}: {error}") from error
+        hears = isinstance(scorer, FeedbackJudge) and Source.NEXT_STATE in scorer.sources
+        if name == "next_state" and not hears:
+            raise BadScorers(
+                f"{where}: the reward of a conversation's turn answers to what came next, and {settings.kind} is not "
+                "asked about that: give it another name, and make it one part of a `combined` reward of this name"
+            )
     return {name: made[name] for name in verifiers}
 
 
@@ -132,7 +141,7 @@ def _scorer(
         return CompositeScorer(settings)
     if isinstance(settings, CustomSettings):
         return custom(settings)
-    return NextStateRules()
+    return NextStateRules(settings.signals)
 
 
 def _combined(where: str, environment: str, settings: CombinedSettings, made: Mapping[str, Scorer]) -> Scorer:

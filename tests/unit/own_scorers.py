@@ -3,6 +3,7 @@
 import threading
 
 from schemas.records import Result, Task
+from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.taste import Taste
 
 
@@ -33,3 +34,4 @@ class Nothing:
 LET_GO = threading.Event()
 WORD = "good"
 TASTE = Taste()
+RULES = NextStateRules()

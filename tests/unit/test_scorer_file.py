@@ -1,19 +1,21 @@
 """The file of scorers: what it makes known, and what it is refused for."""
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from schemas.records import Opens, Source, Terms, Verifier
+from schemas.records import Opens, Polarity, Source, Terms, Verifier
 from tentalis import rewards
 from tentalis.cli.common import USAGE
 from tentalis.cli.main import app
-from tentalis.rewards import UnknownVerifier, scorer_file
+from tentalis.rewards import FeedbackJudge, UnknownVerifier, scorer_file
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
-from tests.unit.stream_records import make_task
+from tests.unit.stream_records import QUESTION, make_feedback, make_result, make_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "judges.md"
 FILE = """
@@ -75,6 +77,32 @@ def test_a_changed_file_makes_other_versions_of_what_it_changes(tmp_path: Path) 
     assert {name for name in before if before[name] != after[name]} == {"chat.quality", "chat.next_state"}
 
 
+def test_what_conversations_name_may_be_made_of_parts_and_of_ones_own_object(tmp_path: Path) -> None:
+    """Only a scorer that never hears what came next is refused: with one every turn's reward would be unknown."""
+    for scorer in (
+        "{kind: combined, parts: {mine: {scorer: mine, weight: 1}}}",
+        '{kind: custom, target: "tests.unit.own_scorers:RULES"}',
+        "{kind: next_state_rules}",
+    ):
+        assert load(tmp_path, FILE.replace("{kind: next_state, judge: small, votes: 5, consensus: 0.5}", scorer))
+
+
+def test_a_detector_that_is_switched_off_in_the_rules_costs_no_answer_its_reward(tmp_path: Path) -> None:
+    def reward(**fields: list[str]) -> tuple[str, float | None]:
+        rules = json.dumps({"kind": "next_state_rules"} | fields)
+        names = load(tmp_path, f"environments: {{chat: {{next_state: {rules}}}}}")
+        scorer = ENVIRONMENTS["chat"]["next_state"]
+        assert isinstance(scorer, FeedbackJudge)
+        turn = make_result(make_task(terms=Terms(rl=Source.NEXT_STATE), n_samples=1))
+        asked_again = make_feedback(turn, QUESTION, source=Source.NEXT_STATE, author="user", polarity=Polarity.NONE)
+        verdict = asyncio.run(scorer.judge_feedback(turn.task, turn, asked_again))
+        return names["chat.next_state"], verdict.reward
+
+    rules, without = reward(), reward(signals=["correction", "edit", "tool_failure", "abandoned"])
+    assert rules == ("next_state_rules/1", -1.0)
+    assert without == ("next_state_rules/1-without-reasked", 1.0)
+
+
 @pytest.mark.parametrize(
     ("was", "becomes", "says"),
     [
@@ -98,6 +126,8 @@ def test_a_changed_file_makes_other_versions_of_what_it_changes(tmp_path: Path) 
         ("    model: judge", "    model: judge\n    model: other", "model: there twice"),
         ("outcome: last", "outcome: last, tokenizer: /nowhere", "no tokenizer can be read"),
         ("kind: composite, weights: {on_topic: 0.5}", "kind: composite, weights: {topic: 1}", "Input should be 'fini"),
+        ("kind: next_state, judge: small, votes: 5, consensus: 0.5", "kind: composite", "one part of a `combined`"),
+        ("cheap: {", "rules: {kind: next_state_rules, signals: [edits]}\n    cheap: {", r"rules\.signals\.0: Input"),
         (FILE, "- a list", "a mapping with judges and environments is expected"),
         (FILE, "a: [", "not YAML"),
     ],
