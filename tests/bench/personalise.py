@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -51,7 +52,6 @@ TURNS = 4
 TEMPERATURE, MAX_TOKENS = 0.7, 128
 BATCH = 4
 SETTLES_S = 600.0
-WINDOW = 5
 SHOWN = 3
 
 
@@ -88,7 +88,7 @@ def converged_after(fits: Sequence[bool], in_a_row: int = IN_A_ROW) -> int | Non
     return None
 
 
-def wilson(hits: int, n: int) -> tuple[float, float]:
+def wilson(hits: float, n: int) -> tuple[float, float]:
     """The 95 % score interval of a share (Wilson 1927), (0, 1) of nothing."""
     if n == 0:
         return 0.0, 1.0
@@ -96,6 +96,45 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 / (1 + z2 / n) * (share * (1 - share) / n + z2 / (4 * n * n)) ** 0.5
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def mean_by_chance(share: float, in_a_row: int = IN_A_ROW) -> float:
+    """How many sessions it takes on average until `in_a_row` in a row meet the rule, if each does with probability
+    `share`, whatever came before (Feller 1968, XIII.7).
+
+    >>> mean_by_chance(0.5)
+    14.0
+    """
+    return math.inf if share == 0 else sum(share**-length for length in range(1, in_a_row + 1))
+
+
+def converged_by_chance(share: float, sessions: int, in_a_row: int = IN_A_ROW) -> list[float]:
+    """By session, the probability that a run has converged, if each session meets the rule with probability `share`.
+
+    >>> converged_by_chance(0.5, 4)
+    [0.0, 0.0, 0.125, 0.1875]
+    """
+    rows, done, found = [1.0] + [0.0] * (in_a_row - 1), 0.0, []
+    for _ in range(sessions):
+        done += rows[-1] * share
+        rows = [sum(rows) * (1 - share), *(chance * share for chance in rows[:-1])]
+        found.append(done)
+    return found
+
+
+def converged_share(ends: Sequence[int | None], lengths: Sequence[int]) -> list[float]:
+    """By session, the share of runs that have converged (Kaplan and Meier 1958): a run that was given up before, at its
+    length, says nothing of what came after. A run that goes on after it has converged is not watched any more.
+
+    >>> converged_share([None, 3], [2, 4])
+    [0.0, 0.0, 1.0]
+    """
+    left, found = 1.0, []
+    watched = [length if end is None else end for end, length in zip(ends, lengths, strict=True)]
+    for at in range(1, max(watched, default=0) + 1):
+        left *= 1 - sum(end == at for end in ends) / sum(last >= at for last in watched)
+        found.append(1 - left)
+    return found
 
 
 def now_in(seed: int, session: int) -> str:
@@ -185,7 +224,6 @@ class Options:
     seed: int
     sessions: int
     full: bool = False
-    settings: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -292,8 +330,8 @@ def write_config(options: Options, folder: Path) -> tuple[Path, str]:
         batch_rollouts=BATCH,
         seed=options.seed,
     )
-    changes = dict(each.split("=", 1) for each in (*METHODS[options.method], *options.settings))
-    config = overridden(config, changes, "--set")
+    changes = dict(each.split("=", 1) for each in METHODS[options.method])
+    config = overridden(config, changes, options.method)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(given_text(config), encoding="utf-8")
@@ -392,18 +430,6 @@ def summary(options: Options, talks: Sequence[Talk], loop: Loop, seconds: float,
     }
 
 
-def windows(runs: Sequence[dict[str, Any]], user: str) -> list[tuple[int, int]]:
-    """Per session, how many first answers met the rule in it and the WINDOW - 1 before it, over the runs that came so
-    far, and of how many."""
-    by_run = [[bool(row["first_fits"]) for row in run["sessions"] if row["user"] == user] for run in runs]
-    longest = max(map(len, by_run), default=0)
-    found = []
-    for at in range(longest):
-        recent = [fit for fits in by_run if len(fits) > at for fit in deque(fits[: at + 1], maxlen=WINDOW)]
-        found.append((sum(recent), len(recent)))
-    return found
-
-
 def played() -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The runs that there are, by who and method."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -420,57 +446,95 @@ def write_page() -> None:
     if not runs:
         raise SystemExit(f"there is no run in {FOLDER} yet")
     panels: dict[str, list[Curve]] = {}
-    rows = []
+    rows, strips = [], []
     for (who, method), of in sorted(runs.items()):
         for user in of[0]["users"]:
-            found = windows(of, user)
-            bounds = [wilson(hits, n) for hits, n in found]
-            panels.setdefault(f"{user}, {'alone' if who != 'all' else 'with the others'}", []).append(
-                Curve(
-                    label=f"{method} ({len(of)} seeds)",
-                    colour=COLOURS.get(method, GREY),
-                    at=range(1, len(found) + 1),
-                    middle=[hits / n for hits, n in found],
-                    low=[low for low, _ in bounds],
-                    high=[high for _, high in bounds],
-                )
+            panel = panels.setdefault(f"{user}, {'alone' if who != 'all' else 'with the others'}", [])
+            shares = converged_share(
+                [run["converged_after"][user] for run in of], [len(rows_of(run, user)) for run in of]
             )
+            bounds = [wilson(share * len(of), len(of)) for share in shares]
+            panel.append(curve(f"{method} ({len(of)} runs)", COLOURS.get(method, GREY), shares, bounds))
             rows.append(table_row(who, method, user, of))
-    methods.draw(
-        FOLDER / "curves.png",
-        list(panels.items()),
-        "session",
-        f"first answers that meet the rule (last {WINDOW} sessions)",
-    )
-    head = ("users", "method", "rule of", "seeds", "sessions to converge", "first 10", "last 10", "words", "on topic")
+            strips += [strip(who, method, user, run) for run in of]
+    everyone = [run for of in runs.values() for run in of]
+    for title, panel in panels.items():
+        hits, n = untrained(everyone, title.partition(",")[0])
+        longest = max(len(each.at) for each in panel)
+        low, middle, high = (
+            converged_by_chance(share, longest) for share in (wilson(hits, n)[0], hits / n, wilson(hits, n)[1])
+        )
+        panel.append(curve("by chance", "black", middle, list(zip(low, high, strict=True))))
+    methods.draw(FOLDER / "curves.png", list(panels.items()), "session", "runs that have converged")
+    head = ("users", "method", "rule of", "seeds", "sessions to converge", "meet the rule", "words", "on topic")
     table = "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
-    (FOLDER / "README.md").write_text(PAGE.format(table=table, turns=TURNS, row=IN_A_ROW), encoding="utf-8")
+    users = dict.fromkeys(user for run in everyone for user in run["users"])
+    chance = "\n".join(chance_row(everyone, user) for user in users)
+    text = PAGE.format(table=table, chance=chance, strips="\n".join(strips), turns=TURNS, row=IN_A_ROW)
+    (FOLDER / "README.md").write_text(text, encoding="utf-8")
+
+
+def curve(label: str, colour: str, middle: Sequence[float], bounds: Sequence[tuple[float, float]]) -> Curve:
+    """Over the sessions from the first on."""
+    low, high = zip(*bounds, strict=True)
+    return Curve(label=label, colour=colour, at=range(1, len(middle) + 1), middle=middle, low=low, high=high)
+
+
+def rows_of(run: dict[str, Any], user: str) -> list[dict[str, Any]]:
+    """A user's sessions."""
+    return [row for row in run["sessions"] if row["user"] == user]
+
+
+def is_trained(row: dict[str, Any]) -> bool:
+    """Whether the first answer came from a version that a step of training has made."""
+    return (row["versions"][0] or 0) > 0
+
+
+def untrained(runs: Iterable[dict[str, Any]], user: str) -> tuple[int, int]:
+    """How many first answers of the base model met the rule, and of how many: of the sessions that every run has,
+    however soon it converged."""
+    rows = [row for run in runs for row in rows_of(run, user)[:IN_A_ROW] if not is_trained(row)]
+    return sum(row["first_fits"] for row in rows), len(rows)
+
+
+def chance_row(runs: Sequence[dict[str, Any]], user: str) -> str:
+    """A line about what converges without any training."""
+    hits, n = untrained(runs, user)
+    low, high = wilson(hits, n)
+    means = map(mean_by_chance, (hits / n, high, low))
+    mean, least, most = ("no end of" if mean == math.inf else f"{mean:,.0f}" for mean in means)
+    return (
+        f"- {user}: {hits} of {n} first answers of the untrained model meet the rule ({low:.0%} to {high:.0%}); by "
+        f"chance that takes {mean} sessions on average ({least} to {most})."
+    )
+
+
+def strip(who: str, method: str, user: str, run: dict[str, Any]) -> str:
+    """A run's first answers, in the order of its sessions."""
+    marks = "".join("x" if row["first_fits"] else "." for row in rows_of(run, user))
+    return f"{user if who != 'all' else f'{user} (all)':24}{method:8}seed {run['seed']}  {marks}"
 
 
 def table_row(who: str, method: str, user: str, runs: Sequence[dict[str, Any]]) -> str:
     """A line of the table. A share has its 95 % interval."""
     ends = [run["converged_after"][user] for run in runs]
-    said = ", ".join(f"> {len_of(run, user)}" if end is None else str(end) for end, run in zip(ends, runs, strict=True))
-    sessions = [[row for row in run["sessions"] if row["user"] == user] for run in runs]
-    first = [row for rows in sessions for row in rows[:10]]
-    last = [row for rows in sessions for row in rows[-10:]]
+    said = ", ".join(
+        f"> {len(rows_of(run, user))}" if end is None else str(end) for end, run in zip(ends, runs, strict=True)
+    )
+    rows = [row for run in runs for row in rows_of(run, user)]
+    parts = [[row for row in rows if is_trained(row) is trained] for trained in (False, True)]
 
-    def share(rows: Sequence[dict[str, Any]]) -> str:
-        hits = sum(row["first_fits"] for row in rows)
-        low, high = wilson(hits, len(rows))
-        return f"{hits / len(rows):.0%} ({low:.0%} to {high:.0%})"
+    def change(text: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+        return " to ".join(text(part) if part else "-" for part in parts)
 
-    def mean(key: str, rows: Sequence[dict[str, Any]]) -> float:
-        return statistics.fmean(row[key] for row in rows)
+    def share(part: Sequence[dict[str, Any]]) -> str:
+        hits = sum(row["first_fits"] for row in part)
+        low, high = wilson(hits, len(part))
+        return f"{hits / len(part):.0%} ({low:.0%} to {high:.0%})"
 
-    words = f"{mean('first_words', first):.0f} to {mean('first_words', last):.0f}"
-    topic = f"{mean('first_on_topic', first):.0%} to {mean('first_on_topic', last):.0%}"
-    return f"| {who} | {method} | {user} | {len(runs)} | {said} | {share(first)} | {share(last)} | {words} | {topic} |"
-
-
-def len_of(run: dict[str, Any], user: str) -> int:
-    """How many sessions the user had."""
-    return sum(row["user"] == user for row in run["sessions"])
+    words = change(lambda part: f"{statistics.fmean(row['first_words'] for row in part):.0f}")
+    topic = change(lambda part: f"{statistics.fmean(row['first_on_topic'] for row in part):.0%}")
+    return f"| {who} | {method} | {user} | {len(runs)} | {said} | {change(share)} | {words} | {topic} |"
 
 
 PAGE = """# Personalisation
@@ -484,12 +548,23 @@ thanks, whoever is not complains and asks for what is wanted. Played by `make pe
 A session meets the rule if its first answer does; a run has converged with the {row}rd such session in a row. `none` is
 the control, a learning rate of nothing: what converges there converges by chance.
 
-![share of first answers that meet the rule, by session](curves.png)
+![share of runs that have converged, by session](curves.png)
 
-The shade is the 95 % interval (Wilson) over the sessions of the window, which takes them for independent. Words and
-topic: of first answers, the first ten sessions to the last ten; topic is a content word in common with the question.
+The share is that of Kaplan and Meier, the shade its 95 % interval (Wilson; three runs say little). `by chance` is what
+a model that never changes would come to, if each of its first answers met the rule as often as those of the untrained
+model do; the shade is that of this share.
+
+{chance}
 
 {table}
+
+The last three columns go from the answers of the untrained model to those of all versions after it. A run that
+converges ends with {row} answers that meet the rule, so the second share leans upwards. Topic: a content word in common
+with the question. What each first answer was, `x` if it met the rule:
+
+```
+{strips}
+```
 
 For context, not for comparison: the paper of OpenClaw-RL reports 10.3 sessions to converge with the hybrid method, 14.1
 with RL and 29.7 with distillation alone, for a model of 4B parameters, users and judge played by models, and users
@@ -505,11 +580,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sessions", type=int, default=60)
     parser.add_argument("--full", action="store_true", help="Go on after the run has converged.")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A setting of the trainer.")
     parser.add_argument("--draw-only", action="store_true", help="Play nothing.")
     given = parser.parse_args()
     users = tuple(USERS.values()) if given.user == "all" else (USERS[given.user],)
-    options = Options(given.method, users, given.seed, given.sessions, given.full, tuple(given.set))
+    options = Options(given.method, users, given.seed, given.sessions, given.full)
     path = FOLDER / f"{options.name}.json"
     if not given.draw_only and not path.exists():
         play(options, path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,20 @@ from scipy.stats import binomtest
 
 from schemas.records import OutcomeKind, Record
 from tests.bench import personalise
-from tests.bench.personalise import Loop, Options, Talk, converged_after, now_in, summary, wilson, windows, write_page
+from tests.bench.personalise import (
+    Loop,
+    Options,
+    Talk,
+    converged_after,
+    converged_by_chance,
+    converged_share,
+    mean_by_chance,
+    now_in,
+    summary,
+    untrained,
+    wilson,
+    write_page,
+)
 from tests.bench.users import USERS
 from tests.unit.loop_records import RUN, ack, lost, manifest, outcome, plan, step_result, task
 
@@ -35,13 +50,39 @@ def test_no_two_sessions_of_a_run_begin_alike() -> None:
     assert len({now_in(seed, session) for seed in range(3) for session in range(100)}) == 300
 
 
-def test_windows_pool_the_runs_that_came_so_far() -> None:
-    def run(*fits: bool) -> dict[str, Any]:
-        return {"sessions": [{"user": "student", "first_fits": fit} for fit in fits]}
+@given(st.floats(0.05, 1.0), st.integers(1, 4))
+def test_chance_converges_as_counting_does(share: float, in_a_row: int) -> None:
+    shares = converged_by_chance(share, 12, in_a_row)
+    for at in (1, 5, 12):
+        by_counting = sum(
+            share ** sum(fits) * (1 - share) ** (at - sum(fits))
+            for fits in itertools.product((False, True), repeat=at)
+            if converged_after(fits, in_a_row)
+        )
+        assert shares[at - 1] == pytest.approx(by_counting, abs=1e-9)
 
-    assert windows([run(True, False), run(True, True, True)], "student") == [(2, 2), (3, 4), (3, 3)]
-    assert windows([run(*[True] * 4, *[False] * 5)], "student")[-1] == (0, 5)
-    assert windows([run(True)], "teacher") == []
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+def test_the_mean_by_chance_is_that_of_its_distribution(share: float) -> None:
+    done = converged_by_chance(share, 4_000)
+    assert mean_by_chance(share) == pytest.approx(sum(1 - at for at in [0.0, *done]), rel=1e-6)
+    assert mean_by_chance(0.0) == math.inf
+
+
+def test_runs_that_were_given_up_do_not_count_against_those_that_went_on() -> None:
+    assert converged_share([4, 4], [4, 4]) == [0, 0, 0, 1]
+    assert converged_share([3, None], [3, 5]) == [0, 0, 0.5, 0.5, 0.5]
+    assert converged_share([None, 5], [2, 5]) == [0, 0, 0, 0, 1]
+    assert converged_share([3], [9]) == [0, 0, 1], "what a run does after it has converged"
+
+
+def test_the_untrained_share_is_of_the_sessions_that_every_run_has() -> None:
+    def run(*fits: tuple[bool, int | None]) -> dict[str, Any]:
+        return {"sessions": [{"user": "student", "first_fits": fit, "versions": [at, at]} for fit, at in fits]}
+
+    soon, late = run((True, 0), (True, 0), (True, 0)), run((False, 0), (True, 0), (False, 1), (True, 0), (True, None))
+    assert untrained([soon, late], "student") == (4, 5)
+    assert untrained([soon], "teacher") == (0, 0)
 
 
 def test_the_loop_settles_when_all_that_was_said_is_learned_and_served() -> None:
@@ -113,7 +154,9 @@ def test_what_is_kept_of_a_run_is_drawn(tmp_path: Path, monkeypatch: pytest.Monk
     write_page()
     assert (tmp_path / "curves.png").stat().st_size > 1000
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| student | hybrid | student | 2 | 3, > 12 | 50% (9% to 91%) to 62% (36% to 82%) | 4 to 4 |" in page
+    assert "student                 hybrid  seed 1  .x.x.x.x.x.x\n" in page
     assert (
-        "| student | hybrid | student | 2 | 3, > 12 | 62% (36% to 82%) | 62% (36% to 82%) | 4 to 4 | 100% to 100% |"
+        "- student: 1 of 2 first answers of the untrained model meet the rule (9% to 91%); by chance that takes 14 "
         in page
     )
