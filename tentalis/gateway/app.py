@@ -113,7 +113,8 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
         app.add_middleware(Entrance)
     app.add_exception_handler(Refused, _on_refused)
     app.add_exception_handler(NotRecorded, _on_not_recorded)
-    app.add_exception_handler(HTTPException, _on_no_route)
+    for status in (404, 405):
+        app.add_exception_handler(status, _on_no_route)
     health = Health(
         deps.measures.exporter, lambda: not_ready(deps), lambda: deps.events.fatal or next(iter(ended), None)
     )

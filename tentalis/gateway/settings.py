@@ -93,6 +93,10 @@ class TrainableSampling(_Strict):
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
 
 
+PolicyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+"""As trainers take them."""
+
+
 class PolicySettings(_Strict):
     """A policy that is trained.
 
@@ -101,11 +105,11 @@ class PolicySettings(_Strict):
     `sampling`: forced on its calls.
     """
 
-    name: Annotated[str, Field(min_length=1)]
+    name: PolicyName
     backend: str
     models: tuple[str, ...] = ()
-    users: dict[str, str] = {}
-    workers: dict[str, str] = {}
+    users: dict[str, PolicyName] = {}
+    workers: dict[str, PolicyName] = {}
     sampling: TrainableSampling | None = None
 
     @property
@@ -125,7 +129,7 @@ class GatewaySettings(_Strict):
     what age, and of how many records, it knows where they lie (docs/bridge.md).
     """
 
-    gateway_id: str = "gateway"
+    gateway_id: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "gateway"
     backends: Annotated[tuple[BackendSettings, ...], Field(min_length=1)]
     policies: tuple[PolicySettings, ...] = ()
     turn_type: Annotated[str, Field(pattern="^(main|side|guess)$")] = "guess"
@@ -174,12 +178,15 @@ class GatewaySettings(_Strict):
         gateway_id: str,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW,
     ) -> "GatewaySettings":
-        """One backend; whatever model a client asks for, it gets the policy. Raises ValidationError."""
-        return cls(
-            gateway_id=gateway_id,
-            backends=(BackendSettings(name="local", url=server, server_id=server_id, logprobs_mode=logprobs_mode),),
-            policies=(PolicySettings(name=policy, backend="local", models=("*",)),) if policy else (),
-        )
+        """One backend; whatever model a client asks for, it gets the policy. Raises BadGateway."""
+        try:
+            return cls(
+                gateway_id=gateway_id,
+                backends=(BackendSettings(name="local", url=server, server_id=server_id, logprobs_mode=logprobs_mode),),
+                policies=(PolicySettings(name=policy, backend="local", models=("*",)),) if policy else (),
+            )
+        except ValidationError as error:
+            raise BadGateway(problems(error, "the settings")) from None
 
     @classmethod
     def from_file(cls, path: Path, **more: Any) -> "GatewaySettings":

@@ -530,27 +530,6 @@ def test_a_trace_of_a_policys_version_with_its_tokens_can_be_trained_on() -> Non
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_speaks_for_a_user_hears_of_that_user_alone(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    ann, service = create(path, [Scope.EVENTS], user="ann"), create(path, [Scope.EVENTS])
-    for_ann = {"X-User-Id": "ann"}
-
-    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
-        watchers = (as_(ann), as_(service) | for_ann, as_(service))
-        heard = [asyncio.create_task(client.get("/v1/events?seconds=1", headers=each)) for each in watchers]
-        at = 0
-        while not all(each.done() for each in heard):
-            for user in ("ann", "bob"):
-                log.put(topics.TASKS, task(f"of-{user}-{at}", n=1, user_id=user))
-            at += 1
-            await asyncio.sleep(0.05)
-        told = [each.result().text for each in heard]
-        assert [("of-ann" in text, "of-bob" in text) for text in told] == [(True, False), (True, False), (True, True)]
-        assert (await client.get("/v1/events", headers=as_(ann) | {"X-User-Id": "bob"})).status_code == 403
-
-    run(body, keys=Keys(path))
-
-
 def test_a_misspelt_kind_of_event_is_refused() -> None:
     async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
         assert (await client.get("/v1/events?types=result,step&seconds=0.1")).status_code == 200

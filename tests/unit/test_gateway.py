@@ -372,7 +372,18 @@ def test_settings_say_what_is_wrong(tmp_path: Path) -> None:
         ("backends: [{name: a, url: 'http://h'}]\npolicies: [{name: p, backend: b}]", "'b'"),
         ("backends: [{name: a, url: 'http://h'}]\npolicies: [{name: p, backend: a}]", "server_id"),
         ("backends: [{name: a, url: 'http://h'}]\nspeed: 3", "speed"),
+        ("backends: [{name: a, url: 'http://h'}]\ngateway_id: ../..", "gateway_id"),
+        (
+            "backends: [{name: a, url: 'http://h', server_id: s}]\npolicies: [{name: a b, backend: a}]",
+            "policies.0.name",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(BadGateway, match=said):
             GatewaySettings.from_file(path)
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "a/b", "", "a b"])
+def test_a_gateways_name_is_no_path(name: str) -> None:
+    with pytest.raises(BadGateway, match=r"^gateway_id: "):
+        GatewaySettings.simple("http://h", server_id="s", policy=None, gateway_id=name)

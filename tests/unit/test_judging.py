@@ -201,7 +201,7 @@ def test_calls_are_counted_by_how_they_ended(judge: SlowJudge) -> None:
                 await asyncio.sleep(3600)
         raise ScorerAway("connection refused")
 
-    judge.answer, judge.time_limit_s = answer, 0.01
+    judge.answer, judge.time_limit_s = answer, 1.0
     app = Scoring(CODEC, Judging(QUICK))
     exporter = Exporter("scoring", app=app.app_id)
     app.measure(exporter)
