@@ -7,7 +7,7 @@ say is judged by rules (`next_state_rules`), and a rule makes hints of their wis
 
 A session meets the rule if its *first* answer does, before anybody has complained. A run has converged with the third
 such session in a row; it ends there, or after SESSIONS; FULL=1 goes on to SESSIONS all the same. METHOD=none is the
-control: the same loop with a learning rate of nothing.
+control: SESSIONS first answers of the untrained model, to which nobody says anything, so that nothing is trained.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from tentalis.rewards.taste import taste
 from tentalis.served import Served
 from tests.bench import methods
 from tests.bench.lab import log
-from tests.bench.methods import COLOURS, GREY, SETTINGS, Z_95, Curve
+from tests.bench.methods import COLOURS, SETTINGS, Z_95, Curve
 from tests.bench.users import USERS, User
 
 FOLDER = methods.FOLDER / "personalisation"
 POLICY = "assistant"
-METHODS = SETTINGS | {"none": ("optimizer.lr=1e-30",)}
+CONTROL = "none"
+METHODS = SETTINGS | {CONTROL: ()}
 IN_A_ROW = 3
 TURNS = 4
 TEMPERATURE, MAX_TOKENS = 0.7, 128
@@ -231,8 +232,9 @@ class Options:
         return f"{who}-{self.method}-seed{self.seed}"
 
 
-def talk(base_url: str, user: User, seed: int, session: int) -> Talk:
-    """One session, as any program that uses OpenAI's client would hold it."""
+def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool) -> Talk:
+    """One session, as any program that uses OpenAI's client would hold it. `leaves`: after the first answer, without a
+    word."""
     from openai import OpenAI
 
     began = time.monotonic()
@@ -241,7 +243,7 @@ def talk(base_url: str, user: User, seed: int, session: int) -> Talk:
     answers: list[str] = []
     models: list[str] = []
     with OpenAI(base_url=base_url, api_key="none", timeout=600) as client:
-        while (message := user.next_message(seed, session, answers, TURNS)) is not None:
+        while not (leaves and answers) and (message := user.next_message(seed, session, answers, TURNS)) is not None:
             said.append(message)
             messages.append({"role": "user", "content": message})
             answer = client.chat.completions.create(
@@ -364,7 +366,8 @@ def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], L
         settle(reader, loop, lambda: None if loop.serves else "no version is served yet")
         for number in range(options.sessions * len(options.users)):
             user = options.users[number % len(options.users)]
-            held = talk(stack.gateway, user, options.seed, number // len(options.users))
+            leaves = options.method == CONTROL
+            held = talk(stack.gateway, user, options.seed, number // len(options.users), leaves=leaves)
             talks.append(held)
             # Nothing is said to the last answer of a session.
             answered = sum(len(each.said) - 1 for each in talks)
@@ -374,7 +377,9 @@ def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], L
                 f"the first answer {'fits' if held.first_fits else 'does not fit'}, {len(held.said)} messages, "
                 f"{'content' if held.content else 'not content'}; {loop.steps} steps"
             )
-            if not options.full and all(converged_after(fits_of(talks, each.name)) for each in options.users):
+            if not (options.full or leaves) and all(
+                converged_after(fits_of(talks, each.name)) for each in options.users
+            ):
                 break
     finally:
         reader.close()
@@ -454,13 +459,14 @@ def write_page() -> None:
                 [run["converged_after"][user] for run in of], [len(rows_of(run, user)) for run in of]
             )
             bounds = [wilson(share * len(of), len(of)) for share in shares]
-            panel.append(curve(f"{method} ({len(of)} runs)", COLOURS.get(method, GREY), shares, bounds))
+            if method != CONTROL:
+                panel.append(curve(f"{method} ({len(of)} runs)", COLOURS[method], shares, bounds))
             rows.append(table_row(who, method, user, of))
             strips += [strip(who, method, user, run) for run in of]
     everyone = [run for of in runs.values() for run in of]
     for title, panel in panels.items():
         hits, n = untrained(everyone, title.partition(",")[0])
-        longest = max(len(each.at) for each in panel)
+        longest = max((len(each.at) for each in panel), default=IN_A_ROW)
         low, middle, high = (
             converged_by_chance(share, longest) for share in (wilson(hits, n)[0], hits / n, wilson(hits, n)[1])
         )
@@ -491,9 +497,14 @@ def is_trained(row: dict[str, Any]) -> bool:
 
 
 def untrained(runs: Iterable[dict[str, Any]], user: str) -> tuple[int, int]:
-    """How many first answers of the base model met the rule, and of how many: of the sessions that every run has,
-    however soon it converged."""
-    rows = [row for run in runs for row in rows_of(run, user)[:IN_A_ROW] if not is_trained(row)]
+    """How many first answers of the base model met the rule, and of how many: those of the control, and of the sessions
+    that every run has, however soon it converged."""
+    rows = [
+        row
+        for run in runs
+        for row in rows_of(run, user)[: None if run["method"] == CONTROL else IN_A_ROW]
+        if not is_trained(row)
+    ]
     return sum(row["first_fits"] for row in rows), len(rows)
 
 
@@ -546,7 +557,7 @@ thanks, whoever is not complains and asks for what is wanted. Played by `make pe
 
 **The judge and the hinter are rules here** (`next_state_rules`, the rule hinter): a model this small cannot judge.
 A session meets the rule if its first answer does; a run has converged with the {row}rd such session in a row. `none` is
-the control, a learning rate of nothing: what converges there converges by chance.
+the control: first answers of the untrained model. What converges there converges by chance.
 
 ![share of runs that have converged, by session](curves.png)
 

@@ -78,11 +78,13 @@ def test_runs_that_were_given_up_do_not_count_against_those_that_went_on() -> No
 
 def test_the_untrained_share_is_of_the_sessions_that_every_run_has() -> None:
     def run(*fits: tuple[bool, int | None]) -> dict[str, Any]:
-        return {"sessions": [{"user": "student", "first_fits": fit, "versions": [at, at]} for fit, at in fits]}
+        rows = [{"user": "student", "first_fits": fit, "versions": [at, at]} for fit, at in fits]
+        return {"method": "rl", "sessions": rows}
 
     soon, late = run((True, 0), (True, 0), (True, 0)), run((False, 0), (True, 0), (False, 1), (True, 0), (True, None))
     assert untrained([soon, late], "student") == (4, 5)
     assert untrained([soon], "teacher") == (0, 0)
+    assert untrained([late | {"method": "none"}], "student") == (3, 4), "and of all of the control"
 
 
 def test_the_loop_settles_when_all_that_was_said_is_learned_and_served() -> None:
