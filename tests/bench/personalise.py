@@ -350,7 +350,10 @@ def play(options: Options, into: Path) -> None:
     began = time.monotonic()
     with stack.running():
         talks, loop = converse(options, stack, run_id)
-    result = summary(options, talks, loop, time.monotonic() - began, config.read_text(encoding="utf-8"))
+    lines = config.read_text(encoding="utf-8").splitlines(keepends=True)
+    # Where this machine keeps the model is nobody's affair; base_model_name says which it is.
+    kept = "".join(line for line in lines if not line.startswith("base_model:"))
+    result = summary(options, talks, loop, time.monotonic() - began, kept)
     into.parent.mkdir(parents=True, exist_ok=True)
     into.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     shutil.rmtree(home)
