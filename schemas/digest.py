@@ -4,8 +4,8 @@ It is independent of framing, schema version and provenance, so the same rollout
 to another cluster has the same digest. The order of the fields is the contract: it is DIGEST_FIELDS below, each field
 as its UTF-8 name, a zero byte, the length of its canonical bytes (8 bytes, big-endian), the bytes. Numbers are IEEE 754
 doubles (big-endian), integers 8 bytes big-endian, null is the single byte `n`, booleans are `t` and `f`, token fields
-are their own little-endian bytes, lists are the concatenation of their length-prefixed items. Fields that came later
-(ADDED_FIELDS) follow in the same form where they are not their default.
+are their own little-endian bytes, lists are the concatenation of their length-prefixed items. Fields that were added
+later (ADDED_FIELDS) follow in the same form if they differ from their default.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from schemas.records import Part, Rollout
+from schemas.records import RecordPart, Rollout
 
 DIGEST_FIELDS = (
     "rollout_id",
@@ -46,8 +46,8 @@ DIGEST_FIELDS = (
 )
 
 ADDED_FIELDS = ("n_rewarded", "topk", "topk_ids", "topk_logprobs")
-"""Fields that came later, after those above and in this order, each only where it is not its default: so the digests of
-records from before they existed hold, and nobody can set one unnoticed."""
+"""Fields that were added later. They are hashed after those above and in this order, each only if it differs from its
+default: so the digests of older records stay valid, and none of these fields can be set unnoticed."""
 
 
 def _listed(items: Iterable[Any]) -> bytes:
@@ -73,8 +73,8 @@ _FORMS: dict[type, Callable[[Any], bytes]] = {
 
 
 def _form(kind: type) -> Callable[[Any], bytes]:
-    """How values of a type are written that is not among the plain ones; remembered there."""
-    if issubclass(kind, Part):
+    """The canonical form of a type that is not in _FORMS yet; it is added there."""
+    if issubclass(kind, RecordPart):
         fields = tuple(kind.model_fields)
         form: Callable[[Any], bytes] = lambda value: _listed(getattr(value, name) for name in fields)  # noqa: E731
     elif issubclass(kind, str):
@@ -120,11 +120,25 @@ def with_digest(rollout: Rollout) -> Rollout:
 
 
 def digest_holds(rollout: Rollout) -> bool:
-    """Whether the content still is what the digest says; a forgotten husk has no content to check."""
+    """True if the content matches the digest; a redacted rollout has no content to check.
+
+    The task's id, by which groups are formed, is not among the fields, but the rollout's id is, which begins with it.
+    """
+    own = f"{rollout.head.task_id}/{rollout.sample_index}"
+    if rollout.rollout_id != own and not rollout.rollout_id.startswith(f"{own}/opd/"):
+        return False
     return rollout.forgotten or rollout_digest(rollout) == rollout.digest
 
 
-def record_digest(value: Part, exclude: set[str]) -> str:
+ADDED_RECORD_FIELDS = frozenset({"environment"})
+"""Fields of manifests and plans that were added later: hashed only if they differ from their default."""
+
+
+def record_digest(value: RecordPart, exclude: set[str]) -> str:
     """sha256 (hex) of a record's canonical bytes without the named fields: for manifests and plans."""
-    fields = [name for name in type(value).model_fields if name not in exclude]
+    fields = [
+        name
+        for name, field in type(value).model_fields.items()
+        if name not in exclude and not (name in ADDED_RECORD_FIELDS and getattr(value, name) == field.get_default())
+    ]
     return hashlib.sha256(_canonical([item for name in fields for item in (name, getattr(value, name))])).hexdigest()

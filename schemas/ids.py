@@ -1,4 +1,4 @@
-"""Ids are derived, never drawn, wherever a retry could draw again: the same cause has the same id."""
+"""Derived ids. An id that a retry could generate again is derived, never random: the same cause has the same id."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ def derived_id(kind: str, *parts: str | int | float | Sequence[object] | None) -
     texts = [part for part in (kind, *parts) if type(part) is str]
     plain = len(texts) > len(parts)
     sha.update((f"[{','.join(map(_quoted, texts))}]" if plain else _json([kind, *parts])).encode())
-    # What uuid.uuid5 does, in a third of the time.
+    # The result of uuid.uuid5, in a third of the time.
     bits = int.from_bytes(sha.digest()[:16], "big") & _FREE | _UUID5
     text = f"{bits:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def turn_task_id(session_id: str, session_event_id: str) -> str:
-    """The id of the task that the application `sessions` makes of a main turn; ids as the log has them."""
+    """The id of the task that the application `sessions` makes from a main turn; arguments are ids on the log."""
     return derived_id("turn", session_id, session_event_id)
 
 

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with data, in words. Pure."""
+"""Formats pydantic's validation errors as readable text. Pure."""
 
 from collections.abc import Container, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from pydantic import ValidationError
 
 MOST_PROBLEMS = 5
-"""More are only counted."""
+"""Further problems are only counted."""
 
 
 def problems(found: ValidationError | Sequence[Any], whole: str, unsaid: Container[str] = ()) -> str:
-    """`place: what is wrong; ...`, of a ValidationError or the list of one; what was given is not repeated.
+    """Formats a ValidationError, or its list of errors, as `place: problem; ...`, without the input values.
 
     Args:
-        whole: the name of the data, for what is wrong with all of it.
-        unsaid: parts of a place that its author did not write.
+        whole: the name of the data, for problems of the data as a whole.
+        unsaid: parts of a place that are left out because the author of the data did not write them.
     """
     if isinstance(found, ValidationError):
         found = found.errors(include_url=False, include_context=False, include_input=False)

@@ -1,7 +1,7 @@
-"""Token ids and log-probs travel as raw little-endian bytes and are read into numpy without copying.
+"""Token ids and log-probs as raw little-endian bytes, which numpy reads without copying.
 
-Arrays of boxed Avro ints are where decode time goes; the `.avsc` files mark such fields with a `logicalType` of our
-own.
+Arrays of boxed Avro ints would dominate the decoding time; the `.avsc` files mark the byte fields with our own
+`logicalType`.
 """
 
 from collections.abc import Sequence

@@ -1,32 +1,43 @@
-"""The table of topics (topics.yaml), read once and resolved: changelogs and dead-letter topics included."""
+"""The table of topics (topics.yaml), read once and resolved: dead-letter topics included.
 
-from dataclasses import dataclass
+`tentalis.kafka.topology.topic_table` adds the changelogs of the applications.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-TASKS = "tentalis.tasks.v1"
-RESULTS = "tentalis.results.v1"
-FEEDBACK = "tentalis.feedback.v1"
-HALVES = "tentalis.halves.v1"
-OUTCOMES = "tentalis.outcomes.v1"
-ROLLOUTS = "tentalis.rollouts.v1"
-RUNS = "tentalis.runs.v1"
-BATCHES = "tentalis.batches.v1"
-POLICIES = "tentalis.policies.v1"
-POLICY_ACKS = "tentalis.policy-acks.v1"
-SESSIONS = "tentalis.sessions.v1"
-SKILLS = "tentalis.skills.v1"
-META = "tentalis.meta.v1"
-EVALS = "tentalis.evals.v1"
-AUDIT = "tentalis.audit.v1"
-SCHEMAS = "tentalis.schemas.v1"
+from schemas.keyed_partitions import keyed_partitions
+from schemas.namespace import PRODUCT, prefix_of
+
+PREFIX = prefix_of(os.environ)
+"""The beginning of the names of this process; see `schemas.namespace`."""
+
+TASKS = f"{PREFIX}.tasks.v1"
+RESULTS = f"{PREFIX}.results.v1"
+FEEDBACK = f"{PREFIX}.feedback.v1"
+HALVES = f"{PREFIX}.halves.v1"
+OUTCOMES = f"{PREFIX}.outcomes.v1"
+ROLLOUTS = f"{PREFIX}.rollouts.v1"
+RUNS = f"{PREFIX}.runs.v1"
+BATCHES = f"{PREFIX}.batches.v1"
+POLICIES = f"{PREFIX}.policies.v1"
+POLICY_ACKS = f"{PREFIX}.policy-acks.v1"
+SESSIONS = f"{PREFIX}.sessions.v1"
+SKILLS = f"{PREFIX}.skills.v1"
+META = f"{PREFIX}.meta.v1"
+EVALS = f"{PREFIX}.evals.v1"
+AUDIT = f"{PREFIX}.audit.v1"
+SCHEMAS = f"{PREFIX}.schemas.v1"
 CONTROL = (RUNS, BATCHES, POLICIES, POLICY_ACKS)
 
-# `max.message.bytes` counts a whole batch: room for key, headers and framing beside a value of the full size. A dead
-# letter has the original's bytes and headers of its own, so its topic takes a little more again.
+# `max.message.bytes` counts a whole batch: this is room for key, headers and framing beside a value of the full size.
+# A dead letter adds its own headers to the original bytes, so its topic allows this much more again.
 OVERHEAD_BYTES = 65536
 DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
 CHANGELOG_MIN_LAG_MS = 3600 * 1000
@@ -45,11 +56,16 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class TopicTable:
-    """Every topic, and the one size limit (bytes of one record) that all of them share."""
+    """All topics, and the size limit (bytes of one record) and the `common` settings that they share.
+
+    `co_partitioned`: the topics with `keyed_partitions` partitions, the changelogs aside.
+    """
 
     topics: dict[str, Topic]
     record_limit_bytes: int
     keyed_partitions: int
+    common: dict[str, str] = field(default_factory=dict)
+    co_partitioned: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Topic:
         return self.topics[name]
@@ -71,27 +87,40 @@ def changelog(app: str, table: str) -> str:
 
 def _resolve(raw: dict[str, Any]) -> TopicTable:
     defaults = raw["defaults"]
-    keyed, limit = int(defaults["keyed_partitions"]), int(defaults["record_limit_bytes"])
+    keyed = keyed_partitions(os.environ, int(defaults["keyed_partitions"]))
+    limit = int(defaults["record_limit_bytes"])
     common = {"max.message.bytes": str(limit + OVERHEAD_BYTES), "compression.type": str(defaults["compression"])}
     topics: dict[str, Topic] = {}
+    co_partitioned: list[str] = []
 
     def add(name: str, records: tuple[str, ...], partitions: int, config: dict[str, str]) -> None:
         topics[name] = Topic(name, records, partitions, common | config)
 
-    for name, entry in raw["topics"].items():
+    for plain, entry in raw["topics"].items():
+        name = PREFIX + plain.removeprefix(PRODUCT)
         partitions = keyed if entry["partitions"] == "keyed" else int(entry["partitions"])
         add(name, tuple(entry["records"]), partitions, {key: str(value) for key, value in entry["config"].items()})
         if entry.get("dlq"):
             config = {"cleanup.policy": "delete", "retention.ms": str(DLQ_RETENTION_MS)}
             add(dlq(name), (), partitions, config | {"max.message.bytes": str(limit + 2 * OVERHEAD_BYTES)})
-    for entry in raw["changelogs"]:
-        lags = {
-            "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS),
-            "max.compaction.lag.ms": str(CHANGELOG_MAX_LAG_MS),
-        }
-        config = {"cleanup.policy": "compact"} | lags
-        add(changelog(entry["app"], entry["table"]), (), keyed, config)
-    return TopicTable(topics, limit, keyed)
+        if entry["partitions"] == "keyed":
+            co_partitioned += [name, dlq(name)] if entry.get("dlq") else [name]
+    return TopicTable(topics, limit, keyed, common, tuple(co_partitioned))
+
+
+def with_changelogs(table: TopicTable, names: Iterable[str]) -> TopicTable:
+    """Returns the table with these changelog topics added.
+
+    They are compacted only, after an hour in which a zombie's late flush stays visible. `max.compaction.lag.ms`: erased
+    data leaves the disk within this time, even on a quiet topic.
+    """
+    config = {
+        "cleanup.policy": "compact",
+        "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS),
+        "max.compaction.lag.ms": str(CHANGELOG_MAX_LAG_MS),
+    }
+    changelogs = {name: Topic(name, (), table.keyed_partitions, table.common | config) for name in names}
+    return replace(table, topics=table.topics | changelogs)
 
 
 @cache

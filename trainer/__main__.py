@@ -1,4 +1,4 @@
-"""`python -m trainer`: what the launcher starts as a rank."""
+"""`python -m trainer`: the command that the launcher starts as a rank."""
 
 import argparse
 import ctypes
@@ -7,12 +7,14 @@ import signal
 import sys
 from pathlib import Path
 
-from tentalis import logs
-from tentalis.config import Settings
-from tentalis.service import UNMENDABLE, Unmendable
-from trainer.goal import Goal
-from trainer.launch import launch
-from trainer.stop import stop_on_signals
+from tentalis.kafka.identity import PartitionsChanged
+from tentalis.service import logs, stdout
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.lifecycle import Unmendable
+from tentalis.service.settings import Settings
+from trainer.distributed.stop import stop_on_signals
+from trainer.run.launch import launch
+from trainer.run.stop_condition import StopCondition
 
 PR_SET_PDEATHSIG = 1
 
@@ -23,41 +25,53 @@ def main() -> int:
         _die_with_the_launcher()
     parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    train = commands.add_parser("train", help="train live")
-    train.add_argument("--config", type=Path, required=True)
-    train.add_argument("--ranks", type=int, default=1)
-    train.add_argument("--metrics-port", type=int, help="where rank 0 answers /healthz, /readyz and /metrics")
-    train.add_argument("--steps", type=int, help="end after so many steps of this start")
-    train.add_argument("--until-caught-up", action="store_true", help="end when no full batch is left on the log")
-    again = commands.add_parser("replay-rank", help="one rank of a replay")
-    again.add_argument("--spec", type=Path, required=True)
+    train_parser = commands.add_parser("train", help="train live")
+    train_parser.add_argument("--config", type=Path, required=True)
+    train_parser.add_argument("--ranks", type=int, default=1)
+    train_parser.add_argument("--metrics-port", type=int, help="port of rank 0 for /healthz, /readyz and /metrics")
+    train_parser.add_argument("--steps", type=int, help="end after this many steps of this start")
+    train_parser.add_argument(
+        "--until-caught-up", action="store_true", help="end when no full batch is left on the log"
+    )
+    rank_parser = commands.add_parser("replay-rank", help="one rank of a replay")
+    rank_parser.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
     logs.configure()
+    stdout.reserve()
+    with stdout.libraries_to_stderr():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.command == "replay-rank":
-        from trainer.replay_job import replay_rank
+        from trainer.replay.job import replay_rank
 
         return replay_rank(options.spec)
-    goal = Goal(options.steps, options.until_caught_up)
+    stop_condition = StopCondition(options.steps, options.until_caught_up)
     if "RANK" in os.environ:
-        # The imports take seconds: a signal must be heard before.
+        # The imports take seconds; signals must be handled before.
         with stop_on_signals() as stop:
-            from trainer.config_file import load_config
-            from trainer.loop import run
+            from trainer.config.file import load_config
+            from trainer.run.loop import run
 
             try:
-                return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, goal)
+                return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, stop_condition)
             except Unmendable as error:
                 print(f"error: {error}", file=sys.stderr)
-                return UNMENDABLE
-    return launch(options.config, options.ranks, options.metrics_port, goal)
+                return ExitCode.PERMANENT
+            except PartitionsChanged as error:
+                print(f"error: {error}", file=sys.stderr)
+                return ExitCode.DRIFT
+    return launch(options.config, options.ranks, options.metrics_port, stop_condition)
 
 
 def _die_with_the_launcher() -> None:
-    """A rank without its launcher has lost its peers. Linux; elsewhere it notices when it next uses the channel."""
+    """Makes this rank die with its launcher, because a rank without one has lost its peers. Linux only; elsewhere the
+    rank notices when it next uses the channel."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:
-            os._exit(1)
+            os._exit(ExitCode.ERROR)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 /**
- * Tells a Tentalis gateway which session a request belongs to, whether its turn can be trained on, and when the
- * session is over. The hooks learn it from OpenClaw; a wrapped fetch writes it into the requests to the gateway.
+ * Tells a Tentalis gateway the session of each request, whether its turn can be trained on, and when the session ends.
+ * OpenClaw's hooks provide this information; a wrapped fetch adds it to the requests to the gateway.
  */
 
 import { readConfig } from "./src/config.ts";
 import { type Fetch, type Keys, headerValue, withHeaders } from "./src/fetch.ts";
 import { Runs } from "./src/runs.ts";
 
-/** The part of OpenClaw's hook context that is read here. */
+/** The fields of OpenClaw's hook context that the plugin reads. */
 export interface HookContext {
   readonly runId?: string;
   readonly sessionId?: string;
@@ -20,7 +20,7 @@ export interface HookEvent {
   readonly sessionId?: string;
 }
 
-/** The part of OpenClaw's plugin API that is used here. */
+/** The part of OpenClaw's plugin API that the plugin uses. */
 export interface PluginApi {
   readonly pluginConfig?: Record<string, unknown>;
   readonly logger: { info(text: string): void; warn(text: string): void };
@@ -28,7 +28,7 @@ export interface PluginApi {
 }
 
 function sessionOf(event: HookEvent, context: HookContext): string | undefined {
-  // The key outlives the session: after a reset it stands for the next one.
+  // The key is the last resort: it outlives the session and names the next one after a reset.
   return context.sessionId ?? event.sessionId ?? context.sessionKey;
 }
 
@@ -37,7 +37,7 @@ const plugin = {
   name: "RL training headers",
   description: "Tells a Tentalis gateway which session a request belongs to and whether the turn can be trained on.",
 
-  /** Raises ConfigError: OpenClaw shows it and goes on without the plugin. */
+  /** Throws ConfigError; OpenClaw shows it and continues without the plugin. */
   register(api: PluginApi): void {
     const config = readConfig(api.pluginConfig);
     const runs = new Runs();
@@ -56,7 +56,7 @@ const plugin = {
         turnType: config.sideTriggers.has(context.trigger ?? "") ? "side" : "main",
         prompt: event.prompt ?? "",
       });
-      // Somebody may have put a fetch of their own in place since: ours goes on top, and adds nothing twice.
+      // Another plugin may have replaced fetch since: wrap it again. Headers that exist are not added twice.
       if (globalThis.fetch !== wrapped) {
         below = globalThis.fetch;
         wrapped = withHeaders(below, config, runs, keys);
@@ -85,7 +85,7 @@ const plugin = {
       }
       runs.end(sessionId);
       const credentials = keys.get(sessionId);
-      // Without a request of its own the gateway has never heard of the session.
+      // Without credentials the session sent no request, so the gateway does not know it.
       if (!config.endSessions || credentials === undefined) {
         return;
       }
@@ -102,8 +102,8 @@ const plugin = {
           api.logger.warn(`[rl-training-headers] the gateway did not end session ${sessionId}: ${answer.status}`);
         }
       } catch (error) {
-        // Nothing is lost: the gateway's side ends idle sessions by itself.
-        api.logger.warn(`[rl-training-headers] the gateway was not told that session ${sessionId} ended: ${error}`);
+        // Not an error: the gateway ends idle sessions by itself.
+        api.logger.warn(`[rl-training-headers] could not tell the gateway that session ${sessionId} ended: ${error}`);
       }
     });
 

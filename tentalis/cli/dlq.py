@@ -1,4 +1,4 @@
-"""`tentalis dlq`: the dead letters, what was done about them, and sending them on their way again."""
+"""`tentalis dlq`: lists, shows, replays and drops dead letters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tentalis.cli.common import DRIFT, ERROR, USAGE, Bootstrap, CommandError, Format, Output, reached, show
-from tentalis.moments import written
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
+from tentalis.cli.shared.output import Format, OutputFormat, print_text, show
+from tentalis.cli.shared.settings import reached
+from tentalis.service.exit_codes import ExitCode
+from tentalis.text.timestamps import written
 
 if TYPE_CHECKING:
-    from schemas.codec import Codec
-    from tentalis.dlq.letterbox import Done, Letterbox
-    from tentalis.dlq.letters import Case, Filter, Raw
+    from schemas.wire.codec import Codec
+    from tentalis.dlq.actions import ActionOutcome, DeadLetterActions
+    from tentalis.dlq.records import Case, Filter, RawRecord
 
 app = typer.Typer(
     help="Dead letters: records that an application could not process, kept byte for byte on TOPIC.dlq.",
@@ -26,18 +30,18 @@ app = typer.Typer(
 
 ERROR_WIDTH = 100
 HEX_BYTES = 256
-STAGES = ("decode", "validate", "process", "produce")
+STAGES = ("decode", "validate", "process", "produce", "skip")
 
 Letters = Annotated[
     list[str] | None,
     typer.Argument(
-        help="TOPIC.dlq[PARTITION]@OFFSET of a letter, or TOPIC[PARTITION]@OFFSET of the record it was.",
+        help="TOPIC.dlq[PARTITION]@OFFSET of a dead letter, or TOPIC[PARTITION]@OFFSET of the original record.",
         show_default=False,
     ),
 ]
 Topics = Annotated[
     list[str] | None,
-    typer.Option("--topic", help="Only letters of this topic; repeatable. Default: all topics of ours."),
+    typer.Option("--topic", help="Only dead letters of this topic; repeatable. Default: all topics of Tentalis."),
 ]
 Error = Annotated[str, typer.Option("--error", help="Part of the error's class or message.", show_default=False)]
 Stage = Annotated[str, typer.Option("--stage", help=f"{', '.join(STAGES[:-1])} or {STAGES[-1]}.", show_default=False)]
@@ -46,17 +50,15 @@ Since = Annotated[
     str, typer.Option("--since", help="Failed at or after: RFC 3339, or 30m, 1h, 2d ago.", show_default=False)
 ]
 Until = Annotated[str, typer.Option("--until", help="Failed before: as --since.", show_default=False)]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="So many at most, the oldest first.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many, oldest first.")]
 
 
 @contextmanager
-def _opened(bootstrap: str | None, names: list[str]) -> Iterator[tuple[Any, Letterbox]]:
+def _opened(bootstrap: str | None, names: list[str]) -> Iterator[tuple[Any, DeadLetterActions]]:
     from schemas.topics import table
-    from tentalis.admin import KafkaAdmin
-    from tentalis.dlq.letterbox import Letterbox
-    from tentalis.dlq.letters import SUFFIX
+    from tentalis.dlq.actions import DeadLetterActions
+    from tentalis.dlq.records import SUFFIX
+    from tentalis.kafka.admin import KafkaAdmin
 
     with reached(bootstrap) as settings:
         if names:
@@ -65,24 +67,24 @@ def _opened(bootstrap: str | None, names: list[str]) -> Iterator[tuple[Any, Lett
             wanted = {name for name in table().topics if name.endswith(SUFFIX)} & KafkaAdmin(
                 settings
             ).partitions().keys()
-        yield settings, Letterbox(settings, sorted(wanted), time.time)
+        yield settings, DeadLetterActions(settings, sorted(wanted), time.time)
 
 
 def _filter(letters: list[str] | None, states: tuple[str, ...], filters: dict[str, str]) -> Filter:
-    from schemas.place import Place
-    from tentalis.dlq.letters import Filter, State
-    from tentalis.moments import parse_moment
+    from schemas.place import RecordPlace
+    from tentalis.dlq.records import Filter, LetterState
+    from tentalis.text.timestamps import parse_moment
 
     if filters["stage"] not in ("", *STAGES):
-        raise CommandError(f"--stage {filters['stage']} is none of {', '.join(STAGES)}", USAGE)
+        raise CommandError(f"--stage {filters['stage']} is not one of {', '.join(STAGES)}", ExitCode.USAGE)
     now = int(time.time() * 1000)
     try:
         since, until = (parse_moment(text, now) if text else None for text in (filters["since"], filters["until"]))
-        places = [Place.parse(text) for text in letters or ()]
+        places = [RecordPlace.parse(text) for text in letters or ()]
     except ValueError as error:
-        raise CommandError(str(error), USAGE) from error
+        raise CommandError(str(error), ExitCode.USAGE) from error
     return Filter(
-        states=tuple(State(state) for state in states),
+        states=tuple(LetterState(state) for state in states),
         places=places,
         error=filters["error"],
         stage=filters["stage"],
@@ -93,18 +95,18 @@ def _filter(letters: list[str] | None, states: tuple[str, ...], filters: dict[st
 
 
 def _topics_of(letters: list[str] | None, topics: list[str] | None) -> list[str]:
-    """The topics to read: those named, and those of the letters named."""
+    """Returns the topics to read: the named ones and those of the named dead letters."""
     return [*(topics or ()), *(text.partition("[")[0] for text in letters or ())]
 
 
-def _selected(box: Letterbox, wanted: Filter, limit: int | None = None) -> list[Case]:
-    """What matches. A place that no letter has is an error: nobody wants three of the four that they named."""
+def _selected(box: DeadLetterActions, wanted: Filter, limit: int | None = None) -> list[Case]:
+    """Returns the matching dead letters. Raises CommandError if one of the named places has none."""
     cases = box.cases()
     missing = [
         place for place in wanted.places if not any(place in (case.letter.place, case.letter.origin) for case in cases)
     ]
     if missing:
-        raise CommandError(f"no dead letter lies at {', '.join(map(str, missing))}, nor was one written for it")
+        raise CommandError(f"there is no dead letter at {', '.join(map(str, missing))}, nor one for a record there")
     return [case for case in cases if wanted.matches(case)][:limit]
 
 
@@ -138,12 +140,12 @@ def _row(case: Case) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """Text of a stranger for a terminal: what is no character to look at is spelt out."""
+    """Escapes the unprintable characters of untrusted text for a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for the table: one line each."""
+    """Shortens the fields of a row so that it fits one line of the table."""
     text = f"{row['error_class']}: {row['error']}" if row["foreign"] is None else f"(foreign: {row['foreign']})"
     flat = _printable(" ".join(text.split()))
     return row | {
@@ -154,7 +156,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@app.command("list", short_help="Shows letters, oldest failure first.")
+@app.command("list", short_help="List dead letters, oldest failure first.")
 def list_letters(
     topic: Topics = None,
     error: Error = "",
@@ -162,32 +164,32 @@ def list_letters(
     group: Group = "",
     since: Since = "",
     until: Until = "",
-    everything: Annotated[bool, typer.Option("--all", help="Also those that were replayed or dropped.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include replayed and dropped dead letters.")] = False,
     limit: Limit = None,
     bootstrap: Bootstrap = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Shows letters, oldest failure first: the open ones, and those whose replay never told of its end.
+    """Lists dead letters, oldest failure first: open ones, and those whose replay was not confirmed.
 
-    A letter that somebody else wrote, or whose headers make no sense, is listed as foreign.
+    Dead letters of other programs, or with invalid headers, are listed as foreign.
     """
     filters = {"error": error, "stage": stage, "group": group, "since": since, "until": until}
     wanted = _filter(None, () if everything else ("open", "replaying"), filters)
     with _opened(bootstrap, topic or []) as (_, box):
         rows = [_row(case) for case in _selected(box, wanted, limit)]
-    if output is Output.TABLE:
+    if output is OutputFormat.TABLE:
         rows = [_short(row) for row in rows]
     show(output, ("letter", "state", "failed", "failures", "group", "stage", "key", "bytes", "error"), rows)
 
 
-@app.command("show", short_help="Shows all about a letter.")
+@app.command("show", short_help="Show dead letters in full.")
 def show_letters(
-    letters: Annotated[list[str], typer.Argument(help="TOPIC.dlq[PARTITION]@OFFSET, or that of the record it was.")],
+    letters: Annotated[list[str], typer.Argument(help="TOPIC.dlq[PARTITION]@OFFSET, or place of the original record.")],
     bootstrap: Bootstrap = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Shows all about a letter: headers, error, history, its value as far as it can be decoded, and its bytes."""
-    from tentalis.kafka import make_codec
+    """Shows dead letters in full: headers, error, history, the decodable part of the value, and the bytes."""
+    from tentalis.kafka.codec import make_codec
 
     wanted = _filter(letters, (), dict.fromkeys(("error", "stage", "group", "since", "until"), ""))
     with _opened(bootstrap, _topics_of(letters, None)) as (settings, box):
@@ -195,15 +197,15 @@ def show_letters(
         raws = box.raw(cases)
         codec = make_codec(settings)
         found = [_whole(case, raws[case.letter.place], codec) for case in cases if case.letter.place in raws]
-    if output is Output.JSON:
+    if output is not OutputFormat.TABLE:
         show(output, (), found)
         return
     for number, one in enumerate(found):
-        print(("\n" if number else "") + _page(one))
+        print_text(("\n" if number else "") + _page(one))
 
 
-def _whole(case: Case, raw: Raw, codec: Codec) -> dict[str, Any]:
-    from tentalis.dlq.letters import context_of, own_headers
+def _whole(case: Case, raw: RawRecord, codec: Codec) -> dict[str, Any]:
+    from tentalis.dlq.records import context_of, own_headers
 
     def text(value: bytes | None) -> str | None:
         return None if value is None else value.decode("utf-8", "backslashreplace")
@@ -238,12 +240,12 @@ def _whole(case: Case, raw: Raw, codec: Codec) -> dict[str, Any]:
     }
 
 
-def _decoded(raw: Raw, codec: Codec) -> dict[str, Any]:
-    """`type` and `value` if it is a record; else `value` as far as it goes, and where it `ended`."""
-    from schemas.codec import DecodeError
+def _decoded(raw: RawRecord, codec: Codec) -> dict[str, Any]:
+    """Returns `type` and `value` of a record; else the decodable part as `value`, and in `ended` why it stops there."""
     from schemas.topics import table
-    from tentalis.cli.values import to_plain
-    from tentalis.dlq.letters import SUFFIX
+    from schemas.wire.codec import DecodeError
+    from tentalis.cli.shared.record_json import to_plain
+    from tentalis.dlq.records import SUFFIX
 
     topic = raw.topic.removesuffix(SUFFIX)
     known = table().topics.get(topic)
@@ -277,14 +279,14 @@ def _page(one: dict[str, Any]) -> str:
         lines.append(f"  {step['at']}  {step['what']}  {'  '.join(str(item) for item in detail if item)}")
     lines.append("headers")
     lines += [f"  {name}: {value}" for name, value in one["headers"].items()]
-    lines.append(f"value ({one['type'] or 'no record'}{', ' + one['ended'] if one['ended'] else ''})")
+    lines.append(f"value ({one['type'] or 'not a record'}{', ' + one['ended'] if one['ended'] else ''})")
     if one["value"] is not None:
         lines += ["  " + line for line in json.dumps(one["value"], indent=2, ensure_ascii=False).splitlines()]
     lines.append(f"bytes ({'a tombstone' if one['bytes'] is None else one['bytes']})")
     if one["value_hex"]:
         lines += _hexdump(bytes.fromhex(one["value_hex"][: 2 * HEX_BYTES]))
         if one["bytes"] > HEX_BYTES:
-            lines.append(f"  ... {one['bytes'] - HEX_BYTES} more; -o json has them all")
+            lines.append(f"  ... {one['bytes'] - HEX_BYTES} more; -o json prints all of them")
     return "\n".join(map(_printable, lines))
 
 
@@ -298,16 +300,18 @@ def _hexdump(data: bytes) -> list[str]:
 
 def _chosen(letters: list[str] | None, topic: list[str] | None, filters: dict[str, str]) -> None:
     if not letters and not topic and not any(filters.values()):
-        raise CommandError("say which: name letters, or give --topic or another filter; `dlq list` shows them", USAGE)
+        raise CommandError(
+            "nothing is selected: name dead letters (see `tentalis dlq list`), or give a filter", ExitCode.USAGE
+        )
 
 
-def _report(output: Output, done: list[Done], verb: str) -> None:
-    from tentalis.dlq.letterbox import Result
+def _report(output: OutputFormat, done: list[ActionOutcome], verb: str) -> None:
+    from tentalis.dlq.actions import ActionResult
 
     rows = [
         {
             "letter": str(each.case.letter.place),
-            "result": verb if each.result is Result.DONE else each.result.value,
+            "result": verb if each.result is ActionResult.DONE else each.result.value,
             "to": None if each.to is None else str(each.to),
             "key": _key(each.case.letter.key),
             "reason": each.reason or None,
@@ -317,14 +321,14 @@ def _report(output: Output, done: list[Done], verb: str) -> None:
     show(output, ("letter", "result", "to", "reason"), rows)
     counts = Counter(row["result"] for row in rows)
     typer.echo(
-        ", ".join(f"{count} {result}" for result, count in sorted(counts.items())) or "no letter matches", err=True
+        ", ".join(f"{count} {result}" for result, count in sorted(counts.items())) or "no dead letter matches", err=True
     )
-    left = [each for each in done if each.result not in (Result.DONE, Result.PLANNED)]
+    left = [each for each in done if each.result not in (ActionResult.DONE, ActionResult.PLANNED)]
     if left:
-        raise typer.Exit(DRIFT if all(each.drift for each in left) else ERROR)
+        raise typer.Exit(ExitCode.DRIFT if all(each.drift for each in left) else ExitCode.ERROR)
 
 
-@app.command(short_help="Sends the records of letters once more.")
+@app.command(short_help="Send the original records again.")
 def replay(
     letters: Letters = None,
     topic: Topics = None,
@@ -335,49 +339,52 @@ def replay(
     until: Until = "",
     limit: Limit = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Also letters that were replayed or dropped, or whose replay is in doubt.")
+        bool, typer.Option("--again", help="Include replayed, dropped and unconfirmed dead letters.")
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Appends the records of open letters to the topic and partition they came from, without the dead letter's headers.
+    """Appends the records of open dead letters to their original topic, without the dead-letter headers.
 
-    Key, value and the record's own headers are as they were. A letter is replayed once, whoever asks; should its
-    record fail again, the new letter knows of the old. Exits with 1 if any letter was refused or not confirmed, with 3
-    if only because the broker differs from the table of topics.
+    They go to the original partition; on the keyed topics, to the partition of the key. Key, value and the record's own
+    headers are unchanged. A dead letter is replayed only once, even if several people ask; if its record fails again,
+    the new dead letter refers to the old one. Exits with 1 if a dead letter was refused or its replay not confirmed,
+    with 3 if the only cause is that the broker differs from schemas/topics.yaml.
     """
-    from tentalis.dlq.letterbox import Result
+    from tentalis.dlq.actions import ActionResult
 
     filters = {"error": error, "stage": stage, "group": group, "since": since, "until": until}
     _chosen(letters, topic, filters)
-    # Named letters are answered for one by one; a filter means the open ones.
+    # Every named dead letter gets a result, whatever its state; a filter selects open ones only.
     wanted = _filter(letters, () if letters or again else ("open",), filters)
     with _opened(bootstrap, _topics_of(letters, topic)) as (settings, box):
         planned = box.plan(_selected(box, wanted, limit), again=again)
-        todo = sum(each.result is Result.PLANNED for each in planned)
+        todo = sum(each.result is ActionResult.PLANNED for each in planned)
         if dry_run or not todo:
             _report(output, planned, "replayed")
             return
         if not yes:
-            targets = Counter(each.to.topic for each in planned if each.result is Result.PLANNED and each.to)
+            targets = Counter(each.to.topic for each in planned if each.result is ActionResult.PLANNED and each.to)
             what = ", ".join(f"{count} to {name}" for name, count in sorted(targets.items()))
             typer.confirm(f"Replay {what} on {settings.bootstrap}?", abort=True, err=True)
-        done: list[Done] = []
+        done: list[ActionOutcome] = []
         try:
             done.extend(box.replay(planned))
         except Exception:
-            typer.echo(f"{sum(each.result is Result.DONE for each in done)} were replayed before this:", err=True)
+            typer.echo(
+                f"{sum(each.result is ActionResult.DONE for each in done)} were replayed before this error:", err=True
+            )
             raise
     _report(output, done, "replayed")
 
 
-@app.command(short_help="Marks letters as dropped, with the reason.")
+@app.command(short_help="Mark dead letters as dropped, with a reason.")
 def drop(
     letters: Letters = None,
     reason: Annotated[
-        str, typer.Option("--reason", help="Why nobody needs them; kept beside them. Not asked for by --dry-run.")
+        str, typer.Option("--reason", help="Why the records are not needed; stored. Optional with --dry-run.")
     ] = "",
     topic: Topics = None,
     error: Error = "",
@@ -389,22 +396,22 @@ def drop(
     dry_run: DryRun = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Marks letters as dropped, with the reason. Their bytes stay where they are until their retention."""
-    from tentalis.dlq.letterbox import Done, Result
+    """Marks dead letters as dropped, with the reason. Their bytes stay on the topic until its retention ends."""
+    from tentalis.dlq.actions import ActionOutcome, ActionResult
 
     filters = {"error": error, "stage": stage, "group": group, "since": since, "until": until}
     _chosen(letters, topic, filters)
     if not dry_run and not reason.strip():
-        raise CommandError("there is no --reason: say why nobody needs them", USAGE)
+        raise CommandError("no --reason is given: say why the records are not needed", ExitCode.USAGE)
     wanted = _filter(letters, () if letters else ("open", "replaying"), filters)
     with _opened(bootstrap, _topics_of(letters, topic)) as (settings, box):
         cases = _selected(box, wanted, limit)
         if dry_run or not cases:
-            _report(output, [Done(case, Result.PLANNED) for case in cases], "dropped")
+            _report(output, [ActionOutcome(case, ActionResult.PLANNED) for case in cases], "dropped")
             return
         if not yes:
-            typer.confirm(f"Drop {len(cases)} letters on {settings.bootstrap}?", abort=True, err=True)
+            typer.confirm(f"Drop {len(cases)} dead letters on {settings.bootstrap}?", abort=True, err=True)
         done = box.drop(cases, reason)
     _report(output, done, "dropped")

@@ -1,4 +1,4 @@
-"""`tentalis forget`: somebody leaves."""
+"""`tentalis forget`: erases a user or a session."""
 
 from __future__ import annotations
 
@@ -7,85 +7,77 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tentalis.cli.common import (
-    ERROR,
-    USAGE,
-    Bootstrap,
-    CommandError,
-    Format,
-    Output,
-    print_json,
-    print_table,
-    reached,
-)
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.options import Bootstrap
+from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
+from tentalis.cli.shared.settings import reached
+from tentalis.service.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from tentalis.forget import Report
+    from tentalis.ops.forget import ForgetReport
 
 
 def forget(
-    session: Annotated[
-        str | None, typer.Option("--session", help="Id of a conversation on the log: USER/NAME.")
-    ] = None,
-    user: Annotated[str | None, typer.Option("--user", help="The opaque id of a user, as tasks carry it.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="Id of a session as on the log: USER/NAME.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Opaque id of a user, as in the tasks.")] = None,
     before: Annotated[
-        str | None, typer.Option("--before", help="Only what is older: RFC 3339, or 30m, 1h, 2d ago.")
+        str | None, typer.Option("--before", help="Only records older than this: RFC 3339, or 30m, 1h, 2d ago.")
     ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="Only what this policy answered.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be forgotten and write nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    policy: Annotated[str | None, typer.Option("--policy", help="Only answers of this policy.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be erased and write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")] = False,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait until the applications have dropped their state.")
+        float, typer.Option("--wait", min=0, help="Seconds to wait until the applications have deleted their state.")
     ] = 60.0,
     bootstrap: Bootstrap = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Replaces rollouts by husks and lets the applications drop live state. All that is given must hold.
+    """Redacts rollouts and has the applications delete live state. A record must match all of the given options.
 
-    Exits with 1 if an application has not applied it yet; a second run is harmless. docs/forget.md says what is left,
-    and for how long.
+    Exits with 1 if an application has not applied the request yet; it is safe to run the command again.
+    docs/operations/forget.md lists what remains, and for how long.
     """
-    from tentalis.forget import NoSuchRequest, request_of
-    from tentalis.forget import forget as carry_out
-    from tentalis.kafka import now_ms
+    from tentalis.ops.forget import NoSuchRequest, request_of
+    from tentalis.ops.forget import forget as carry_out
+    from tentalis.text.timestamps import now_ms
 
     now = now_ms()
     try:
         request = request_of(session, user, None if before is None else _moment(before, now), policy, now=now)
     except NoSuchRequest as error:
-        raise CommandError(str(error), USAGE) from error
+        raise CommandError(str(error), ExitCode.USAGE) from error
     with reached(bootstrap) as settings:
         if not dry_run and not yes:
             who = ", ".join(f"{name} {value}" for name, value in _named(session, user, before, policy))
             typer.confirm(f"Forget {who} on {settings.bootstrap}? This cannot be undone.", abort=True, err=True)
         report = carry_out(settings, request, dry_run=dry_run, wait=wait)
-    if output is Output.JSON:
-        print_json(report.as_dict())
+    if output is not OutputFormat.TABLE:
+        print_data(output, report.as_dict())
     else:
         _print(report)
     if session is not None and not any(row.records for row in report.rows):
         typer.echo(
-            f"nothing on the log is of a session {session}: is that its name there? A client's own name of a session "
-            f"has its user in front of it on the log: USER/{session} (docs/gateway.md)",
+            f"the log has no records of session {session}. On the log, the id of a session begins with its user: "
+            f"USER/{session} (docs/concepts/gateway.md)",
             err=True,
         )
     for group, partitions in report.waiting.items():
         typer.echo(
-            f"not complete: {group} has not applied the request on partitions {partitions} within {wait:g} s. "
-            "Is it running, and does it keep up? Run the same command again when it does",
+            f"incomplete: {group} has not applied the request on partitions {partitions} within {wait:g} s. "
+            "Check that it runs and has no lag, then run the same command again",
             err=True,
         )
     if not report.complete:
-        raise typer.Exit(ERROR)
+        raise typer.Exit(ExitCode.ERROR)
 
 
 def _moment(before: str, now: int) -> int:
-    from tentalis.moments import parse_moment
+    from tentalis.text.timestamps import parse_moment
 
     try:
         return parse_moment(before, now)
     except ValueError as error:
-        raise CommandError(f"--before: {error}", USAGE) from error
+        raise CommandError(f"--before: {error}", ExitCode.USAGE) from error
 
 
 def _named(session: str | None, user: str | None, before: str | None, policy: str | None) -> list[tuple[str, str]]:
@@ -93,18 +85,18 @@ def _named(session: str | None, user: str | None, before: str | None, policy: st
     return [(name, value) for name, value in given.items() if value is not None]
 
 
-def _print(report: Report) -> None:
+def _print(report: ForgetReport) -> None:
     print_table(
-        ("topic", "records", "what", "bytes gone by"),
+        ("topic", "records", "action", "bytes gone by"),
         [
-            (row.topic, row.records, row.done, "no time promised" if row.gone_by is None else _day(row.gone_by))
+            (row.topic, row.records, row.done, "no guarantee" if row.gone_by is None else _day(row.gone_by))
             for row in report.rows
         ],
     )
     if report.unreadable:
-        print(f"\n{report.unreadable} records on the rollouts topic cannot be read: whose they are, nobody can say")
-    print("\ndry run: nothing was written" if report.dry_run else f"\n{report.husks} husks written")
-    print("Trained weights are not untrained; exports, reports and logs outside Kafka are not reached.")
+        print_text(f"\n{report.unreadable} records on the rollouts topic cannot be decoded: their users are unknown")
+    print_text("\ndry run: nothing was written" if report.dry_run else f"\n{report.husks} rollouts redacted")
+    print_text("Not covered: weights that are already trained, and exports, reports and logs outside Kafka.")
 
 
 def _day(ms: int) -> str:

@@ -1,4 +1,4 @@
-"""`tentalis keys`: who may call the gateway."""
+"""`tentalis keys`: API keys of the gateway."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Annotated
 
 import typer
 
-from tentalis.cli.common import CommandError, Format, Output, resolve_settings, show
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.options import DryRun, Yes, variable_option
+from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, show
+from tentalis.cli.shared.settings import resolve_settings
+from tentalis.service import variables
 
 app = typer.Typer(
-    help="API keys of the gateway: make, list, end. A running gateway sees a change within a second or two.",
+    help="API keys of the gateway: create, list, revoke. A running gateway applies changes within two seconds.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
-class Scope(StrEnum):
+class ScopeName(StrEnum):
     CHAT = "chat"
     FEEDBACK = "feedback"
     TASKS = "tasks"
@@ -29,9 +33,7 @@ class Scope(StrEnum):
 
 File = Annotated[
     Path | None,
-    typer.Option(
-        "--keys", envvar="TENTALIS_KEYS", help="The file. Default: keys.json in TENTALIS_HOME.", show_default=False
-    ),
+    variable_option(variables.KEYS, "--keys", text="Key file. Default: keys.json in TENTALIS_HOME."),
 ]
 
 
@@ -39,31 +41,39 @@ def _path(given: Path | None) -> Path:
     return given or resolve_settings(join_stack=False).home / "keys.json"
 
 
-@app.command(short_help="Make a key; it is shown this once.")
+@app.command(short_help="Create a key; it is shown only once.")
 def create(
     scope: Annotated[
-        list[Scope] | None,
-        typer.Option("--scope", help="What it is good for; may be repeated. Default: chat, feedback."),
+        list[ScopeName] | None,
+        typer.Option("--scope", help="Permitted use; repeatable. Default: chat, feedback."),
     ] = None,
-    user: Annotated[
-        str | None, typer.Option("--user", help="Whose it is. Without one it may speak for any user (X-User-Id).")
-    ] = None,
-    label: Annotated[str, typer.Option("--label", help="For people, in the list.")] = "",
+    user: Annotated[str | None, typer.Option("--user", help="User of the key. Default: any user (X-User-Id).")] = None,
+    label: Annotated[str, typer.Option("--label", help="Note shown in the list.")] = "",
+    dry_run: DryRun = False,
     keys: File = None,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Makes a key and prints it on stdout: only its hash is kept."""
-    from tentalis.gateway import keys as core
+    """Creates a key and prints it on stdout. The file keeps only its hash."""
+    from tentalis.gateway.http import keys as core
 
     path = _path(keys)
-    scopes = [core.Scope(each.value) for each in scope or (Scope.CHAT, Scope.FEEDBACK)]
-    typer.echo(core.create(path, scopes, user, label))
-    typer.echo(f"kept as a hash in {path}; this is the only time that it is shown", err=True)
+    scopes = [core.Scope(each.value) for each in scope or (ScopeName.CHAT, ScopeName.FEEDBACK)]
+    if dry_run:
+        names = ", ".join(scope.value for scope in scopes)
+        typer.echo(f"would create a key with the scopes {names} for {user or 'any user'} in {path}", err=True)
+        return
+    key = core.create(path, scopes, user, label)
+    if output is OutputFormat.TABLE:
+        print_text(key)
+    else:
+        print_data(output, {"key": key, "user": user, "scopes": [scope.value for scope in scopes], "label": label})
+    typer.echo(f"its hash is stored in {path}; the key is not shown again", err=True)
 
 
-@app.command("list", short_help="The keys, without their secrets.")
-def list_(keys: File = None, output: Format = Output.TABLE) -> None:
-    """The keys of the file."""
-    from tentalis.gateway.keys import load
+@app.command("list", short_help="List the keys, without their secrets.")
+def list_(keys: File = None, output: Format = OutputFormat.TABLE) -> None:
+    """Lists the keys of the file, without their secrets."""
+    from tentalis.gateway.http.keys import load
 
     path = _path(keys)
     rows = [
@@ -80,17 +90,28 @@ def list_(keys: File = None, output: Format = Output.TABLE) -> None:
     show(output, ("id", "user", "scopes", "label", "created", "revoked"), rows)
 
 
-@app.command(short_help="End a key.")
+@app.command(short_help="Revoke a key.")
 def revoke(
-    identifier: Annotated[str, typer.Argument(metavar="ID", help="As the list has it.")], keys: File = None
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as listed.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    keys: File = None,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Ends a key for good."""
-    from tentalis.gateway import keys as core
+    """Revokes a key permanently."""
+    from tentalis.gateway.http import keys as core
 
     path = _path(keys)
-    if not path.exists() or not core.revoke(path, identifier):
-        raise CommandError(f"{path} has no key {identifier} in use; `tentalis keys list` shows them")
-    typer.echo(f"{identifier} is revoked", err=True)
+    missing = CommandError(f"{path} has no active key {identifier}; `tentalis keys list` lists the keys")
+    if not any(key.id == identifier and key.revoked is None for key in (core.load(path) if path.exists() else ())):
+        raise missing
+    if not dry_run and not yes:
+        typer.confirm(f"Revoke {identifier} permanently?", abort=True, err=True)
+    if not dry_run and not core.revoke(path, identifier):
+        raise missing
+    if output is not OutputFormat.TABLE:
+        print_data(output, {"id": identifier, "revoked": not dry_run})
+    typer.echo(f"{identifier} {'would be' if dry_run else 'is'} revoked", err=True)
 
 
 def _day(seconds: int) -> str:

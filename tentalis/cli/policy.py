@@ -1,185 +1,163 @@
-"""`tentalis policy`: which versions there are, what is served, and who decides otherwise."""
+"""`tentalis policy`: lists, compares, promotes, rolls back and pins versions of policies."""
 
 from __future__ import annotations
 
 import getpass
-import sys
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tentalis.cli.common import USAGE, Bootstrap, CommandError, print_json, print_table, reached
-from tentalis.moments import written
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
+from tentalis.cli.shared.output import (
+    Format,
+    OutputFormat,
+    detail_rows,
+    print_data,
+    print_table,
+    print_text,
+    readable,
+)
+from tentalis.cli.shared.settings import reached
+from tentalis.service.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from schemas.records import PolicyUpdate, Record
-    from tentalis.config import Settings
-    from tentalis.policies.view import View
+    from tentalis.policies.view import PolicyView
+    from tentalis.service.settings import Settings
 
 app = typer.Typer(
-    help="Versions of policies: look, promote, roll back, keep.", no_args_is_help=True, rich_markup_mode=None
+    help="Policy versions: list, compare, promote, roll back, pin.", no_args_is_help=True, rich_markup_mode=None
 )
 
-TIMES = ("published", "at")
 COLUMNS = ("version", "run", "step", "state", "guard", "served_by", "cannot_serve", "pinned")
 
 
-class Form(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
+Version = Annotated[str, typer.Argument(help="policy@vN, or a policy for its promoted version.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason, stored on the log.")]
 
 
-Output = Annotated[Form, typer.Option("--output", "-o", help="On stdout; logs go to stderr.")]
-Version = Annotated[str, typer.Argument(help="policy@vN, or a policy for what of it should be served.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written and write nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it stays on the log.")]
+def _view(settings: Settings) -> PolicyView:
+    from tentalis.policies.view_reader import read_policies
+
+    return read_policies(settings)
 
 
-def _view(settings: Settings) -> View:
-    from schemas import topics
-    from tentalis.kafka import make_codec
-    from tentalis.policies.view import View
-    from tentalis.reading import Reader
-
-    view = View()
-    names = (topics.RUNS, topics.EVALS, topics.BATCHES, topics.POLICIES, topics.POLICY_ACKS)
-    reader = Reader(settings, names, make_codec(settings))
-    try:
-        while not reader.caught_up:
-            for _, record in reader.poll(0.1):
-                view.apply(record)
-    finally:
-        reader.close()
-    return view
-
-
-def _print(output: Form, value: Any) -> None:
-    if output is Form.JSON:
-        print_json(value)
-    else:
-        import yaml
-
-        sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
-
-
-@app.command("list", short_help="The versions of a policy, or of all.")
+@app.command("list", short_help="List the versions of one or all policies.")
 def list_versions(
-    policy: Annotated[str | None, typer.Argument(help="Only of this policy.")] = None,
+    policy: Annotated[str | None, typer.Argument(help="Only this policy.")] = None,
     bootstrap: Bootstrap = None,
-    output: Output = Form.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """The versions, newest first: where they come from, whether they are served, and what the guard said."""
-    from tentalis.kafka import now_ms
+    """Lists the versions, newest first: their origin, whether they are served, and the verdict of the guard."""
+    from tentalis.text.timestamps import now_ms
 
     with reached(bootstrap) as settings:
         view = _view(settings)
     if policy is not None and policy not in view.policies:
         raise CommandError(
-            f"no version of {policy!r} was published; policies there: {', '.join(view.policies) or 'none'}"
+            f"no version of {policy!r} was published; published policies: {', '.join(view.policies) or 'none'}"
         )
     rows = list(view.rows(policy, now_ms()))
-    if output is not Form.TABLE:
-        _print(output, rows)
+    if output is not OutputFormat.TABLE:
+        print_data(output, rows)
         return
     print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
     for name, why in {row["version"].partition("@")[0]: row["back_pressure"] for row in rows}.items():
         if why is not None:
-            print(f"\n{name}: the trainer asks for no more rollouts: {why}")
+            print_text(f"\n{name}: the trainer applies backpressure: {why}")
 
 
-@app.command(short_help="All that is known of a version.")
-def show(version: Version, bootstrap: Bootstrap = None, output: Output = Form.TABLE) -> None:
-    """All that is known of a version: its step, who decided what about it and why, refusals by servers, metrics."""
+@app.command(short_help="Show everything known about a version.")
+def show(version: Version, bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE) -> None:
+    """Shows everything known about a version: its step, decisions and reasons, refusals by servers, metrics."""
     with reached(bootstrap) as settings:
         view = _view(settings)
-    details = view.details(view.named(version))
-    if output is not Form.TABLE:
-        _print(output, details)
+    details = view.details(view.find(version))
+    if output is not OutputFormat.TABLE:
+        print_data(output, details)
         return
-    print_table(("what", "value"), list(_lines(details)))
+    print_table(("what", "value"), detail_rows(details))
 
 
-@app.command(short_help="What two versions differ in.")
-def diff(one: Version, other: Version, bootstrap: Bootstrap = None, output: Output = Form.TABLE) -> None:
-    """Steps between two versions, the settings their runs differ in, and their metrics side by side."""
+@app.command(short_help="Compare two versions.")
+def diff(one: Version, other: Version, bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE) -> None:
+    """Compares two versions: steps between them, settings in which their runs differ, metrics."""
     with reached(bootstrap) as settings:
         view = _view(settings)
-    left, right = view.named(one), view.named(other)
+    left, right = view.find(one), view.find(other)
     if left.policy != right.policy:
-        raise CommandError(f"{left.name} and {right.name} are of two policies", USAGE)
+        raise CommandError(f"{left.name} and {right.name} belong to different policies", ExitCode.USAGE)
     difference = view.difference(left, right)
-    if output is not Form.TABLE:
-        _print(output, difference)
+    if output is not OutputFormat.TABLE:
+        print_data(output, difference)
         return
     steps = difference["steps_between"]
-    print(f"one: {left.name}\nother: {right.name}")
-    print(f"same weights: {'yes' if difference['same_weights'] else 'no'}")
-    print(f"steps between: {'they have no common run' if steps is None else steps}\n")
+    print_text(f"one: {left.name}\nother: {right.name}")
+    print_text(f"same weights: {'yes' if difference['same_weights'] else 'no'}")
+    print_text(f"steps between: {'no common run' if steps is None else steps}\n")
     sides = (item for part in ("config", "metrics") for item in difference[part].items())
-    rows = [(name, *map(_readable, values)) for name, values in sides]
+    rows = [(name, *map(readable, values)) for name, values in sides]
     print_table(("what", "one", "other"), rows)
 
 
-@app.command(short_help="Have a version served.")
+@app.command(short_help="Serve a version.")
 def promote(
     version: Version,
     reason: Reason = "",
     dry_run: DryRun = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    output: Output = Form.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Has a version served from now on. What was published before it stays unserved; training goes on from where it
-    is, as far ahead of what is served as max_staleness lets it."""
+    """Serves a version from now on. Other versions published so far are not served; training continues from its newest
+    step, at most max_staleness steps ahead of the served version."""
     with reached(bootstrap) as settings:
         view = _view(settings)
-        update = view.named(version)
+        update = view.find(version)
         _present(update)
         _decide(settings, [_promotion(update, "manual", reason)], f"Serve {update.name}", dry_run, yes, output)
 
 
-@app.command(short_help="Serve an earlier version, and train on from it.")
+@app.command(short_help="Serve an earlier version, continue training from it.")
 def rollback(
-    version: Annotated[str, typer.Argument(help="policy@vN to go back to, or a policy: to what was served before.")],
+    version: Annotated[str, typer.Argument(help="policy@vN, or a policy for the version served before.")],
     reason: Reason = "",
     dry_run: DryRun = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    output: Output = Form.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Serves an earlier version and has the trainer go on from it as a new run. What was trained since is
-    abandoned, and nothing is trained twice."""
-    from tentalis.guard import ROLLBACK
+    """Serves an earlier version and continues training from it as a new run. Later steps are abandoned, and no rollout
+    is trained twice."""
+    from tentalis.policies.guard import ROLLBACK
 
     with reached(bootstrap) as settings:
         view = _view(settings)
-        update = view.named(version) if "@" in version else view.before(version)
+        update = view.find(version) if "@" in version else view.before(version)
         _present(update)
         _trainable(settings, view, update)
-        question = f"Roll {update.policy} back to {update.name}, abandon what was trained since, and train on from it"
+        question = f"Roll {update.policy} back to {update.name}, abandon later steps, and continue training from it"
         _decide(settings, [_promotion(update, ROLLBACK, reason)], question, dry_run, yes, output)
 
 
-@app.command(short_help="Keep a version from being pruned.")
+@app.command(short_help="Protect a version from pruning.")
 def pin(
     version: Version,
-    off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Remove the pin.")] = False,
     reason: Reason = "",
     dry_run: DryRun = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    output: Output = Form.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Keeps the adapter and the checkpoint of a version on disk, however old it gets."""
+    """Keeps the adapter and the checkpoint of a version on disk, regardless of its age."""
     from schemas.records import Pin
-    from tentalis.kafka import now_ms
+    from tentalis.text.timestamps import now_ms
 
     with reached(bootstrap) as settings:
-        update = _view(settings).named(version)
+        update = _view(settings).find(version)
         record = Pin(
             policy=update.policy,
             version=update.version,
@@ -198,35 +176,51 @@ def _promotion(update: PolicyUpdate, mode: str, reason: str) -> Record:
 
 
 def _present(update: PolicyUpdate) -> None:
-    """Raises CommandError for an adapter that nobody could load. One on another machine is its server's to check."""
-    from tentalis.policies.sync import Refused, adapter_folder, check_weights
+    """Raises CommandError if an adapter cannot be loaded. Adapters on other machines are checked by their servers."""
+    from tentalis.policies.sync import WEIGHTS, AdapterRejected, adapter_place, check_weights
+    from tentalis.storage.file_set import read_manifest
 
     try:
-        folder = adapter_folder(update.location)
-        if folder.parent.is_dir():
-            check_weights(folder, update.sha256)
-    except Refused as error:
+        place = adapter_place(update.location)
+        if place.folder is None:
+            manifest = read_manifest(place)
+            if manifest is None or WEIGHTS not in manifest.files or manifest.files[WEIGHTS].sha256 != update.sha256:
+                raise AdapterRejected(f"{place} does not hold the adapter with sha256 {update.sha256}")
+        elif place.folder.parent.is_dir():
+            check_weights(place.folder, update.sha256)
+    except AdapterRejected as error:
         raise CommandError(f"{update.name} cannot be served: {error}") from error
 
 
-def _trainable(settings: Settings, view: View, update: PolicyUpdate) -> None:
-    """Raises CommandError for a version that the policy's trainer could not go on from, as far as can be seen here."""
-    checkpoints = settings.home / "checkpoints" / update.run_id
-    if checkpoints.is_dir() and not any(checkpoints.glob(f"{update.step:06d}-*")):
-        raise CommandError(f"nothing can be trained on from {update.name}: {checkpoints} has no checkpoint of its step")
+def _trainable(settings: Settings, view: PolicyView, update: PolicyUpdate) -> None:
+    """Raises CommandError if the object store has no checkpoint of the version's step, or this machine has checkpoints
+    of its run, but none of its step."""
+    from tentalis.storage.file_set import list_sets
+    from tentalis.storage.places import checkpoints_location
+
+    place = checkpoints_location(settings, update.run_id)
+    names: list[str] = []
+    if place.folder is None:
+        names = list(list_sets(place).sets)
+    elif place.folder.is_dir():
+        names = [path.name for path in place.folder.iterdir()]
+    elsewhere = place.folder is not None and not place.folder.is_dir()
+    if not elsewhere and not any(name.startswith(f"{update.step:06d}-") for name in names):
+        raise CommandError(f"training cannot continue from {update.name}: {place} has no checkpoint of its step")
     newest = max((u for u in view.updates.values() if u.policy == update.policy), key=lambda u: u.version)
     if (update.base_sha256, update.rank) != (newest.base_sha256, newest.rank):
         raise CommandError(
-            f"run {newest.run_id} cannot be trained on from {update.name}, which has another base model or LoRA rank. "
-            f"To have it served all the same: tentalis policy promote {update.name}"
+            f"run {newest.run_id} cannot continue from {update.name}, which has another base model or LoRA rank. "
+            f"To serve it anyway: tentalis policy promote {update.name}"
         )
 
 
 def _decide(
-    settings: Settings, records: Sequence[Record], question: str, dry_run: bool, yes: bool, output: Form
+    settings: Settings, records: Sequence[Record], question: str, dry_run: bool, yes: bool, output: OutputFormat
 ) -> None:
     from schemas import topics
-    from tentalis.kafka import Publisher, make_codec
+    from tentalis.kafka.codec import make_codec
+    from tentalis.kafka.producer import Publisher
 
     if not dry_run and not yes:
         typer.confirm(f"{question}?", abort=True, err=True)
@@ -235,27 +229,7 @@ def _decide(
         for record in records:
             publisher.send(topics.POLICIES, record)
         publisher.flush()
-    if output is Form.TABLE:
+    if output is OutputFormat.TABLE:
         typer.echo(f"{'would write' if dry_run else 'written'}: {question}", err=True)
     else:
-        _print(output, [record.model_dump(mode="json") for record in records])
-
-
-def _lines(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """For people: what lies deeper under its path, times and numbers as they are read."""
-    rows: list[tuple[str, Any]] = []
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            rows += _lines(inner, f"{prefix}{name}.")
-        elif isinstance(inner, list):
-            for number, item in enumerate(inner):
-                rows += _lines(item, f"{prefix}{name}.{number}.")
-        elif name in TIMES:
-            rows.append((f"{prefix}{name}", written(inner)))
-        else:
-            rows.append((f"{prefix}{name}", _readable(inner)))
-    return rows
-
-
-def _readable(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
+        print_data(output, [record.model_dump(mode="json") for record in records])

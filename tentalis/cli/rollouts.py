@@ -1,55 +1,62 @@
-"""`tentalis rollouts`: the trajectory store, asked."""
+"""`tentalis rollouts`: queries of the trajectory store."""
 
 from __future__ import annotations
 
 import csv
-import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tentalis.cli.common import USAGE, Bootstrap, CommandError, print_json, print_table, reached
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.options import Bootstrap
+from tentalis.cli.shared.output import OutputFormat, print_data, print_table, print_text
+from tentalis.cli.shared.settings import reached
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.stdout import data
 
 if TYPE_CHECKING:
-    from tentalis.config import Settings
-    from tentalis.trajectories import Table
+    from tentalis.ops.trajectories import QueryResult
+    from tentalis.service.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 LISTED = ("time", "rollout_id", "version", "environment", "session_id", "reward", "has_opd", "trained_tokens")
 
 
-class Output(StrEnum):
+class RolloutFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
+    YAML = "yaml"
     CSV = "csv"
 
 
-Format = Annotated[Output, typer.Option("--output", "-o", help="On stdout; logs go to stderr.")]
-Rebuild = Annotated[bool, typer.Option("--rebuild", help="Read the whole topic again instead of going on.")]
+DATA_FORMATS = {RolloutFormat.JSON: OutputFormat.JSON, RolloutFormat.YAML: OutputFormat.YAML}
+
+Format = Annotated[RolloutFormat, typer.Option("--output", "-o", help="Output format, on stdout; logs go to stderr.")]
+Rebuild = Annotated[bool, typer.Option("--rebuild", help="Read the whole topic again, not only what is new.")]
 
 
 @app.command("list")
 def list_(
-    policy: Annotated[str | None, typer.Option("--policy", help="What this policy can be trained on.")] = None,
-    version: Annotated[int | None, typer.Option("--version", min=0, help="What this version of it sampled.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Only rollouts to train this policy on.")] = None,
+    version: Annotated[int | None, typer.Option("--version", min=0, help="Only samples of this version.")] = None,
     environment: Annotated[str | None, typer.Option("--environment", help="chat, math, ...")] = None,
-    session: Annotated[str | None, typer.Option("--session", help="Id of a conversation.")] = None,
-    run: Annotated[str | None, typer.Option("--run", help="The run that asked for the tasks.")] = None,
-    min_reward: Annotated[float | None, typer.Option("--min-reward", help="At least this reward.")] = None,
-    max_reward: Annotated[float | None, typer.Option("--max-reward", help="At most this reward.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="Id of a session.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Run that the tasks belong to.")] = None,
+    min_reward: Annotated[float | None, typer.Option("--min-reward", help="Lowest reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option("--max-reward", help="Highest reward.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="From 2026-01-31T12:00:00Z on, or 1h for an hour ago.")
     ] = None,
     until: Annotated[str | None, typer.Option("--until", help="Before this time.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most rows.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")] = 20,
     rebuild: Rebuild = False,
     bootstrap: Bootstrap = None,
-    output: Format = Output.TABLE,
+    output: Format = RolloutFormat.TABLE,
 ) -> None:
-    """Rollouts, the newest first."""
-    from tentalis.trajectories import Filters, listed, view_of
+    """Lists rollouts, newest first."""
+    from tentalis.ops.trajectories import Filters, listed, view_of
 
     filters = Filters(
         policy=policy,
@@ -70,14 +77,14 @@ def list_(
 
 @app.command()
 def show(
-    rollout_id: Annotated[str, typer.Argument(help="Its id, or the id of a task for all its rollouts.")],
+    rollout_id: Annotated[str, typer.Argument(help="Id of a rollout, or of a task for all its rollouts.")],
     bootstrap: Bootstrap = None,
     output: Annotated[
-        Output, typer.Option("--output", "-o", help="json: the records themselves, tokens and all.")
-    ] = Output.TABLE,
+        RolloutFormat, typer.Option("--output", "-o", help="json: the full records, tokens included.")
+    ] = RolloutFormat.TABLE,
 ) -> None:
-    """One rollout with everything it has, or all of a task."""
-    from tentalis.trajectories import query, record_at, view_of
+    """Shows all fields of a rollout, or of all rollouts of a task."""
+    from tentalis.ops.trajectories import query, record_at, view_of
 
     with reached(bootstrap) as settings:
         _refreshed(settings, False)
@@ -85,72 +92,72 @@ def show(
         which = f"rollout_id = '{name}' OR task_id = '{name}'"
         found = query(view_of(settings), f"SELECT * FROM rollouts WHERE {which} ORDER BY sample_index, rollout_id")
         if not found.rows:
-            raise CommandError(f"no rollout and no task {rollout_id!r}: it never was, or it was forgotten")
-        if output is Output.JSON:
-            from tentalis.cli.values import to_plain
+            raise CommandError(f"no rollout or task {rollout_id!r}: the id is wrong, or it was forgotten")
+        if output in DATA_FORMATS:
+            from tentalis.cli.shared.record_json import to_plain
 
             rows = found.dicts()
             places = [(str(row["rollout_id"]), int(row["partition"]), int(row["offset"])) for row in rows]
-            print_json([to_plain(record) for place in places if (record := record_at(settings, *place)) is not None])
+            records = (record_at(settings, *place) for place in places)
+            print_data(DATA_FORMATS[output], [to_plain(record) for record in records if record is not None])
             return
-    if output is Output.CSV:
+    if output is RolloutFormat.CSV:
         _print(found, output, found.columns)
         return
     for number, row in enumerate(found.dicts()):
         if number:
-            print()
+            print_text()
         print_table(("field", "value"), [(name, value) for name, value in row.items() if value is not None])
 
 
 @app.command()
 def query(
-    sql: Annotated[str, typer.Argument(help="One statement about the table `rollouts` (DESCRIBE rollouts).")],
+    sql: Annotated[str, typer.Argument(help="One statement on the table `rollouts` (try DESCRIBE rollouts).")],
     rebuild: Rebuild = False,
     bootstrap: Bootstrap = None,
-    output: Format = Output.TABLE,
+    output: Format = RolloutFormat.TABLE,
 ) -> None:
-    """SQL, as DuckDB has it: tentalis rollouts query "SELECT version, avg(reward) FROM rollouts GROUP BY 1"."""
-    from tentalis.trajectories import BadQuery, view_of
-    from tentalis.trajectories import query as ask
+    """Runs SQL of DuckDB. Example: tentalis rollouts query "SELECT version, avg(reward) FROM rollouts GROUP BY 1"."""
+    from tentalis.ops.trajectories import BadQuery, view_of
+    from tentalis.ops.trajectories import query as ask
 
     with reached(bootstrap) as settings:
         _refreshed(settings, rebuild)
         try:
             found = ask(view_of(settings), sql)
         except BadQuery as error:
-            raise CommandError(str(error), USAGE) from error
+            raise CommandError(str(error), ExitCode.USAGE) from error
     _print(found, output, found.columns)
 
 
 def _refreshed(settings: Settings, rebuild: bool) -> None:
-    from tentalis.trajectories import refresh
+    from tentalis.ops.trajectories import refresh
 
     done = refresh(settings, rebuild=rebuild)
     if done.rebuilt:
-        typer.echo(f"the view was built anew ({done.rebuilt}): {done.added} rollouts", err=True)
+        typer.echo(f"the view was rebuilt ({done.rebuilt}): {done.added} rollouts", err=True)
     for line in done.unreadable:
-        typer.echo(f"passed over, no rollout: {line}", err=True)
+        typer.echo(f"skipped, not a rollout: {line}", err=True)
 
 
 def _moment(option: str, text: str | None) -> datetime | None:
-    """As DuckDB has times: UTC, without saying so."""
+    """Parses a time into UTC without a time zone, as DuckDB stores times. Raises CommandError."""
     if text is None:
         return None
-    from tentalis.kafka import now_ms
-    from tentalis.moments import parse_moment
+    from tentalis.text.timestamps import now_ms, parse_moment
 
     try:
         return datetime.fromtimestamp(parse_moment(text, now_ms()) / 1000, UTC).replace(tzinfo=None)
     except ValueError as error:
-        raise CommandError(f"{option}: {error}", USAGE) from error
+        raise CommandError(f"{option}: {error}", ExitCode.USAGE) from error
 
 
-def _print(table: Table, output: Output, shown: tuple[str, ...]) -> None:
+def _print(table: QueryResult, output: RolloutFormat, shown: tuple[str, ...]) -> None:
     rows = table.dicts()
-    if output is Output.JSON:
-        print_json([{name: _plain(value) for name, value in row.items()} for row in rows])
-    elif output is Output.CSV:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+    if output in DATA_FORMATS:
+        print_data(DATA_FORMATS[output], [{name: _plain(value) for name, value in row.items()} for row in rows])
+    elif output is RolloutFormat.CSV:
+        writer = csv.writer(data(), lineterminator="\n")
         writer.writerow(table.columns)
         writer.writerows([[_plain(value) for value in row] for row in table.rows])
     else:

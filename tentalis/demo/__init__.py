@@ -1,7 +1,13 @@
-"""The demo: a scenario played on the local stack, shown while it runs and summed up when it is over."""
+"""The demo: plays a scenario on the local stack, shows its progress and writes a report.
 
-from tentalis.config import Settings
+In: scenario, steps, model. Out: a run on the log, a summary on stdout, an HTML report. Begin reading in `play.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
 from tentalis.demo.runs import Configured, unchanged
+from tentalis.service.settings import Settings
 
 
 def run(
@@ -14,17 +20,17 @@ def run(
     ranks: int = 1,
     changes: tuple[str, ...] = (),
     configured: Configured = unchanged,
-    as_json: bool = False,
+    emit: Callable[[Any], None] | None = None,
 ) -> int:
     """Plays `scenario` until `steps` policy versions are trained, and returns the exit code.
 
-    `changes` are settings of the trainer as a person wrote them, which `configured` puts in. An unfinished run of the
-    same kind in this state directory goes on. `keep` leaves the stack running after the summary, until Ctrl-C. With
-    `as_json` stdout is one JSON object and nothing else; all the rest goes to stderr.
+    `changes` are trainer settings as the user wrote them; `configured` applies them. Continues an unfinished run of the
+    same kind in this state directory. `keep` leaves the stack running after the summary, until Ctrl-C. `emit`
+    receives the summary for programs, instead of the printed one; everything else goes to stderr.
     """
     from tentalis.demo.play import DemoOptions, play
 
-    return play(DemoOptions(scenario, steps, policy_model, keep, as_json, ranks, changes), settings, configured)
+    return play(DemoOptions(scenario, steps, policy_model, keep, emit, ranks, changes), settings, configured)
 
 
 __all__ = ["run"]

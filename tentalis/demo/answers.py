@@ -1,23 +1,24 @@
-"""The same questions to the base model and to the newest adapter, answered greedily, for people to compare."""
+"""Asks the base model and the newest adapter the same questions, with greedy decoding, for comparison."""
 
 import asyncio
 from collections.abc import Callable
 
-from tentalis.demo.summary import Answer
+from tentalis.agents.scenarios import Scenario
+from tentalis.demo.summary import AnswerPair
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
-from tentalis.scenarios import Scenario
 
 CHECK_S = 0.2
 
 
-def compare_answers(server: str, newest: str, scenario: Scenario, check: Callable[[], None]) -> tuple[Answer, ...]:
-    """The scenario's showcase, answered by the server at this URL; a refusal stands where its answer would.
+def compare_answers(server: str, newest: str, scenario: Scenario, check: Callable[[], None]) -> tuple[AnswerPair, ...]:
+    """Returns the answers of the server at this URL to the scenario's showcase questions.
 
-    Raises ServerUnavailable, and what `check` raises, which is called now and then while it waits.
+    An answer that the server refuses is replaced by the error message. Calls `check` every CHECK_S seconds while it
+    waits. Raises ServerUnavailable, and any exception of `check`.
     """
 
-    async def checked() -> tuple[Answer, ...]:
+    async def checked() -> tuple[AnswerPair, ...]:
         answering = asyncio.create_task(_compare(server, newest, scenario))
         try:
             while not (await asyncio.wait({answering}, timeout=CHECK_S))[0]:
@@ -29,7 +30,7 @@ def compare_answers(server: str, newest: str, scenario: Scenario, check: Callabl
     return asyncio.run(checked())
 
 
-async def _compare(server: str, newest: str, scenario: Scenario) -> tuple[Answer, ...]:
+async def _compare(server: str, newest: str, scenario: Scenario) -> tuple[AnswerPair, ...]:
     async with OpenAIClient(server, timeout=120.0) as client:
         base = next(str(card["id"]) for card in await client.models() if not card.get("parent"))
 
@@ -44,4 +45,4 @@ async def _compare(server: str, newest: str, scenario: Scenario) -> tuple[Answer
 
         prompts = [[{"role": m.role, "content": m.content} for m in messages] for messages in scenario.showcase]
         said = await asyncio.gather(*(answer(model, prompt) for prompt in prompts for model in (base, newest)))
-    return tuple(Answer(prompt[-1]["content"], said[2 * i], said[2 * i + 1]) for i, prompt in enumerate(prompts))
+    return tuple(AnswerPair(prompt[-1]["content"], said[2 * i], said[2 * i + 1]) for i, prompt in enumerate(prompts))

@@ -1,36 +1,36 @@
-"""`tentalis demo`: begins or goes on with a run, starts the stack, shows what happens, and sums up."""
+"""`tentalis demo`: begins or continues a run, starts the stack, shows the progress and writes the summary."""
 
-import json
 import logging
 import platform
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 from schemas import topics
-from tentalis.config import Settings
+from tentalis.agents.scenarios import Scenario, make_scenario
 from tentalis.demo import answers as showcase
-from tentalis.demo.lag import Groups, LagProbe, drain, groups_of
-from tentalis.demo.report import SCORE_COLUMNS, Report, comparison, score_row, write_report
+from tentalis.demo.report import SCORE_COLUMNS, DemoReport, comparison, score_row, write_report
 from tentalis.demo.runs import Configured, Run, RunKind, open_run
-from tentalis.demo.stats import Stats
-from tentalis.demo.summary import Answer, Summary, summarise
+from tentalis.demo.stats import RunStats
+from tentalis.demo.summary import AnswerPair, Summary, summarise
 from tentalis.demo.view import Snapshot, live_view, plain_line
-from tentalis.scenarios import Scenario, make_scenario
+from tentalis.kafka.lag import Groups, LagProbe, drain, groups_of
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.settings import Settings
+from tentalis.service.stdout import data
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tentalis.reading import Reader
+    from tentalis.kafka.reader import Reader
 
 log = logging.getLogger(__name__)
 
-INTERRUPTED = 130
 STOP_S = 8.0
 PLAIN_EVERY_S = 10.0
 LIVE_EVERY_S = 0.5
@@ -46,49 +46,50 @@ TOPICS = (
     topics.POLICIES,
     topics.POLICY_ACKS,
 )
-# A run comes to its end without these: what became of them is said then.
+# A run can finish without these processes; if they failed, the summary says why.
 DISPENSABLE = ("aggregation",)
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "faust-streaming", "confluent-kafka", "pydantic")
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the message says why, with the end of the log of the process that failed."""
+    """The demo cannot continue. The message has the cause and the end of the failed process's log."""
 
 
 class Interrupted(Exception):
-    """The person watching wants it to end."""
+    """The user interrupted the demo."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """As on the command line."""
+    """The options of the command line."""
 
     scenario: str = "assistant"
     steps: int = 15
     policy_model: str | None = None
     keep: bool = False
-    as_json: bool = False
+    emit: Callable[[Any], None] | None = None
     ranks: int = 1
     changes: tuple[str, ...] = ()
 
 
 class Processes(Protocol):
-    """What the demo needs of a supervisor."""
+    """The part of the supervisor that the demo uses."""
 
     def status(self) -> dict[str, dict[str, Any]]: ...
 
     def failure(self) -> str | None: ...
 
-    def halted(self) -> Mapping[str, str]: ...
+    def broken(self) -> Mapping[str, str]: ...
 
 
 def play(options: DemoOptions, settings: Settings, configured: Configured) -> int:
     """Plays the whole demo. Returns 0, or INTERRUPTED after Ctrl-C; raises DemoFailed and what the stack raises."""
     from rich.console import Console
 
+    from tentalis.local.shutdown import signals_unwind, stop_signals
     from tentalis.local.stack import StackOptions, build_stack
     from tentalis.local.state import StateDir
-    from tentalis.local.supervisor import Supervisor, signals_unwind, stop_signals
+    from tentalis.local.supervisor import Supervisor
 
     console = Console(stderr=True, markup=False, highlight=False)
     _log_to(console)
@@ -98,7 +99,7 @@ def play(options: DemoOptions, settings: Settings, configured: Configured) -> in
         kind = RunKind(options.scenario, options.steps, str(model), options.changes)
         run = open_run(state.folder("runs"), kind, scenario, time.time(), configured)
         console.print(
-            f"{'going on with' if run.resumed else 'beginning'} run {run.run_id} in {state.path}", soft_wrap=True
+            f"{'continuing' if run.resumed else 'beginning'} run {run.run_id} in {state.path}", soft_wrap=True
         )
         stack = build_stack(
             StackOptions(
@@ -124,13 +125,13 @@ def play(options: DemoOptions, settings: Settings, configured: Configured) -> in
                 supervisor.stop(STOP_S)
             if not show.concluded:
                 command = " ".join(["tentalis demo", *_flags(options)])
-                console.print(f"stopped. `{command}` goes on with run {run.run_id}", soft_wrap=True)
-                return INTERRUPTED
-    return 0
+                console.print(f"stopped. `{command}` continues run {run.run_id}", soft_wrap=True)
+                return ExitCode.INTERRUPTED
+    return ExitCode.OK
 
 
 def prepare_model(console: "Console", options: DemoOptions, settings: Settings) -> Any:
-    """See tentalis.demo.prepare."""
+    """Fetches the broker and the model; see tentalis.demo.prepare."""
     from tentalis.demo.prepare import prepare
 
     return prepare(console, options.policy_model, settings.cache, own_broker=settings.bootstrap is None)
@@ -138,7 +139,7 @@ def prepare_model(console: "Console", options: DemoOptions, settings: Settings) 
 
 @dataclass
 class Show:
-    """One run while it is watched: from the first topic to the summary."""
+    """Watches one run, from the creation of its topics to the summary."""
 
     run: Run
     options: DemoOptions
@@ -150,16 +151,16 @@ class Show:
     stop: threading.Event
     groups: Groups
     concluded: bool = False
-    stats: Stats = field(init=False)
+    stats: RunStats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stats = Stats(self.run.run_id)
+        self.stats = RunStats(self.run.run_id)
         self._started = time.monotonic()
         self._lag = LagProbe(self.settings, self.groups)
         self._skipped = 0
 
     def play(self) -> None:
-        """Watches the run to its end and sums up. Raises Interrupted or DemoFailed."""
+        """Watches the run to its end and writes the summary. Raises Interrupted or DemoFailed."""
         self._until_done("topics")
         self._lag.start()
         try:
@@ -170,17 +171,17 @@ class Show:
         self._drain()
         self._conclude()
         if self.options.keep:
-            self.console.print("the stack stays; Ctrl-C ends it", soft_wrap=True)
+            self.console.print("the stack keeps running; Ctrl-C stops it", soft_wrap=True)
             while not self.stop.wait(0.5):
                 self._check()
 
     def _drain(self) -> None:
-        """Lets what is still under way (an answer given twice after a kill, a late hint) reach its outcome."""
-        trainer = f"tentalis-trainer-{self.scenario.policy}"  # has ended; what is left on its topic is for another run
-        groups = {group: names for group, names in self.groups.items() if group != trainer}
+        """Waits until records in flight (a repeated answer after a kill, a late hint) have reached their outcome."""
+        started = self.processes.status().keys() - {"trainer"}  # has ended: the rest of its topic is another run's
+        groups = groups_of(self.scenario.environment, self.scenario.policy, started)
         if not drain(self.settings, groups, self.stop, DRAIN_S):
             self._check()
-            log.warning("records are still under way after %g s; `tentalis up` lets them arrive", DRAIN_S)
+            log.warning("records are still in flight after %g s; `tentalis up` processes them", DRAIN_S)
 
     def _check_stop(self) -> None:
         if self.stop.is_set():
@@ -190,16 +191,16 @@ class Show:
         self._check_stop()
         if failure := self.processes.failure():
             raise DemoFailed(failure)
-        for name, reason in self.processes.halted().items():
+        for name, reason in self.processes.broken().items():
             if name not in DISPENSABLE:
-                raise DemoFailed(f"{name} {reason}")
+                raise DemoFailed(f"{name}: {reason}")
 
     def _until_done(self, name: str, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.processes.status()[name]["state"] != "done":
             self._check()
             if deadline is not None and time.monotonic() > deadline:
-                log.warning("%s has not ended by itself in %g s", name, timeout)
+                log.warning("%s has not ended within %g s", name, timeout)
                 return
             self.stop.wait(0.1)
 
@@ -214,7 +215,7 @@ class Show:
 
             def show(now: Snapshot) -> None:
                 nonlocal size
-                if self.console.size != size:  # the terminal has wrapped what was there anew
+                if self.console.size != size:  # the terminal rewrapped the old view
                     size = self.console.size
                     self.console.clear()
                 live.update(live_view(now, *size))
@@ -229,7 +230,7 @@ class Show:
                 self._check()
                 done = self.processes.status()["manager"]["state"] == "done"
                 reader, idle = self._read(reader)
-                # Done is what the manager saw on the log: what it saw is there to be read.
+                # The manager is done because of records on the log, so the reader gets them too.
                 finished = done and idle and reader.caught_up
                 if finished or time.monotonic() >= due:
                     show(self._snapshot())
@@ -241,8 +242,10 @@ class Show:
             reader.close()
 
     def _read(self, reader: "Reader") -> tuple["Reader", bool]:
-        """Takes in what has come; tells whether nothing had. Begins again where the broker took the connection along:
-        all of it is on the log."""
+        """Applies new records; returns the reader and whether there were none.
+
+        After a lost connection, reads the log again from the start with new statistics.
+        """
         from confluent_kafka import KafkaException
 
         try:
@@ -250,7 +253,7 @@ class Show:
         except KafkaException as error:
             log.warning("reading the log again: %s", error)
             reader.close()
-            self.stats = Stats(self.run.run_id)
+            self.stats = RunStats(self.run.run_id)
             return self._reader(), False
         for stored, record in found:
             self.stats.apply(record, stored.timestamp)
@@ -259,8 +262,8 @@ class Show:
     def _reader(self) -> "Reader":
         from confluent_kafka import KafkaException
 
-        from tentalis.kafka import make_codec
-        from tentalis.reading import Reader
+        from tentalis.kafka.codec import make_codec
+        from tentalis.kafka.reader import Reader
 
         while True:
             self._check()
@@ -278,7 +281,7 @@ class Show:
         summary = summarise(self.stats, max(self.stats.metrics, default=0), time.monotonic() - self._started)
         newest = f"{self.stats.policy}@v{self.stats.acknowledged}"
         said = self._answers(newest)
-        report = Report(
+        report = DemoReport(
             summary=summary,
             answers=said,
             newest=newest,
@@ -290,16 +293,15 @@ class Show:
         page = write_report(self.settings.home / "reports" / self.run.run_id, report)
         self.run.finish()
         self.concluded = True
-        if self.options.as_json:
-            print(json.dumps(summary.as_json()))
-            sys.stdout.flush()
+        if self.options.emit is not None:
+            self.options.emit(summary.as_json())
             self.console.print(f"report: {page}", soft_wrap=True)
         else:
             print_summary(summary, report, str(page))
-        for name, reason in self.processes.halted().items():
-            self.console.print(f"{name} {reason}", soft_wrap=True)
+        for name, reason in self.processes.broken().items():
+            self.console.print(f"{name}: {reason}", soft_wrap=True)
 
-    def _answers(self, newest: str) -> tuple[Answer, ...]:
+    def _answers(self, newest: str) -> tuple[AnswerPair, ...]:
         from tentalis.inference.protocol import ServerUnavailable
 
         try:
@@ -330,22 +332,22 @@ class Show:
 
 
 def next_commands(run_id: str, *, stays: bool) -> tuple[str, ...]:
-    """What to try after a run; elsewhere, if its stack stays up here."""
+    """Returns the commands to try after a run; `stays` says that its stack keeps running."""
     return (f"tentalis replay {run_id}", f"tentalis verify {run_id}", "tentalis status" if stays else "tentalis up")
 
 
 def printable(text: str) -> str:
-    """Without what could move a terminal's cursor or has no width: a model may say anything."""
+    """Replaces unprintable characters of a model's answer, which could move the terminal's cursor."""
     return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
-def print_summary(summary: Summary, report: Report, page: str) -> None:
-    """The summary for people, on stdout."""
+def print_summary(summary: Summary, report: DemoReport, page: str) -> None:
+    """Prints the summary on stdout, for people."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(markup=False, highlight=False)
+    console = Console(file=data(), markup=False, highlight=False)
     table = Table(*SCORE_COLUMNS, title=f"run {summary.run_id}")
     for score in summary.scores:
         table.add_row(*score_row(score))
@@ -378,7 +380,7 @@ def _flags(options: DemoOptions) -> list[str]:
 
 
 def _log_to(console: "Console") -> None:
-    """Warnings to stderr; through the live view's console where there is one, so that they do not tear it."""
+    """Sends warnings to stderr, on a terminal through the console of the live view, so that they do not disturb it."""
     from rich.logging import RichHandler
 
     handler = (

@@ -1,4 +1,4 @@
-"""The curve as a PNG, and a report that is one HTML file and needs nothing else. Text from outside is escaped."""
+"""Draws the reward curve as a PNG and writes a self-contained HTML report. Untrusted text is escaped."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from tentalis.demo.stats import VersionScore
-from tentalis.demo.summary import Answer, Summary
+from tentalis.demo.summary import AnswerPair, Summary
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
@@ -20,11 +20,11 @@ pre { background: #f5f5f5; padding: .8rem; overflow-x: auto } img { max-width: 1
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What goes into the report beside the summary. `facts` and `versions` are name -> value."""
+class DemoReport:
+    """The contents of the report. `facts` and `versions` are name -> value."""
 
     summary: Summary
-    answers: tuple[Answer, ...]
+    answers: tuple[AnswerPair, ...]
     newest: str
     facts: Mapping[str, str]
     config: str
@@ -33,7 +33,7 @@ class Report:
 
 
 def draw_curve(scores: Sequence[VersionScore], path: Path) -> None:
-    """Mean reward by version with its standard error, as a PNG."""
+    """Draws the mean reward by version with its standard error, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -52,7 +52,7 @@ def draw_curve(scores: Sequence[VersionScore], path: Path) -> None:
     figure.savefig(path, format="png", metadata={"Software": None})
 
 
-def write_report(folder: Path, report: Report) -> Path:
+def write_report(folder: Path, report: DemoReport) -> Path:
     """Writes `reward.png` and `report.html` into a folder and returns the latter's path."""
     folder.mkdir(parents=True, exist_ok=True)
     draw_curve(report.summary.scores, folder / "reward.png")
@@ -61,8 +61,8 @@ def write_report(folder: Path, report: Report) -> Path:
     return page
 
 
-def html_of(report: Report, png: bytes) -> str:
-    """The whole page."""
+def html_of(report: DemoReport, png: bytes) -> str:
+    """Returns the HTML of the page."""
     summary = report.summary
     title = f"Run {escape(summary.run_id)}"
     parts = [
@@ -92,7 +92,7 @@ SCORE_COLUMNS = ("version", "mean reward", "± stderr", "samples", "mean words",
 
 
 def score_row(score: VersionScore) -> tuple[str, ...]:
-    """A version's row under SCORE_COLUMNS."""
+    """Returns the row of a version under SCORE_COLUMNS."""
     return (
         str(score.version),
         f"{score.mean:.3f}",
@@ -104,7 +104,7 @@ def score_row(score: VersionScore) -> tuple[str, ...]:
 
 
 def comparison(summary: Summary) -> str:
-    """First quarter against last, in a sentence."""
+    """Returns the comparison of the first and the last quarter as a sentence."""
     first, last = summary.first, summary.last
     if first is None or last is None:
         return "Too few versions for a comparison."
@@ -122,9 +122,9 @@ def _span(versions: Sequence[int]) -> str:
     return f"v{versions[0]}" if len(versions) == 1 else f"v{versions[0]} to v{versions[-1]}"
 
 
-def _answers(report: Report) -> str:
+def _answers(report: DemoReport) -> str:
     if not report.answers:
-        return "<p>The model server could not be asked.</p>"
+        return "<p>The model server did not answer.</p>"
     rows = ((a.question, a.base, a.newest) for a in report.answers)
     return _table(("question", "base model", report.newest), rows, css="answer")
 

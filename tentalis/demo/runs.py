@@ -1,4 +1,4 @@
-"""The runs of a state directory: STATE/runs/<run_id>/ with the trainer's configuration and whether it is finished."""
+"""The runs of a state directory: STATE/runs/<run_id>/ with the trainer's configuration and a mark when finished."""
 
 import json
 import time
@@ -9,17 +9,17 @@ from typing import Any
 
 import yaml
 
-from tentalis.scenarios import Scenario
+from tentalis.agents.scenarios import Scenario
 
 TASKS_PER_STEP = 4
 
 Configured = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]
-"""Settings of the trainer, and changes as a person wrote them, to the settings with the changes in place."""
+"""Function from trainer settings and the user's changes to the changed settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """What a run is about; only a run of the same kind can be gone on with."""
+    """The options that identify a run: a demo continues only an unfinished run with equal ones."""
 
     scenario: str
     steps: int
@@ -29,7 +29,7 @@ class RunKind:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run's folder. `resumed`: it was begun by an earlier demo."""
+    """The folder of a run. `resumed`: an earlier demo began it."""
 
     run_id: str
     folder: Path
@@ -42,24 +42,24 @@ class Run:
 
     @property
     def scenario(self) -> str | None:
-        """The scenario that it was begun with, None for a run without one."""
+        """The scenario of the run, or None."""
         kind = self.folder / "demo.json"
         return str(json.loads(kind.read_text(encoding="utf-8"))["scenario"]) if kind.exists() else None
 
     def finish(self) -> None:
-        """Marks it as done: the next demo begins another."""
+        """Marks the run as finished: the next demo begins another."""
         (self.folder / "finished").write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()), encoding="utf-8")
 
 
 def unfinished(runs: Path, kind: RunKind) -> Run | None:
-    """The newest unfinished run of this kind, or None."""
+    """Returns the newest unfinished run of this kind, or None."""
     for folder in sorted(runs.glob("demo-*"), reverse=True):
         if (folder / "finished").exists() or not (folder / "config.yaml").exists():
             continue
         try:
             found = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
             found = RunKind(**found | {"changes": tuple(found.get("changes", ()))})
-        except (OSError, ValueError, TypeError):  # begun, but never as far as that
+        except (OSError, ValueError, TypeError):  # interrupted before the file was complete
             continue
         if found == kind:
             return Run(folder.name, folder, resumed=True)
@@ -67,20 +67,20 @@ def unfinished(runs: Path, kind: RunKind) -> Run | None:
 
 
 def newest(runs: Path) -> Run | None:
-    """The run that was begun last, whatever it is about, or None."""
+    """Returns the newest run of any kind, or None."""
     configs = sorted(runs.glob("*/config.yaml"), key=lambda path: (path.stat().st_mtime_ns, path))
     return Run(configs[-1].parent.name, configs[-1].parent, resumed=True) if configs else None
 
 
 def unchanged(config: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
-    """For whoever has no changes. Raises ValueError otherwise."""
+    """Returns the settings as they are. Raises ValueError if there are changes."""
     if changes:
-        raise ValueError(f"nobody puts the changes {changes} in")
+        raise ValueError(f"no function is given to apply the changes {changes}")
     return config
 
 
 def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float, configured: Configured = unchanged) -> Run:
-    """The unfinished run of this kind, or a new one named after `now` (seconds since the epoch)."""
+    """Returns the unfinished run of this kind, or creates one named after `now` (seconds since the epoch)."""
     found = unfinished(runs, kind)
     if found is not None:
         return found
@@ -90,13 +90,13 @@ def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float, configur
     config = yaml.safe_dump(configured(trainer_config(folder.name, kind, scenario), kind.changes), sort_keys=False)
     folder.mkdir(parents=True)
     (folder / "demo.json").write_text(json.dumps(asdict(kind), indent=1), encoding="utf-8")
-    # The configuration last: without it the run does not count as begun.
+    # Written last: without its configuration, the run does not count as begun.
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     return Run(folder.name, folder, resumed=False)
 
 
 def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, Any]:
-    """The trainer's settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4."""
+    """Returns the settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4."""
     return {
         "run_id": run_id,
         "policy": scenario.policy,

@@ -1,4 +1,4 @@
-"""The numbers of a run, folded from its records. Pure: no clock but the log's, no Kafka."""
+"""Computes the statistics of a run from its records. Pure: uses only the log's timestamps, no Kafka."""
 
 import math
 from collections import Counter
@@ -29,9 +29,9 @@ _OWN_KEY_KINDS = (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
 
 @dataclass(frozen=True, slots=True)
 class VersionScore:
-    """What one policy version earned. `stderr` is over the means of its tasks: samples of one task are not independent.
+    """Rewards of one policy version. `stderr` is over the means of its tasks: samples of one task are not independent.
 
-    None where there is nothing to compute it from; words and topic where the scenario does not record them.
+    `stderr` is None for fewer than two tasks; words and topic are None if the scenario does not record them.
     """
 
     version: int
@@ -51,7 +51,7 @@ class _Version:
 
 @dataclass(slots=True)
 class _Round:
-    """Times in ms since the epoch, as the broker stamped the records."""
+    """Times of one round, in ms since the epoch, from the broker's record timestamps."""
 
     first_task: int | None = None
     last_result: int | None = None
@@ -62,7 +62,7 @@ class _Round:
     served: int | None = None
 
     def phases(self) -> dict[str, float]:
-        """Seconds per phase, of the phases that have both ends."""
+        """Returns the seconds of each phase whose start and end are known."""
         ends = {
             "sampling": (self.first_task, self.last_result),
             "judging": (self.last_result, self.last_outcome),
@@ -76,8 +76,8 @@ class _Round:
         }
 
 
-class Stats:
-    """The fold over every topic of the loop, for one run. Records may come twice, and topics in any order."""
+class RunStats:
+    """Statistics of one run over all topics of the loop. Records may come twice, and topics in any order."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -102,10 +102,10 @@ class Stats:
         self._versions: dict[int, _Version] = {}
         self._rounds: dict[int, _Round] = {}
         self._round_of_task: dict[str, int] = {}
-        self._sampled: list[tuple[int, int, int]] = []  # begun, ended (ms), tokens
+        self._sampled: list[tuple[int, int, int]] = []  # start, end (ms), tokens
 
     def apply(self, record: Record, timestamp: int) -> None:
-        """Takes in a record with its time on the log, in ms."""
+        """Applies a record with its time on the log, in ms."""
         match record:
             case RunManifest() if record.run_id == self.run_id:
                 self._manifest(record)
@@ -185,7 +185,7 @@ class Stats:
         assert isinstance(record, PolicyUpdate | Promotion | PolicyAck)
         if record.policy != self.policy or record.version < self.first_version:
             return
-        # The version that step k publishes is what round k - 1 was trained into.
+        # Step k publishes the version that was trained on round k - 1.
         number = record.version - self.first_version - 1
         if isinstance(record, PolicyUpdate):
             self.published = max(record.version, self.published or record.version)
@@ -203,11 +203,13 @@ class Stats:
     def _round(self, number: int) -> _Round:
         return self._rounds.setdefault(number, _Round())
 
-    # What it says.
+    # Results.
 
     def tokens_per_second(self) -> float:
-        """Response tokens per second of the samples that ended within the minute before the last one did: from when the
-        first of them was begun. 0 before there are any."""
+        """Returns the response tokens per second over the last minute of sampling, 0 without samples.
+
+        The samples are those that ended in the minute before the newest end. Time counts from their earliest start.
+        """
         newest = max((ended for _, ended, _ in self._sampled), default=0)
         recent = [each for each in self._sampled if each[1] > newest - RATE_WINDOW_MS]
         if not recent:
@@ -216,11 +218,11 @@ class Stats:
         return 1000 * sum(tokens for _, _, tokens in recent) / span
 
     def scores(self) -> list[VersionScore]:
-        """What each version earned, by version."""
+        """Returns the score of each version, ordered by version."""
         return [_score(number, earned) for number, earned in sorted(self._versions.items())]
 
     def task_means(self, versions: Sequence[int]) -> list[float]:
-        """The mean reward of each task that these versions answered."""
+        """Returns the mean reward of each task that these versions answered."""
         return [
             sum(rewards) / len(rewards)
             for version in versions
@@ -228,11 +230,11 @@ class Stats:
         ]
 
     def rewards(self, versions: Sequence[int]) -> list[float]:
-        """Every reward of these versions."""
+        """Returns all rewards of these versions."""
         return [reward for version in versions for each in self._versions[version].rewards.values() for reward in each]
 
     def seconds_by_phase(self) -> dict[str, float]:
-        """The mean seconds of each phase of a round, of those that were seen."""
+        """Returns the mean seconds of each phase over the rounds in which it was seen."""
         seen: dict[str, list[float]] = {}
         for of in self._rounds.values():
             for name, seconds in of.phases().items():

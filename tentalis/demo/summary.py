@@ -1,17 +1,17 @@
-"""What a finished run has shown: reward by version, the first quarter of versions against the last."""
+"""Summary of a run: reward by version, and the first quarter of versions compared with the last."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tentalis.demo.stats import Stats, VersionScore
+from tentalis.demo.stats import RunStats, VersionScore
 
 RESAMPLES = 99_999
 
 
 @dataclass(frozen=True, slots=True)
 class Quarter:
-    """A quarter of the versions (at least one): how many samples and tasks, and what they earned."""
+    """A quarter of the versions (at least one): mean reward, number of samples and of tasks."""
 
     versions: tuple[int, ...]
     mean: float
@@ -20,8 +20,8 @@ class Quarter:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One question and what the base model and the newest adapter say to it, greedily."""
+class AnswerPair:
+    """A question with the greedy answers of the base model and the newest adapter."""
 
     question: str
     base: str
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`p_value`: how likely so large a difference would be if the quarters did not differ (see `p_greater`)."""
+    """Results of a run. `p_value`: chance of so large a difference between equal quarters (see `p_greater`)."""
 
     run_id: str
     steps: int
@@ -41,7 +41,7 @@ class Summary:
     wall_seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """For `-o json`."""
+        """Returns the object for `-o json`."""
         return {
             "run_id": self.run_id,
             "steps": self.steps,
@@ -54,9 +54,12 @@ class Summary:
 
 
 def p_greater(higher: Sequence[float], lower: Sequence[float]) -> float:
-    """One-sided permutation test of means: the share of all ways to deal the values out whose difference is at least as
-    large. Exact where there are few ways, else of RESAMPLES random ones (so never below 1e-5). No assumption about the
-    distribution of the values; they must be independent, so hand in task means, not samples."""
+    """Returns the p-value of a one-sided permutation test of means.
+
+    The p-value is the share of permutations with a difference at least as large: of all permutations if they are few,
+    else of RESAMPLES random ones (so never below 1e-5). The values may have any distribution but must be independent:
+    pass task means, not samples.
+    """
     import numpy as np
     from scipy.stats import permutation_test
 
@@ -75,8 +78,8 @@ def p_greater(higher: Sequence[float], lower: Sequence[float]) -> float:
     return float(result.pvalue)
 
 
-def summarise(stats: Stats, steps: int, wall_seconds: float) -> Summary:
-    """The summary of what was seen so far; without quarters where fewer than two versions earned anything."""
+def summarise(stats: RunStats, steps: int, wall_seconds: float) -> Summary:
+    """Returns the summary of the records so far; without quarters if fewer than two versions have rewards."""
     scores = tuple(stats.scores())
     versions = [score.version for score in scores]
     first = last = p_value = None
@@ -88,6 +91,6 @@ def summarise(stats: Stats, steps: int, wall_seconds: float) -> Summary:
     return Summary(stats.run_id, steps, scores, first, last, p_value, wall_seconds)
 
 
-def _quarter(stats: Stats, versions: Sequence[int]) -> Quarter:
+def _quarter(stats: RunStats, versions: Sequence[int]) -> Quarter:
     rewards = stats.rewards(versions)
     return Quarter(tuple(versions), sum(rewards) / len(rewards), len(rewards), len(stats.task_means(versions)))

@@ -1,10 +1,11 @@
-"""The demo while it runs: a live view for a terminal, and one plain line where there is none."""
+"""Progress of the demo: a live view for a terminal, or plain lines without one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tentalis.demo.stats import Stats, VersionScore
+from schemas.topics import PREFIX
+from tentalis.demo.stats import RunStats, VersionScore
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -12,17 +13,19 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_VERSIONS = 16
-# Three panels beside one another, and sixteen versions below their heads.
+# Terminal size for three panels side by side and a table of sixteen versions.
 FULL_WIDTH, FULL_HEIGHT = 150, 24
-_HINT = "Ctrl-C stops everything; the next `tentalis demo` goes on from here."
+_HINT = "Ctrl-C stops everything; the next `tentalis demo` continues from here."
 _STATES = {
     "ready": "green",
     "running": "green",
     "done": "green",
     "failed": "red",
     "halted": "red",
+    "crash-looping": "red",
+    "unresponsive": "red",
     "degraded": "yellow",
-    "backoff": "yellow",
+    "recovering": "cyan",
     "starting": "cyan",
     "waiting": "dim",
 }
@@ -30,9 +33,9 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is shown at one moment. `processes` as Supervisor.status() gives it, `elapsed` in seconds."""
+    """The data of one view. `processes` comes from Supervisor.status(), `elapsed` is in seconds."""
 
-    stats: Stats
+    stats: RunStats
     steps: int
     processes: Mapping[str, Mapping[str, Any]]
     lags: Mapping[str, int]
@@ -40,29 +43,29 @@ class Snapshot:
 
 
 def bar(value: float) -> str:
-    """A reward as a block of one of eight heights; rewards below 0 have the lowest."""
+    """Returns a reward as a block of one of eight heights; rewards below 0 have the lowest."""
     return BARS[min(len(BARS) - 1, max(0, int(value * len(BARS))))]
 
 
 def sparkline(scores: Sequence[VersionScore]) -> str:
-    """One block per version."""
+    """Returns one block per version."""
     return "".join(bar(score.mean) for score in scores)
 
 
-def served_step(stats: Stats) -> int:
-    """How many trained steps are served."""
+def served_step(stats: RunStats) -> int:
+    """Returns the number of trained steps that are served."""
     if stats.acknowledged is None or stats.first_version is None:
         return 0
     return stats.acknowledged - stats.first_version
 
 
 def clock(seconds: float) -> str:
-    """m:ss"""
+    """Formats seconds as m:ss."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def plain_line(now: Snapshot) -> str:
-    """The one line."""
+    """Returns the progress as one line of text."""
     stats = now.stats
     scores = stats.scores()
     latest = f"reward v{scores[-1].version} {scores[-1].mean:.2f} {sparkline(scores)}" if scores else "no reward yet"
@@ -79,7 +82,7 @@ _GOOD = ("ready", "running", "done")
 
 
 def live_view(now: Snapshot, width: int, height: int) -> "RenderableType":
-    """The whole view, for rich.live, in so many columns and lines; less of it where that is little."""
+    """Returns the view for rich.live; a smaller one below FULL_WIDTH columns or FULL_HEIGHT lines."""
     from rich.columns import Columns
     from rich.console import Group
     from rich.panel import Panel
@@ -115,7 +118,7 @@ def _small_view(now: Snapshot) -> "RenderableType":
         restarts = f" ({status['restarts']})" if status["restarts"] else ""
         processes.append(f"{name} {state}{restarts}  ", style=_STATES.get(state, ""))
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())) or "none yet"
-    behind = ", ".join(f"{name} {lag}" for name, lag in _behind(now).items() if lag) or "nobody"
+    behind = ", ".join(f"{name} {lag}" for name, lag in _behind(now).items() if lag) or "none"
     adapters = ", ".join(f"{name} {version}" for name, version in _versions(stats).items())
     return Group(
         Text(f"{stats.run_id}  step {served_step(stats)} of {now.steps} served  {clock(now.elapsed)}", style="bold"),
@@ -129,7 +132,7 @@ def _small_view(now: Snapshot) -> "RenderableType":
     )
 
 
-def _rewards(stats: Stats) -> "Table":
+def _rewards(stats: RunStats) -> "Table":
     table = _grid("version", "reward", "", "words", "on topic")
     for score in stats.scores()[-_SHOWN_VERSIONS:]:
         width = round(20 * min(1.0, max(0.0, score.mean)))
@@ -143,7 +146,7 @@ def _rewards(stats: Stats) -> "Table":
     return table
 
 
-def _outcomes(stats: Stats) -> "Table":
+def _outcomes(stats: RunStats) -> "Table":
     table = _grid("outcome", "samples")
     for kind, count in sorted(stats.outcomes.items()):
         table.add_row(kind, str(count))
@@ -151,24 +154,24 @@ def _outcomes(stats: Stats) -> "Table":
     return table
 
 
-def _adapters(stats: Stats) -> "Table":
+def _adapters(stats: RunStats) -> "Table":
     table = _grid("adapter", "version")
     for name, version in _versions(stats).items():
         table.add_row(name, version)
     return table
 
 
-def _versions(stats: Stats) -> dict[str, str]:
+def _versions(stats: RunStats) -> dict[str, str]:
     seen = {"published": stats.published, "promoted": stats.promoted, "acknowledged": stats.acknowledged}
     return {name: "-" if version is None else f"v{version}" for name, version in seen.items()}
 
 
 def _behind(now: Snapshot) -> dict[str, int]:
-    """Process to records behind."""
-    return {name.removeprefix("tentalis-").split("-")[0]: lag for name, lag in now.lags.items()}
+    """Returns the lag in records by process."""
+    return {name.removeprefix(f"{PREFIX}-").split("-")[0]: lag for name, lag in now.lags.items()}
 
 
-def _phases(stats: Stats) -> "Table":
+def _phases(stats: RunStats) -> "Table":
     table = _grid("phase", "mean s")
     for name, seconds in stats.seconds_by_phase().items():
         table.add_row(name, f"{seconds:.1f}")

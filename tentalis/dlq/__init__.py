@@ -1,2 +1,5 @@
-"""Dead letters: their `context`, the `limits` past which nobody writes more, the `owner` who keeps those of a topic,
-what a topic of `letters` says, and the `letterbox` that acts on them."""
+"""Dead letters: records that could not be processed, kept byte for byte on `<topic>.dlq`.
+
+In: bad records with their errors. Out: letters with context headers, marks on them, replays to the original topic.
+Begin reading in `records` (letters, marks, replay rules); `owner`, `context` and `limits` write letters, `actions`
+replays and drops them."""

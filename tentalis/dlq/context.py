@@ -1,25 +1,16 @@
-"""The context in a dead letter's headers, whoever writes it; key and value bytes stay as they were."""
+"""The context in a dead letter's headers, the same for all writers; key and value bytes stay unchanged."""
 
 from datetime import UTC, datetime
 
 PREFIX = "tentalis.dlq."
+SKIPPED = "skip"
+"""The stage of a letter that an operator wrote with `tentalis groups skip`."""
 MESSAGE_BYTES = 1024
 
 
-def app_version() -> str:
-    """The version of this installation, for dead letters."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("tentalis")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def class_of(error: BaseException) -> str:
-    """What dead letters call an error's class: with its module, without `builtins`."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    """The name of an error's class in dead letters: short, so that it survives a move of the code."""
+    return type(error).__qualname__
 
 
 def context_headers(
@@ -36,8 +27,8 @@ def context_headers(
     version: str,
     failed_at: float,
 ) -> tuple[tuple[str, bytes], ...]:
-    """Where the record lay (timestamp in ms), who failed on it (`version` of the application), why, and when
-    (`failed_at`, seconds since the epoch). ASCII, at most MESSAGE_BYTES each.
+    """Headers with the record's position (timestamp in ms), the failing application (and its `version`), the error, and
+    the time of the failure (`failed_at`, seconds since the epoch). ASCII, at most MESSAGE_BYTES each.
     """
     context = {
         "original-topic": topic,

@@ -1,7 +1,7 @@
-"""Who dead-letters what, outside the stream applications. Of each topic one consumer group owns the dead letters, and
-so at any time one process of it; every other reader of the topic says what it passes over and goes on. The rollouts
-have a group per policy: each is its own policy's to judge, and what cannot be decoded is everybody's (its letters are
-all of one place, and so one letter with that many copies).
+"""Dead-lettering outside the stream applications. One consumer group owns the dead letters of a topic, so at any time
+one process per partition writes them; every other reader of the topic logs and skips bad records. The rollouts have a
+group per policy: each judges the rollouts of its own policy, and all dead-letter a record that cannot be decoded (these
+letters share one origin, so they count as copies of one letter).
 """
 
 import logging
@@ -9,35 +9,40 @@ import time
 from collections.abc import Sequence
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
-from tentalis.acls import CONTROL
-from tentalis.config import Settings
-from tentalis.dlq.context import app_version, class_of, context_headers
-from tentalis.dlq.limits import DeadLimits
-from tentalis.kafka import GroupConsumer, Publisher, Stored
+from schemas.wire.codec import Codec, DecodeError
+from tentalis.dlq.context import class_of, context_headers
+from tentalis.dlq.limits import DeadLetterLimits
+from tentalis.dlq.written import WrittenLetters
+from tentalis.kafka.consumer import GroupConsumer, Stored
+from tentalis.kafka.producer import Publisher
+from tentalis.kafka.topology import CONTROL_GROUP
+from tentalis.service.settings import Settings
+from tentalis.service.version import app_version
 
 log = logging.getLogger(__name__)
 
 
-class DeadLetters:
-    """Puts what a consumer group cannot read on the dead-letter topics, key and value bytes unchanged."""
+class DeadLetterWriter:
+    """Writes records that a consumer group cannot read to the dead-letter topics, key and value bytes unchanged. A
+    record that has a letter counts towards the limits, and is not written again; one that an operator skipped does
+    neither."""
 
-    def __init__(self, publisher: Publisher, group: str, limits: DeadLimits | None = None) -> None:
-        self._publisher, self._group = publisher, group
-        self._limits = limits or DeadLimits()
+    def __init__(self, publisher: Publisher, group: str, letters: WrittenLetters, limits: DeadLetterLimits) -> None:
+        self._publisher, self._group, self._letters, self._limits = publisher, group, letters, limits
         self._version = app_version()
 
-    def keep(self, read: Sequence[tuple[Stored, DecodeError | None]]) -> None:
-        """Takes what was read, in log order per partition, with what is wrong with each; returns when the dead letters
-        are confirmed.
+    def write(self, outcomes: Sequence[tuple[Stored, DecodeError | None]]) -> int:
+        """Dead-letters the records with an error, and returns the number of letters when they are confirmed. `outcomes`
+        holds all records read, in log order per partition.
 
-        Raises TooManyDead before anything is sent, and DeliveryFailed.
+        Raises TooManyDead before anything is sent, DeliveryFailed, and the errors of `WrittenLetters.look_up`.
         """
+        outcomes = [each for each in outcomes if each[1] is None or not self._letters.skipped(each[0])]
         self._limits.check(
-            (stored, None if error is None else f"at stage {error.stage}: {error.reason}") for stored, error in read
+            (stored, None if error is None else f"at stage {error.stage}: {error.reason}") for stored, error in outcomes
         )
-        dead = [(stored, error) for stored, error in read if error is not None]
-        for stored, error in dead:
+        failed = [(stored, error) for stored, error in outcomes if error is not None and not self._letters.has(stored)]
+        for stored, error in failed:
             log.error("dead letter: %s", error)
             headers = context_headers(
                 topic=stored.topic,
@@ -59,27 +64,30 @@ class DeadLetters:
                 [*stored.headers, *headers],
                 partition=stored.partition,
             )
-        if dead:
+        if failed:
             self._publisher.flush()
+        return len(failed)
 
 
-class ControlOwner:
-    """Owner of the dead letters of the control topics, which no stream application reads: a member of one group, so
-    that of any number of processes with an owner exactly one keeps each."""
+class ControlDeadLetters:
+    """Owner of the dead letters of the control topics, which no stream application reads. It is a member of one
+    consumer group, so that exactly one of several processes with an owner keeps each letter."""
 
-    def __init__(self, settings: Settings, codec: Codec, publisher: Publisher, group: str = CONTROL) -> None:
+    def __init__(self, settings: Settings, codec: Codec, publisher: Publisher, group: str = CONTROL_GROUP) -> None:
         self._codec = codec
-        self._consumer = GroupConsumer(settings, group, topics.CONTROL)
-        self._letters = DeadLetters(publisher, group)
+        letters = WrittenLetters(settings)
+        self._consumer = GroupConsumer(settings, group, topics.CONTROL, on_assign=lambda _: letters.forget())
+        limits = DeadLetterLimits.of(settings.dead_letters, group)
+        self._writer = DeadLetterWriter(publisher, group, letters, limits)
 
     def step(self, timeout: float = 0.0) -> None:
-        """Reads on for `timeout` seconds, keeps what is bad, commits. Raises TooManyDead, DeliveryFailed,
+        """Reads for `timeout` seconds, dead-letters bad records, commits. Raises TooManyDead, DeliveryFailed,
         KafkaException, SchemasUnavailable."""
         found = self._consumer.poll(timeout)
-        self._letters.keep([(stored, self._wrong(stored)) for stored in found])
+        self._writer.write([(stored, self._decode_error(stored)) for stored in found])
         self._consumer.commit(found)
 
-    def _wrong(self, stored: Stored) -> DecodeError | None:
+    def _decode_error(self, stored: Stored) -> DecodeError | None:
         if stored.value is None:  # a tombstone: compacted topics have them
             return None
         try:

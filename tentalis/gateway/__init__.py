@@ -1,1 +1,5 @@
-"""The gateway: where people's agents ask for completions, and where what they said is written down."""
+"""HTTP gateway: an OpenAI- and Anthropic-compatible proxy that records the turns of agents.
+
+In: completion requests. Out: the backends' answers, and session events on the log.
+Begin with `build_app` (the routes), then `ModelProxy` (one call).
+"""

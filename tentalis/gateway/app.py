@@ -1,4 +1,5 @@
-"""The gateway as an ASGI application. What it needs comes in `Deps`; further routes come with `install` functions."""
+"""The gateway as an ASGI application. `GatewayDependencies` holds its dependencies; `install` functions add further
+routes."""
 
 import asyncio
 import logging
@@ -11,96 +12,96 @@ from fastapi import FastAPI, Path, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from schemas.codec import Codec
-from tentalis.config import Settings
-from tentalis.gateway.anthropic_shape import MessagesShape
-from tentalis.gateway.backends import Backends
-from tentalis.gateway.entrance import Entrance
-from tentalis.gateway.eventlog import EventLog
-from tentalis.gateway.failure import Refused, openai_error
-from tentalis.gateway.keys import Caller, Keys, Scope, presented
-from tentalis.gateway.measures import Measures
-from tentalis.gateway.proxy import Proxy
-from tentalis.gateway.recorder import NotRecorded, Recorder
-from tentalis.gateway.served import ServedView
+from schemas.wire.codec import Codec
+from tentalis.gateway.backends.backend import BackendClients
+from tentalis.gateway.backends.served import ServedView
+from tentalis.gateway.calls.proxy import ModelProxy
+from tentalis.gateway.http.errors import APIError, openai_error
+from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
+from tentalis.gateway.http.origin_guard import OriginGuard
+from tentalis.gateway.metrics import GatewayMetrics
+from tentalis.gateway.protocols.anthropic import MessagesProtocol
+from tentalis.gateway.protocols.openai import ChatProtocol, ClientProtocol, CompletionProtocol
+from tentalis.gateway.recording.event_log import EventLog
+from tentalis.gateway.recording.recorder import NotRecorded, TurnRecorder
 from tentalis.gateway.settings import GatewaySettings
-from tentalis.gateway.shapes import ChatShape, CompletionShape, Shape
-from tentalis.health import Health
+from tentalis.service.health import Health
+from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Deps:
-    """What the routes of a gateway work with.
+class GatewayDependencies:
+    """The dependencies of the gateway's routes.
 
     Attributes:
-        settings: of the gateway.
-        kafka: of the process; where the broker is.
-        codec: of the records.
-        keys: who may do what.
-        events: acknowledged writing of any record: `await deps.events.append(topic, record)`.
-        recorder: session events, to the log or to disk.
-        served: which versions the backends serve.
-        backends: their clients.
-        measures: metrics; `measures.exporter` takes more.
-        local: nobody is asked for a key, so that only this machine's own programs are answered.
-        leaving: called on the event loop when the process is to end, for what would not end by itself.
+        settings: the gateway's settings.
+        kafka: the process's settings, which name the broker.
+        codec: encodes and decodes records.
+        keys: the API keys and their scopes.
+        event_log: acknowledged writes of any record: `await deps.event_log.append(topic, record)`.
+        recorder: writes session events to the log or to disk.
+        served: the policy versions that the backends serve.
+        backends: the HTTP clients of the backends.
+        metrics: the metrics; `metrics.exporter` takes more.
+        local: no API key is required, so only programs of this machine are answered.
+        on_shutdown: called on the event loop at shutdown, to end work that would not end by itself.
     """
 
     settings: GatewaySettings
     kafka: Settings
     codec: Codec
     keys: Keys
-    events: EventLog
-    recorder: Recorder
+    event_log: EventLog
+    recorder: TurnRecorder
     served: ServedView
-    backends: Backends
-    measures: Measures
+    backends: BackendClients
+    metrics: GatewayMetrics
     local: bool = False
-    leaving: list[Callable[[], None]] = field(default_factory=list)
+    on_shutdown: list[Callable[[], None]] = field(default_factory=list)
 
     def caller(self, request: Request, scope: Scope) -> Caller:
-        """Who makes this request. Raises Refused (401, 403), which the application answers with its status."""
+        """Returns the caller of this request. Raises APIError (401, 403); the application answers with that status."""
         return self.keys.caller(presented(request.headers.raw), scope)
 
 
-_PAGE = """An OpenAI-compatible proxy that writes down what is said. `POST /v1/chat/completions`, `/v1/completions`,
-`/v1/messages` and `/v1/messages/count_tokens` take and answer what OpenAI and Anthropic say of them; here are the
-others."""
-_WHY = {
-    400: "A session id or a header that is none.",
-    401: "No good API key.",
-    403: "The key's scopes do not reach, or it is another user's.",
+_INFO = """An OpenAI-compatible proxy that records turns. `POST /v1/chat/completions`, `/v1/completions`, `/v1/messages`
+and `/v1/messages/count_tokens` follow the OpenAI and Anthropic API references; this page documents the other
+routes."""
+_STATUS_DESCRIPTIONS = {
+    400: "Invalid session id or header.",
+    401: "Missing, unknown or revoked API key.",
+    403: "The key lacks the scope, or belongs to another user.",
     404: "No model of that name.",
-    503: "Not now, for want of the log, the disk or the keys: the same request again is safe.",
+    503: "The log, the disk or the key file is unavailable: retrying the same request is safe.",
 }
 
 
-def _codes(*codes: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"description": _WHY[code]} for code in codes}
+def _responses(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"description": _STATUS_DESCRIPTIONS[code]} for code in codes}
 
 
-Install = Callable[[FastAPI, Deps], None]
-"""Adds routes to the application, at its making."""
+RouteInstaller = Callable[[FastAPI, GatewayDependencies], None]
+"""A function that adds routes to the application while it is built."""
 
 
-def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
-    """The application over what is already running; it drains the spool and learns models while it is up."""
-    proxy = Proxy(deps.settings, deps.keys, deps.backends, deps.served, deps.recorder, deps.measures)
+def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = ()) -> FastAPI:
+    """Builds the application. While it is up, it drains the spool and learns which models the backends serve."""
+    proxy = ModelProxy(deps.settings, deps.keys, deps.backends, deps.served, deps.recorder, deps.metrics)
 
-    ended: list[str] = []
+    failures: list[str] = []
 
-    def gone_wrong(job: "asyncio.Task[None]") -> None:
+    def on_job_done(job: "asyncio.Task[None]") -> None:
         if not job.cancelled() and (error := job.exception()) is not None:
-            log.error("a job of the gateway ended", exc_info=error)
-            ended.append(f"a job of it ended: {error!r}")
+            log.error("a background task of the gateway failed", exc_info=error)
+            failures.append(f"a background task failed: {error!r}")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        jobs = [asyncio.create_task(deps.recorder.drain()), asyncio.create_task(deps.backends.learn())]
+        jobs = [asyncio.create_task(deps.recorder.drain()), asyncio.create_task(deps.backends.discover_models())]
         for job in jobs:
-            job.add_done_callback(gone_wrong)
+            job.add_done_callback(on_job_done)
         yield
         for job in jobs:
             job.cancel()
@@ -108,15 +109,17 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
         await proxy.finish()
         await deps.backends.close()
 
-    app = FastAPI(title="Tentalis gateway", description=_PAGE, lifespan=lifespan)
+    app = FastAPI(title="Tentalis gateway", description=_INFO, lifespan=lifespan)
     if deps.local:
-        app.add_middleware(Entrance)
-    app.add_exception_handler(Refused, _on_refused)
+        app.add_middleware(OriginGuard)
+    app.add_exception_handler(APIError, _on_api_error)
     app.add_exception_handler(NotRecorded, _on_not_recorded)
     for status in (404, 405):
         app.add_exception_handler(status, _on_no_route)
     health = Health(
-        deps.measures.exporter, lambda: not_ready(deps), lambda: deps.events.fatal or next(iter(ended), None)
+        deps.metrics.exporter,
+        lambda: not_ready_reason(deps),
+        lambda: deps.event_log.fatal_error or next(iter(failures), None),
     )
 
     @app.get("/healthz", include_in_schema=False)
@@ -128,31 +131,31 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
         answer = health.answer(request.url.path)
         return Response(answer.body, answer.status, {"Content-Type": answer.content_type})
 
-    _add(app, proxy, "/v1/chat/completions", ChatShape())
-    _add(app, proxy, "/v1/completions", CompletionShape())
-    _add(app, proxy, "/v1/messages", MessagesShape())
+    _add_call_route(app, proxy, "/v1/chat/completions", ChatProtocol())
+    _add_call_route(app, proxy, "/v1/completions", CompletionProtocol())
+    _add_call_route(app, proxy, "/v1/messages", MessagesProtocol())
 
-    @app.get("/v1/models", responses=_codes(401, 403, 503))
+    @app.get("/v1/models", responses=_responses(401, 403, 503))
     async def models(request: Request) -> dict[str, Any]:
-        """The policies and base models that can be asked for."""
+        """Lists the policies and base models that clients can ask for."""
         deps.caller(request, Scope.CHAT)
         return {"object": "list", "data": _models(deps)}
 
-    @app.get("/v1/models/{name:path}", responses=_codes(401, 403, 404, 503))
+    @app.get("/v1/models/{name:path}", responses=_responses(401, 403, 404, 503))
     async def model(name: str, request: Request) -> dict[str, Any]:
-        """One of them."""
+        """Returns one model."""
         deps.caller(request, Scope.CHAT)
         for card in _models(deps):
             if card["id"] == name:
                 return card
-        raise Refused(404, f"there is no model {name!r} here; GET /v1/models says which there are", "not_found_error")
+        raise APIError(404, f"there is no model {name!r} here; GET /v1/models lists the models", "not_found_error")
 
     @app.post("/v1/messages/count_tokens", include_in_schema=False, response_model=None)
     async def count_tokens(request: Request) -> Response:
-        """How many tokens a prompt has, by the tokenizer of the backend that would be asked."""
+        """Counts a prompt's tokens with the tokenizer of the backend that would answer."""
         return await proxy.count_tokens(request)
 
-    @app.post("/v1/sessions/{session_id:path}/end", responses=_codes(400, 401, 403, 503))
+    @app.post("/v1/sessions/{session_id:path}/end", responses=_responses(400, 401, 403, 503))
     async def end_session(
         session_id: Annotated[str, Path(json_schema_extra={"pattern": "^[!-.0-~]{1,200}$"})], request: Request
     ) -> dict[str, str]:
@@ -165,23 +168,23 @@ def build_app(deps: Deps, extensions: Sequence[Install] = ()) -> FastAPI:
     return app
 
 
-def not_ready(deps: Deps) -> str | None:
-    """Why no call would be answered well now, None if one would."""
+def not_ready_reason(deps: GatewayDependencies) -> str | None:
+    """Returns the reason why calls cannot be answered now, or None if they can."""
     if deps.settings.policies and not deps.served.caught_up:
-        return "the acknowledgements of the policies are not read to their end yet"
+        return "the policy acknowledgements on the log are not fully read yet"
     if not any(deps.backends.base_models.values()):
-        return "no backend has said which models it serves yet"
-    return deps.events.fatal
+        return "no backend has listed its models yet"
+    return deps.event_log.fatal_error
 
 
-def _add(app: FastAPI, proxy: Proxy, path: str, shape: Shape) -> None:
+def _add_call_route(app: FastAPI, proxy: ModelProxy, path: str, protocol: ClientProtocol) -> None:
     async def answer(request: Request) -> Response:
-        return await proxy.answer(request, shape)
+        return await proxy.answer(request, protocol)
 
     app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path, include_in_schema=False)
 
 
-def _models(deps: Deps) -> list[dict[str, Any]]:
+def _models(deps: GatewayDependencies) -> list[dict[str, Any]]:
     card = {"object": "model", "created": 0, "owned_by": "tentalis"}
     backends = {backend.name: backend for backend in deps.settings.backends}
     cards: dict[str, dict[str, Any]] = {}
@@ -195,8 +198,8 @@ def _models(deps: Deps) -> list[dict[str, Any]]:
     return list(cards.values())
 
 
-async def _on_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
     body = openai_error(error.status, error.kind, str(error))
     return JSONResponse(body, status_code=error.status, headers=error.headers)
 
@@ -204,9 +207,9 @@ async def _on_refused(request: Request, error: Exception) -> Response:
 async def _on_no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
-    why = f"{request.method} is not for {path}" if error.status_code == 405 else f"there is no {path} here"
+    reason = f"{path} does not allow {request.method}" if error.status_code == 405 else f"there is no path {path}"
     message = (
-        f"{why}; /docs says what there is. The base URL of OpenAI's clients ends in /v1, that of Anthropic's does not"
+        f"{reason}; /docs lists the routes. The base URL of OpenAI's clients ends in /v1, that of Anthropic's does not"
     )
     body = openai_error(error.status_code, "not_found_error", message)
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
@@ -214,5 +217,5 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
 
 async def _on_not_recorded(request: Request, error: Exception) -> Response:
     log.error("%s", error)
-    body = openai_error(503, "server_error", "this cannot be written down now; try again")
+    body = openai_error(503, "server_error", "the request cannot be recorded now; try again")
     return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})

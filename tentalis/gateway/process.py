@@ -1,32 +1,38 @@
-"""The process of a gateway."""
+"""Runs the process of a gateway."""
 
 import asyncio
 import logging
+import socket
 import threading
 from pathlib import Path
 
 import uvicorn
 
-from tentalis.config import Settings
-from tentalis.gateway.app import Deps, Install, build_app
-from tentalis.gateway.backends import Backends
-from tentalis.gateway.bridge.install import install as bridge
-from tentalis.gateway.connections import impatient
-from tentalis.gateway.eventlog import EventLog
-from tentalis.gateway.keys import Keys
-from tentalis.gateway.measures import Measures
-from tentalis.gateway.recorder import Recorder
-from tentalis.gateway.served import ServedView
+from tentalis.gateway.api.install import install as bridge
+from tentalis.gateway.app import GatewayDependencies, RouteInstaller, build_app
+from tentalis.gateway.backends.backend import BackendClients
+from tentalis.gateway.backends.served import ServedView
+from tentalis.gateway.http.keys import Keys
+from tentalis.gateway.http.limits import stall_timeout_protocol
+from tentalis.gateway.metrics import GatewayMetrics
+from tentalis.gateway.recording.event_log import EventLog
+from tentalis.gateway.recording.recorder import TurnRecorder
+from tentalis.gateway.recording.spool import RecordSpool
 from tentalis.gateway.settings import GatewaySettings
-from tentalis.gateway.spool import Spool
-from tentalis.health import served as answering
-from tentalis.kafka import make_codec
-from tentalis.service import run_service
+from tentalis.kafka import topology
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.topic_watch import ending_on_changes
+from tentalis.service.health import served as answering
+from tentalis.service.lifecycle import run_service
+from tentalis.service.ports import listening_sockets
+from tentalis.service.settings import Settings
 
-EXTENSIONS: tuple[Install, ...] = (bridge,)
-"""What adds further routes; see `tentalis.gateway.app.Install`."""
+log = logging.getLogger(__name__)
 
-# Of a client that keeps its connection open, in seconds; and for what is to be closed once all is answered.
+EXTENSIONS: tuple[RouteInstaller, ...] = (bridge,)
+"""Functions that add further routes; see `tentalis.gateway.app.RouteInstaller`."""
+
+# Seconds that an idle client connection is kept, and that closing may take after the last answer.
 _KEEP_ALIVE_S, _CLOSING_S = 30, 2
 
 
@@ -41,16 +47,21 @@ def serve(
     local: bool = False,
     metrics_port: int | None = None,
 ) -> None:
-    """Answers on `host`:`port` until SIGTERM, and for up to `drain_s` what is under way then. `keys`: the file of API
-    keys, None: nobody is asked for one. `spool`: the folder for turns that the broker does not take. `local`: only this
-    machine's own programs are answered, and no page of another site in a browser.
+    """Serves on `host`:`port` until SIGTERM, then finishes running calls for up to `drain_s` seconds. `keys`: the API
+    key file; None: no key is required. `spool`: the folder for turns that the broker does not take. `local`: only
+    programs of this machine are answered, and no browser page of another site.
 
     Raises BadGateway, BadKeys, SpoolTaken, PortTaken, OSError.
     """
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per call says nothing here
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs a line per call
+    gateway = topology.named("gateway")
     run_service(
         "gateway",
-        lambda stop: _run(stop, settings, kafka, host, port, keys, spool, local, metrics_port),
+        ending_on_changes(
+            kafka,
+            {*gateway.reads, *gateway.produces},
+            lambda stop: _run(stop, settings, kafka, host, port, keys, spool, local, metrics_port),
+        ),
         grace_s=settings.drain_s + _CLOSING_S,
     )
 
@@ -66,46 +77,55 @@ def _run(
     local: bool,
     metrics_port: int | None,
 ) -> None:
-    checked, disk = Keys(keys), Spool(spool, settings.spool_bytes)
+    sockets = listening_sockets(host, port, "gateway")
+    key_store, record_spool = Keys(keys), RecordSpool(spool, settings.spool_bytes)
     secrets = {backend.name: backend.key() for backend in settings.backends}
     codec = make_codec(kafka, patience=0.0)
-    events = EventLog(kafka, f"tentalis/gateway/{settings.gateway_id}", codec)
-    measures = Measures(lambda: len(disk))
-    deps = Deps(
+    event_log = EventLog(kafka, f"tentalis/gateway/{settings.gateway_id}", codec)
+    served = ServedView()
+    metrics = GatewayMetrics(lambda: len(record_spool), lambda: served.lag)
+    deps = GatewayDependencies(
         settings=settings,
         kafka=kafka,
         codec=codec,
-        keys=checked,
-        events=events,
-        recorder=Recorder(events, disk, settings.ack_s, measures.recorded),
-        served=ServedView(),
-        backends=Backends(
+        keys=key_store,
+        event_log=event_log,
+        recorder=TurnRecorder(event_log, record_spool, settings.ack_s, metrics.recorded),
+        served=served,
+        backends=BackendClients(
             settings.backends, {name: None if key is None else key.get_secret_value() for name, key in secrets.items()}
         ),
-        measures=measures,
+        metrics=metrics,
         local=local,
     )
-    follower = threading.Thread(
+    served_thread = threading.Thread(
         target=deps.served.follow, args=(kafka, make_codec(kafka), stop), name="served", daemon=True
     )
-    follower.start()
+    served_thread.start()
     app = build_app(deps, EXTENSIONS)
     try:
         with answering(app.state.health, metrics_port):
-            asyncio.run(_serve(app, deps, host, port, stop))
+            asyncio.run(_serve(app, deps, host, port, sockets, stop))
     finally:
         stop.set()
-        follower.join(1.0)
-        events.close()
-        disk.close()
+        served_thread.join(1.0)
+        event_log.close()
+        record_spool.close()
 
 
-async def _serve(app: object, deps: Deps, host: str, port: int, stop: threading.Event) -> None:
+async def _serve(
+    app: object,
+    deps: GatewayDependencies,
+    host: str,
+    port: int,
+    sockets: list[socket.socket],
+    stop: threading.Event,
+) -> None:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=host,
         port=port,
-        http=impatient(deps.settings.header_s, deps.settings.stall_s),
+        http=stall_timeout_protocol(deps.settings.header_s, deps.settings.stall_s),
         ws="none",
         log_level="info",
         log_config=None,
@@ -116,15 +136,16 @@ async def _serve(app: object, deps: Deps, host: str, port: int, stop: threading.
     )
     server, loop = uvicorn.Server(config), asyncio.get_running_loop()
 
-    def leave() -> None:
-        for each in deps.leaving:
-            each()
+    def shut_down() -> None:
+        for callback in deps.on_shutdown:
+            callback()
         server.should_exit = True
 
-    def until_told() -> None:
+    def wait_for_stop() -> None:
         stop.wait()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(leave)
+            loop.call_soon_threadsafe(shut_down)
 
-    threading.Thread(target=until_told, name="stop", daemon=True).start()
-    await server.serve()
+    threading.Thread(target=wait_for_stop, name="stop", daemon=True).start()
+    log.info("listening on http://%s:%d", host, port)
+    await server.serve(sockets)

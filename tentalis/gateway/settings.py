@@ -1,4 +1,4 @@
-"""What a gateway is told: its backends, its policies and its bounds. From a YAML file, or from options alone."""
+"""Gateway settings: backends, policies and limits. From a YAML file, or from options alone."""
 
 import os
 from collections.abc import Mapping
@@ -9,43 +9,44 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from schemas.bounds import MIN_TEMPERATURE
 from schemas.problems import problems
 from schemas.records import LogprobsMode
-from tentalis.gateway.spool import MOST_BYTES
-from tentalis.yaml_file import BadYaml, read_mapping
+from tentalis.gateway.recording.spool import MAX_SPOOL_BYTES
+from tentalis.text.yaml_file import BadYaml, read_mapping
 
 
 class BadGateway(ValueError):
-    """The gateway cannot work as it is told to."""
+    """The gateway's settings are invalid."""
 
 
-class Swap(StrEnum):
-    """How a backend takes new weights: beside the old ones (hot), or refusing calls meanwhile with 503 (hold)."""
+class SwapMode(StrEnum):
+    """The way in which a backend loads new weights: beside the old ones (hot), or while answering 503 (hold)."""
 
     HOT = "hot"
     HOLD = "hold"
 
 
-class Tokens(StrEnum):
-    """Whether a backend gives token ids: asked until it refuses, or known."""
+class TokenIdSupport(StrEnum):
+    """Token id support of a backend: known, or asked for until the backend refuses (auto)."""
 
     AUTO = "auto"
     YES = "yes"
     NO = "no"
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-class BackendSettings(_Strict):
+class BackendSettings(_StrictModel):
     """An OpenAI-compatible server.
 
-    `url` with or without /v1. `models`: names of base models that it serves; none: asked of it. `server_id`: whose
-    acknowledgements tell which adapters it serves; none: it serves no policies. `key_env` or `key_file`: its own API
-    key. `logprobs_mode`: whether its log-probs are of the bare model's distribution (raw: vLLM if not told otherwise)
-    or of the one that it sampled from (processed). `timeout_s`: from a call to its first byte, and from one byte to the
-    next.
+    `url`: with or without /v1. `models`: names of the base models that it serves; if empty, the gateway asks it.
+    `server_id`: the server id in the acknowledgements of its adapters; without one it serves no policies. `key_env` or
+    `key_file`: its own API key. `logprobs_mode`: whether its log-probs are of the bare model's distribution (raw: the
+    default of vLLM) or of the one that it sampled from (processed). `timeout_s`: from a call to its first byte, and
+    from one byte to the next.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -54,27 +55,27 @@ class BackendSettings(_Strict):
     server_id: str | None = None
     key_env: str | None = None
     key_file: Path | None = None
-    token_ids: Tokens = Tokens.AUTO
+    token_ids: TokenIdSupport = TokenIdSupport.AUTO
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
-    swap: Swap = Swap.HOT
+    swap: SwapMode = SwapMode.HOT
     timeout_s: Annotated[float, Field(gt=0)] = 300.0
 
     @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def _check_url(self) -> Self:
         url = urlsplit(self.url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"the backend {self.name} needs a url of the form http://host:port")
         if url.username or url.password:
-            raise ValueError(f"the url of the backend {self.name} holds a login: use key_env or key_file")
+            raise ValueError(f"the url of the backend {self.name} holds credentials: use key_env or key_file")
         return self
 
     @property
     def base_url(self) -> str:
-        """Without a trailing /v1."""
+        """The url without a trailing /v1."""
         return self.url.rstrip("/").removesuffix("/v1")
 
     def key(self, env: Mapping[str, str] = os.environ) -> SecretStr | None:
-        """Its API key. Raises BadGateway where it is named but not there."""
+        """Its API key, None if it has none. Raises BadGateway if the named file or variable cannot be read."""
         if self.key_file is not None:
             try:
                 return SecretStr(self.key_file.read_text(encoding="utf-8").strip())
@@ -87,22 +88,22 @@ class BackendSettings(_Strict):
         return None
 
 
-class TrainableSampling(_Strict):
-    """What is forced on every call to a policy, whatever the client asks for: a distribution that can be trained on."""
+class TrainableSampling(_StrictModel):
+    """The sampling forced on every call to a policy, whatever the client asks for, so that it can be trained on."""
 
-    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=2.0)] = 1.0
 
 
 PolicyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
-"""As trainers take them."""
+"""A policy name that trainers accept."""
 
 
-class PolicySettings(_Strict):
-    """A policy that is trained.
+class PolicySettings(_StrictModel):
+    """A trained policy.
 
-    `models`: the names by which clients may ask for it besides its own, with * as in file names. `users`, `workers`:
-    adapters of their own, by X-User-Id or the key's user and by X-Worker-Id, used once a version of them is served.
-    `sampling`: forced on its calls.
+    `models`: further names by which clients may ask for it, with * as in file names. `users`, `workers`: personal
+    adapters, by X-User-Id or the key's user and by X-Worker-Id, used once a version of them is served. `sampling`:
+    forced on its calls.
     """
 
     name: PolicyName
@@ -114,19 +115,19 @@ class PolicySettings(_Strict):
 
     @property
     def names(self) -> frozenset[str]:
-        """The policy and the personal ones."""
+        """The names of the policy and of its personal policies."""
         return frozenset({self.name, *self.users.values(), *self.workers.values()})
 
 
-class GatewaySettings(_Strict):
+class GatewaySettings(_StrictModel):
     """A gateway.
 
-    `turn_type`: of a call whose client does not say: main, side, or guess. `ack_s`: how long the broker may take to
-    acknowledge a turn before it is put on disk instead, `spool_bytes`: the most that may wait there. `hold_s`: how long
-    a call waits for a backend that swaps its weights. `header_s`, `body_s`, `stall_s`: seconds for the head of a
-    request, for its body, and for a client to take what it is sent. `body_bytes`: the longest body. `drain_s`: how long
-    what is under way may take after SIGTERM. `bridge`: whether it has one; `bridge_horizon_s`, `bridge_facts`: up to
-    what age, and of how many records, it knows where they lie (docs/bridge.md).
+    `turn_type`: default turn type of a call: main, side, or guess. `ack_s`: longest wait for the broker to acknowledge
+    a turn before it goes to disk; `spool_bytes`: size limit of the turns on disk. `hold_s`: longest wait of a call for
+    a backend that swaps its weights. `header_s`, `body_s`, `stall_s`: seconds for a request's head, for its body, and
+    for a client to read response data. `body_bytes`: size limit of a body. `drain_s`: seconds for running calls after
+    SIGTERM. `bridge`: whether to run the bridge; `bridge_horizon_s`, `bridge_facts`: maximum age and number of records
+    in its offset index (docs/reference/bridge.md).
     """
 
     gateway_id: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "gateway"
@@ -134,7 +135,7 @@ class GatewaySettings(_Strict):
     policies: tuple[PolicySettings, ...] = ()
     turn_type: Annotated[str, Field(pattern="^(main|side|guess)$")] = "guess"
     ack_s: Annotated[float, Field(gt=0)] = 2.0
-    spool_bytes: Annotated[int, Field(gt=0)] = MOST_BYTES
+    spool_bytes: Annotated[int, Field(gt=0)] = MAX_SPOOL_BYTES
     hold_s: Annotated[float, Field(ge=0)] = 300.0
     header_s: Annotated[float, Field(gt=0)] = 10.0
     body_s: Annotated[float, Field(gt=0)] = 60.0
@@ -146,27 +147,31 @@ class GatewaySettings(_Strict):
     bridge_facts: Annotated[int, Field(gt=0)] = 100_000
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_names(self) -> Self:
         backends = [backend.name for backend in self.backends]
         if len(set(backends)) != len(backends):
-            raise ValueError(f"names of backends must be unique: {', '.join(backends)}")
+            raise ValueError(f"backend names must be unique: {', '.join(backends)}")
         by_name = {backend.name: backend for backend in self.backends}
         names = [policy.name for policy in self.policies]
         if len(set(names)) != len(names):
-            raise ValueError(f"names of policies must be unique: {', '.join(names)}")
+            raise ValueError(f"policy names must be unique: {', '.join(names)}")
         for policy in self.policies:
             if policy.backend not in by_name:
-                raise ValueError(f"the policy {policy.name} names the backend {policy.backend!r}, which is not there")
+                raise ValueError(f"the policy {policy.name} names the backend {policy.backend!r}, which is undefined")
             if by_name[policy.backend].server_id is None:
                 raise ValueError(f"the backend {policy.backend} of the policy {policy.name} needs a server_id")
         return self
 
     @property
-    def personal(self) -> dict[str, frozenset[str]]:
-        """By policy that is one's own, whose it is."""
-        own = {(name, user) for policy in self.policies for user, name in policy.users.items()}
+    def policy_owners(self) -> dict[str, frozenset[str]]:
+        """The users of each personal policy, by its name."""
+        owned = {(name, user) for policy in self.policies for user, name in policy.users.items()}
         shared = {policy.name for policy in self.policies}
-        return {name: frozenset(user for each, user in own if each == name) for name, _ in own if name not in shared}
+        return {
+            name: frozenset(user for policy_name, user in owned if policy_name == name)
+            for name, _ in owned
+            if name not in shared
+        }
 
     @classmethod
     def simple(
@@ -178,7 +183,7 @@ class GatewaySettings(_Strict):
         gateway_id: str,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW,
     ) -> "GatewaySettings":
-        """One backend; whatever model a client asks for, it gets the policy. Raises BadGateway."""
+        """Settings with one backend; a client gets the policy, whatever model it asks for. Raises BadGateway."""
         try:
             return cls(
                 gateway_id=gateway_id,
@@ -190,12 +195,12 @@ class GatewaySettings(_Strict):
 
     @classmethod
     def from_file(cls, path: Path, **more: Any) -> "GatewaySettings":
-        """From a YAML file; what is given besides stands where the file says nothing. Raises BadGateway."""
+        """Reads settings from a YAML file. `more`: values for fields that the file leaves out. Raises BadGateway."""
         try:
-            said = read_mapping(path, "backends and policies (docs/gateway.md has an example)")
+            values = read_mapping(path, "backends and policies (docs/concepts/gateway.md has an example)")
         except BadYaml as error:
             raise BadGateway(str(error)) from error
         try:
-            return cls.model_validate(more | said)
+            return cls.model_validate(more | values)
         except ValidationError as error:
             raise BadGateway(f"{path}: {problems(error, 'the file')}") from None

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -12,30 +11,35 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ValidationError
 
 from tentalis.inference import wire
-from tentalis.inference.engine import Engine
-from tentalis.inference.exchange import Disconnected, Exchange, ExchangeStream, collect, unless_disconnected
-from tentalis.inference.jobs import Chunk, EngineError, EngineStopped
-from tentalis.inference.lora import Adapter, AdapterMissing, AdapterRefused
+from tentalis.inference.adapter_cache import AdapterCache, AdapterCacheFull
+from tentalis.inference.engine import InferenceEngine
+from tentalis.inference.engine_bridge import Disconnected, EngineBridge, EngineStream, collect, unless_disconnected
+from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk
+from tentalis.inference.lora import AdapterMissing, AdapterRefused, LoraAdapter
 from tentalis.inference.scoring import ScoredTokens
-from tentalis.inference.shelf import Adapters, ShelfFull
 from tentalis.inference.text import longest_token_bytes, text_bytes
+from tentalis.service.packages import MissingExtra
+from tentalis.storage.errors import StorageError
+from tentalis.storage.location import BadLocation
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
-# A byte of text takes up to 6 of JSON (\u0041); the rest is for what stands around it.
-_ESCAPED, _BODY_ROOM = 8, 1 << 20
-# A refused body is read to its end and dropped, so that the client can hear the answer; but not for ever.
-_HEARD_OUT = 256 << 20
+# A byte of text takes up to 6 bytes in JSON (\u0041); the rest is room for the JSON around the text.
+_MAX_ESCAPED_BYTES, _BODY_OVERHEAD = 8, 1 << 20
+# A body that is too large is read and dropped up to this size, so that the client can receive the error response.
+_MAX_DISCARDED_BYTES = 256 << 20
 
 
 class UnknownModelName(Exception):
     """The request names a model that is not served."""
 
 
-class Api:
-    """The routes over one engine. `served_name` is the base model's name, `max_model_len` the context in tokens."""
+class InferenceApi:
+    """The routes of one engine. `served_name` is the base model's name, `max_model_len` the context in tokens."""
 
-    def __init__(self, engine: Engine, adapters: Adapters, served_name: str, root: str, max_model_len: int) -> None:
+    def __init__(
+        self, engine: InferenceEngine, adapters: AdapterCache, served_name: str, root: str, max_model_len: int
+    ) -> None:
         self.engine = engine
         self.adapters = adapters
         self.served_name = served_name
@@ -43,9 +47,10 @@ class Api:
         self.max_model_len = max_model_len
         self.tokenizer = engine.runtime.tokenizer
         self.texts = wire.TokenTexts(self.tokenizer)
-        # Tokenising takes a hundred bytes of memory for each of text: what cannot fit the context is refused before.
+        # Tokenising takes a hundred bytes of memory per byte of text, so text that cannot fit the context is refused
+        # first.
         self.text_limit = max_model_len * longest_token_bytes(self.tokenizer)
-        self.body_limit = _ESCAPED * self.text_limit + _BODY_ROOM
+        self.body_limit = _MAX_ESCAPED_BYTES * self.text_limit + _BODY_OVERHEAD
 
     def install(self, app: FastAPI) -> None:
         """Add the routes and the error shapes to `app`."""
@@ -64,24 +69,26 @@ class Api:
             ValidationError,
             EngineError,
             AdapterRefused,
-            ShelfFull,
+            AdapterCacheFull,
+            StorageError,
+            MissingExtra,
             Disconnected,
         ):
             app.add_exception_handler(kind, _on_error)
 
     async def _parse(self, request: Request, kind: type[_Body]) -> _Body:
-        """Raises InvalidRequest, also for a body that is longer than any that could be answered."""
+        """Parse the body as `kind`. Raises InvalidRequest if it is not JSON or longer than `body_limit`."""
         body, size = bytearray(), 0
         async for chunk in request.stream():
             size += len(chunk)
             if size <= self.body_limit:
                 body += chunk
-            elif size > _HEARD_OUT:
+            elif size > _MAX_DISCARDED_BYTES:
                 break
         if size > self.body_limit:
             raise wire.InvalidRequest(
-                f"The body has {'over ' if size > _HEARD_OUT else ''}{size:,} bytes; with a context of "
-                f"{self.max_model_len:,} tokens this server takes {self.body_limit:,}."
+                f"The body has {'over ' if size > _MAX_DISCARDED_BYTES else ''}{size:,} bytes; with a context of "
+                f"{self.max_model_len:,} tokens this server accepts at most {self.body_limit:,}."
             )
         try:
             data = json.loads(body)
@@ -89,12 +96,12 @@ class Api:
             raise wire.InvalidRequest(f"The body is not JSON: {error}") from error
         return kind.model_validate(data)
 
-    def _bounded(self, text: Any, param: str) -> None:
-        """Refuses what is too long for the context however it is tokenised, and what is no text."""
+    def _check_text(self, text: Any, param: str) -> None:
+        """Raises InvalidRequest for lone surrogates, and for text that cannot fit the context in any tokenisation."""
         try:
             size = text_bytes(text)
         except UnicodeEncodeError as error:
-            raise wire.InvalidRequest(f"{param} holds a lone surrogate, which is no text: {error}", param) from error
+            raise wire.InvalidRequest(f"{param} contains a lone surrogate: {error}", param) from error
         except RecursionError as error:
             raise wire.InvalidRequest(f"{param} is nested too deeply.", param) from error
         if size > self.text_limit:
@@ -111,8 +118,18 @@ class Api:
         return Response(status_code=200 if self.engine.alive else 503)
 
     async def models(self) -> dict[str, Any]:
-        """The base model and its adapters; an adapter's card carries the sha256 of the weight file as it was read."""
-        card = {"object": "model", "created": 0, "owned_by": "tentalis", "max_model_len": self.max_model_len}
+        """The base model and its adapters; an adapter's card has the sha256 of the weight file as it was loaded."""
+        card = {
+            "object": "model",
+            "created": 0,
+            "owned_by": "tentalis",
+            "max_model_len": self.max_model_len,
+            # vLLM's name: of the distribution that was sampled from.
+            "logprobs_mode": "processed_logprobs",
+            "dtype": self.engine.runtime.dtype,
+            # Our own: it loads adapters from the URLs of object stores.
+            "loads_urls": True,
+        }
         base = {"id": self.served_name, **card, "root": self.root, "parent": None}
         loaded = [
             {"id": a.name, **card, "root": a.path, "parent": self.served_name, "sha256": a.sha256}
@@ -121,7 +138,7 @@ class Api:
         return {"object": "list", "data": [base, *loaded]}
 
     async def load_adapter(self, request: Request) -> Response:
-        """Serve a PEFT folder under a name of its own."""
+        """Serve a PEFT folder, or a set of files in an object store, under the name `lora_name`."""
         body = await self._parse(request, wire.LoadAdapterBody)
         if body.lora_name == self.served_name:
             raise wire.InvalidRequest(f"{body.lora_name!r} is the base model's name.", "lora_name")
@@ -129,17 +146,20 @@ class Api:
             raise wire.InvalidRequest(
                 f"The adapter {body.lora_name!r} is loaded already; unload it first, or set load_inplace.", "lora_name"
             )
-        await asyncio.to_thread(self.adapters.load, body.lora_name, Path(body.lora_path))
+        try:
+            await asyncio.to_thread(self.adapters.load, body.lora_name, body.lora_path, body.sha256)
+        except BadLocation as error:
+            raise wire.InvalidRequest(str(error), "lora_path") from error
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_adapter(self, request: Request) -> Response:
-        """Stop serving an adapter; answers in flight are finished with it."""
+        """Stop serving an adapter; requests in flight finish with it."""
         body = await self._parse(request, wire.UnloadAdapterBody)
         if self.adapters.unload(body.lora_name) is None:
             raise UnknownModelName(f"The adapter {body.lora_name!r} is not loaded.")
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
-    def _resolve(self, name: str | None) -> tuple[str, Adapter | None]:
+    def _resolve(self, name: str | None) -> tuple[str, LoraAdapter | None]:
         if name is None or name == self.served_name:
             return self.served_name, None
         adapter = self.adapters.get(name)
@@ -151,13 +171,13 @@ class Api:
     # Tokens
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
-        """Text or chat messages to token ids."""
+        """Convert text or chat messages to token ids."""
         body = await self._parse(request, wire.TokenizeBody)
         self._resolve(body.model)
         if body.messages is not None:
             tokens = self._render(body.messages, body)
         else:
-            self._bounded(body.prompt, "prompt")
+            self._check_text(body.prompt, "prompt")
             special = body.add_special_tokens is not False
             tokens = list(self.tokenizer.encode(body.prompt, add_special_tokens=special))
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
@@ -165,21 +185,21 @@ class Api:
         return answer
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
-        """Token ids to text, special tokens written out."""
+        """Convert token ids to text, special tokens written out."""
         body = await self._parse(request, wire.DetokenizeBody)
         self._resolve(body.model)
         self._check_ids(body.tokens)
         return {"prompt": self.tokenizer.decode(body.tokens)}
 
     def _render(self, messages: list[dict[str, Any]], body: wire.ChatBody | wire.TokenizeBody) -> list[int]:
-        """The chat template's token ids. Its special tokens are its own affair: none are added."""
+        """The token ids of the chat template's output. The template writes its own special tokens: none are added."""
         if not self.tokenizer.chat_template:
             raise wire.InvalidRequest("This model's tokenizer has no chat template; use /v1/completions.", "messages")
-        self._bounded([messages, body.tools, body.chat_template_kwargs], "messages")
+        self._check_text([messages, body.tools, body.chat_template_kwargs], "messages")
         try:
             return list(
                 self.tokenizer.apply_chat_template(
-                    [_plain(message) for message in messages],
+                    [_joined_content(message) for message in messages],
                     tools=body.tools,
                     add_generation_prompt=body.add_generation_prompt,
                     continue_final_message=body.continue_final_message,
@@ -191,30 +211,30 @@ class Api:
         except wire.InvalidRequest:
             raise
         except Exception as error:
-            # Templates are programs that came with the model: what they raise is about these messages.
+            # A template is a program that comes with the model: these messages cause any exception it raises.
             raise wire.InvalidRequest(
-                f"The chat template refuses these messages: {type(error).__name__}: {error}", "messages"
+                f"The chat template rejects these messages: {type(error).__name__}: {error}", "messages"
             ) from error
 
     def _check_ids(self, tokens: list[int]) -> None:
         limit = self.engine.runtime.vocab_size
-        wrong = next((token for token in tokens if token >= limit), None)
-        if wrong is not None:
-            raise wire.InvalidRequest(f"Token id {wrong} is outside the vocabulary of {limit}.", "prompt")
+        invalid = next((token for token in tokens if token >= limit), None)
+        if invalid is not None:
+            raise wire.InvalidRequest(f"Token id {invalid} is outside the vocabulary of {limit}.", "prompt")
 
-    def _room(self, prompt: list[int], wanted: int | None) -> int:
-        """How many tokens may be sampled after `prompt`."""
+    def _token_budget(self, prompt: list[int], wanted: int | None) -> int:
+        """The number of tokens that may be sampled after `prompt`. Raises InvalidRequest if they do not fit."""
         if not prompt:
             raise wire.InvalidRequest("The prompt is empty.", "prompt")
-        room = self.max_model_len - len(prompt)
-        if room < (1 if wanted is None else wanted):
-            asked = "" if wanted is None else f" and {wanted} are to be sampled"
+        available = self.max_model_len - len(prompt)
+        if available < (1 if wanted is None else wanted):
+            requested = "" if wanted is None else f" and {wanted} new ones are requested"
             raise wire.InvalidRequest(
-                f"This model's context is {self.max_model_len} tokens; the prompt has {len(prompt)}{asked}. "
+                f"This model's context is {self.max_model_len} tokens; the prompt has {len(prompt)}{requested}. "
                 "Shorten the prompt or lower max_tokens.",
                 "max_tokens" if wanted and len(prompt) < self.max_model_len else "prompt",
             )
-        return room if wanted is None else wanted
+        return available if wanted is None else wanted
 
     # Completions
 
@@ -225,13 +245,13 @@ class Api:
         prompt = self._render(body.messages, body)
         self._check_ids(prompt)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        params = body.params(self._room(prompt, body.limit), top)
-        exchange = Exchange(self.engine)
-        exchange.generate(0, prompt, params, body.samples, adapter, bool(body.stream))
+        params = body.params(self._token_budget(prompt, body.limit), top)
+        bridge = EngineBridge(self.engine)
+        bridge.generate(0, prompt, params, body.samples, adapter, bool(body.stream))
         if body.stream:
-            return ExchangeStream(exchange, _events(self._chat_stream(exchange, body, name, prompt)))
-        with exchange:
-            [chunks], _ = await unless_disconnected(request, collect(exchange, 1))
+            return EngineStream(bridge, _events(self._chat_stream(bridge, body, name, prompt)))
+        with bridge:
+            [chunks], _ = await unless_disconnected(request, collect(bridge, 1))
         choices = [
             {"index": chunk.index, "message": {"role": "assistant", "content": self._text(chunk)}}
             | self._chat_choice(chunk, body)
@@ -243,33 +263,35 @@ class Api:
             answer["prompt_token_ids"] = prompt
         return JSONResponse(answer)
 
-    def _chat_choice(self, chunk: Chunk, body: wire.ChatBody) -> dict[str, Any]:
+    def _chat_choice(self, chunk: GeneratedChunk, body: wire.ChatBody) -> dict[str, Any]:
         logprobs = wire.chat_logprobs(chunk, self.texts, body.return_tokens_as_token_ids) if body.logprobs else None
         return {"logprobs": logprobs} | _choice_end(chunk, body)
 
     async def _chat_stream(
-        self, exchange: Exchange, body: wire.ChatBody, name: str, prompt: list[int]
+        self, bridge: EngineBridge, body: wire.ChatBody, name: str, prompt: list[int]
     ) -> AsyncIterator[dict[str, Any]]:
-        head = wire.envelope("chat.completion.chunk", wire.new_id("chatcmpl"), name)
+        shared_fields = wire.envelope("chat.completion.chunk", wire.new_id("chatcmpl"), name)
         for index in range(body.samples):
             delta = {"role": "assistant", "content": ""}
-            first = head | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]}
+            first = shared_fields | {
+                "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+            }
             yield first | ({"prompt_token_ids": prompt} if body.return_token_ids and index == 0 else {})
-        sampled = 0
-        async for _, chunk in exchange.results():
-            assert isinstance(chunk, Chunk)
-            sampled += len(chunk.token_ids)
+        sampled_tokens = 0
+        async for _, chunk in bridge.results():
+            assert isinstance(chunk, GeneratedChunk)
+            sampled_tokens += len(chunk.token_ids)
             delta = {"content": chunk.text or ""}
-            yield head | {"choices": [{"index": chunk.index, "delta": delta} | self._chat_choice(chunk, body)]}
+            yield shared_fields | {"choices": [{"index": chunk.index, "delta": delta} | self._chat_choice(chunk, body)]}
         if body.include_usage:
-            yield head | {"choices": [], "usage": wire.usage(len(prompt), sampled)}
+            yield shared_fields | {"choices": [], "usage": wire.usage(len(prompt), sampled_tokens)}
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: sample after prompts, score prompts, or both."""
         body = await self._parse(request, wire.CompletionBody)
         name, adapter = self._resolve(body.model)
-        for given in body.prompts():
-            self._bounded(given, "prompt")
+        for raw_prompt in body.prompts():
+            self._check_text(raw_prompt, "prompt")
         prompts = [
             prompt
             if isinstance(prompt, list)
@@ -281,32 +303,39 @@ class Api:
         sampling = []
         for prompt in prompts:
             self._check_ids(prompt)
-            sampling.append(body.params(self._room(prompt, body.max_tokens), body.logprobs))
-        exchange = Exchange(self.engine)
+            sampling.append(body.params(self._token_budget(prompt, body.max_tokens), body.logprobs))
+        bridge = EngineBridge(self.engine)
         with ExitStack() as cleanup:
-            cleanup.enter_context(exchange)
-            for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
+            cleanup.enter_context(bridge)
+            for prompt_index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
                 if params.max_tokens:
-                    exchange.generate(place, prompt, params, body.samples, adapter, bool(body.stream))
+                    bridge.generate(prompt_index, prompt, params, body.samples, adapter, bool(body.stream))
                 if body.prompt_top is not None:
-                    exchange.score(place, prompt, body.prompt_logprobs_temperature, body.prompt_top, adapter)
+                    bridge.score(prompt_index, prompt, body.prompt_logprobs_temperature, body.prompt_top, adapter)
             if body.stream:
-                cleanup.pop_all()  # the stream leaves it
-                return ExchangeStream(exchange, _events(self._completion_stream(exchange, body, name, prompts)))
-            chunks, scores = await unless_disconnected(request, collect(exchange, len(prompts)))
+                cleanup.pop_all()  # EngineStream exits the bridge
+                return EngineStream(bridge, _events(self._completion_stream(bridge, body, name, prompts)))
+            chunks, scores = await unless_disconnected(request, collect(bridge, len(prompts)))
         choices = []
-        for place, prompt in enumerate(prompts):
-            samples = chunks[place] or [Chunk(index, [], [], [], "", "length", None) for index in range(body.samples)]
-            scored = scores.get(place)
+        for prompt_index, prompt in enumerate(prompts):
+            samples = chunks[prompt_index] or [
+                GeneratedChunk(index, [], [], [], "", "length", None) for index in range(body.samples)
+            ]
+            scored = scores.get(prompt_index)
             for chunk in samples:
-                choices.append(self._completion_choice(body, place, prompt, chunk, scored))
+                choices.append(self._completion_choice(body, prompt_index, prompt, chunk, scored))
         answer = wire.envelope("text_completion", wire.new_id("cmpl"), name)
-        sampled = sum(len(chunk.token_ids) for place in chunks for chunk in place)
-        answer |= {"choices": choices, "usage": wire.usage(sum(map(len, prompts)), sampled)}
+        sampled_tokens = sum(len(chunk.token_ids) for prompt_index in chunks for chunk in prompt_index)
+        answer |= {"choices": choices, "usage": wire.usage(sum(map(len, prompts)), sampled_tokens)}
         return JSONResponse(answer)
 
     def _completion_choice(
-        self, body: wire.CompletionBody, place: int, prompt: list[int], chunk: Chunk, scored: ScoredTokens | None
+        self,
+        body: wire.CompletionBody,
+        prompt_index: int,
+        prompt: list[int],
+        chunk: GeneratedChunk,
+        scored: ScoredTokens | None,
     ) -> dict[str, Any]:
         text, token_ids = self._text(chunk), chunk.token_ids
         logprobs: list[float | None] = list(chunk.logprobs)
@@ -316,7 +345,7 @@ class Api:
             if scored is not None:
                 logprobs = [None, *scored.logprobs.tolist()[1:], *logprobs]
                 top = [*scored.top, *top]
-        choice: dict[str, Any] = {"index": place * body.samples + chunk.index, "text": text, "logprobs": None}
+        choice: dict[str, Any] = {"index": prompt_index * body.samples + chunk.index, "text": text, "logprobs": None}
         if body.logprobs is not None:
             as_ids = body.return_tokens_as_token_ids
             choice["logprobs"] = wire.completion_logprobs(token_ids, logprobs, top, self.texts, as_ids, 0)
@@ -329,18 +358,18 @@ class Api:
         return choice
 
     async def _completion_stream(
-        self, exchange: Exchange, body: wire.CompletionBody, name: str, prompts: list[list[int]]
+        self, bridge: EngineBridge, body: wire.CompletionBody, name: str, prompts: list[list[int]]
     ) -> AsyncIterator[dict[str, Any]]:
-        head = wire.envelope("text_completion", wire.new_id("cmpl"), name)
-        sampled = 0
-        offsets: dict[int, int] = {}  # characters of each choice sent so far
-        async for place, chunk in exchange.results():
-            assert isinstance(chunk, Chunk)
-            sampled += len(chunk.token_ids)
-            index = place * body.samples + chunk.index
+        shared_fields = wire.envelope("text_completion", wire.new_id("cmpl"), name)
+        sampled_tokens = 0
+        offsets: dict[int, int] = {}  # choice index -> characters sent so far
+        async for prompt_index, chunk in bridge.results():
+            assert isinstance(chunk, GeneratedChunk)
+            sampled_tokens += len(chunk.token_ids)
+            index = prompt_index * body.samples + chunk.index
             choice: dict[str, Any] = {"index": index, "text": chunk.text or "", "logprobs": None}
             if body.return_token_ids and index not in offsets:
-                choice["prompt_token_ids"] = prompts[place]
+                choice["prompt_token_ids"] = prompts[prompt_index]
             offset = offsets.get(index, 0)
             offsets[index] = offset + sum(len(self.texts(token)) for token in chunk.token_ids)
             if body.logprobs is not None:
@@ -352,23 +381,23 @@ class Api:
                     body.return_tokens_as_token_ids,
                     offset,
                 )
-            yield head | {"choices": [choice | _choice_end(chunk, body)]}
+            yield shared_fields | {"choices": [choice | _choice_end(chunk, body)]}
         if body.include_usage:
-            yield head | {"choices": [], "usage": wire.usage(sum(map(len, prompts)), sampled)}
+            yield shared_fields | {"choices": [], "usage": wire.usage(sum(map(len, prompts)), sampled_tokens)}
 
-    def _text(self, chunk: Chunk) -> str:
+    def _text(self, chunk: GeneratedChunk) -> str:
         if chunk.text is not None:
             return chunk.text
         return str(self.tokenizer.decode(chunk.token_ids, skip_special_tokens=True))
 
 
-def _choice_end(chunk: Chunk, body: wire.SamplingBody) -> dict[str, Any]:
+def _choice_end(chunk: GeneratedChunk, body: wire.SamplingBody) -> dict[str, Any]:
     end: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
     return end | ({"token_ids": chunk.token_ids} if body.return_token_ids else {})
 
 
 async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events; an error in the middle becomes an event, since the status is sent already."""
+    """Yields server-sent events. An engine error becomes an event, because the status has already been sent."""
     try:
         async for chunk in chunks:
             yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
@@ -378,24 +407,26 @@ async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """Content given as a list of text parts becomes one text; templates of text models know nothing else."""
+def _joined_content(message: dict[str, Any]) -> dict[str, Any]:
+    """Joins content given as a list of text parts: templates of text models accept only a string."""
     content = message.get("content")
     if "role" not in message:
         raise wire.InvalidRequest("Every message needs a role.", "messages")
     if not isinstance(content, list):
         return message if content is not None else message | {"content": ""}
-    wrong = [part.get("type") for part in content if part.get("type") != "text"]
-    if wrong:
-        raise wire.InvalidRequest(f"Content of type {wrong[0]!r} is not supported: this is a text model.", "messages")
+    invalid = [part.get("type") for part in content if part.get("type") != "text"]
+    if invalid:
+        raise wire.InvalidRequest(f"Content of type {invalid[0]!r} is not supported: this is a text model.", "messages")
     return message | {"content": "".join(part["text"] for part in content)}
 
 
 def _status(error: Exception) -> tuple[int, str]:
     if isinstance(error, UnknownModelName | AdapterMissing):
         return 404, "NotFoundError"
-    if isinstance(error, wire.InvalidRequest | ValidationError | AdapterRefused | ShelfFull):
+    if isinstance(error, wire.InvalidRequest | ValidationError | AdapterRefused | AdapterCacheFull):
         return 400, "BadRequestError"
+    if isinstance(error, StorageError | MissingExtra):
+        return 424, "FailedDependencyError"
     if isinstance(error, EngineStopped):
         return 503, "ServiceUnavailableError"
     if isinstance(error, Disconnected):

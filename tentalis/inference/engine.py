@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tentalis.inference.jobs import Chunk, EngineError, EngineStopped, GenerateJob, ScoreJob
-from tentalis.inference.runtime import Runtime
-from tentalis.inference.sampling import Drawn, draw, uniforms
+from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, GenerateJob, ScoreJob
+from tentalis.inference.runtime import ModelRuntime
+from tentalis.inference.sampling import DrawnTokens, draw, uniforms
 from tentalis.inference.scoring import score_batch
 from tentalis.inference.text import TextStream
 
 log = logging.getLogger(__name__)
 
-# Cache rows grow by doubling, cache length in these steps.
+# The cache's rows grow by doubling, its length in steps of this many tokens.
 _LENGTH_STEP = 128
 
 
@@ -39,30 +39,30 @@ class EngineStats:
 
 @dataclass
 class _Row:
-    """One sample that is being decoded: cache row i belongs to the i-th entry of the engine's list."""
+    """A sample that is being decoded. The i-th entry of the engine's list uses cache row i."""
 
     job: GenerateJob
     index: int
     uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]
     text: TextStream | None
     length: int  # tokens in the cache
-    last: int = -1  # sampled, not in the cache yet
+    last: int = -1  # the last sampled token; it is not in the cache yet
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     emitted: int = 0
 
 
-class Engine:
-    """Runs `runtime` in a thread of its own. `submit` and `cancel` may be called from any thread.
+class InferenceEngine:
+    """Runs `runtime` in a separate thread. `submit` and `cancel` may be called from any thread.
 
-    `max_batch` bounds the rows decoded together, `cache_bytes` the memory of their keys and values, `prefill_tokens`
-    and `score_tokens` the padded tokens of one such pass (and with that, how long a running answer has to wait for it).
+    `max_batch` bounds the rows decoded together, `cache_bytes` the memory of their keys and values. `prefill_tokens`
+    and `score_tokens` bound the padded tokens of one such pass, and so the time that it delays running requests.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: ModelRuntime,
         max_batch: int = 64,
         cache_bytes: int = 4 << 30,
         prefill_tokens: int = 2048,
@@ -86,7 +86,7 @@ class Engine:
         self._wake = threading.Condition()
         self._stopping = False
         self._routed = False
-        # Time given to scoring and to decoding since either last stood alone: neither may starve the other.
+        # Seconds spent on scoring and on decoding since only one of them last had work: neither may starve the other.
         self._score_seconds = 0.0
         self._decode_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="inference-engine", daemon=True)
@@ -97,11 +97,11 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are being served."""
+        """True while requests are served."""
         return self._thread.is_alive() and not self._stopping
 
     def submit(self, job: GenerateJob | ScoreJob) -> None:
-        """Queue a job; its results go to its sink. Raises EngineStopped."""
+        """Queue a job; its results go to its sink. Raises EngineStopped if stopping or the queue is full."""
         with self._wake:
             if not self.alive:
                 raise EngineStopped("The server is stopping.")
@@ -111,13 +111,13 @@ class Engine:
             self._wake.notify()
 
     def cancel(self, job: GenerateJob | ScoreJob) -> None:
-        """Drop a job at the next step; nothing more comes to its sink."""
+        """Drop a job at the next step; its sink receives nothing more."""
         with self._wake:
             job.cancelled = True
             self._wake.notify()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Fail what is in flight with EngineStopped and end the thread after its current step."""
+        """Fail all pending requests with EngineStopped and end the thread after its current step."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -126,16 +126,16 @@ class Engine:
 
     def _run(self) -> None:
         if self._threads is not None:
-            torch.set_num_threads(self._threads)  # OpenMP keeps it per calling thread
+            torch.set_num_threads(self._threads)  # OpenMP stores this per calling thread
         try:
             with torch.inference_mode():
                 while self._collect():
                     self._drop_cancelled()
                     started = time.perf_counter()
                     try:
-                        self._advance()
+                        self._run_step()
                     except Exception as error:
-                        # Whatever broke broke this batch only: its requests get the error, the server goes on.
+                        # The failure is limited to this batch: its requests get the error, the engine continues.
                         log.exception("a batch failed")
                         self._fail_running(
                             EngineError(f"The model failed on this batch: {type(error).__name__}: {error}")
@@ -148,7 +148,7 @@ class Engine:
             self._fail_everything(EngineStopped("The server stopped before the request was finished."))
 
     def _collect(self) -> bool:
-        """Wait for work; False when the engine is to stop."""
+        """Wait for work. Returns False if the engine must stop."""
         with self._wake:
             while not (self._stopping or self._inbox or self._waiting or self._scores or self._rows):
                 self._wake.wait()
@@ -160,8 +160,8 @@ class Engine:
                     self._scores.append(job)
             return not self._stopping
 
-    def _advance(self) -> None:
-        """One prefill, one scoring pass or one decoding step."""
+    def _run_step(self) -> None:
+        """Run one prefill, one scoring pass or one decoding step."""
         if self._waiting and self._admit():
             return
         if self._scores and (not self._rows or self._score_seconds <= self._decode_seconds):
@@ -178,76 +178,80 @@ class Engine:
     # Joining the batch
 
     def _admit(self) -> bool:
-        """Prefill waiting prompts in order of arrival as far as rows and memory allow; False when none fits now."""
+        """Prefill waiting prompts in order of arrival, as rows and memory allow. Returns False if none fits now."""
         admitted: list[tuple[GenerateJob, int]] = []
-        rows, longest = len(self._rows), self._longest()
+        rows, longest = len(self._rows), self._longest_row()
         width = 0
         for job in self._waiting:
             width_with = max(width, len(job.prompt))
             if admitted and width_with * (len(admitted) + 1) > self._prefill_tokens:
                 break
             longest_with = max(longest, _rounded(len(job.prompt) + job.params.max_tokens))
-            room = min(self._max_batch, max(1, self.cache_tokens // longest_with)) - rows
-            if room <= 0:
+            free_rows = min(self._max_batch, max(1, self.cache_tokens // longest_with)) - rows
+            if free_rows <= 0:
                 break
-            take = min(room, job.n - job.started)
-            admitted.append((job, take))
-            rows, longest, width = rows + take, longest_with, width_with
-            if take < job.n - job.started:
+            count = min(free_rows, job.n - job.started)
+            admitted.append((job, count))
+            rows, longest, width = rows + count, longest_with, width_with
+            if count < job.n - job.started:
                 break
         if admitted:
             self._prefill(admitted, rows, longest, width)
         return bool(admitted)
 
-    def _longest(self) -> int:
-        """Cache positions that the running rows may come to need."""
+    def _longest_row(self) -> int:
+        """The most cache positions that a running row may need."""
         return max((_rounded(len(row.job.prompt) + row.job.params.max_tokens) for row in self._rows), default=0)
 
     def _prefill(self, admitted: list[tuple[GenerateJob, int]], rows: int, length: int, width: int) -> None:
-        """Run each prompt once, copy its keys and values to its other samples' rows, and draw every first token."""
+        """Run each prompt once, copy its keys and values to its other samples' rows, and draw each first token."""
         first = len(self._rows)
-        heads: list[int] = []  # the row of each prompt
-        owner: list[int] = []  # for each new row, its prompt's place in `admitted`
-        for place, (job, take) in enumerate(admitted):
-            heads.append(len(self._rows))
-            for _ in range(take):
+        prompt_rows: list[int] = []  # the row of each prompt
+        prompt_of_row: list[int] = []  # for each new row, the index of its prompt in `admitted`
+        for prompt_index, (job, count) in enumerate(admitted):
+            prompt_rows.append(len(self._rows))
+            for _ in range(count):
                 params = job.params
                 streams = job.stream or params.stop
                 text = TextStream(self.runtime.tokenizer, params.stop, params.include_stop) if streams else None
                 numbers = uniforms(params.seed, job.started, params.max_tokens)
                 self._rows.append(_Row(job, job.started, numbers, text, len(job.prompt)))
                 job.started += 1
-                owner.append(place)
+                prompt_of_row.append(prompt_index)
             if job.started == job.n:
                 self._waiting.remove(job)
         self._routed = False
-        self._make_room(first, rows, length)
+        self._reserve_cache(first, rows, length)
         tokens = np.zeros((len(admitted), width), dtype=np.int64)
-        for place, (job, _) in enumerate(admitted):
-            tokens[place, : len(job.prompt)] = job.prompt
+        for prompt_index, (job, _) in enumerate(admitted):
+            tokens[prompt_index, : len(job.prompt)] = job.prompt
         device = self.runtime.device
         self.runtime.routing.assign([job.adapter for job, _ in admitted], device)
-        step = self.runtime.prefill_step(self._cache, heads, width)
+        step = self.runtime.prefill_step(self._cache, prompt_rows, width)
         hidden = self.runtime.hidden(torch.from_numpy(tokens).to(device), step)
-        ends = torch.tensor([len(job.prompt) - 1 for job, _ in admitted], device=device)
-        last = hidden[torch.arange(len(admitted), device=device), ends]
-        copies = [(heads[place], first + i) for i, place in enumerate(owner) if heads[place] != first + i]
+        last_positions = torch.tensor([len(job.prompt) - 1 for job, _ in admitted], device=device)
+        last_hidden = hidden[torch.arange(len(admitted), device=device), last_positions]
+        copies = [
+            (prompt_rows[prompt_index], first + i)
+            for i, prompt_index in enumerate(prompt_of_row)
+            if prompt_rows[prompt_index] != first + i
+        ]
         if copies:
             self._cache.copy_rows([source for source, _ in copies], [target for _, target in copies], width)
         self.stats.prompt_tokens += sum(len(job.prompt) for job, _ in admitted)
-        logits = self.runtime.logits(last)[torch.tensor(owner, device=device)]
-        self._take(self._rows[first:], self._draw(logits, self._rows[first:]))
+        logits = self.runtime.logits(last_hidden)[torch.tensor(prompt_of_row, device=device)]
+        self._append_tokens(self._rows[first:], self._draw(logits, self._rows[first:]))
 
-    def _make_room(self, kept: int, rows: int, length: int) -> None:
-        """Room for `rows` rows of `length` tokens, keeping the first `kept`; within `cache_tokens` where that is
-        possible."""
+    def _reserve_cache(self, kept_rows: int, rows: int, length: int) -> None:
+        """Resize the cache to hold `rows` rows of `length` tokens, keeping the first `kept_rows`; within `cache_tokens`
+        where possible."""
         cache = self._cache
-        if not kept and cache.rows * cache.length > 4 * rows * length:
-            cache.clear()  # a large request is over: give its memory back
+        if not kept_rows and cache.rows * cache.length > 4 * rows * length:
+            cache.clear()  # a large request has ended: free its memory
         if rows <= cache.rows and length <= cache.length:
             return
-        ample = max(_doubled(rows, self._max_batch), cache.rows), max(length, cache.length)
-        cache.resize(*(ample if ample[0] * ample[1] <= self.cache_tokens else (rows, length)), kept)
+        grown = max(_doubled(rows, self._max_batch), cache.rows), max(length, cache.length)
+        cache.resize(*(grown if grown[0] * grown[1] <= self.cache_tokens else (rows, length)), kept_rows)
 
     # Decoding
 
@@ -265,9 +269,9 @@ class Engine:
             row.length += 1
         self.stats.steps += 1
         self.stats.step_rows += len(rows)
-        self._take(list(rows), self._draw(logits, rows))
+        self._append_tokens(list(rows), self._draw(logits, rows))
 
-    def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> Drawn:
+    def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> DrawnTokens:
         params = [row.job.params for row in rows]
         return draw(
             logits,
@@ -278,86 +282,88 @@ class Engine:
             max((p.top_logprobs or 0 for p in params), default=0),
         )
 
-    def _take(self, rows: Sequence[_Row], drawn: Drawn) -> None:
-        """Give each row its token, tell the sinks, and let finished rows leave."""
+    def _append_tokens(self, rows: Sequence[_Row], drawn: DrawnTokens) -> None:
+        """Append each row's token, send results to the sinks, and remove finished rows."""
         tokens, logprobs, finite = drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.finite.tolist()
         top_tokens = None if drawn.top_tokens is None else drawn.top_tokens.tolist()
         top_logprobs = None if drawn.top_logprobs is None else drawn.top_logprobs.tolist()
-        leaving: set[int] = set()
-        for at, row in enumerate(rows):
+        finished: set[int] = set()
+        for index, row in enumerate(rows):
             if row.job.cancelled:
                 continue
-            if not finite[at]:
-                self._break(row.job)
+            if not finite[index]:
+                self._fail_not_finite(row.job)
                 continue
-            row.last = tokens[at]
-            row.tokens.append(tokens[at])
-            row.logprobs.append(logprobs[at])
+            row.last = tokens[index]
+            row.tokens.append(tokens[index])
+            row.logprobs.append(logprobs[index])
             wanted = row.job.params.top_logprobs
             if wanted is not None:
                 best = (
                     []
                     if top_tokens is None or top_logprobs is None
-                    else zip(top_tokens[at], top_logprobs[at], strict=True)
+                    else zip(top_tokens[index], top_logprobs[index], strict=True)
                 )
                 row.top.append(list(best)[:wanted])
             if self._emit(row):
-                leaving.add(id(row))
+                finished.add(id(row))
         self.stats.generated_tokens += len(rows)
-        if leaving or any(row.job.cancelled for row in rows):
-            self._compact([row for row in self._rows if id(row) not in leaving and not row.job.cancelled])
+        if finished or any(row.job.cancelled for row in rows):
+            self._compact([row for row in self._rows if id(row) not in finished and not row.job.cancelled])
 
     def _emit(self, row: _Row) -> bool:
-        """Send what is due of a row; True when it is finished."""
+        """Send a row's unsent tokens if it streams or is finished. Returns True if it is finished."""
         params = row.job.params
         text = None if row.text is None else row.text.push(row.last)
-        finish: str | None = None
-        stop: str | int | None = None
+        finish_reason: str | None = None
+        stop_reason: str | int | None = None
         if row.text is not None and row.text.stopped_by is not None:
-            finish, stop = "stop", row.text.stopped_by
+            finish_reason, stop_reason = "stop", row.text.stopped_by
         elif row.last in params.stop_token_ids:
-            finish, stop = "stop", row.last
+            finish_reason, stop_reason = "stop", row.last
         elif row.last in self.runtime.eos_token_ids and not params.ignore_eos:
-            finish = "stop"
+            finish_reason = "stop"
         elif len(row.tokens) >= params.max_tokens:
-            finish = "length"
-        if row.text is not None and text is not None and finish is not None:
+            finish_reason = "length"
+        if row.text is not None and text is not None and finish_reason is not None:
             text += row.text.finish()
-        if not row.job.stream and finish is None:
+        if not row.job.stream and finish_reason is None:
             return False
         if row.text is not None and not row.job.stream:
             text = row.text.text
-        since = row.emitted
+        first = row.emitted
         row.emitted = len(row.tokens)
-        top = None if params.top_logprobs is None else row.top[since:]
-        row.job.sink(Chunk(row.index, row.tokens[since:], row.logprobs[since:], top, text, finish, stop))
-        return finish is not None
+        top = None if params.top_logprobs is None else row.top[first:]
+        row.job.sink(
+            GeneratedChunk(row.index, row.tokens[first:], row.logprobs[first:], top, text, finish_reason, stop_reason)
+        )
+        return finish_reason is not None
 
-    def _break(self, job: GenerateJob) -> None:
-        """Fail the request of a row whose logits are not finite; its cache rows must not be used again as they are."""
+    def _fail_not_finite(self, job: GenerateJob) -> None:
+        """Fail a request whose logits are not finite, and zero its cache rows, so that NaN cannot spread."""
         job.cancelled = True
-        for at, row in enumerate(self._rows):
+        for index, row in enumerate(self._rows):
             if row.job is job:
-                self._cache.wipe(at)
+                self._cache.wipe(index)
         if job in self._waiting:
             self._waiting.remove(job)
         name = "the base model" if job.adapter is None else f"adapter {job.adapter.name!r}"
         job.sink(EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
 
-    def _compact(self, staying: list[_Row]) -> None:
-        """Keep `staying` only, in cache rows 0 .. n-1: rows from the end move into the holes."""
-        kept = {id(row) for row in staying}
-        place = {id(row): at for at, row in enumerate(self._rows)}
-        count = len(staying)
-        holes = [at for at, row in enumerate(self._rows[:count]) if id(row) not in kept]
-        movers = [row for row in staying if place[id(row)] >= count]
-        moved = list(self._rows[:count])
-        for hole, row in zip(holes, movers, strict=True):
-            moved[hole] = row
+    def _compact(self, remaining: list[_Row]) -> None:
+        """Keep only the rows in `remaining`, in cache rows 0 .. n-1: rows from the end move into the gaps."""
+        remaining_ids = {id(row) for row in remaining}
+        index_of = {id(row): index for index, row in enumerate(self._rows)}
+        count = len(remaining)
+        free_rows = [index for index, row in enumerate(self._rows[:count]) if id(row) not in remaining_ids]
+        movers = [row for row in remaining if index_of[id(row)] >= count]
+        rows = list(self._rows[:count])
+        for hole, row in zip(free_rows, movers, strict=True):
+            rows[hole] = row
         if movers:
             length = max(row.length for row in movers)
-            self._cache.copy_rows([place[id(row)] for row in movers], holes, length)
-        self._rows = moved
+            self._cache.copy_rows([index_of[id(row)] for row in movers], free_rows, length)
+        self._rows = rows
         self._routed = False
 
     # Scoring

@@ -1,9 +1,9 @@
-"""What the engine is asked for, and what it answers."""
+"""The engine's jobs and their results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tentalis.inference.lora import Adapter
+from tentalis.inference.lora import LoraAdapter
 from tentalis.inference.sampling import SamplingParams
 from tentalis.inference.scoring import ScoredTokens
 
@@ -13,13 +13,13 @@ class EngineError(Exception):
 
 
 class EngineStopped(EngineError):
-    """The engine does not take, or will not finish, the request: it is stopping or its queue is full."""
+    """The engine rejects the request or will not finish it: it is stopping, or its queue is full."""
 
 
 @dataclass
-class Chunk:
+class GeneratedChunk:
     """New tokens of one sample. `text` is set for requests that stream or have stop strings; `top` holds, per token,
-    the likeliest tokens with their log-probs; the sample's last chunk has a `finish_reason`."""
+    the most likely tokens with their log-probs; the sample's last chunk has a `finish_reason`."""
 
     index: int
     token_ids: list[int]
@@ -30,7 +30,7 @@ class Chunk:
     stop_reason: str | int | None
 
 
-Sink = Callable[[Chunk | ScoredTokens | EngineError], None]
+ResultSink = Callable[[GeneratedChunk | ScoredTokens | EngineError], None]
 """Called from the engine's thread; must not block."""
 
 
@@ -41,21 +41,21 @@ class GenerateJob:
     prompt: list[int]
     params: SamplingParams
     n: int
-    adapter: Adapter | None
+    adapter: LoraAdapter | None
     stream: bool
-    sink: Sink
+    sink: ResultSink
     cancelled: bool = False
-    # Samples that have a row or are finished; the engine's own.
+    # Samples that have a row or are finished. Only the engine writes this.
     started: int = 0
 
 
 @dataclass(eq=False)
 class ScoreJob:
-    """The log-prob of every token of one sequence given those before it."""
+    """A request for the log-prob of every token of one sequence, given the tokens before it."""
 
     token_ids: list[int]
     temperature: float
     top: int
-    adapter: Adapter | None
-    sink: Sink
+    adapter: LoraAdapter | None
+    sink: ResultSink
     cancelled: bool = False

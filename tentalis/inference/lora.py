@@ -1,6 +1,6 @@
-"""PEFT LoRA adapters, applied unmerged, several at once, to rows of one batch.
+"""PEFT LoRA adapters, applied unmerged to the rows of a batch; rows of one batch may use different adapters.
 
-y = x W^T + scaling * (x A^T) B^T in fp32 whatever the base's dtype, which is what PEFT computes in training.
+y = x W^T + scaling * (x A^T) B^T in fp32 for any dtype of the base, as PEFT computes in training.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_WEIGHTS = "adapter_model.safetensors"
-_KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
-# What PEFT can do and this server cannot: option, and the values that mean "not used".
+WEIGHTS_FILE = "adapter_model.safetensors"
+_WEIGHT_KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
+# PEFT options that this server does not support -> the values that mean "not used".
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "modules_to_save": ([], None),
@@ -31,7 +31,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class AdapterRefused(Exception):
-    """The adapter folder is not there, or not one this model can carry; the message says why."""
+    """The adapter folder is missing or does not fit this model; the message says why."""
 
 
 class AdapterMissing(AdapterRefused):
@@ -39,8 +39,8 @@ class AdapterMissing(AdapterRefused):
 
 
 @dataclass(frozen=True, eq=False)
-class Adapter:
-    """A loaded adapter. Rows hold it by reference, so unloading its name never touches an answer in flight."""
+class LoraAdapter:
+    """A loaded adapter. Rows hold it by reference, so unloading its name does not affect requests in flight."""
 
     name: str
     path: str
@@ -50,18 +50,18 @@ class Adapter:
     weights: Mapping[str, tuple[Tensor, Tensor]] = field(repr=False)
 
 
-def load_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> Adapter:
+def load_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> LoraAdapter:
     """Read a PEFT LoRA folder (adapter_config.json, adapter_model.safetensors).
 
-    `shapes`: module name -> (in_features, out_features) of every linear layer an adapter may change. `sha256` of the
-    result is that of the weight file as it was read. Raises AdapterMissing, AdapterRefused.
+    `shapes`: module name -> (in_features, out_features) of every linear layer an adapter may change. The result's
+    `sha256` is that of the weight file as it was read. Raises AdapterMissing, AdapterRefused.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
-        content = (folder / _WEIGHTS).read_bytes()
+        content = (folder / WEIGHTS_FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AdapterMissing(f"No adapter in {folder}: {error.filename} is missing.") from error
     except (OSError, ValueError) as error:
@@ -70,22 +70,23 @@ def load_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise AdapterRefused(f"{folder / _WEIGHTS} is not a safetensors file: {error}") from error
+        raise AdapterRefused(f"{folder / WEIGHTS_FILE} is not a safetensors file: {error}") from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        match = _KEY.match(key)
+        match = _WEIGHT_KEY.match(key)
         if match is None:
-            raise AdapterRefused(f"{folder / _WEIGHTS}: {key!r} is not the LoRA weight of a linear layer.")
+            raise AdapterRefused(f"{folder / WEIGHTS_FILE}: {key!r} is not the LoRA weight of a linear layer.")
         if not torch.isfinite(tensor).all():
-            raise AdapterRefused(f"{folder / _WEIGHTS}: {key!r} holds NaN or infinity; the training run broke down.")
+            raise AdapterRefused(f"{folder / WEIGHTS_FILE}: {key!r} contains NaN or infinity. Use an earlier version.")
         pairs.setdefault(match["module"], {})[match["side"]] = tensor
     if not pairs:
-        raise AdapterRefused(f"{folder / _WEIGHTS} holds no LoRA weights.")
+        raise AdapterRefused(f"{folder / WEIGHTS_FILE} holds no LoRA weights.")
     weights = {
-        module: _weights(module, sides, config, shapes, folder / _WEIGHTS, device) for module, sides in pairs.items()
+        module: _weights(module, sides, config, shapes, folder / WEIGHTS_FILE, device)
+        for module, sides in pairs.items()
     }
     rank = max(a.shape[1] for a, _ in weights.values())
-    return Adapter(name, str(folder), hashlib.sha256(content).hexdigest(), rank, weights)
+    return LoraAdapter(name, str(folder), hashlib.sha256(content).hexdigest(), rank, weights)
 
 
 def _check_config(config: Mapping[str, Any], folder: Path) -> None:
@@ -132,27 +133,27 @@ def _by_pattern(patterns: Mapping[str, float] | None, module: str, default: floa
 
 
 @dataclass(frozen=True)
-class Group:
-    """Rows of the batch (its first dimension) that use one adapter, as a slice where they are neighbours."""
+class AdapterRows:
+    """Rows of the batch (its first dimension) that use one adapter, as a slice if they are contiguous."""
 
-    adapter: Adapter
+    adapter: LoraAdapter
     rows: Tensor | slice
 
 
-class Routing:
-    """Which adapter changes which rows of the forward pass that runs now. Owned by the engine's thread."""
+class AdapterRouting:
+    """Assigns adapters to the rows of the current forward pass. Owned by the engine's thread."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[AdapterRows] = []
 
-    def assign(self, adapters: Sequence[Adapter | None], device: torch.device) -> None:
-        """`adapters[i]` is what row i uses, None the base model."""
-        by_adapter: dict[Adapter, list[int]] = {}
+    def assign(self, adapters: Sequence[LoraAdapter | None], device: torch.device) -> None:
+        """Set the adapters of the next pass: row i uses `adapters[i]`; None means the base model."""
+        by_adapter: dict[LoraAdapter, list[int]] = {}
         for row, adapter in enumerate(adapters):
             if adapter is not None:
                 by_adapter.setdefault(adapter, []).append(row)
         self.groups = [
-            Group(
+            AdapterRows(
                 adapter,
                 slice(rows[0], rows[-1] + 1)
                 if rows[-1] - rows[0] == len(rows) - 1
@@ -163,13 +164,13 @@ class Routing:
 
 
 class RoutedLinear(nn.Module):
-    """A linear layer of the base model plus, per row, the adapter that `routing` names for it.
+    """A linear layer of the base model plus, per row, the adapter that `routing` assigns to it.
 
-    Where oneDNN is there (fp32 on a CPU) the weight is kept in its blocked layout only: two to three times as fast as
-    the ordinary product on CPUs that MKL does not favour.
+    Where oneDNN is available (fp32 on a CPU), only its blocked layout of the weight is kept: two to three times as fast
+    as the ordinary product on CPUs that MKL does not favour.
     """
 
-    def __init__(self, name: str, linear: nn.Linear, routing: Routing, packed: bool) -> None:
+    def __init__(self, name: str, linear: nn.Linear, routing: AdapterRouting, packed: bool) -> None:
         super().__init__()
         self.name = name
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -196,18 +197,18 @@ class RoutedLinear(nn.Module):
             elif isinstance(group.rows, slice):
                 y[group.rows] += ((x[group.rows].float() @ a) @ b).to(y.dtype)
             else:
-                picked = x.index_select(0, group.rows).float()
-                changed = y.index_select(0, group.rows) + (picked @ a) @ b
+                selected = x.index_select(0, group.rows).float()
+                changed = y.index_select(0, group.rows) + (selected @ a) @ b
                 y.index_copy_(0, group.rows, changed.to(y.dtype))
         return y
 
 
-# The blocked layout is chosen for this many rows; measured, it is as fast as any for 1 to 512 rows.
+# oneDNN chooses the blocked layout for this many rows; measured, it is as fast as any other for 1 to 512 rows.
 _PACK_ROWS = 256
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN can hold this weight in its blocked layout."""
+    """True if oneDNN can hold this weight in its blocked layout."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32

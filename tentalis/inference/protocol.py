@@ -1,4 +1,8 @@
-"""The token-exact inference protocol: what workers and teachers need from any server, and nothing else."""
+"""The inference protocol: the calls that workers and teachers need from any server.
+
+A server that gives token ids and log-probs is token-exact: its samples can be trained on. One that does not can answer
+tasks (`generate`), but not teach.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from schemas.records import LogprobsMode
 
 Message = dict[str, Any]
 """A chat message as OpenAI writes it: {"role": "user", "content": "..."}."""
@@ -19,11 +25,11 @@ class InferenceError(Exception):
 
 
 class ServerUnavailable(InferenceError):
-    """Nobody answers, or the server says it cannot now (503): the same call may succeed later."""
+    """The server does not answer, or answers 503: the same call may succeed later."""
 
 
 class RequestRefused(InferenceError):
-    """The server understood the call and refused it, or failed on it: repeating it as it is will not help."""
+    """The server refused the call or failed on it: repeating the same call will not help."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"The inference server answered {status}: {message}")
@@ -36,8 +42,8 @@ class UnknownModel(RequestRefused):
 
 
 class NotTokenExact(RequestRefused):
-    """The server answered, but not with a token id or log-prob for each token (502): the same call gets no better
-    answer."""
+    """The server's answer lacks the token id or log-prob of some token (502): repeating the same call will not
+    help."""
 
     def __init__(self, message: str) -> None:
         super().__init__(502, message)
@@ -47,28 +53,35 @@ class NotTokenExact(RequestRefused):
 class Completion:
     """One sampled answer.
 
-    `token_ids` int32 [n] is what was sampled, the end-of-turn token included; `logprobs` float32 [n] the log-prob of
-    each under the distribution it was drawn from (temperature, top-k and top-p applied); `finish_reason` is "stop" or
-    "length". Example: Completion("Paris.", [36102, 30, 2], [-0.1, -0.7, -0.01], "stop"); 2 is the end-of-turn token.
+    `token_ids` int32 [n] are the sampled tokens, the end-of-turn token included; `logprobs` float32 [n] the log-prob of
+    each, under the distribution that the generation's `logprobs_mode` names. Both are None if the server does not give
+    them. `finish_reason` is "stop" or "length". Example: Completion("Paris.", [36102, 30, 2], [-0.1, -0.7, -0.01],
+    "stop"); 2 is the end-of-turn token.
     """
 
     text: str
-    token_ids: Int32
-    logprobs: Float32
+    token_ids: Int32 | None
+    logprobs: Float32 | None
     finish_reason: str
 
 
 @dataclass(frozen=True)
 class Generation:
-    """n completions of one prompt. `model` is the model or adapter (`policy@vN`) that really sampled them."""
+    """n completions of one prompt. `model` is the model or adapter (`policy@vN`) that sampled them.
+
+    `prompt_token_ids` is None if the server does not give them; the completions then have no token ids either.
+    `logprobs_mode`: processed, of the distribution that was sampled from (temperature, top-k and top-p applied); raw,
+    of the model's own; none, if there are no log-probs; unknown, if the server does not declare which.
+    """
 
     model: str
-    prompt_token_ids: Int32
+    prompt_token_ids: Int32 | None
     completions: list[Completion]
+    logprobs_mode: LogprobsMode
 
 
 class Inference(Protocol):
-    """Any server that can sample and score token by token. Every method raises InferenceError."""
+    """Any server that can sample, and score token by token. Every method raises InferenceError."""
 
     async def generate(
         self,
@@ -92,8 +105,8 @@ class Inference(Protocol):
     async def score_top(
         self, model: str, token_ids: Sequence[int], temperature: float = 1.0, k: int = 1
     ) -> tuple[Float32, Int32, Float32]:
-        """As `score`, and the k likeliest tokens at each place, likeliest first, int32 [n, k], with their log-probs,
-        float32 [n, k]; at index 0 they are -1 and NaN."""
+        """Like `score`, and the k most likely tokens at each position, most likely first, int32 [n, k], with their
+        log-probs, float32 [n, k]; at index 0 they are -1 and NaN."""
         ...
 
     async def render(
@@ -103,6 +116,6 @@ class Inference(Protocol):
         add_generation_prompt: bool = True,
         template: Mapping[str, Any] | None = None,
     ) -> Int32:
-        """The token ids that the server's chat template makes of `messages`, int32 [n]. `template`: what else of a
-        request it reads, by the fields' names (tools, chat_template_kwargs)."""
+        """The token ids of `messages` under the server's chat template, int32 [n]. `template`: the other request fields
+        that the template reads, by name (tools, chat_template_kwargs)."""
         ...

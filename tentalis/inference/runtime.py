@@ -1,4 +1,4 @@
-"""The model as the engine sees it: one padded forward pass over rows of a key/value cache, and the head."""
+"""The model's interface to the engine: one padded forward pass over rows of a key/value cache, and the head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tentalis.inference.lora import Adapter, RoutedLinear, Routing, can_pack, load_adapter
-from tentalis.service import Unmendable
+from tentalis.inference.lora import AdapterRouting, LoraAdapter, RoutedLinear, can_pack, load_adapter
+from tentalis.service.lifecycle import Unmendable
 
 _ATTENTION = "tentalis_padded"
 
 
 class UnsupportedModel(Unmendable):
-    """The model's architecture is not one this server computes exactly; the message names what it cannot do."""
+    """The server cannot compute the model's architecture exactly; the message names the unsupported feature."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one forward pass does. `rows` [R] are cache rows, `positions` [R, Q] of the tokens in their sequences."""
+class ForwardPass:
+    """One forward pass. `rows` [R] are cache rows, `positions` [R, Q] the tokens' positions in their sequences."""
 
     cache: "KeyValueCache | None"
     rows: Tensor
     positions: Tensor
     # Keys attended over: positions 0 .. width - 1 of each row.
     width: int
-    # Additive fp mask [R, 1, Q, width]; None where plain causal attention among the tokens themselves is meant.
+    # Additive fp mask [R, 1, Q, width]; None means plain causal attention among the tokens of this pass.
     mask: Tensor | None
 
 
@@ -47,16 +47,16 @@ class KeyValueCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one position of one row takes."""
+        """Bytes per position of one row."""
         layers, heads, head_dim = self._shape
         return 2 * layers * heads * head_dim * torch.empty(0, **self._options).element_size()
 
     def clear(self) -> None:
-        """Forget everything and give the memory back."""
+        """Drop all rows and free the memory."""
         self._allocate(0, 0)
 
     def resize(self, rows: int, length: int, kept: int) -> None:
-        """Become `rows` sequences of `length` tokens, keeping the first `kept` rows as far as they fit."""
+        """Resize to `rows` sequences of `length` tokens, keeping the first `kept` rows, cut to the new size."""
         keys, values, common = self.keys, self.values, min(length, self.length)
         self._allocate(rows, length)
         self.keys[:, :kept, :, :common] = keys[:, :kept, :, :common]
@@ -65,12 +65,12 @@ class KeyValueCache:
     def copy_rows(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of rows `source[i]` to rows `target[i]`."""
         device = self.keys.device
-        at, to = torch.tensor(source, device=device), torch.tensor(target, device=device)
+        source_rows, target_rows = torch.tensor(source, device=device), torch.tensor(target, device=device)
         for store in (self.keys, self.values):
-            store[:, to, :, :length] = store[:, at, :, :length]
+            store[:, target_rows, :, :length] = store[:, source_rows, :, :length]
 
     def wipe(self, row: int) -> None:
-        """Zero a row that may hold NaN, so that it cannot poison the next sequence there."""
+        """Zero a row that may hold NaN, so that it cannot affect the next sequence in that row."""
         self.keys[:, row] = 0
         self.values[:, row] = 0
 
@@ -82,18 +82,18 @@ class KeyValueCache:
 
 
 class _StepCache:
-    """What the transformers model takes for its cache: stores the new keys and values, returns those to attend over."""
+    """The cache that the transformers model sees: stores the new keys and values, returns those to attend over."""
 
     is_compileable = False
 
-    def __init__(self, step: Step, cache: KeyValueCache) -> None:
+    def __init__(self, step: ForwardPass, cache: KeyValueCache) -> None:
         self._step = step
         self._cache = cache
         heads = cache.keys.shape[2]
         head = torch.arange(heads, device=step.rows.device)[None, :, None]
-        # Where in [rows * heads * length] the new keys and values go, for all layers alike.
-        places = (step.rows[:, None, None] * heads + head) * cache.length + step.positions[:, None, :]
-        self._places = places.flatten()
+        # Indices in [rows * heads * length] of the new keys and values, the same for all layers.
+        flat_indices = (step.rows[:, None, None] * heads + head) * cache.length + step.positions[:, None, :]
+        self._flat_indices = flat_indices.flatten()
         first = int(step.rows[0]) if len(step.rows) else 0
         contiguous = torch.equal(step.rows, torch.arange(first, first + len(step.rows), device=step.rows.device))
         self._window: slice | Tensor = slice(first, first + len(step.rows)) if contiguous else step.rows
@@ -103,12 +103,12 @@ class _StepCache:
         return 0
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """key, value [R, heads, Q, head_dim] go to their rows and positions; returns [R, heads, width, head_dim]."""
+        """Store key, value [R, heads, Q, head_dim] at their rows and positions. Returns [R, heads, width, head_dim]."""
         step = self._step
         keys, values = self._cache.keys[layer_idx], self._cache.values[layer_idx]
         head_dim = key.shape[-1]
-        keys.view(-1, head_dim).index_copy_(0, self._places, key.reshape(-1, head_dim))
-        values.view(-1, head_dim).index_copy_(0, self._places, value.reshape(-1, head_dim))
+        keys.view(-1, head_dim).index_copy_(0, self._flat_indices, key.reshape(-1, head_dim))
+        values.view(-1, head_dim).index_copy_(0, self._flat_indices, value.reshape(-1, head_dim))
         if step.mask is None:
             return key, value
         return keys[self._window, :, : step.width], values[self._window, :, : step.width]
@@ -121,19 +121,19 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    tentalis_step: Step | None = None,
+    tentalis_step: ForwardPass | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with our own mask. query [R, Hq, Q, D], key and value [R, Hk, T, D]; returns [R, Q, Hq, D]."""
+    """Attention with the step's mask. query [R, Hq, Q, D], key and value [R, Hk, T, D]; returns [R, Q, Hq, D]."""
     if tentalis_step is None:
-        raise UnsupportedModel(f"{type(module).__name__} does not pass keyword arguments on to its attention.")
+        raise UnsupportedModel(f"{type(module).__name__} does not pass keyword arguments to its attention. Use vLLM.")
     mask = tentalis_step.mask
     rows, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]
     if length == 1 and mask is not None:
-        # One query per row: the query heads that share a key head become that head's queries, and nothing is repeated.
+        # One query per row: the query heads that share a key head become its queries, so no key has to be repeated.
         grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        if query.device.type == "cpu":  # measured: a third faster than the fused kernel, whose blocks are made for more
+        if query.device.type == "cpu":  # measured: a third faster than the fused kernel, which is made for more queries
             scores = (grouped * (head_dim**-0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
             out = scores.add_(mask).softmax(dim=-1) @ value
         else:
@@ -148,20 +148,23 @@ def _attend(
     return out.transpose(1, 2), None
 
 
-class Runtime:
+class ModelRuntime:
     """A causal language model, its tokenizer and its adapters' entry points. Not thread-safe: one thread runs it."""
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype) -> None:
         from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         AttentionInterface.register(_ATTENTION, _attend)
         self.device = device
+        self.dtype = str(dtype).removeprefix("torch.")
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(path))
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, attn_implementation=_ATTENTION)
         config = model.config
         _check_supported(config)
         model = model.to(device).eval().requires_grad_(False)
-        self.routing = Routing()
+        self.routing = AdapterRouting()
         self.shapes: dict[str, tuple[int, int]] = {}
         head = model.get_output_embeddings()
         for name, module in list(model.named_modules()):
@@ -170,9 +173,9 @@ class Runtime:
                 linear = RoutedLinear(name, module, self.routing, can_pack(module.weight))
                 setattr(parent, name.rpartition(".")[2], linear)
                 self.shapes[name] = (linear.in_features, linear.out_features)
-        self._body = model.base_model
+        self._base_model = model.base_model
         # Adapters on the head are refused: it is not in `shapes`.
-        self._head = RoutedLinear("", head, Routing(), can_pack(head.weight))
+        self._head = RoutedLinear("", head, AdapterRouting(), can_pack(head.weight))
         self.vocab_size = self._head.out_features
         self.max_positions = int(config.max_position_embeddings)
         self.eos_token_ids = _eos_token_ids(model, self.tokenizer)
@@ -184,14 +187,14 @@ class Runtime:
         """An empty cache of this model's shape."""
         return KeyValueCache(*self._cache_shape)
 
-    def load_adapter(self, name: str, folder: Path) -> Adapter:
+    def load_adapter(self, name: str, folder: Path) -> LoraAdapter:
         """See lora.load_adapter."""
         return load_adapter(name, folder, self.shapes, self.device)
 
-    def hidden(self, tokens: Tensor, step: Step) -> Tensor:
+    def hidden(self, tokens: Tensor, step: ForwardPass) -> Tensor:
         """Last hidden states [R, Q, hidden] of `tokens` [R, Q], after storing their keys and values."""
         cache = None if step.cache is None else _StepCache(step, step.cache)
-        result = self._body(
+        result = self._base_model(
             input_ids=tokens,
             position_ids=step.positions,
             past_key_values=cache,
@@ -204,19 +207,19 @@ class Runtime:
         """fp32 logits [N, vocab] of hidden states [N, hidden]."""
         return self._head(hidden).float()  # type: ignore[no-any-return]
 
-    def prefill_step(self, cache: KeyValueCache | None, rows: Sequence[int], length: int) -> Step:
+    def prefill_step(self, cache: KeyValueCache | None, rows: Sequence[int], length: int) -> ForwardPass:
         """A pass over whole sequences from their first token, padded at the right to `length`."""
         positions = torch.arange(length, device=self.device).expand(len(rows), length)
-        return Step(cache, torch.tensor(rows, device=self.device), positions, length, None)
+        return ForwardPass(cache, torch.tensor(rows, device=self.device), positions, length, None)
 
-    def continue_step(self, cache: KeyValueCache, lengths: Tensor, count: int) -> Step:
+    def continue_step(self, cache: KeyValueCache, lengths: Tensor, count: int) -> ForwardPass:
         """A pass over the next `count` tokens (right-padded) of rows 0 .. n-1, which hold `lengths` [n] tokens."""
         positions = lengths[:, None] + torch.arange(count, device=self.device)
         width = int(lengths.max()) + count
         hidden = torch.arange(width, device=self.device) > positions[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=cache.keys.dtype, device=self.device)
         mask.masked_fill_(hidden, float("-inf"))
-        return Step(cache, torch.arange(len(lengths), device=self.device), positions, width, mask[:, None])
+        return ForwardPass(cache, torch.arange(len(lengths), device=self.device), positions, width, mask[:, None])
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -232,7 +235,7 @@ def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _check_supported(config: Any) -> None:
-    """Refuse what would silently give other numbers than the trainer's forward pass."""
+    """Refuse models that would silently give other numbers than the trainer's forward pass."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if kinds != {"full_attention"} or window is not None:

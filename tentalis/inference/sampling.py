@@ -1,4 +1,4 @@
-"""Drawing tokens for a whole batch at once, and the log-probs of the distribution they were drawn from."""
+"""Draws tokens for a whole batch at once, with the log-probs of the distribution they were drawn from."""
 
 import secrets
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample. Temperature 0 takes the likeliest token, and reports log-probs at temperature 1.
+    """Sampling settings of a request. Temperature 0 takes the most likely token and reports log-probs at temperature 1.
 
-    `top_k` 0 means all tokens; `top_logprobs` None means none are reported beside the sampled token's.
+    `top_k` 0 means all tokens; `top_logprobs` None means that only the sampled token's log-prob is reported.
     """
 
     max_tokens: int
@@ -31,18 +31,18 @@ class SamplingParams:
 
 
 def uniforms(seed: int | None, index: int, count: int) -> NDArray[np.float64]:
-    """The `count` uniform numbers in [0, 1) that decide sample `index` of a request, one a token.
+    """The `count` uniform numbers in [0, 1) that decide sample `index` of a request, one per token.
 
-    With a seed they depend on (seed, index) alone, never on what else is in the batch.
+    With a seed they depend only on (seed, index), never on the rest of the batch.
     """
     entropy = secrets.randbits(128) if seed is None else seed & 0xFFFF_FFFF_FFFF_FFFF
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([entropy, index]))).random(count)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """For N rows: `tokens` int64 [N], `logprobs` fp32 [N], `finite` bool [N] (False: the model's logits broke down),
-    and the `width` likeliest tokens with their log-probs [N, width]."""
+class DrawnTokens:
+    """The result for N rows: `tokens` int64 [N], `logprobs` fp32 [N], `finite` bool [N] (False: the row's logits are
+    not finite), and the `width` most likely tokens with their log-probs [N, width]."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -58,8 +58,8 @@ def draw(
     top_k: NDArray[np.int64],
     uniform: NDArray[np.float64],
     top_width: int = 0,
-) -> Drawn:
-    """One token per row of `logits` fp32 [N, vocab], by inverting the distribution at `uniform` [N].
+) -> DrawnTokens:
+    """Draws one token per row of `logits` fp32 [N, vocab], by inverting the cumulative distribution at `uniform` [N].
 
     Overwrites `logits`. The log-probs are those of the processed distribution: temperature, top-k, then top-p.
     """
@@ -70,10 +70,10 @@ def draw(
         logits.div_(scale[:, None])
     restricted = np.flatnonzero(((top_k > 0) | (top_p < 1)) & ~greedy)
     if len(restricted):
-        at = torch.from_numpy(restricted).to(device)
+        rows = torch.from_numpy(restricted).to(device)
         k = torch.from_numpy(top_k[restricted]).to(device)
         p = torch.from_numpy(top_p[restricted]).to(device)
-        logits[at] = _restrict(logits[at], k, p)
+        logits[rows] = _restrict(logits[rows], k, p)
     normaliser = logits.logsumexp(dim=-1)
     finite = torch.isfinite(normaliser)
     best_tokens, best_logprobs = None, None
@@ -90,28 +90,29 @@ def draw(
         if likeliest is not None:
             tokens = torch.where(torch.from_numpy(greedy).to(device), likeliest, tokens)
         logprobs = logits.gather(1, tokens[:, None])[:, 0]
-    return Drawn(tokens, logprobs, finite, best_tokens, best_logprobs)
+    return DrawnTokens(tokens, logprobs, finite, best_tokens, best_logprobs)
 
 
 def _restrict(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Minus infinity outside the `top_k` likeliest tokens (0: all) and outside the smallest set of `top_p` mass."""
+    """The logits, minus infinity outside the `top_k` most likely tokens (0: all) and the smallest set of `top_p`
+    mass."""
     ordered, order = logits.sort(dim=-1, descending=True)
     vocab = logits.shape[-1]
     rank = torch.arange(vocab, device=logits.device)
     keep = rank < torch.where(top_k > 0, top_k, vocab)[:, None]
     ordered = ordered.masked_fill(~keep, float("-inf"))
     probabilities = ordered.softmax(dim=-1)
-    # A token stays while the mass before it is below top_p: the token that crosses the line stays.
+    # A token stays while the mass before it is below top_p: the token that crosses the threshold stays.
     keep = (probabilities.cumsum(dim=-1) - probabilities) < top_p[:, None]
     keep[:, 0] = True
     return torch.empty_like(logits).scatter_(1, order, ordered.masked_fill(~keep, float("-inf")))
 
 
 def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The token at which the cumulated probability passes `uniform` * total, for each row.
+    """For each row, the token at which the cumulative probability exceeds `uniform` * total.
 
-    In two stages (blocks, then within the block) so that the cumulated sums are exact enough in float64 without
-    converting the whole vocabulary. A token of probability zero is never returned.
+    Two stages (blocks, then within the block) make the cumulative sums exact enough in float64 without converting the
+    whole vocabulary. A token of probability zero is never returned.
     """
     rows, vocab = probabilities.shape
     padding = -vocab % _BLOCK
@@ -130,7 +131,7 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _first_beyond(weights: Tensor, cumulated: Tensor, target: Tensor) -> Tensor:
-    """First index where `cumulated` exceeds `target`; where rounding leaves none, the last with any weight."""
+    """First index where `cumulated` exceeds `target`; if rounding leaves none, the last index with nonzero weight."""
     index = (cumulated <= target[:, None]).sum(dim=-1)
     last = weights.shape[1] - 1 - (weights > 0).flip(1).to(torch.uint8).argmax(dim=-1)
     return torch.minimum(index, last)

@@ -7,20 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tentalis.inference.lora import Adapter
-from tentalis.inference.prefixes import Family, families
+from tentalis.inference.lora import LoraAdapter
+from tentalis.inference.prefixes import PrefixFamily, prefix_families
 from tentalis.inference.protocol import Float32
-from tentalis.inference.runtime import Runtime
+from tentalis.inference.runtime import ModelRuntime
 
-# Rows of fp32 logits held at once: 64 x 49,152 x 4 bytes = 13 MB. Measured: what malloc has to map afresh for every
-# chunk (beyond 32 MB) costs ten times as much per row in page faults.
+# Rows of fp32 logits held at once: 64 x 49,152 x 4 bytes = 13 MB. Measured: beyond 32 MB malloc maps new memory for
+# every chunk, and the page faults cost ten times as much per row.
 _HEAD_ROWS = 64
 
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """For a sequence of n tokens: `logprobs` fp32 [n] (index 0 is NaN), `ranks` [n] (1 = likeliest; index 0 is 0), and
-    per token the likeliest alternatives with their log-probs (empty at index 0 and where none were asked for)."""
+    """Scores of a sequence of n tokens: `logprobs` fp32 [n] (index 0 is NaN), `ranks` [n] (1 = most likely; index 0 is
+    0), and per token the most likely alternatives with their log-probs (empty at index 0 and if none are requested)."""
 
     logprobs: Float32
     ranks: list[int]
@@ -28,28 +28,27 @@ class ScoredTokens:
 
 
 def score_batch(
-    runtime: Runtime,
+    runtime: ModelRuntime,
     sequences: Sequence[Sequence[int]],
-    adapters: Sequence[Adapter | None],
+    adapters: Sequence[LoraAdapter | None],
     temperatures: Sequence[float],
     tops: Sequence[int],
 ) -> list[ScoredTokens]:
     """log p(token i | tokens before i) of each sequence under its adapter, at its temperature.
 
-    What sequences have in common at their beginning runs through the model once; the head runs in chunks over real
-    positions only.
+    A prefix that sequences share runs through the model once; the head runs in chunks, over unpadded positions only.
     """
-    hidden, places = _hidden_states(runtime, sequences, adapters)
+    hidden, token_rows = _hidden_states(runtime, sequences, adapters)
     counts = [len(sequence) - 1 for sequence in sequences]
-    where = np.concatenate([place[:-1] for place in places])
+    state_rows = np.concatenate([rows[:-1] for rows in token_rows])
     targets = np.concatenate([np.asarray(sequence[1:], dtype=np.int64) for sequence in sequences])
     temperature = np.repeat(np.asarray(temperatures, dtype=np.float32), counts)
-    logprobs, ranks, best = _through_the_head(runtime, hidden, where, targets, temperature, max(tops, default=0))
+    logprobs, ranks, best = _score_targets(runtime, hidden, state_rows, targets, temperature, max(tops, default=0))
     results = []
-    at = 0
+    begin = 0
     for count, wanted in zip(counts, tops, strict=True):
-        part = slice(at, at + count)
-        at += count
+        part = slice(begin, begin + count)
+        begin += count
         alternatives = [entry[:wanted] for entry in best[part]] if wanted else [[] for _ in range(count)]
         results.append(
             ScoredTokens(
@@ -62,26 +61,26 @@ def score_batch(
 
 
 def _hidden_states(
-    runtime: Runtime, sequences: Sequence[Sequence[int]], adapters: Sequence[Adapter | None]
+    runtime: ModelRuntime, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
 ) -> tuple[Tensor, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-    """Hidden states [N, hidden], and for each sequence the places [n] of its tokens' states among them."""
+    """Hidden states [N, hidden], and for each sequence the row indices [n] of its tokens' states."""
     device = runtime.device
-    groups = families(sequences, adapters)
+    groups = prefix_families(sequences, adapters)
     sharing = [group for group in groups if group.length]
     if not sharing:
-        # Padding stands at the right, where causal attention never looks back at it.
+        # Padding is on the right, where causal attention never sees it.
         tokens = _padded(sequences)
         runtime.routing.assign(adapters, device)
         step = runtime.prefill_step(None, range(len(sequences)), tokens.shape[1])
         hidden = runtime.hidden(torch.from_numpy(tokens).to(device), step).flatten(0, 1)
         return hidden, [row * tokens.shape[1] + np.arange(len(sequence)) for row, sequence in enumerate(sequences)]
 
-    # Pass one: each shared beginning, in the cache row of its family's first member. Pass two: all the rest.
-    order = [(place, group) for group in groups for place in group.members]
-    row_of = {place: row for row, (place, _) in enumerate(order)}
+    # Pass one: each shared prefix, in the cache row of its family's first member. Pass two: all the rest.
+    order = [(index, group) for group in groups for index in group.members]
+    row_of = {index: row for row, (index, _) in enumerate(order)}
     starts = [group.length for _, group in order]
     prefixes = _padded([sequences[group.members[0]][: group.length] for group in sharing])
-    rests = _padded([sequences[place][group.length :] for place, group in order])
+    rests = _padded([sequences[index][group.length :] for index, group in order])
     cache = runtime.new_cache()
     cache.resize(len(order), max(prefixes.shape[1], max(starts) + rests.shape[1]), 0)
     heads = [row_of[group.members[0]] for group in sharing]
@@ -89,22 +88,22 @@ def _hidden_states(
     step = runtime.prefill_step(cache, heads, prefixes.shape[1])
     first = runtime.hidden(torch.from_numpy(prefixes).to(device), step).flatten(0, 1)
     for group in sharing:
-        rows = [row_of[place] for place in group.members]
+        rows = [row_of[index] for index in group.members]
         cache.copy_rows([rows[0]] * (len(rows) - 1), rows[1:], group.length)
-    runtime.routing.assign([adapters[place] for place, _ in order], device)
+    runtime.routing.assign([adapters[index] for index, _ in order], device)
     step = runtime.continue_step(cache, torch.tensor(starts, device=device), rests.shape[1])
     second = runtime.hidden(torch.from_numpy(rests).to(device), step).flatten(0, 1)
 
     begin = {group.members: number * prefixes.shape[1] for number, group in enumerate(sharing)}
-    places = [
-        _places(sequence, order[row_of[place]][1], begin, len(first) + row_of[place] * rests.shape[1])
-        for place, sequence in enumerate(sequences)
+    token_rows = [
+        _state_rows(sequence, order[row_of[index]][1], begin, len(first) + row_of[index] * rests.shape[1])
+        for index, sequence in enumerate(sequences)
     ]
-    return torch.cat([first, second]), places
+    return torch.cat([first, second]), token_rows
 
 
-def _places(
-    sequence: Sequence[int], group: Family, begin: dict[tuple[int, ...], int], rest: int
+def _state_rows(
+    sequence: Sequence[int], group: PrefixFamily, begin: dict[tuple[int, ...], int], rest: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     shared = begin.get(group.members, 0) + np.arange(group.length)
     return np.concatenate([shared, rest + np.arange(len(sequence) - group.length)])
@@ -117,35 +116,35 @@ def _padded(sequences: Sequence[Sequence[int]]) -> np.ndarray[tuple[int, int], n
     return tokens
 
 
-def _through_the_head(
-    runtime: Runtime,
+def _score_targets(
+    runtime: ModelRuntime,
     hidden: Tensor,
-    where: np.ndarray[tuple[int], np.dtype[np.int64]],
+    state_rows: np.ndarray[tuple[int], np.dtype[np.int64]],
     targets: np.ndarray[tuple[int], np.dtype[np.int64]],
     temperature: Float32,
     top: int,
 ) -> tuple[Float32, np.ndarray[tuple[int], np.dtype[np.int64]], list[list[tuple[int, float]]]]:
-    """For each (place, target, temperature): log-prob and rank of the target, and the `top` likeliest tokens."""
-    keys = np.stack([where, targets, temperature.view(np.int32)])
-    asked, inverse = np.unique(keys, axis=1, return_inverse=True)  # a shared beginning asks the same of all its members
+    """For each (place, target, temperature): log-prob and rank of the target, and the `top` most likely tokens."""
+    keys = np.stack([state_rows, targets, temperature.view(np.int32)])
+    unique, inverse = np.unique(keys, axis=1, return_inverse=True)  # members of a family share the prefix's entries
     device = runtime.device
-    logprobs = np.empty(asked.shape[1], dtype=np.float32)
-    ranks = np.empty(asked.shape[1], dtype=np.int64)
+    logprobs = np.empty(unique.shape[1], dtype=np.float32)
+    ranks = np.empty(unique.shape[1], dtype=np.int64)
     best: list[list[tuple[int, float]]] = []
-    for start in range(0, asked.shape[1], _HEAD_ROWS):
+    for start in range(0, unique.shape[1], _HEAD_ROWS):
         part = slice(start, start + _HEAD_ROWS)
-        logits = runtime.logits(hidden[torch.from_numpy(asked[0, part]).to(device)])
-        scale = asked[2, part].astype(np.int32).view(np.float32)
+        logits = runtime.logits(hidden[torch.from_numpy(unique[0, part]).to(device)])
+        scale = unique[2, part].astype(np.int32).view(np.float32)
         if (scale != 1).any():
             logits.div_(torch.from_numpy(scale).to(device)[:, None])
-        chosen = logits.gather(1, torch.from_numpy(asked[1, part]).to(device)[:, None])
+        chosen = logits.gather(1, torch.from_numpy(unique[1, part]).to(device)[:, None])
         normaliser = logits.logsumexp(dim=-1, keepdim=True)
         logprobs[part] = (chosen - normaliser)[:, 0].cpu().numpy()
         if top:
             values, ids = logits.topk(top, dim=-1)
             values = values - normaliser
             best += [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
-        # In place, because the logits are not needed any more; a count of ones in fp32 is exact up to 2^24.
+        # In place, because the logits are no longer needed; a count of ones in fp32 is exact up to 2^24.
         ranks[part] = logits.gt_(chosen).sum(dim=-1).cpu().numpy() + 1
     inverse = inverse.reshape(-1)
-    return logprobs[inverse], ranks[inverse], [best[at] for at in inverse] if top else []
+    return logprobs[inverse], ranks[inverse], [best[index] for index in inverse] if top else []

@@ -13,23 +13,25 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from tentalis import metrics
-from tentalis.health import Health
-from tentalis.inference.api import Api
-from tentalis.inference.engine import Engine, EngineStats
-from tentalis.inference.runtime import Runtime
-from tentalis.inference.shelf import Adapters
-from tentalis.metrics import Exporter
+from tentalis.inference import metrics
+from tentalis.inference.adapter_cache import AdapterCache
+from tentalis.inference.api import InferenceApi
+from tentalis.inference.engine import EngineStats, InferenceEngine
+from tentalis.inference.runtime import ModelRuntime
+from tentalis.service.health import Health
+from tentalis.service.metrics import Exporter
+from tentalis.service.ports import listening_sockets
+from tentalis.storage.file_cache import FileCache
 
 log = logging.getLogger(__name__)
 
-# How long open connections may last after a stop signal, in seconds; their requests have been failed by then.
+# Seconds that open connections may last after a stop signal; their requests have already failed by then.
 _GRACE_SECONDS = 3
 _DEFAULT_CONTEXT = 2048
 
 
 class ServerMetrics:
-    """What the server exports; the engine's counters are read when the page is asked for."""
+    """The server's metrics; the engine's counters are read at each scrape."""
 
     def __init__(self, stats: EngineStats, adapters: Callable[[], int]) -> None:
         self.exporter = exporter = Exporter("model")
@@ -46,8 +48,10 @@ class ServerMetrics:
         exporter.read(metrics.MODEL_BUSY, lambda: stats.busy_seconds)
 
 
-def build_app(engine: Engine, adapters: Adapters, served_name: str, root: str, max_model_len: int) -> FastAPI:
-    """The HTTP application over a started engine; it stops the engine when it shuts down."""
+def build_app(
+    engine: InferenceEngine, adapters: AdapterCache, served_name: str, root: str, max_model_len: int
+) -> FastAPI:
+    """The HTTP application of a started engine; it stops the engine when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -55,21 +59,21 @@ def build_app(engine: Engine, adapters: Adapters, served_name: str, root: str, m
         await asyncio.to_thread(engine.stop)
 
     app = FastAPI(title="tentalis inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    measured = ServerMetrics(engine.stats, lambda: len(adapters.all()))
+    server_metrics = ServerMetrics(engine.stats, lambda: len(adapters.all()))
 
     def stopped() -> str | None:
         return None if engine.alive else "the engine has stopped"
 
-    health = Health(measured.exporter, stopped, stopped)
+    health = Health(server_metrics.exporter, stopped, stopped)
 
     @app.middleware("http")
     async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         started = time.perf_counter()
         response = await call_next(request)
         route = request.scope.get("route")
-        path = getattr(route, "path", "other")  # never the raw path: anyone can invent those
-        measured.requests.labels(path, str(response.status_code)).inc()
-        measured.seconds.labels(path).observe(time.perf_counter() - started)
+        path = getattr(route, "path", "other")  # never the raw path: clients can invent any number of them
+        server_metrics.requests.labels(path, str(response.status_code)).inc()
+        server_metrics.seconds.labels(path).observe(time.perf_counter() - started)
         return response
 
     @app.get("/metrics")
@@ -79,20 +83,20 @@ def build_app(engine: Engine, adapters: Adapters, served_name: str, root: str, m
         answer = health.answer(request.url.path)
         return Response(answer.body, answer.status, {"Content-Type": answer.content_type})
 
-    Api(engine, adapters, served_name, root, max_model_len).install(app)
+    InferenceApi(engine, adapters, served_name, root, max_model_len).install(app)
     return app
 
 
-class _Server(uvicorn.Server):
-    """Fails the requests in flight as soon as the signal comes: uvicorn alone would wait for them to finish."""
+class _ModelServer(uvicorn.Server):
+    """Fails the requests in flight as soon as a stop signal arrives; uvicorn alone would wait for them to finish."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: InferenceEngine) -> None:
         super().__init__(config)
         self._engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT. Not uvicorn's own handler, which raises the signal again: an orderly end would look like a
-        crash to whoever supervises the process.
+        """Handles SIGTERM and SIGINT. It replaces uvicorn's handler, which raises the signal again, so that an orderly
+        shutdown would look like a crash to a supervisor.
         """
         self._engine.stop(timeout=0)
         self.force_exit = self.should_exit
@@ -100,14 +104,14 @@ class _Server(uvicorn.Server):
 
 
 def choose_device(device: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
+    """The torch device; `auto` is a GPU if there is one, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU and float32 on a CPU. Raises ValueError for a name that is no such dtype."""
+    """The torch dtype; `auto` is bfloat16 on a GPU and float32 on a CPU. Raises ValueError for any other name."""
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     chosen = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
@@ -127,28 +131,32 @@ def serve(
     max_model_len: int | None = None,
     max_batch: int = 64,
     max_adapters: int = 64,
+    *,
+    files: FileCache,
 ) -> None:
-    """Serve the model in the folder `model_path` until a signal comes.
+    """Serve the model in the folder `model_path` until SIGTERM or SIGINT.
 
     `max_model_len` (tokens) is by default the model's, but at most 2048; `max_batch` bounds the samples decoded
     together.
-    Raises UnsupportedModel and what transformers raises for a folder it cannot read.
+    Raises PortTaken, UnsupportedModel, ValueError, and the errors of transformers for a folder that it cannot read.
     """
+    sockets = listening_sockets(host, port, "model server")  # before the model is loaded, which takes a while
     if threads is not None:
         torch.set_num_threads(threads)
-    where = choose_device(device)
-    runtime = Runtime(model_path, where, choose_dtype(dtype, where))
+    torch_device = choose_device(device)
+    runtime = ModelRuntime(model_path, torch_device, choose_dtype(dtype, torch_device))
     context = max_model_len or min(runtime.max_positions, _DEFAULT_CONTEXT)
     if context > runtime.max_positions:
         raise ValueError(f"max_model_len {context} is more than the model's {runtime.max_positions} positions.")
-    engine = Engine(runtime, max_batch=max_batch, threads=threads)
-    adapters = Adapters(runtime, max_adapters)
+    engine = InferenceEngine(runtime, max_batch=max_batch, threads=threads)
+    adapters = AdapterCache(runtime, max_adapters, files)
     app = build_app(engine, adapters, served_name or model_path.name, str(model_path), context)
     config = uvicorn.Config(
         app, host=host, port=port, log_level="info", access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS
     )
     engine.start()
     try:
-        _Server(config, engine).run()
+        log.info("listening on http://%s:%d", host, port)
+        _ModelServer(config, engine).run(sockets)
     finally:
         engine.stop()

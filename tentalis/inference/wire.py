@@ -1,4 +1,4 @@
-"""The bodies of requests and responses, as vLLM's OpenAI-compatible server writes them."""
+"""Request and response bodies in the format of vLLM's OpenAI-compatible server."""
 
 import time
 import uuid
@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tentalis.inference.jobs import Chunk
+from tentalis.inference.jobs import GeneratedChunk
 from tentalis.inference.sampling import SamplingParams
 from tentalis.inference.scoring import ScoredTokens
 
@@ -18,7 +18,7 @@ _MAX_SAMPLES = 256
 # JSON has no infinity; vLLM writes this instead.
 _LOWEST_LOGPROB = -9999.0
 
-# Parameters that would change what is sampled and that this server does not have: the value that means "not used".
+# Unsupported parameters that would change the samples -> the values that mean "not used".
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
@@ -41,7 +41,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class InvalidRequest(Exception):
-    """A parameter is out of range, or asks for what this server cannot do."""
+    """A parameter is out of range, or requests an unsupported feature."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class InvalidRequest(Exception):
 
 
 class _Body(BaseModel):
-    """Unknown fields are ignored, as vLLM ignores them, except those that would change the samples."""
+    """A request body. Unknown fields are ignored, as in vLLM, except those that would change the samples."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -64,7 +64,7 @@ class _Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """Extras of a stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -89,16 +89,16 @@ class SamplingBody(_Body):
 
     @property
     def samples(self) -> int:
-        """How many completions of each prompt."""
+        """Completions per prompt."""
         return self.n or 1
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
+        """True if a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def params(self, max_tokens: int, top_logprobs: int | None) -> SamplingParams:
-        """The engine's sampling parameters; what is not given means the model's own distribution."""
+        """The engine's sampling parameters; omitted ones mean the model's own distribution."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if any(not text for text in stop):
             raise InvalidRequest("A stop string must not be empty.", "stop")
@@ -147,7 +147,7 @@ class ChatBody(SamplingBody):
 
 
 class CompletionBody(SamplingBody):
-    """POST /v1/completions. `prompt_logprobs_temperature` is ours: the temperature of the scoring distribution."""
+    """POST /v1/completions. `prompt_logprobs_temperature` is our extension: the temperature of the scores."""
 
     prompt: str | list[_TokenId] | list[str] | list[list[_TokenId]]
     max_tokens: int | None = Field(16, ge=0)
@@ -167,13 +167,13 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompt_top(self) -> int | None:
-        """How many alternatives per prompt token; None means the prompt is not scored."""
+        """Alternatives per prompt token; None means that the prompt is not scored."""
         if self.prompt_logprobs is not None:
             return self.prompt_logprobs
         return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts as a list, whatever form they came in."""
+        """The prompts as a list; a single prompt becomes a list of one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
@@ -209,11 +209,13 @@ class DetokenizeBody(BaseModel):
 
 
 class LoadAdapterBody(BaseModel):
-    """POST /v1/load_lora_adapter."""
+    """POST /v1/load_lora_adapter. Our extensions: `lora_path` may be the URL of a set of files in an object store, and
+    `sha256` is that of the weights, which the adapter must have."""
 
     lora_name: str = Field(min_length=1)
     lora_path: str = Field(min_length=1)
     load_inplace: bool = False
+    sha256: str | None = None
 
 
 class UnloadAdapterBody(BaseModel):
@@ -244,22 +246,22 @@ def new_id(prefix: str) -> str:
 
 
 def envelope(kind: str, identifier: str, model: str) -> dict[str, Any]:
-    """The fields every response begins with. `model` is the one that really sampled."""
+    """The fields that every response begins with. `model` is the model or adapter that sampled."""
     return {"id": identifier, "object": kind, "created": int(time.time()), "model": model}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Token counts of a request; a prompt counts once, whatever n is."""
+    """Token counts of a request; a prompt counts once for any n."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
 def error_body(status: int, kind: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """An error as vLLM writes it."""
+    """An error body in vLLM's format."""
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def chat_logprobs(chunk: Chunk, texts: TokenTexts, as_ids: bool | None) -> dict[str, Any]:
+def chat_logprobs(chunk: GeneratedChunk, texts: TokenTexts, as_ids: bool | None) -> dict[str, Any]:
     """The `logprobs` object of a chat choice."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -267,8 +269,8 @@ def chat_logprobs(chunk: Chunk, texts: TokenTexts, as_ids: bool | None) -> dict[
         return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": list(text.encode())}
 
     content = []
-    for at, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
-        top = chunk.top[at] if chunk.top else []
+    for index, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
+        top = chunk.top[index] if chunk.top else []
         content.append(entry(token, logprob) | {"top_logprobs": [entry(*other) for other in top]})
     return {"content": content}
 
@@ -299,15 +301,15 @@ def completion_logprobs(
 
 
 def prompt_logprobs(tokens: Sequence[int], scored: ScoredTokens, texts: TokenTexts) -> list[dict[str, Any] | None]:
-    """The `prompt_logprobs` list: nothing for the first token, then per token {id: {logprob, rank, decoded_token}}."""
+    """The `prompt_logprobs` list: None for the first token, then per token {id: {logprob, rank, decoded_token}}."""
     entries: list[dict[str, Any] | None] = [None]
     values = scored.logprobs.tolist()
-    for at in range(1, len(tokens)):
-        alternatives = [(token, value, rank) for rank, (token, value) in enumerate(scored.top[at], 1)]
+    for index in range(1, len(tokens)):
+        alternatives = [(token, value, rank) for rank, (token, value) in enumerate(scored.top[index], 1)]
         entries.append(
             {
                 str(token): {"logprob": max(value, _LOWEST_LOGPROB), "rank": rank, "decoded_token": texts(token)}
-                for token, value, rank in [*alternatives, (tokens[at], values[at], scored.ranks[at])]
+                for token, value, rank in [*alternatives, (tokens[index], values[index], scored.ranks[index])]
             }
         )
     return entries

@@ -1,4 +1,4 @@
-"""Reading the log of a local installation while its stack is down: the broker alone, for as long as it is needed."""
+"""Reads the log of a local installation while its stack is down: starts only the broker, while it is needed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tentalis.config import Settings
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.state import StateDir
+from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
 def has_log(settings: Settings) -> bool:
-    """Whether a local broker has ever written in this state directory."""
+    """Returns True if a local broker has ever used this state directory."""
     return (settings.home / "kafka" / "meta.properties").exists() or any(
         (settings.home / "kafka").glob("*/meta.properties")
     )
@@ -22,9 +22,9 @@ def has_log(settings: Settings) -> bool:
 
 @contextmanager
 def broker_alone(settings: Settings) -> Iterator[Settings]:
-    """Starts the broker on the log of the state directory, yields settings that point to it, and stops it again.
+    """Starts the broker on the log of the state directory, yields settings that point to it, then stops it.
 
-    Raises StateError if the directory is held by somebody else, BrokerError if the broker does not start.
+    Raises StateError if another process holds the directory, BrokerError if the broker does not start.
     """
     with StateDir(settings.home) as state:
         broker = EmbeddedBroker(

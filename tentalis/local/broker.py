@@ -1,7 +1,7 @@
-"""An embedded single-node Apache Kafka (KRaft): the real broker, from pip and Maven Central, on loopback only.
+"""Embedded single-node Apache Kafka (KRaft): the real broker, from pip and Maven Central, on loopback only.
 
-`python -m tentalis.local.broker --data-dir D --port P` prepares the data directory and then *becomes* the broker, so
-that whoever supervises that process id supervises, and kills, the broker itself.
+`python -m tentalis.local.broker --data-dir D --port P` prepares the data directory and then *becomes* the broker
+(exec), so that its process id can be supervised and killed.
 """
 
 from __future__ import annotations
@@ -17,26 +17,33 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 
 from schemas import topics
 from tentalis.local import child
 from tentalis.local.jars import JarError, Progress, fetch_jars
-from tentalis.local.ports import LOOPBACK, free_port, listener_of, port_is_free
+from tentalis.local.ports import LOOPBACK, free_port, port_is_free
+from tentalis.service import variables
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.packages import require
+from tentalis.service.ports import listener_of
 
 NODE_ID = 1
 
-_LOG4J = """\
-<Configuration status="WARN" shutdownHook="disable">
+LOG_CONFIG = "log4j2.xml"
+_LEVELS = {"WARNING": "WARN", "CRITICAL": "FATAL"}
+_LOG4J = Template("""\
+<Configuration status="WARN" shutdownHook="disable" monitorInterval="1">
   <Appenders><Console name="out"><PatternLayout pattern="%d{ISO8601} %p %m (%c{1})%n"/></Console></Appenders>
   <Loggers>
-    <Root level="WARN"><AppenderRef ref="out"/></Root>
+    <Root level="$level"><AppenderRef ref="out"/></Root>
     <Logger name="kafka.server.KafkaRaftServer" level="INFO"/>
     <Logger name="org.apache.kafka.common.utils.AppInfoParser" level="INFO"/>
   </Loggers>
 </Configuration>
-"""
+""")
 
-# One heap for a laptop, one collector thread, only the quick compiler: 350 MB resident, start in seconds.
+# Small heap, one collector thread, only the quick compiler: 350 MB resident, starts in seconds.
 _JVM_FLAGS = (
     "-Xmx512m",
     "-XX:+UseSerialGC",
@@ -45,20 +52,20 @@ _JVM_FLAGS = (
     "-XX:-UsePerfData",
     "-Djava.awt.headless=true",
     "-Djava.net.preferIPv4Stack=true",
-    # The compression libraries load native code and use Unsafe; Java 25 would warn about both at every start.
+    # The compression libraries load native code and use Unsafe; Java 25 warns about both at every start.
     "--enable-native-access=ALL-UNNAMED",
     "--sun-misc-unsafe-memory-access=allow",
 )
 
 
 class BrokerError(RuntimeError):
-    """The broker cannot be prepared, started or stopped. The message says why and what to do."""
+    """The broker cannot be prepared, started or stopped. The message has the cause and the remedy."""
 
 
 def metadata_ready(bootstrap: str, timeout: float = 2.0) -> bool:
-    """Whether a Kafka broker at `bootstrap` answers a metadata request and counts itself as alive.
+    """Returns True if a Kafka broker at `bootstrap` answers a metadata request and lists itself as alive.
 
-    An open port says nothing: a broker listens before it is unfenced, and cannot create a topic until then.
+    An open port is not enough: a broker listens before it is unfenced, and cannot create topics until then.
 
     Args:
         bootstrap: `host:port[,host:port]`.
@@ -69,7 +76,9 @@ def metadata_ready(bootstrap: str, timeout: float = 2.0) -> bool:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    quiet = logging.Logger("tentalis.local.broker.probe")  # of no hierarchy: refused connections are expected here
+    quiet = logging.Logger(
+        "tentalis.local.broker.probe"
+    )  # outside the logger hierarchy: refused connections are expected here
     quiet.addHandler(logging.NullHandler())
     client = AdminClient({"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 100}, logger=quiet)
     try:
@@ -78,19 +87,29 @@ def metadata_ready(bootstrap: str, timeout: float = 2.0) -> bool:
         return False
 
 
-class EmbeddedBroker:
-    """One broker and controller in one JVM, with its data under `data_dir`, listening on 127.0.0.1 only.
+def write_log_config(data_dir: Path, level: str | None) -> None:
+    """Writes the log configuration of the broker with this data directory; a running one follows it within a second.
 
-    A data directory belongs to one broker for its life: after any end, `kill -9` included, a broker started on the same
-    directory has every record that was acknowledged. Ports may change between starts.
+    `level`: as Python names it; None for that of a start, which is WARNING. Raises OSError.
+    """
+    name = level or "WARNING"
+    _write(data_dir / LOG_CONFIG, _LOG4J.substitute(level=_LEVELS.get(name, name)))
+
+
+class EmbeddedBroker:
+    """Broker and controller in one JVM, with data under `data_dir`, listening on 127.0.0.1 only.
+
+    A data directory belongs to one broker. After any exit, including `kill -9`, a broker restarted on it has every
+    acknowledged record. Ports may change between starts.
 
     Args:
         data_dir: created if missing; holds `log/` (Kafka's data), `server.properties`, `log4j2.xml`, `broker.log`.
-        port: for clients, plain text.
-        controller_port: for the controller quorum of one.
-        record_limit: bytes, the largest record batch taken; by default the limit of `schemas/topics.yaml`.
-        settings: further lines of `server.properties`, which win over ours.
+        port: for clients, without encryption.
+        controller_port: for the controller quorum, which has one member.
+        record_limit: bytes, the largest accepted record batch; by default the limit of `schemas/topics.yaml`.
+        settings: further lines of `server.properties`; they override the defaults.
         cache: where the Java archives are kept, by default `tentalis.local.jars.cache_dir()`.
+        log_level: as `write_log_config` takes it.
     """
 
     def __init__(
@@ -102,6 +121,7 @@ class EmbeddedBroker:
         record_limit: int | None = None,
         settings: dict[str, str] | None = None,
         cache: Path | None = None,
+        log_level: str | None = None,
     ) -> None:
         self.data_dir = data_dir.absolute()
         self.port = port
@@ -109,6 +129,7 @@ class EmbeddedBroker:
         self.record_limit = record_limit or topics.table().record_limit_bytes
         self.settings = settings or {}
         self.cache = cache
+        self.log_level = log_level
         self.process: subprocess.Popen[bytes] | None = None
         self._jars: list[Path] | None = None
 
@@ -119,12 +140,15 @@ class EmbeddedBroker:
 
     @property
     def log_file(self) -> Path:
-        """Where `start()` sends what the broker says."""
+        """The file for the output of a broker started with `start()`."""
         return self.data_dir / "broker.log"
 
     def properties(self, log_dir: str = "log") -> dict[str, str]:
-        """The lines of `server.properties`. Paths are relative to the data directory, in which the JVM is run: Kafka
-        would take one with a comma for two, and Log4j none with a blank."""
+        """Returns the lines of `server.properties`.
+
+        Paths are relative to the data directory, in which the JVM runs: Kafka splits paths at commas, and Log4j rejects
+        paths with blanks.
+        """
         return {
             "process.roles": "broker,controller",
             "node.id": str(NODE_ID),
@@ -140,7 +164,7 @@ class EmbeddedBroker:
             "replica.fetch.max.bytes": str(self.record_limit),
             "fetch.max.bytes": str(max(4 * self.record_limit, 55 * 2**20)),
             "socket.request.max.bytes": str(max(4 * self.record_limit, 100 * 2**20)),
-            # A cluster of one: nothing to replicate, nobody to wait for.
+            # A cluster of one broker: no replication.
             "default.replication.factor": "1",
             "min.insync.replicas": "1",
             "offsets.topic.replication.factor": "1",
@@ -151,13 +175,13 @@ class EmbeddedBroker:
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "share.coordinator.state.topic.num.partitions": "2",
-            # After `kill -9` the controller takes no new incarnation of the broker until the old one's session is over:
-            # with the default, every restart would take 9 s longer.
+            # After `kill -9` the controller rejects the restarted broker until the session of the old one expires: with
+            # the default of 9 s, every restart takes that much longer.
             "broker.session.timeout.ms": "2000",
             "broker.heartbeat.interval.ms": "500",
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "1000",
-            # The default buffer of the cleaner alone is a quarter of this heap.
+            # The default buffer of the cleaner would take a quarter of this heap.
             "log.cleaner.dedupe.buffer.size": str(16 * 2**20),
             "num.network.threads": "2",
             "num.io.threads": "4",
@@ -165,17 +189,19 @@ class EmbeddedBroker:
         }
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Fetch what is missing, write the configuration and format the storage once. Idempotent.
+        """Fetches missing archives, writes the configuration and formats the storage. Idempotent.
 
         Raises:
-            JarError: the archives cannot be had.
+            MissingExtra: the extra `local` is not installed.
+            JarError: the archives cannot be fetched.
             BrokerError: the data directory cannot be used.
         """
+        require("the embedded broker", "local")
         self._jars = fetch_jars(self.cache, progress)
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._scratch, ignore_errors=True)  # a killed JVM leaves its unpacked native libraries
+        shutil.rmtree(self._scratch, ignore_errors=True)  # a killed JVM leaves unpacked native libraries
         self._scratch.mkdir()
-        _write(self.data_dir / "log4j2.xml", _LOG4J)
+        write_log_config(self.data_dir, self.log_level)
         _write(self.data_dir / "server.properties", _as_properties(self.properties()))
         self._format()
 
@@ -189,10 +215,10 @@ class EmbeddedBroker:
             return
         if log_dir.exists() and any(log_dir.iterdir()):
             raise BrokerError(
-                f"{log_dir} holds files but no meta.properties: it is damaged, or not the storage of a Kafka broker. "
-                "Restore that file if there is data to save, or remove the folder to begin with an empty broker."
+                f"{log_dir} has files but no meta.properties: it is damaged, or not the storage of a Kafka broker. "
+                "Restore that file to keep the data, or remove the folder to start with an empty broker."
             )
-        # Formatted aside and renamed when whole: a kill in between leaves a folder that is formatted afresh.
+        # Formatted in another folder and renamed when complete: after a kill in between, it is formatted again.
         fresh = self.data_dir / "log.formatting"
         shutil.rmtree(fresh, ignore_errors=True)
         config = self.data_dir / "format.properties"
@@ -225,38 +251,40 @@ class EmbeddedBroker:
             *_JVM_FLAGS,
             f"-Djava.io.tmpdir={self._scratch.name}",
             "-XX:ErrorFile=jvm-crash-%p.log",
-            "-Dlog4j2.configurationFile=log4j2.xml",
+            f"-Dlog4j2.configurationFile={LOG_CONFIG}",
             "-cp",
             os.pathsep.join(str(jar) for jar in self._jars),
         ]
 
     def command(self) -> list[str]:
-        """The command line of the broker itself, in the foreground, to be run in the data directory with
-        `environment()`; `prepare()` comes first."""
+        """Returns the command line of the broker in the foreground.
+
+        Call `prepare()` first; run the command in the data directory with `environment()`.
+        """
         return [*self._java(), "kafka.Kafka", "server.properties"]
 
     def environment(self) -> dict[str, str]:
-        """The variables of a JVM here: in the locale C it could not open a path that is not ASCII."""
+        """Returns the environment of the JVM, with a UTF-8 locale: in locale C it cannot open non-ASCII paths."""
         return os.environ | {"LC_ALL": "C.UTF-8"}
 
     def check_ports(self) -> None:
-        """Raise BrokerError if another process listens on one of the two ports."""
+        """Raises BrokerError if another process listens on one of the two ports."""
         for port in (self.port, self.controller_port):
             if not port_is_free(port):
                 raise BrokerError(
-                    f"port {port} of the Kafka broker is taken by {listener_of(port)}: end it, or choose another port"
+                    f"port {port} of the Kafka broker is taken by {listener_of(port)}: stop it, or choose another port"
                 )
 
     def start(self) -> None:
-        """Prepare and start the broker as a child in a session of its own; `wait_ready()` tells when it serves.
+        """Prepares and starts the broker as a child in a new session; `wait_ready()` waits until it serves.
 
-        It ends at the latest with the thread that called this (PR_SET_PDEATHSIG): call it from the main thread.
+        Call it from the main thread: the broker is killed when the calling thread ends (PR_SET_PDEATHSIG).
 
         Raises:
-            JarError, BrokerError: as `prepare()`; a port is taken; it runs already.
+            JarError, BrokerError: as in `prepare()`; a port is taken; the broker already runs.
         """
         if self.process is not None and self.process.poll() is None:
-            raise BrokerError(f"the broker on {self.bootstrap} runs already as process {self.process.pid}")
+            raise BrokerError(f"the broker on {self.bootstrap} already runs as process {self.process.pid}")
         self.prepare()
         self.check_ports()
         with self.log_file.open("ab") as log:
@@ -271,10 +299,10 @@ class EmbeddedBroker:
             )
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until the broker answers a metadata request.
+        """Waits until the broker answers a metadata request.
 
         Raises:
-            BrokerError: it ended, or did not answer within `timeout` seconds; with the end of its log.
+            BrokerError: the broker ended, or did not answer within `timeout` seconds; with the end of its log.
         """
         deadline = time.monotonic() + timeout
         while not metadata_ready(self.bootstrap, 1.0):
@@ -287,7 +315,7 @@ class EmbeddedBroker:
             time.sleep(0.05)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL after `timeout` seconds. Nothing to do if it does not run."""
+        """Sends SIGTERM, then SIGKILL after `timeout` seconds. Does nothing if the broker does not run."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -297,21 +325,19 @@ class EmbeddedBroker:
             self.kill()
 
     def kill(self) -> None:
-        """`kill -9`, as a crash would end it."""
+        """Kills the broker with SIGKILL, as in a crash."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def _log_tail(self, size: int = 3000) -> str:
-        return (
-            self.log_file.read_text(errors="replace")[-size:] if self.log_file.exists() else "(it has logged nothing)"
-        )
+        return self.log_file.read_text(errors="replace")[-size:] if self.log_file.exists() else "(the log is empty)"
 
 
 def new_cluster_id() -> str:
-    """A random cluster id as Kafka writes them: 16 bytes in URL-safe base64.
+    """Returns a random cluster id in Kafka's format: 16 bytes in URL-safe base64.
 
-    Never with a leading `-`, which the storage tool takes for an option.
+    It never starts with `-`, which the storage tool would parse as an option.
     """
     while True:
         identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -333,25 +359,27 @@ def _write(path: Path, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepare the data directory, then become the broker. Returns only on an error (exit code 1)."""
+    """Prepares the data directory, then becomes the broker. Returns only on an error (exit code 1)."""
     parser = argparse.ArgumentParser(prog="python -m tentalis.local.broker", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, required=True, help="created and formatted if missing")
     parser.add_argument("--port", type=int, required=True, help="for clients, on 127.0.0.1")
     parser.add_argument("--controller-port", type=int, help="by default a free one")
     parser.add_argument("--record-limit", type=int, help="bytes, by default the limit of schemas/topics.yaml")
     options = parser.parse_args(arguments)
+    level = variables.LOG_LEVEL_FILE.read()
     broker = EmbeddedBroker(
         options.data_dir,
         options.port,
         options.controller_port or free_port(avoid=(options.port,)),
         record_limit=options.record_limit,
+        log_level=level.read_text().strip() if level is not None and level.is_file() else None,
     )
     try:
         broker.prepare(lambda done, total, name: print(f"kafka archives {done}/{total} {name}", flush=True))
         broker.check_ports()
     except (JarError, BrokerError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return ExitCode.ERROR
     command = broker.command()
     sys.stdout.flush()
     os.chdir(broker.data_dir)

@@ -1,8 +1,8 @@
-"""What runs between the supervisor and the processes it supervises. Standard library only, and run as a file.
+"""Helper processes of the supervisor. Uses only the standard library and runs as a file.
 
-`child.py exec PARENT ARGV...` ties its own life to its parent's and then becomes ARGV (same process id).
-`child.py keep MARK` waits until its standard input closes, which the supervisor's death does, and then kills every
-process that carries MARK in its environment: also descendants that left the process group, as a launcher's ranks do.
+`child.py exec PARENT ARGV...` ties its life to its parent's and then becomes ARGV (same process id).
+`child.py keep MARK` waits until its standard input closes, which happens when the supervisor dies. It then kills every
+process with MARK in its environment, including descendants that left the process group, such as a launcher's ranks.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def command() -> list[str]:
-    """How to run this file: isolated and without site packages, which takes a few hundredths of a second."""
+    """Returns the command that runs this file: isolated and without site packages, which saves start time."""
     return [sys.executable, "-I", "-S", __file__]
 
 
 def marked(prefix: str) -> list[int]:
-    """Process ids, our own left out, whose environment has `TENTALIS_SUPERVISED=<prefix>...`."""
+    """Returns the ids of other processes whose environment has `TENTALIS_SUPERVISED=<prefix>...`."""
     return [pid for pid, _ in _found(prefix)]
 
 
 def marks(prefix: str) -> set[str]:
-    """The marks that begin with `prefix` and that processes other than our own carry."""
+    """Returns the marks of other processes that begin with `prefix`."""
     return {mark for _, mark in _found(prefix)}
 
 
@@ -40,7 +40,7 @@ def _found(prefix: str) -> Iterator[tuple[int, str]]:
         if entry.isdigit() and int(entry) != os.getpid():
             try:
                 environment = Path("/proc", entry, "environ").read_bytes()
-            except OSError:  # it ended, or belongs to somebody else
+            except OSError:  # it ended, or belongs to another user
                 continue
             for variable in environment.split(b"\0"):
                 if variable.startswith(name + prefix.encode()):
@@ -49,10 +49,10 @@ def _found(prefix: str) -> Iterator[tuple[int, str]]:
 
 
 def kill_marked(prefix: str, timeout: float = 2.0) -> list[int]:
-    """SIGKILL every process marked with `prefix`, those they fork meanwhile too; return the ids once they are gone.
+    """Kills every process marked with `prefix`, including new forks, with SIGKILL. Returns the ids once they are gone.
 
     Raises:
-        TimeoutError: some are still there after `timeout` seconds.
+        TimeoutError: some still exist after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     killed: list[int] = []
@@ -63,7 +63,7 @@ def kill_marked(prefix: str, timeout: float = 2.0) -> list[int]:
             except ProcessLookupError:
                 continue
             try:
-                # The handle is for whoever has the id now: look again before killing it.
+                # The id may have been reused before the handle was opened: check the mark again.
                 if f"{MARK}={prefix}".encode() in Path("/proc", str(pid), "environ").read_bytes():
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     killed.append(pid)
@@ -73,12 +73,12 @@ def kill_marked(prefix: str, timeout: float = 2.0) -> list[int]:
             finally:
                 os.close(handle)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {pids} are still there {timeout:g} s after SIGKILL")
+            raise TimeoutError(f"processes {pids} still exist {timeout:g} s after SIGKILL")
     return killed
 
 
 def _marked_a_moment_later(prefix: str) -> list[int]:
-    """Look again: while a process executes another program, it has no environment to be seen."""
+    """Looks again after a moment: during exec, a process shows no environment."""
     time.sleep(0.01)
     return marked(prefix)
 
@@ -88,7 +88,7 @@ def _become(parent: int, command: list[str]) -> None:
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the prctl call
         sys.exit(1)
     try:
         os.execvpe(command[0], command, os.environ)

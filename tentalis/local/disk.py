@@ -1,4 +1,4 @@
-"""Whether there is room where the installation writes, in words for a person."""
+"""Free disk space of the installation, and messages about a shortage."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 2**20
-# Less than this, and some process cannot write its next record: what ends now ends because of that.
+# With less free space, a process may fail to write its next record: an exit now is attributed to the full disk.
 FULL = 32 * MIB
-# A stack that begins with less comes to that before its first step is trained.
+# A stack started with less runs out of space before its first training step.
 LEAST = 256 * MIB
 NO_SPACE = os.strerror(errno.ENOSPC)
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Bytes free to us and in all, and free inodes (None where the file system does not count them)."""
+    """Bytes available to this user and in total, and free inodes (None if the file system does not count them)."""
 
     folder: Path
     free: int
@@ -28,7 +28,7 @@ class Space:
         return f"(free {_size(self.free)} of {_size(self.total)})"
 
     def shortage(self, needed: int) -> str | None:
-        """What is missing for `needed` bytes, or None."""
+        """Returns a message if fewer than `needed` bytes or no inodes are free, else None."""
         if self.inodes == 0:
             return f"no space left on {self.folder}: no inode is free {self}"
         if self.free < needed:
@@ -37,7 +37,7 @@ class Space:
 
 
 def space(folder: Path) -> Space:
-    """The room where `folder` is, or will be: at its nearest ancestor that exists. Raises OSError."""
+    """Returns the space of `folder`, or of its nearest existing ancestor. Raises OSError."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     found = os.statvfs(there)
     return Space(

@@ -1,6 +1,6 @@
-"""The Java archives of the embedded Kafka broker: a pinned closure, fetched once from Maven Central, checked by sha256.
+"""Java archives of the embedded Kafka broker: a pinned closure, fetched once from Maven Central, checked by sha256.
 
-The closure is listed rather than resolved: resolving it takes a minute and picks other transitive versions than Maven.
+The closure is listed instead of resolved: resolving takes a minute and picks other transitive versions than Maven.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Progress = Callable[[int, int, str], None]
 
 
 class JarError(RuntimeError):
-    """The broker's archives could not be had, or are not what they should be. The message says what to do."""
+    """The broker's archives could not be fetched, or have wrong checksums. The message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One pinned archive: Maven coordinates and the sha256 of its bytes (lower-case hex)."""
+    """A pinned archive: Maven coordinates and the sha256 of its bytes (lower-case hex)."""
 
     group: str
     artifact: str
@@ -49,22 +49,22 @@ class Jar:
         return f"{self.group}:{self.artifact}:{self.version}"
 
 
-# Fetches one archive into a folder of the caller's and returns its path. Replaceable, so that failures can be tested.
+# Fetches one archive into the given folder and returns its path. Replaceable, so that tests can simulate failures.
 Fetch = Callable[[Jar, Path], Path]
 
 
 def cache_dir() -> Path:
-    """The download cache: `TENTALIS_CACHE`, or `~/.cache/tentalis`."""
-    from tentalis.config import Settings
+    """Returns the download cache: `TENTALIS_CACHE`, or `~/.cache/tentalis`."""
+    from tentalis.service.settings import Settings
 
     return Settings.from_env().cache
 
 
 def pinned_jars(manifest: Path = MANIFEST) -> list[Jar]:
-    """Read the pinned closure: one `group:artifact:version sha256` a line.
+    """Reads the pinned closure: one `group:artifact:version sha256` per line.
 
     Raises:
-        JarError: a line has another form.
+        JarError: a line has another format.
     """
     jars = []
     for number, line in enumerate(manifest.read_text().splitlines(), 1):
@@ -84,18 +84,18 @@ def fetch_jars(
     jars: list[Jar] | None = None,
     fetch: Fetch | None = None,
 ) -> list[Path]:
-    """Make the closure complete under `CACHE/kafka-<version>/` and return the paths in the order of the manifest.
+    """Completes the closure under `CACHE/kafka-<version>/` and returns the paths in the order of the manifest.
 
-    A complete set is used without network, after a check of names and sizes against the marker written with it; without
-    a marker every archive is hashed and only those that are missing or differ are fetched. Concurrent callers are safe.
+    A complete set needs no network: names and sizes are checked against a marker file. Without it, every archive is
+    hashed, and those that are missing or differ are fetched. Concurrent callers are safe.
 
     Args:
         cache: the cache directory, by default `cache_dir()`.
-        progress: called with (archives done, archives in all, file name) from the calling thread.
-        jars, fetch: another closure or another way to get one archive.
+        progress: called with (archives done, total archives, file name) from the calling thread.
+        jars, fetch: override the closure and the function that gets one archive.
 
     Raises:
-        JarError: an archive could not be fetched, or its bytes are not the pinned ones.
+        JarError: an archive could not be fetched, or its checksum is wrong.
     """
     wanted = pinned_jars() if jars is None else jars
     folder = (cache_dir() if cache is None else cache) / f"kafka-{KAFKA_VERSION}"
@@ -108,14 +108,14 @@ def fetch_jars(
                     _fill(folder, wanted, fetch or _fetch_from_central, report)
     except OSError as error:
         raise JarError(
-            f"cannot keep the Kafka archives in {folder}: {error}. Set TENTALIS_CACHE to a writable folder."
+            f"cannot store the Kafka archives in {folder}: {error}. Set TENTALIS_CACHE to a writable folder."
         ) from error
     report(len(wanted), len(wanted), "")
     return [folder / jar.filename for jar in wanted]
 
 
 def _fill(folder: Path, wanted: list[Jar], fetch: Fetch, report: Progress) -> None:
-    for left_over in folder.glob("fetch-*"):  # of a process that was interrupted: we hold the lock
+    for left_over in folder.glob("fetch-*"):  # of an interrupted process: no other one runs while we hold the lock
         shutil.rmtree(left_over, ignore_errors=True)
     missing = [jar for jar in wanted if not _matches(folder / jar.filename, jar)]
     done = len(wanted) - len(missing)
@@ -128,7 +128,7 @@ def _fill(folder: Path, wanted: list[Jar], fetch: Fetch, report: Progress) -> No
                     f"the embedded Kafka broker needs {len(wanted)} Java archives; {len(wanted) - done} are missing "
                     f"in {folder}, and {jar.coordinates} could not be fetched from Maven Central "
                     f"({type(error).__name__}: {str(error)[:300]}). Connect to the network once, or set TENTALIS_CACHE "
-                    "to a cache that was filled elsewhere, or TENTALIS_BOOTSTRAP to the address of your own Kafka."
+                    "to a cache that was filled elsewhere, or TENTALIS_BOOTSTRAP to the address of another Kafka."
                 ) from error
             done += 1
             report(done, len(wanted), jar.filename)
@@ -138,8 +138,8 @@ def _fill(folder: Path, wanted: list[Jar], fetch: Fetch, report: Progress) -> No
 def _each_stored(
     missing: Sequence[Jar], folder: Path, scratch: Path, fetch: Fetch
 ) -> Iterator[tuple[Jar, Exception | None]]:
-    """Fetches several at a time, and gives each as it is done. The others are not tried after an error: the network is
-    rarely missing for one archive only."""
+    """Fetches several archives at a time and yields each when done. Stops at the first error, since a network failure
+    rarely concerns one archive only."""
     results: SimpleQueue[tuple[Jar, Exception | None]] = SimpleQueue()
     todo: SimpleQueue[Jar] = SimpleQueue()
     for jar in missing:
@@ -155,11 +155,11 @@ def _each_stored(
             try:
                 _store(jar, folder, scratch, fetch)
                 results.put((jar, None))
-            except Exception as error:  # noqa: BLE001 - for whoever waits for the results
+            except Exception as error:  # noqa: BLE001 - passed to the caller with the results
                 stop.set()
                 results.put((jar, error))
 
-    # No pool: Ctrl-C would wait for its threads, and they for a network that does not answer.
+    # No thread pool: Ctrl-C would wait for its threads, and these for a network that does not answer.
     for number in range(min(_THREADS, len(missing))):
         threading.Thread(target=work, name=f"jars-{number}", daemon=True).start()
     try:
@@ -175,7 +175,7 @@ def _store(jar: Jar, folder: Path, scratch: Path, fetch: Fetch) -> None:
         try:
             path = fetch(jar, place)
             break
-        except Exception:  # whatever the client raises; it is raised again after the last attempt
+        except Exception:  # any error of the client; raised again after the last attempt
             shutil.rmtree(place, ignore_errors=True)
             if attempt == _ATTEMPTS:
                 raise
@@ -183,13 +183,13 @@ def _store(jar: Jar, folder: Path, scratch: Path, fetch: Fetch) -> None:
     if digest != jar.sha256:
         raise JarError(
             f"{jar.coordinates} has the wrong checksum: expected sha256 {jar.sha256}, got {digest}. "
-            "It was not stored. A proxy or a mirror may have altered it; fetch again from another network."
+            "It was not stored. A proxy or mirror may have altered it; retry from another network."
         )
     path.replace(folder / jar.filename)
 
 
 def _fetch_from_central(jar: Jar, place: Path) -> Path:
-    from jgo.maven import MavenContext  # not at the top: a tenth of a second, and only a first start needs it
+    from jgo.maven import MavenContext  # imported here: it takes a tenth of a second, and only the first start needs it
 
     context = MavenContext(repo_cache=place, timeout=20)
     path: Path = context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve()
@@ -197,7 +197,7 @@ def _fetch_from_central(jar: Jar, place: Path) -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Lower-case hex sha256 of a file's bytes."""
+    """Returns the lower-case hex sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -207,7 +207,7 @@ def _matches(path: Path, jar: Jar) -> bool:
 
 
 def _complete(folder: Path, wanted: list[Jar]) -> bool:
-    """Cheap check: the marker of this very closure is there, and every archive has the size that was hashed."""
+    """Checks quickly that the marker is of this closure and that every archive has the recorded size."""
     try:
         marker = json.loads((folder / _MARKER).read_text())
         return all(

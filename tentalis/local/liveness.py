@@ -1,18 +1,18 @@
-"""Whether a process that should be giving signs of life has been silent for too long. Pure: times are handed in."""
+"""Measures how long a process has given no sign of life. Pure: times are parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Ticks of the supervisor are a twentieth of a second apart; a longer pause is its own, and says nothing about others.
+# The supervisor ticks every twentieth of a second; a longer gap means that the supervisor itself was paused.
 LONGEST_TICK = 2.0
 
 
 class AwakeClock:
-    """Seconds for which the supervisor has been awake.
+    """A clock of the seconds for which the supervisor has been awake.
 
-    While a laptop sleeps, or the machine or the whole group of processes is stopped, nobody can answer and nobody asks.
-    On the wall's clock everybody would have been silent since then; on this one, nobody has.
+    While a laptop sleeps, or the machine or the whole process group is stopped, no process can answer. By the wall
+    clock, all processes would have been silent for that time; this clock does not count it.
     """
 
     def __init__(self, monotonic: float) -> None:
@@ -20,7 +20,7 @@ class AwakeClock:
         self.now = 0.0
 
     def tick(self, monotonic: float) -> float:
-        """Takes the time of the monotonic clock, often; returns `now`."""
+        """Updates the clock from the monotonic clock and returns `now`. Call it often."""
         self.now += min(monotonic - self._last, LONGEST_TICK)
         self._last = monotonic
         return self.now
@@ -28,14 +28,14 @@ class AwakeClock:
 
 @dataclass(slots=True)
 class Silence:
-    """How long a process has been silent that could have spoken. Times are those of an AwakeClock."""
+    """The silence of a process that was able to give signs of life. Times are those of an AwakeClock."""
 
     since: float
 
     def heard(self, now: float) -> None:
-        """It gave a sign of life, or what it depends on is away, so that it need not."""
+        """Records a sign of life, or that a dependency is down, which excuses the silence."""
         self.since = now
 
     def seconds(self, now: float) -> float:
-        """So long it has been silent."""
+        """Returns the length of the silence in seconds."""
         return now - self.since

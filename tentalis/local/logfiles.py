@@ -1,19 +1,24 @@
-"""Bounds the log files of the local stack while what writes to them lives.
+"""Rotates the log files of the local stack while processes write to them, and reads their ends.
 
-The processes write to their files themselves, so that neither the supervisor's death nor its being busy costs a line or
-holds them up. What they hold open is appended to and cannot be exchanged under them: a file that is full is copied to
-`NAME.log.1` and emptied. A line that is written between the two is lost; a file that cannot be copied is left as it is.
+The processes write to their files directly, so that no line is lost or delayed when the supervisor dies or is busy. A
+file that a process holds open cannot be replaced, so a full file is copied to `NAME.log.1` and truncated. Lines written
+between the two steps are lost; a file that cannot be copied stays as it is.
 """
 
 import os
 import shutil
+from collections import deque
 from pathlib import Path
 
 LIMIT = 10 * 2**20
+_END_BYTES = 16_384
+_TAIL_LINES = 15
+START = "--- "
+"""The beginning of the line that the supervisor writes at each start of a process: the time and the command follow."""
 
 
 def turn_over(folder: Path) -> tuple[list[Path], str]:
-    """Turns over every `*.log` above LIMIT bytes. Returns those, and what kept others from it, in words."""
+    """Rotates every `*.log` above LIMIT bytes. Returns the rotated files, and a message about failures or ""."""
     turned: list[Path] = []
     troubles: list[str] = []
     for file in sorted(folder.glob("*.log")):
@@ -21,8 +26,8 @@ def turn_over(folder: Path) -> tuple[list[Path], str]:
             if file.stat().st_size > LIMIT:
                 _turn_over(file)
                 turned.append(file)
-        except OSError as error:  # no room for the copy: it can hardly grow either
-            troubles.append(f"cannot turn over {file}: {error}")
+        except OSError as error:  # without room for the copy, the file can hardly grow either
+            troubles.append(f"cannot rotate {file}: {error}")
     return turned, "; ".join(troubles)
 
 
@@ -34,3 +39,25 @@ def _turn_over(file: Path) -> None:
     finally:
         copy.unlink(missing_ok=True)
     os.truncate(file, 0)
+
+
+def end_of(file: Path, start: int = 0) -> str:
+    """Returns the end of a log, from `start` on at most, or a note if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(start, file.stat().st_size - _END_BYTES))
+            return opened.read().decode(errors="replace")
+    except OSError as error:
+        return f"(the log cannot be read: {error})"
+
+
+def tail(file: Path) -> str:
+    """Returns the last lines of a log."""
+    return "\n".join(deque(end_of(file).splitlines(), maxlen=_TAIL_LINES))
+
+
+def last_words(file: Path, start: int) -> str:
+    """Returns the log line in which a process reported why it ended, else its last line."""
+    lines = [line.strip() for line in end_of(file, start).splitlines() if line.strip() and not line.startswith(START)]
+    told = [line for line in lines if line.startswith("error: ") or " CRITICAL " in line]
+    return (told or lines or ["its log is empty"])[-1].rstrip(".")

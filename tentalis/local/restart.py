@@ -1,55 +1,64 @@
-"""Whether and when a process that ended is started again. Pure: no clock, no process."""
+"""Decides if and when an ended process is restarted. Pure: no clock, no process."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
 
-from tentalis.service import NEEDS_PERSON, UNMENDABLE
+from tentalis.service.exit_codes import ExitCode
 
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Times in seconds.
+    """Delays and limits of restarts. Times are in seconds.
 
-    A process that was ready for `healthy_after` is forgiven everything before. Until then, exits of its own doing wait
-    `first_delay`, twice that, and so on up to `longest_delay`, and `exits_limit` of them are a crash loop; so are
-    `quick_limit` in a row that each came within `quick` of the start. To be killed from outside is no fault of the
-    process, so that only waits `first_delay`; but `kills_limit` kills without a healthy time mean that something (most
-    often the kernel, for want of memory) will not let it run.
+    A process that fails is restarted for as long as the stack runs: after `first_delay`, twice that, and so on up to
+    `longest_delay`. Being ready for `healthy_after` ends the series. From `loop_after` failures in a series on, the
+    process is in a crash loop; after `attempts` failures, callers that cannot wait may count it as broken.
+
+    A kill from outside is not the fault of the process, so its delay stays `first_delay`. From `kills_limit` kills in a
+    series on, something (most often the kernel, out of memory) does not let it run, and kills count as failures.
     """
 
     first_delay: float = 0.2
-    longest_delay: float = 10.0
-    healthy_after: float = 30.0
-    exits_limit: int = 8
-    quick: float = 5.0
-    quick_limit: int = 5
+    longest_delay: float = 300.0
+    space_delay: float = 10.0
+    healthy_after: float = 60.0
+    loop_after: int = 3
+    attempts: int = 8
     kills_limit: int = 30
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What counts against a process since it was last healthy."""
+    """Counts of a process's failures and kills since it was last healthy."""
 
     exits: int = 0
-    quick: int = 0
     kills: int = 0
+
+    def loops(self, policy: RestartPolicy) -> bool:
+        """Returns True if the process is in a crash loop."""
+        return self.exits >= policy.loop_after
+
+    def broken(self, policy: RestartPolicy) -> bool:
+        """Returns True if further attempts are unlikely to help."""
+        return self.exits >= policy.attempts
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """One end of a process.
+    """One exit of a process.
 
     Attributes:
-        code: exit code, or minus the signal that ended it.
+        code: exit code, or the negated number of the signal that ended it.
         ran: seconds from start to end.
-        ready_for: seconds it had been ready at the end, 0 if it never was.
-        excused: something it depends on was down while it ran, so the end says nothing about the process.
-        hung: why the supervisor killed it: it did not become ready in time, or gave no sign of life any more.
-        no_space: the disk was full, so the end says nothing about the process either.
+        ready_for: seconds for which it was ready before the exit, 0 if it never was.
+        excused: a dependency was down while it ran, so the exit does not count against the process.
+        hung: reason why the supervisor killed it: not ready in time, or no sign of life. Empty if it did not.
+        no_space: the disk was full, so the exit does not count against the process.
+        needed: the stack cannot start without this process, and it has never been ready.
     """
 
     code: int
@@ -58,6 +67,12 @@ class Exit:
     excused: bool = False
     hung: str = ""
     no_space: bool = False
+    needed: bool = False
+
+    @property
+    def killed(self) -> bool:
+        """True if a signal from outside ended it."""
+        return self.code in _KILLED and not self.hung
 
     def __str__(self) -> str:
         if self.hung:
@@ -69,49 +84,40 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Start it again after `delay` seconds."""
+    """Verdict: restart the process after `delay` seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start it again."""
+    """Verdict: do not restart the process until an operator asks for it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """It stopped by its own decision: do not start it again until a person has looked. What else runs can go on."""
+    """Verdict: the process stopped deliberately and waits for an operator."""
 
 
 def decide(policy: RestartPolicy, history: History, end: Exit) -> tuple[History, Again | GiveUp | Halt]:
-    """Judge one end of a process: what now counts against it, and what to do."""
-    if end.code == NEEDS_PERSON and not end.hung:
+    """Returns the updated history and the verdict for one exit of a process."""
+    if end.code == ExitCode.NEEDS_OPERATOR and not end.hung:
         return history, Halt()
-    if end.code == UNMENDABLE and not end.hung:
-        return history, GiveUp("a restart cannot mend it")
+    if end.code == ExitCode.PERMANENT and not end.hung:
+        return history, GiveUp("a restart cannot fix it")
     if end.ready_for >= policy.healthy_after:
         history = History()
     if end.no_space:
-        return history, Again(policy.longest_delay)
+        return history, Again(policy.space_delay)
     if end.excused:
         return history, Again(policy.first_delay)
-    if end.code in _KILLED and not end.hung:
-        history = History(history.exits, history.quick, history.kills + 1)
-        if history.kills >= policy.kills_limit:
-            return history, GiveUp(
-                f"killed {history.kills} times without having been healthy for {policy.healthy_after:g} s in between; "
-                "if nobody killed it, the machine is out of memory (see the kernel's log)"
-            )
-        return history, Again(policy.first_delay)
-    quick = history.quick + 1 if end.ran < policy.quick else 0
-    history = History(history.exits + 1, quick, history.kills)
-    if history.quick >= policy.quick_limit:
-        return history, GiveUp(f"ended {history.quick} times in a row within {policy.quick:g} s of its start")
-    if history.exits >= policy.exits_limit:
-        return history, GiveUp(
-            f"ended {history.exits} times without having been healthy for {policy.healthy_after:g} s in between"
-        )
+    if end.killed:
+        history = History(history.exits, history.kills + 1)
+        if history.kills < policy.kills_limit:
+            return history, Again(policy.first_delay)
+    history = History(history.exits + 1, history.kills)
+    if end.needed and history.broken(policy):
+        return history, GiveUp(f"failed {history.exits} times at the first start")
     return history, Again(min(policy.longest_delay, policy.first_delay * 2.0 ** (history.exits - 1)))

@@ -1,4 +1,4 @@
-"""What is to be supervised, and in which order it starts and stops. Pure."""
+"""Specifications of supervised processes, and their order of start and stop. Pure."""
 
 from __future__ import annotations
 
@@ -7,32 +7,44 @@ from dataclasses import dataclass, field
 
 from tentalis.local.restart import RestartPolicy
 
+# Part of `hang_after` after which a silent process is shown as unresponsive: long before it is restarted.
+_UNRESPONSIVE = 0.25
+
+
+class NotReady(Exception):
+    """Raised by a readiness check: the process answers that it is not ready, and why."""
+
 
 class SupervisorError(RuntimeError):
-    """The processes cannot be supervised as told, or one of them does not run. The message says which and why."""
+    """The specifications are invalid, or a process does not run. The message names the process and the cause."""
 
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process to supervise.
+    """A process to supervise.
 
     Attributes:
-        name: of its log file and in the status.
+        name: name in the status and of its log file.
         argv: program and arguments.
         env: added to the supervisor's environment.
-        ready: called now and then on another thread, must return within seconds: whether the process does its work. An
-            exception counts as no and is shown in the status. None: ready once started.
-        alive: as `ready`, but whether it gives any sign of life at all. None: to be ready is the sign.
-        heartbeat: it has a Heart (see tentalis.heartbeat), which is its sign of life, and which must be untroubled for
-            it to be ready.
-        hang_after: seconds without a sign of life after which it is killed and started again. Time in which the
-            supervisor was not awake, or something that it depends on was away, does not count.
-        after: names of processes that must be ready (or done) before this one is started; they are stopped after it.
-        critical: the stack is of no use without it: if it fails, `Supervisor.failure()` says so.
-        expect_exit: it ends by itself, exit code 0 means done; what comes after it waits for that.
-        ready_timeout: seconds from start in which it must become ready, or it is killed and started again.
-        policy: when to start it again, and when to give up.
-        port: where it answers /healthz, /readyz and /metrics, for whoever looks at the status.
+        ready: readiness check, called repeatedly on another thread; must return within seconds. Raises NotReady with
+            the process's own reason. Any other exception counts as no answer and is shown in the status. None: ready
+            once started.
+        alive: liveness check, called like `ready`. None: `ready` is the liveness check too.
+        heartbeat: the process has a Heart (`tentalis.service.heartbeat`), its sign of life; it is ready only if its
+            Heart has reported no trouble, and `ready` agrees.
+        hang_after: seconds without a sign of life after which it is killed and restarted. Time in which the supervisor
+            was not awake or a dependency was down does not count.
+        after: names of processes that must be ready (or done) before this one starts; they are stopped after it.
+        essential: nothing can start without it: if it fails for good before it was ever ready (or done),
+            `Supervisor.failure()` reports that. The failure of any other process, or a later one, is only shown.
+        expect_exit: it ends by itself, with exit code 0 when done; its dependents wait for that.
+        ready_timeout: seconds from start to ready, after which it is killed and restarted.
+        policy: restart delays and limits.
+        port: port of /healthz, /readyz and /metrics, shown in the status.
+        log_level: it follows changes of its log level while it runs (`tentalis.service.logs`).
+        set_level: how a process that does not follow by itself is told its new level; None is the level of its start.
+            Raises OSError.
     """
 
     name: str
@@ -43,18 +55,25 @@ class ProcessSpec:
     heartbeat: bool = False
     hang_after: float = 60.0
     after: tuple[str, ...] = ()
-    critical: bool = True
+    essential: bool = False
     expect_exit: bool = False
     ready_timeout: float = 300.0
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     port: int | None = None
+    log_level: bool = False
+    set_level: Callable[[str | None], None] | None = None
+
+    @property
+    def unresponsive_after(self) -> float:
+        """Seconds without a sign of life after which it is shown as unresponsive."""
+        return self.hang_after * _UNRESPONSIVE
 
 
 def in_order(specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
-    """The specs so that each comes after those it depends on.
+    """Returns the specs in order of dependency.
 
     Raises:
-        SupervisorError: names that are not unique, unknown or go in a circle.
+        SupervisorError: names are not unique, are unknown or form a cycle.
     """
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
@@ -73,7 +92,7 @@ def in_order(specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
 
 
 def upstream(ordered: Sequence[ProcessSpec]) -> dict[str, frozenset[str]]:
-    """Per process, all that it depends on over any number of steps."""
+    """Returns all direct and indirect dependencies per process."""
     found: dict[str, frozenset[str]] = {}
     for spec in ordered:
         found[spec.name] = frozenset(spec.after).union(*(found[name] for name in spec.after))
@@ -81,7 +100,7 @@ def upstream(ordered: Sequence[ProcessSpec]) -> dict[str, frozenset[str]]:
 
 
 def depths(ordered: Sequence[ProcessSpec]) -> dict[str, int]:
-    """Per process, how many must stop one after another once it has stopped: the longest chain of its dependencies."""
+    """Returns the length of the longest chain of dependencies per process: these stop one after another once it has."""
     found: dict[str, int] = {}
     for spec in ordered:
         found[spec.name] = max((found[name] + 1 for name in spec.after), default=0)

@@ -1,42 +1,52 @@
-"""The processes of the local stack: which there are, how they are started, and what each waits for."""
+"""The processes of the local stack: their commands, health checks and dependencies."""
 
 from __future__ import annotations
 
 import functools
 import os
+import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tentalis.config import Settings
+from tentalis.inference.vllm.command import server_dtype
+from tentalis.kafka import topology
+from tentalis.kafka.topology import Application, InStack
 from tentalis.local.ports import LOOPBACK
-from tentalis.local.spec import ProcessSpec
+from tentalis.local.spec import NotReady, ProcessSpec
 from tentalis.local.state import StateDir
+from tentalis.service import variables
+from tentalis.service.settings import Settings
 
-APPLICATIONS = ("scoring", "hinting", "join", "aggregation")
 SERVER_ID = "local"
-# The processes with a heart, and how many seconds it may stand still: longer than anything that each does in one go.
-# Waiting for a broker that is away takes a minute, a micro-batch of a large model several.
-HANG_AFTER = {"policies": 180.0, "worker": 180.0, "manager": 180.0, "trainer": 900.0}
+# vLLM loads a large model and may compile it before it is ready.
+_VLLM_START_S = 1800.0
+# Seconds for an answer of a health endpoint: on a busy machine, a thread may wait long for its turn.
+_ANSWER_S = 5.0
+_REASON_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What the stack is to run.
+    """Options of the stack.
 
     Attributes:
-        state: held by the caller.
-        settings: with `bootstrap` set, that Kafka is used and no broker is started.
+        state: state directory, held by the caller.
+        settings: if `bootstrap` is set, the stack uses that Kafka and starts no broker.
         model: folder of the base model.
-        trainer_config: the run that the trainer works on.
+        trainer_config: configuration of the run to train.
         environment: kind of tasks that the worker answers.
         manager: arguments of `tentalis manager`; empty for a stack without a scenario.
-        ranks: training processes.
+        ranks: number of training processes.
         threads: CPU threads of the model server.
         gateway: the policy that a gateway answers with; None for no gateway.
+        scale: number of processes of an application, where it is not one.
+        server_id: id of the model server in the acknowledgements of adapters: unique on one Kafka.
+        vllm: further arguments of `tentalis serve vllm`, if vLLM is the model server; None: `tentalis serve model`.
+        joins: the stack shares the work of another one on the same Kafka, which trains and promotes.
     """
 
     state: StateDir
@@ -48,11 +58,15 @@ class StackOptions:
     ranks: int = 1
     threads: int = os.cpu_count() or 1
     gateway: str | None = None
+    scale: Mapping[str, int] = field(default_factory=dict)
+    server_id: str = SERVER_ID
+    vllm: tuple[str, ...] | None = None
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The specs, and where what they start can be reached."""
+    """The process specs, and the addresses of their services."""
 
     specs: list[ProcessSpec]
     settings: Settings
@@ -61,102 +75,151 @@ class Stack:
 
 
 def build_stack(options: StackOptions) -> Stack:
-    """Chooses ports and lays out the processes. Secrets reach them by the supervisor's environment, never by argv.
+    """Chooses ports and builds the process specs. Secrets reach processes by the environment, never by argv.
 
-    Raises StateError if the broker's port is taken by somebody else, BadSecurity if the settings ask for more than the
-    local broker speaks.
+    Raises StateError if another process has taken the broker's port, BadSecurity if the settings ask for security that
+    the local broker does not offer.
     """
-    state, settings = options.state, options.settings
-    own_broker = settings.bootstrap is None
-    if own_broker:
+    settings, ports = options.settings, None
+    if settings.bootstrap is None:
         settings.require_plaintext()
-        broker_port, controller_port = state.port("broker", fixed=True), state.port("controller", fixed=True)
-        settings = settings.model_copy(update={"bootstrap": f"{LOOPBACK}:{broker_port}"})
-    server_port = state.port("model")
-    server = f"http://{LOOPBACK}:{server_port}"
-    env = {
-        "TENTALIS_BOOTSTRAP": settings.require_bootstrap(),
-        "TENTALIS_HOME": str(settings.home),
-        "TENTALIS_CACHE": str(settings.cache),
-        "TENTALIS_SERVER": server,
+        ports = [str(options.state.port(name, fixed=True)) for name in ("broker", "controller")]
+        settings = settings.model_copy(update={"bootstrap": f"{LOOPBACK}:{ports[0]}"})
+    builder = _Builder(options, settings)
+    specs = [] if ports is None else [builder.broker(*ports)]
+    specs.append(builder.topics(() if ports is None else ("broker",)))
+    started = applications_started(
+        gateway=options.gateway is not None, scenario=bool(options.manager), joins=options.joins
+    )
+    for each in started:
+        specs += [builder.application(each, number) for number in range(1, options.scale.get(each.name, 1) + 1)]
+    return Stack(specs, settings, builder.server, None if options.gateway is None else builder.url("gateway"))
+
+
+def applications_started(*, gateway: bool, scenario: bool = False, joins: bool = False) -> list[Application]:
+    """Returns the applications of a stack, in the order of their start."""
+    kinds = {InStack.ALWAYS} | ({InStack.WITH_GATEWAY} if gateway else set())
+    kinds |= {InStack.WITH_SCENARIO} if scenario else set()
+    # A policy has one trainer.
+    return [each for each in topology.APPLICATIONS if each.in_stack in kinds and not (joins and each.name == "trainer")]
+
+
+def _environment(settings: Settings, server: str) -> dict[str, str]:
+    return {
+        variables.BOOTSTRAP.name: settings.require_bootstrap(),
+        variables.HOME.name: str(settings.home),
+        variables.CACHE.name: str(settings.cache),
+        variables.SERVER.name: server,
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Threads that spin while they wait for each other take the cores from the other processes of the stack.
+        # Threads that spin while waiting would take the cores from the other processes of the stack.
         "OMP_WAIT_POLICY": "passive",
-    } | ({"TENTALIS_DATA": str(settings.data)} if settings.data else {})
-    specs: list[ProcessSpec] = []
+    } | ({variables.DATA.name: str(settings.data)} if settings.data else {})
 
-    def add(
-        name: str,
-        *argv: str,
-        after: tuple[str, ...],
-        ready: Callable[[], bool] | None = None,
-        alive: Callable[[], bool] | None = None,
-        port: int | None = None,
-    ) -> None:
-        command = [sys.executable, "-m", "tentalis.cli", *argv]
-        specs.append(
-            ProcessSpec(
-                name,
-                command,
-                env,
-                ready=ready,
-                alive=alive,
-                heartbeat=name in HANG_AFTER,
-                hang_after=HANG_AFTER.get(name, ProcessSpec.hang_after),
-                after=after,
-                expect_exit=name in ("topics", "manager", "trainer"),
-                port=port,
-            )
+
+class _Builder:
+    """Builds the specs of one stack."""
+
+    def __init__(self, options: StackOptions, settings: Settings) -> None:
+        self._options, self._settings = options, settings
+        self._ports: dict[str, int] = {}
+        self.server = self.url("model")
+        self._env = _environment(settings, self.server)
+
+    def _port(self, name: str) -> int:
+        if name not in self._ports:  # asked twice, the state directory could choose another one
+            self._ports[name] = self._options.state.port(name)
+        return self._ports[name]
+
+    def url(self, name: str) -> str:
+        """The address of a process's HTTP server."""
+        return f"http://{LOOPBACK}:{self._port(name)}"
+
+    def broker(self, port: str, controller_port: str) -> ProcessSpec:
+        """The local broker."""
+        data = self._options.state.folder("kafka")
+        command = [sys.executable, "-m", "tentalis.local.broker", "--data-dir", str(data)]
+        command += ["--port", port, "--controller-port", controller_port]
+        ready = functools.partial(_metadata_ready, self._settings.require_bootstrap())
+        level = functools.partial(_set_broker_level, data)
+        return ProcessSpec("broker", command, self._env, ready=ready, essential=True, log_level=True, set_level=level)
+
+    def topics(self, after: tuple[str, ...]) -> ProcessSpec:
+        """Creates the topics and ends."""
+        command = _cli("topics", "apply", "--yes")
+        return ProcessSpec("topics", command, self._env, after=after, expect_exit=True, essential=True)
+
+    def application(self, application: Application, number: int = 1) -> ProcessSpec:
+        """An application of the topology: its heartbeat or its port shows that it lives, /readyz that it works.
+
+        `number`: of its processes. Each keeps its name and port over restarts, and with them its id in the consumer
+        group, which is made of host name and port.
+        """
+        name = instance_name(application.name, number)
+        port = self._port(name)
+        listen = ("--metrics-port" if application.port is None else "--port", str(port))
+        beats = application.hang_after is not None
+        vllm = application.name == "model" and self._options.vllm is not None
+        # readyz needs a broker; healthz needs no other process. A worker that hangs exits by itself.
+        paths = ("health", "health") if vllm else ("readyz", "healthz")
+        ready, alive = (functools.partial(_answers, f"{self.url(name)}/{path}") for path in paths)
+        return ProcessSpec(
+            name,
+            _cli(*(("serve", "vllm") if vllm else application.command), *self._arguments(application, number), *listen),
+            self._env,
+            ready=ready,
+            alive=None if beats else alive,
+            heartbeat=beats,
+            hang_after=application.hang_after or ProcessSpec.hang_after,
+            after=application.after,
+            expect_exit=application.ends,
+            ready_timeout=_VLLM_START_S if vllm else ProcessSpec.ready_timeout,
+            port=port,
+            log_level=True,
         )
 
-    def add_measured(name: str, *argv: str, after: tuple[str, ...]) -> None:
-        """A process whose port is for health and metrics alone. One with a heart tells the supervisor by that."""
-        port = state.port(name)
-        # Ready takes a broker; alive takes nobody else. A worker that stands still ends by itself.
-        ready, alive = (functools.partial(_answers, f"http://{LOOPBACK}:{port}/{at}") for at in ("readyz", "healthz"))
-        checks = {} if name in HANG_AFTER else {"ready": ready, "alive": alive}
-        add(name, *argv, "--metrics-port", str(port), after=after, port=port, **checks)
+    def _arguments(self, application: Application, number: int) -> tuple[str, ...]:
+        """The arguments of an application in this stack, the port aside."""
+        options = self._options
+        if application.stream and number > 1:  # processes do not share a folder
+            base = variables.STATE_DIR.read() or self._settings.home / "streams"
+            return "--state-dir", f"{base}-{number}"
+        match application.name:
+            case "model":
+                model = ("--policy-model", str(options.model), "--threads", str(options.threads))
+                return *model, *(options.vllm or ())
+            case "policies":
+                promotion = ("--promotion", "none" if options.joins else "run")
+                # vLLM does not declare its precision.
+                return (
+                    "--server-id",
+                    options.server_id,
+                    *promotion,
+                    *(("--dtype", server_dtype()) if options.vllm is not None else ()),
+                )
+            case "worker":
+                worker_id = f"{socket.gethostname()}-{options.environment}-{number}"
+                answers_as = ("--environment", options.environment, "--server-id", options.server_id)
+                return *answers_as, *(("--worker-id", worker_id) if number > 1 else ())
+            case "gateway":
+                identity = ("--server-id", options.server_id, "--gateway-id", options.server_id)
+                # Draining is short: stopping the stack waits for it.
+                return "--policy", str(options.gateway), *identity, "--logprobs-mode", "processed", "--drain-s", "2"
+            case "trainer":
+                return "--config", str(options.trainer_config), "--ranks", str(options.ranks)
+            case "manager":
+                return options.manager
+        return ()
 
-    if own_broker:
-        command = [sys.executable, "-m", "tentalis.local.broker", "--data-dir", str(state.folder("kafka"))]
-        command += ["--port", str(broker_port), "--controller-port", str(controller_port)]
-        ready = functools.partial(_metadata_ready, settings.require_bootstrap())
-        specs.append(ProcessSpec("broker", command, env, ready=ready))
-    add("topics", "topics", "apply", "--yes", after=("broker",) if own_broker else ())
-    add(
-        "model",
-        *("serve", "model", "--policy-model", str(options.model), "--port", str(server_port)),
-        *("--threads", str(options.threads)),
-        after=(),
-        ready=functools.partial(_answers, f"{server}/readyz"),
-        port=server_port,
-    )
-    served = ("--server-id", SERVER_ID, "--promotion", "run")
-    add_measured("policies", "serve", "policies", *served, after=("topics", "model"))
-    for name in (*APPLICATIONS, *(() if options.gateway is None else ("sessions",))):
-        add_measured(name, "serve", name, after=("topics",))
-    add_measured("worker", "worker", "--environment", options.environment, after=("topics", "model"))
-    gateway = None
-    if options.gateway is not None:
-        gateway_port = state.port("gateway")
-        gateway = f"http://{LOOPBACK}:{gateway_port}"
-        add(
-            "gateway",
-            *("serve", "gateway", "--policy", options.gateway, "--server-id", SERVER_ID),
-            *("--port", str(gateway_port), "--gateway-id", "local", "--logprobs-mode", "processed"),
-            *("--drain-s", "2"),  # who stops the stack waits for it
-            after=("topics", "model"),
-            ready=functools.partial(_answers, f"{gateway}/readyz"),
-            alive=functools.partial(_answers, f"{gateway}/healthz"),
-            port=gateway_port,
-        )
-    trainer = ("train", "--config", str(options.trainer_config), "--ranks", str(options.ranks))
-    add_measured("trainer", *trainer, after=("topics",))
-    if options.manager:
-        add_measured("manager", "manager", *options.manager, after=("topics",))
-    return Stack(specs, settings, server, gateway)
+
+def instance_name(name: str, number: int) -> str:
+    """Returns the name of one of several processes of an application: scoring, scoring-2, scoring-3."""
+    return name if number == 1 else f"{name}-{number}"
+
+
+def _cli(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tentalis.cli", *arguments]
 
 
 def _metadata_ready(bootstrap: str) -> bool:
@@ -165,9 +228,19 @@ def _metadata_ready(bootstrap: str) -> bool:
     return metadata_ready(bootstrap)
 
 
+def _set_broker_level(data: Path, level: str | None) -> None:
+    from tentalis.local.broker import write_log_config
+
+    write_log_config(data, level)
+
+
 def _answers(url: str) -> bool:
+    """Returns True for an answer 200, False for none. Raises NotReady with the text of any other answer."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=_ANSWER_S) as response:
             return bool(response.status == 200)
+    except urllib.error.HTTPError as error:
+        said = error.read(_REASON_BYTES).decode(errors="replace").strip()
+        raise NotReady(said.removeprefix("not ready: ") or f"answers {error.code}") from error
     except (urllib.error.URLError, OSError):
         return False

@@ -1,4 +1,4 @@
-"""The state directory of one local installation: one holder, remembered ports, files written whole."""
+"""State directory of a local installation: an exclusive lock, remembered ports, atomically written files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from tentalis.local.child import MARK, kill_marked, marks
-from tentalis.local.ports import free_port, listener_of, port_is_free
+from tentalis.local.ports import free_port, port_is_free
+from tentalis.service.ports import listener_of
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +26,14 @@ _LAST_MOMENT = 3.0
 FOLDERS = ("kafka", "logs", "checkpoints", "adapters", "reports")
 
 
-class StateError(RuntimeError):
-    """The state directory cannot be used. The message says who has it or what is wrong, and what to do."""
+class StateDirError(RuntimeError):
+    """The state directory cannot be used. The message has the holder or the cause, and the remedy."""
 
 
 class StateDir:
-    """`.tentalis/`: `lock`, `ports.json`, `status.json` and the folders of Kafka's data, logs, checkpoints and so on.
+    """The folder `.tentalis/`: `lock`, `ports.json`, `status.json` and folders for Kafka's data, logs, checkpoints etc.
 
-    `with StateDir(path) as state:` holds it; two runs cannot hold it at once. Without that it can be looked at.
+    `with StateDir(path) as state:` holds it exclusively. Reading it does not require holding it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,76 +42,79 @@ class StateDir:
 
     @property
     def mark(self) -> str:
-        """What the processes that belong to this directory carry in their environment, whoever started them."""
+        """Prefix of the marks in the environment of all processes that belong to this directory."""
         return hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:16] + "/"
 
     @property
     def own_mark(self) -> str:
-        """What those carry that this process starts: another may believe that it holds the directory, if it was removed
-        and made again."""
+        """Prefix of the marks of processes that this process starts.
+
+        It includes the process id and start time, because after the directory is removed and created again, another
+        process may also hold it.
+        """
         return f"{self.mark}{os.getpid()}-{_born(os.getpid())}/"
 
     def lost(self) -> str | None:
-        """Why the directory is no longer the one that this process holds, None as long as it is.
+        """Returns a message if the directory held by this process was removed or replaced, else None.
 
-        To be asked by the holder. A directory that cannot be looked at for another reason counts as held.
+        Only for the holder. If the directory cannot be read for another reason, it counts as held.
         """
         assert self._lock is not None
         try:
             there, held = (self.path / "lock").stat(), os.fstat(self._lock.fileno())
         except (FileNotFoundError, NotADirectoryError):
-            return f"the state directory {self.path} is gone: somebody removed it. Everything that ran in it is stopped"
+            return f"the state directory {self.path} was removed. All processes of the stack are stopped"
         except OSError:
             return None
         if os.path.samestat(there, held):
             return None
         return (
-            f"the state directory {self.path} is gone: somebody removed it, and another has been made in its place. "
-            "Everything that ran in the old one is stopped"
+            f"the state directory {self.path} was removed, and another one was created in its place. "
+            "All processes of the old one are stopped"
         )
 
     def folder(self, name: str) -> Path:
-        """A folder inside, created if missing."""
+        """Returns a folder inside, created if missing."""
         folder = self.path / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def acquire(self) -> None:
-        """Take the lock for the life of this process, create the folders, and end what a killed earlier run left over.
+        """Takes the lock for the life of this process, creates the folders and kills leftovers of a killed run.
 
         Raises:
-            StateError: another process holds the directory, or it cannot be written.
+            StateError: another process holds the directory, or it is not writable.
         """
         try:
             for name in FOLDERS:
                 self.folder(name)
             lock = (self.path / "lock").open("a+", encoding="utf-8")
         except OSError as error:
-            raise StateError(
-                f"cannot use the state directory {self.path}: {error}. Choose another with TENTALIS_HOME."
+            raise StateDirError(
+                f"cannot use the state directory {self.path}: {error}. Set TENTALIS_HOME to another one."
             ) from error
-        if not _locked_within(lock, 0.5):  # `holder()` takes the lock for a moment to see whether it is free
+        if not _locked_within(lock, 0.5):  # `holder()` takes the lock for a moment to test it
             lock.close()
-            raise StateError(
+            raise StateDirError(
                 f"the state directory {self.path} is in use by {self._described_holder()}. "
-                "End that with `tentalis down`, or choose another directory with TENTALIS_HOME."
+                "Stop it with `tentalis down`, or set TENTALIS_HOME to another directory."
             )
         lock.truncate(0)
         holder = {"pid": os.getpid(), "born": _born(os.getpid()), "command": " ".join(sys.argv), "since": time.time()}
         lock.write(json.dumps(holder))
         lock.flush()
         self._lock = lock
-        if not os.environ.get(MARK, "").startswith(self.mark):  # we are no leftover ourselves
+        if not os.environ.get(MARK, "").startswith(self.mark):  # we are not a leftover ourselves
             try:
                 leftovers = self._kill_leftovers()
             except TimeoutError as error:
                 self.release()
-                raise StateError(f"an earlier run in {self.path} left processes that do not end: {error}") from error
+                raise StateDirError(f"processes of an earlier run in {self.path} cannot be killed: {error}") from error
             if leftovers:
-                log.warning("ended %d processes that an earlier run left over: %s", len(leftovers), leftovers)
+                log.warning("killed %d processes left over by an earlier run: %s", len(leftovers), leftovers)
 
     def _kill_leftovers(self) -> list[int]:
-        """Of holders that are dead. One that lives lost this directory; it ends its processes itself."""
+        """Kills the processes of dead holders. A live one has lost the directory and stops its own processes."""
         killed: list[int] = []
         for holder in {mark.removeprefix(self.mark).partition("/")[0] for mark in marks(self.mark)}:
             pid, _, born = holder.partition("-")
@@ -120,7 +124,7 @@ class StateDir:
         return killed
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Releases the lock."""
         if self._lock is not None:
             self._lock.truncate(0)
             self._lock.close()
@@ -136,12 +140,12 @@ class StateDir:
         self.release()
 
     def holder(self) -> int | None:
-        """The process id of whoever holds the directory now, or None."""
+        """Returns the process id of the current holder, or None."""
         if self._lock is not None:
             return os.getpid()
         try:
             with (self.path / "lock").open(encoding="utf-8") as lock:
-                # Shared, so that two that only look do not take each other for the holder.
+                # A shared lock, so that two readers do not mistake each other for the holder.
                 if _locked_within(lock, 0.0, fcntl.LOCK_SH):
                     return None
                 content = lock.read()
@@ -149,9 +153,9 @@ class StateDir:
             return None
         try:
             found = json.loads(content)
-        except json.JSONDecodeError:  # empty, or in part: it is just being taken or given back
+        except json.JSONDecodeError:  # empty or incomplete: the lock is just being taken or released
             return None
-        # Being taken, after a holder that was killed: what is written is still that one, and its id may be another's.
+        # While a killed holder's lock is being taken, the file still has the old id, which may be reused by now.
         return int(found["pid"]) if found.get("born") in (None, _born(found["pid"])) else None
 
     def _described_holder(self) -> str:
@@ -163,34 +167,34 @@ class StateDir:
         return f"process {content['pid']} ({content['command']}, since {since})"
 
     def port(self, name: str, *, fixed: bool = False) -> int:
-        """The port of this name: chosen free once, and the same at every later start.
+        """Returns the port of this name: a free one at first, and the same at every later start.
 
-        To be called before what listens there is started. A port that a foreign process has taken meanwhile is replaced
-        by another, with a warning; a `fixed` one, which others may have written down, is not.
+        Call it before the listener is started. If another process has taken the port, chooses a new one with a warning;
+        a `fixed` port, which users may have written down, is never replaced.
 
         Raises:
-            StateError: a fixed port is taken, with who has it.
+            StateError: a fixed port is taken; the message names the process.
         """
         if self._lock is None:
-            raise RuntimeError("hold the state directory before choosing ports in it")
+            raise RuntimeError("acquire the state directory (`with`) before choosing ports in it")
         file = self.path / "ports.json"
         ports: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         known = ports.get(name)
         if known is not None and port_is_free(known):
             return known
         if known is not None and fixed:
-            raise StateError(
-                f"port {known} of {name} is taken by {listener_of(known)}: end that, or remove {name!r} from {file} "
-                "to have another port chosen"
+            raise StateDirError(
+                f"port {known} of {name} is taken by {listener_of(known)}: stop it, or remove {name!r} from {file} "
+                "to choose another port"
             )
         ports[name] = free_port(avoid=set(ports.values()))
         if known is not None:
-            log.warning("port %d of %s is taken by %s: now on %d", known, name, listener_of(known), ports[name])
+            log.warning("port %d of %s is taken by %s: using %d", known, name, listener_of(known), ports[name])
         write_whole(file, ports)
         return ports[name]
 
     def status(self) -> dict[str, Any] | None:
-        """What the supervisor last wrote to `status.json`, with `running`: whether it is still there. None if never."""
+        """Returns `status.json` plus `running`: True if its supervisor still runs. None if there is no file."""
         try:
             status: dict[str, Any] = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -199,13 +203,13 @@ class StateDir:
 
 
 def request_stop(path: Path, timeout: float = 15.0) -> int | None:
-    """Ask the holder of a state directory to stop (SIGTERM) and wait until it has, and its process with it.
+    """Asks the holder of a state directory to stop (SIGTERM) and waits until it has released it and ended.
 
     Returns:
-        The process id that stopped, or None if nothing ran.
+        The id of the stopped process, or None if none ran.
 
     Raises:
-        StateError: it still holds the directory after `timeout` seconds.
+        StateError: the process still holds the directory after `timeout` seconds.
     """
     state = StateDir(path)
     pid = state.holder()
@@ -214,17 +218,17 @@ def request_stop(path: Path, timeout: float = 15.0) -> int | None:
     try:
         handle = os.pidfd_open(pid)
         try:
-            if state.holder() == pid:  # the handle is for whoever has the id now: look again
+            if state.holder() == pid:  # the id may have been reused before the handle was opened: check again
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
                 _await_release(state, pid, timeout)
-                # An interpreter takes a moment to end after its last line; a holder may also have more to do.
+                # The interpreter needs a moment to exit after the release, and the holder may have more to do.
                 select.select([handle], [], [], _LAST_MOMENT)
         finally:
             os.close(handle)
-    except ProcessLookupError:  # it ended between the two lines
+    except ProcessLookupError:  # it ended in between
         return pid
     except PermissionError as error:
-        raise StateError(f"process {pid} holds {state.path} and belongs to somebody else: {error}") from error
+        raise StateDirError(f"process {pid} holds {state.path} and belongs to another user: {error}") from error
     return pid
 
 
@@ -232,15 +236,15 @@ def _await_release(state: StateDir, pid: int, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     while state.holder() == pid:
         if time.monotonic() > deadline:
-            raise StateError(
+            raise StateDirError(
                 f"process {pid} still holds {state.path} {timeout:g} s after it was asked to stop. "
-                f"`kill -9 {pid}` ends it and everything that it supervises."
+                f"`kill -9 {pid}` ends it and all processes that it supervises."
             )
         time.sleep(0.05)
 
 
 def write_whole(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part. Raises OSError; nothing is left."""
+    """Writes JSON atomically: a reader sees the old or the new file. Raises OSError and leaves no temporary file."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -251,7 +255,7 @@ def write_whole(path: Path, content: Any) -> None:
 
 
 def _born(pid: int) -> int | None:
-    """When a process was started, in ticks since the machine was; with its id, nobody else's. None: it has ended."""
+    """Returns the start time of a process in ticks since boot, unique together with its id. None if it has ended."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,29 +1,33 @@
-"""On-policy distillation: hints from feedback, and what a teacher who read the hint says of the student's tokens."""
+"""On-policy distillation: hints from feedback, and a teacher's log-probs of the student's tokens under the hint.
 
-from tentalis.opd.hinters import Hinter, NoHinter, Proposal, RuleHinter
+In: a result and feedback on it. Out: hints, and the teacher's log-probs per token.
+Begin with hinters.py (feedback to hints), then teacher.py (hints to log-probs).
+"""
+
+from tentalis.opd.hinters import Hinter, HintProposal, NoHinter, RuleHinter
 from tentalis.opd.hints import RULE_HINTER, rule_hint
-from tentalis.opd.models import OneModel, SamplersModel, TeacherModel, TeacherRefused
-from tentalis.opd.prompt import HINT_TAG, NoPrompt, NoUserMessage, Prompt, hinted, students
-from tentalis.opd.teacher import Taught, Teacher, aligned
+from tentalis.opd.models import FixedModel, SamplerModel, TeacherModel, TeacherRefused
+from tentalis.opd.prompt import HINT_TAG, NoPrompt, NoUserMessage, TeacherPrompt, student_prompt, with_hint
+from tentalis.opd.teacher import Teacher, TeacherScores, align_scores
 
 __all__ = [
     "HINT_TAG",
     "RULE_HINTER",
+    "FixedModel",
+    "HintProposal",
     "Hinter",
     "NoHinter",
     "NoPrompt",
     "NoUserMessage",
-    "OneModel",
-    "Prompt",
-    "Proposal",
     "RuleHinter",
-    "SamplersModel",
-    "Taught",
+    "SamplerModel",
     "Teacher",
     "TeacherModel",
+    "TeacherPrompt",
     "TeacherRefused",
-    "aligned",
-    "hinted",
+    "TeacherScores",
+    "align_scores",
     "rule_hint",
-    "students",
+    "student_prompt",
+    "with_hint",
 ]

@@ -1,4 +1,4 @@
-"""Who makes a hint of feedback: a rule, a judge model, or nobody."""
+"""Hinters make hints from feedback: with a rule, with a judge model, or never."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Protocol
 from schemas.ids import derived_id
 from schemas.records import Feedback, Result, Source
 from tentalis.opd.hints import RULE_HINTER, rule_hint
-from tentalis.opd.select import Selection, selected
-from tentalis.opd.verdict import END, START, Said, vote_of
+from tentalis.opd.select import Selection, select_hints
+from tentalis.opd.verdict import END, START, VoteStatus, vote_of
 from tentalis.rewards.next_state_rules import TOOL_ROLES
 from tentalis.rewards.prompting import clipped, fenced
 from tentalis.signals.phrases import correction
@@ -17,78 +17,78 @@ from tentalis.signals.phrases import correction
 NO_HINTER = "none/1"
 NOTHING_SAID, PRAISE, EVIDENCE, OFF = "nothing_said", "praise", "evidence", "off"
 JUDGE_PROMPT = "2"
-"""Version of the prompt and of how its answers are read: part of every judge's name."""
+"""Version of the prompt and of the parser of its answers; part of every judge's name."""
 SHOWN_CHARS = 6000
-"""Of each text that the judge is shown; of a longer one the beginning and the end."""
+"""Characters of each text that the judge sees; a longer text is cut in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """The hints in a feedback, at most three, or the one-word reason why there is none; `votes` by how they ended."""
+class HintProposal:
+    """The hints in a feedback, at most three, or the one-word reason for none; `votes` counts the votes by verdict."""
 
     hints: tuple[str, ...] = ()
     reason: str = ""
-    votes: Mapping[Said, int] = field(default_factory=dict)
+    votes: Mapping[VoteStatus, int] = field(default_factory=dict)
 
 
 class Hinter(Protocol):
-    """Makes hints of feedback that says something."""
+    """Makes hints from feedback that has a text."""
 
     @property
     def name(self) -> str:
-        """Name/version: part of every hint's id, so another rule, model or prompt needs another."""
+        """Name/version: part of every hint's id, so a new rule, model or prompt needs a new one."""
         ...
 
-    async def propose(self, feedback: Feedback, result: Result) -> Proposal:
-        """The hints in what was said of a result.
+    async def propose(self, feedback: Feedback, result: Result) -> HintProposal:
+        """Returns the hints in feedback on a result.
 
-        Raises ScorerAway if whoever is asked is away: to be asked again later.
+        Raises ScorerAway if the model is unavailable: retry later.
         """
         ...
 
 
-class Votes(Protocol):
-    """Several independent answers of a model; tentalis.rewards.chat.Chat is one."""
+class VotingModel(Protocol):
+    """A model that gives several independent answers; tentalis.rewards.chat.ChatClient implements it."""
 
     async def ask(
         self, messages: Sequence[Mapping[str, str]], n: int = 1, temperature: float = 0.6, max_tokens: int = 1024
     ) -> list[str | None]:
-        """n answers, asked for at once; None for each that did not come. Raises ScorerAway."""
+        """Requests n answers at once; a missing answer is None. Raises ScorerAway."""
         ...
 
 
 class RuleHinter:
-    """`rule_hint`: the feedback's own request. For machines without a judge model, and for tests.
+    """`rule_hint`: the feedback's own request is the hint. For machines without a judge model, and for tests.
 
-    What comes next in a conversation need not be about the answer: thanks and a new question are no hint, only a
-    message that corrects the answer or asks for another (`tentalis.signals`, English only). What a tool gave back never
-    is: whoever wrote the page that it fetched is not the user, however he asks.
+    The next message of a conversation need not be about the answer. Only a message that corrects the answer or asks for
+    another gives a hint (`tentalis.signals`, English only); thanks and new questions do not. Tool output never does: a
+    third party may have written it, such as the author of a fetched page.
     """
 
     name = RULE_HINTER
 
-    async def propose(self, feedback: Feedback, result: Result) -> Proposal:
+    async def propose(self, feedback: Feedback, result: Result) -> HintProposal:
         """See Hinter."""
         by_tool = feedback.author in TOOL_ROLES
         if feedback.source is Source.NEXT_STATE and (by_tool or correction(feedback.text) is None):
-            return Proposal(reason=Said.DECLINED.value)
+            return HintProposal(reason=VoteStatus.DECLINED.value)
         hint = rule_hint(feedback.text)
-        return Proposal(reason=Said.TOO_SHORT.value) if hint is None else Proposal((hint,))
+        return HintProposal(reason=VoteStatus.TOO_SHORT.value) if hint is None else HintProposal((hint,))
 
 
 class NoHinter:
-    """Never a hint: for environments that are not to be distilled turn by turn."""
+    """Never gives a hint: for environments without turn-by-turn distillation."""
 
     name = NO_HINTER
 
-    async def propose(self, feedback: Feedback, result: Result) -> Proposal:
+    async def propose(self, feedback: Feedback, result: Result) -> HintProposal:
         """See Hinter."""
-        return Proposal(reason=OFF)
+        return HintProposal(reason=OFF)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """How a judge is asked. `votes`: m answers at once; `select`: see `selected`."""
+class VoteSettings:
+    """Request settings of a judge. `votes`: number of answers requested at once; `select`: see `select_hints`."""
 
     votes: int = 3
     select: Selection = "longest"
@@ -97,33 +97,45 @@ class Asking:
 
 
 class JudgeHinter:
-    """A model that is shown answer and reaction, and says what the user should have asked for.
+    """A model that reads the answer and the reaction to it, and writes what the user should have asked for.
 
     Args:
-        asked: what is asked, the model and whatever goes into each request: with `asking` it makes the version.
+        model_identity: the model and everything else that goes into each request; with `vote_settings` it determines
+        the version.
     """
 
-    def __init__(self, chat: Votes, asked: Sequence[object], asking: Asking, name: str = "judge") -> None:
+    def __init__(
+        self, chat: VotingModel, model_identity: Sequence[object], vote_settings: VoteSettings, name: str = "judge"
+    ) -> None:
         self._chat = chat
-        self._asking = asking
-        version = derived_id("hinter", asked, asking.votes, asking.select, asking.temperature, asking.max_tokens)
+        self._vote_settings = vote_settings
+        version = derived_id(
+            "hinter",
+            model_identity,
+            vote_settings.votes,
+            vote_settings.select,
+            vote_settings.temperature,
+            vote_settings.max_tokens,
+        )
         self.name = f"{name}/{JUDGE_PROMPT}-{version[:8]}"
 
-    async def propose(self, feedback: Feedback, result: Result) -> Proposal:
-        """See Hinter. A vote is independent of the others: one that hangs, fails or cannot be read is only missing."""
-        asking = self._asking
+    async def propose(self, feedback: Feedback, result: Result) -> HintProposal:
+        """See Hinter. Votes are independent: one that hangs, fails or is unreadable does not affect the others."""
+        vote_settings = self._vote_settings
         messages = judge_messages(result, feedback.author or feedback.source.value, feedback.text)
-        answers = await self._chat.ask(messages, asking.votes, asking.temperature, asking.max_tokens)
+        answers = await self._chat.ask(
+            messages, vote_settings.votes, vote_settings.temperature, vote_settings.max_tokens
+        )
         votes = [vote_of(answer) for answer in answers]
-        counted = Counter(vote.said for vote in votes)
-        hints = selected([vote.hint for vote in votes if vote.said is Said.ACCEPTED], asking.select)
-        return Proposal(hints, "" if hints else _reason(counted), counted)
+        vote_counts = Counter(vote.status for vote in votes)
+        hints = select_hints([vote.hint for vote in votes if vote.status is VoteStatus.ACCEPTED], vote_settings.select)
+        return HintProposal(hints, "" if hints else _reason(vote_counts), vote_counts)
 
 
-def _reason(counted: Mapping[Said, int]) -> str:
-    """Why votes gave no hint: what a judge said goes before what it failed to say."""
-    order = (Said.DECLINED, Said.TOO_SHORT, Said.TOO_LONG, Said.UNREADABLE, Said.LOST)
-    return next(said for said in order if counted.get(said)).value
+def _reason(vote_counts: Mapping[VoteStatus, int]) -> str:
+    """The reason why votes gave no hint. A readable verdict takes precedence over a failed vote."""
+    order = (VoteStatus.DECLINED, VoteStatus.TOO_SHORT, VoteStatus.TOO_LONG, VoteStatus.UNREADABLE, VoteStatus.LOST)
+    return next(status for status in order if vote_counts.get(status)).value
 
 
 _ROLE = f"""You look back at one turn of an assistant's conversation. You are shown what it was asked, what it \
@@ -142,22 +154,22 @@ Think first. Then end with exactly one of:
 
 
 def judge_messages(result: Result, author: str, reaction: str) -> list[dict[str, str]]:
-    """What the judge is asked: its role, then request, answer and reaction."""
-    asked = next((m.content for m in reversed(result.task.messages) if m.role == "user"), "(nothing)")
+    """The judge's prompt: its role, then request, answer and reaction."""
+    model_identity = next((m.content for m in reversed(result.task.messages) if m.role == "user"), "(nothing)")
     parts = (
-        fenced("request", clipped(asked, SHOWN_CHARS)),
-        fenced("answer", clipped(answered(result), SHOWN_CHARS)),
-        f'The reaction comes from "{_attribute(author)}".',
+        fenced("request", clipped(model_identity, SHOWN_CHARS)),
+        fenced("answer", clipped(answer_text(result), SHOWN_CHARS)),
+        f'The reaction comes from "{_clean_author(author)}".',
         fenced("reaction", clipped(reaction, SHOWN_CHARS)),
     )
     return [{"role": "system", "content": _ROLE}, {"role": "user", "content": "\n\n".join(parts)}]
 
 
-def answered(result: Result) -> str:
-    """A result's text and tool calls as a judge reads them."""
+def answer_text(result: Result) -> str:
+    """A result's text and tool calls in the form that a judge sees."""
     calls = [f"[calls {call.name} with {call.arguments}]" for call in result.tool_calls]
     return "\n".join([*([result.text] if result.text else []), *calls]) or "(empty)"
 
 
-def _attribute(author: str) -> str:
+def _clean_author(author: str) -> str:
     return "".join(char for char in author if char.isalnum() or char in " _-.:")[:60]

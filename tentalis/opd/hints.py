@@ -1,4 +1,4 @@
-"""What feedback says as a hint: the instruction that would have helped, had the student known it."""
+"""Extracts a hint from feedback by rules: the instruction that would have helped the student."""
 
 import re
 
@@ -14,12 +14,12 @@ _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
 
 
 def rule_hint(text: str) -> str | None:
-    """The hint in a complaint: what it asks for, or None if it is too short to be a hint.
+    """Returns the hint in a complaint, or None if it is too short.
 
-    Of its first three sentences those that say "please" are the request, and only from there on: the reproach before it
-    speaks of an answer that whoever reads the hint has not given yet. Without a request the sentences are the hint.
+    Only the first three sentences are read. The hint is what follows "please" in them, or all three if none has the
+    word. Text before "please" is left out: it criticises an answer that the reader of the hint has not given.
 
-    The length rule is OpenClaw-RL's (a hint has more than 10 characters); the caps keep a pasted log out of the prompt.
+    A hint has more than 10 characters, as in OpenClaw-RL. The upper limits keep a pasted log out of the prompt.
 
     >>> rule_hint("That was too long and cut off: please be brief! ")
     'Please be brief!'

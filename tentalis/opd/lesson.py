@@ -1,28 +1,28 @@
-"""One lesson from a whole conversation: what to do, and what not, next time (experience instead of hints)."""
+"""Extracts one lesson from a whole conversation: dos and don'ts for the next time (experience instead of hints)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.ids import derived_id
 from schemas.records import Message
-from tentalis.opd.hinters import Votes
+from tentalis.opd.hinters import VotingModel
 from tentalis.opd.select import long_enough
-from tentalis.opd.verdict import Said, last_block
+from tentalis.opd.verdict import VoteStatus, last_block
 from tentalis.rewards.prompting import clipped, fenced
 from tentalis.rewards.votes import boxed_score
 
 START, END = "[LESSON_START]", "[LESSON_END]"
 LESSON_PROMPT = "2"
-"""Version of the prompt and of how its answer is read: part of the name of whoever makes lessons."""
+"""Version of the prompt and of the parser of its answer; part of every lesson judge's name."""
 SHOWN_CHARS = 48_000
-"""Of a conversation that the judge is shown; of a longer one the beginning and the end."""
+"""Characters of a conversation that the judge sees; a longer one is cut in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a judge said of a conversation; `text` only where it is accepted."""
+    """A judge's verdict on a conversation; `text` is set only if it is accepted."""
 
-    said: Said
+    status: VoteStatus
     text: str = ""
 
 
@@ -33,35 +33,42 @@ def lesson_of(answer: str | None) -> Lesson:
     'Do:\n- answer briefly'
     """
     if answer is None:
-        return Lesson(Said.LOST)
+        return Lesson(VoteStatus.LOST)
     box = boxed_score(answer)
     if box == -1:
-        return Lesson(Said.DECLINED)
+        return Lesson(VoteStatus.DECLINED)
     block = last_block(answer, START, END) if box == 1 else None
     if block is None:
-        return Lesson(Said.UNREADABLE)
+        return Lesson(VoteStatus.UNREADABLE)
     text = "".join(char if char.isprintable() or char == "\n" else " " for char in block).strip()
-    return Lesson(Said.ACCEPTED, text) if long_enough(text) else Lesson(Said.TOO_SHORT)
+    return Lesson(VoteStatus.ACCEPTED, text) if long_enough(text) else Lesson(VoteStatus.TOO_SHORT)
 
 
 class LessonJudge:
     """Asks a model for the lesson.
 
     Args:
-        asked: what is asked, the model and whatever goes into each request: it makes the version, with the rest.
+        model_identity: the model and everything else that goes into each request; with the other settings it determines
+        the
+            version.
     """
 
     def __init__(
-        self, chat: Votes, asked: Sequence[object], temperature: float, max_tokens: int, name: str = "experience"
+        self,
+        chat: VotingModel,
+        model_identity: Sequence[object],
+        temperature: float,
+        max_tokens: int,
+        name: str = "experience",
     ) -> None:
         self._chat = chat
         self._temperature, self._max_tokens = temperature, max_tokens
-        self.name = f"{name}/{LESSON_PROMPT}-{derived_id('lesson', asked, temperature, max_tokens)[:8]}"
+        self.name = f"{name}/{LESSON_PROMPT}-{derived_id('lesson', model_identity, temperature, max_tokens)[:8]}"
 
     async def lesson(self, messages: Sequence[Message], response: str) -> Lesson:
         """The lesson of a conversation and its last answer. Raises ScorerAway."""
-        asked = lesson_messages(messages, response)
-        (answer,) = await self._chat.ask(asked, 1, self._temperature, self._max_tokens)
+        prompt = lesson_messages(messages, response)
+        (answer,) = await self._chat.ask(prompt, 1, self._temperature, self._max_tokens)
         return lesson_of(answer)
 
 
@@ -78,9 +85,9 @@ Think first. Then end with exactly one of:
 
 
 def lesson_messages(messages: Sequence[Message], response: str) -> list[dict[str, str]]:
-    """What the judge is asked: its role, then the conversation."""
+    """The judge's prompt: its role, then the conversation."""
     turns = [
         f"{message.role}: {message.content}" for message in (*messages, Message(role="assistant", content=response))
     ]
-    shown = fenced("conversation", clipped("\n\n".join(turns), SHOWN_CHARS))
-    return [{"role": "system", "content": _ROLE}, {"role": "user", "content": shown}]
+    conversation = fenced("conversation", clipped("\n\n".join(turns), SHOWN_CHARS))
+    return [{"role": "system", "content": _ROLE}, {"role": "user", "content": conversation}]

@@ -1,4 +1,4 @@
-"""Which model of the server is the teacher of a sample."""
+"""Chooses the server's model that is the teacher of a sample."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,14 +6,14 @@ from typing import Protocol
 
 from schemas.ids import parse_policy_name
 from schemas.records import Sample
-from tentalis.service import Unmendable
+from tentalis.service.lifecycle import Unmendable
 
 NOT_SERVED = "not_served"
 
 
 class TeacherRefused(Exception):
-    """There can be no teacher log-probs for this sample, however often one asks. The message says why, and `reason` in
-    a word."""
+    """This sample can have no teacher log-probs, and a retry will not help. The message says why; `reason` is a
+    one-word code."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -21,35 +21,36 @@ class TeacherRefused(Exception):
 
 
 class TeacherModel(Protocol):
-    """Names the teacher."""
+    """Chooses the teacher of a sample."""
 
     async def name(self, sample: Sample) -> str:
-        """The model to ask about a sample. Raises InferenceError, and whatever keeps it from being a teacher at all."""
+        """Returns the model to ask about a sample. Raises InferenceError, TeacherRefused, or an Unmendable if it can
+        never teach."""
         ...
 
-    async def unknown(self, name: str) -> None:
-        """The server does not know a model that was named. Raises TeacherRefused if that will not change; else it is
-        asked about again."""
+    async def on_unknown_model(self, name: str) -> None:
+        """Handles a model name that the server does not know. Raises TeacherRefused if that is permanent; otherwise the
+        sample is retried."""
         ...
 
 
-class OneModel:
-    """The same for all samples: `find` is asked once, however many wait for it, and again after the server said that it
-    does not know it. What cannot be mended is not tried again."""
+class FixedModel:
+    """The same model for all samples. `find` is called once, also for concurrent callers, and again after the server
+    did not know the model. An Unmendable error is final: it is raised again without another call."""
 
     def __init__(self, find: Callable[[], Awaitable[str]]) -> None:
         self._find = find
         self._name: str | None = None
         self._refused: Unmendable | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def name(self, sample: Sample) -> str:
         """See TeacherModel."""
         return await self.find()
 
     async def find(self) -> str:
-        """The model. Raises what looking for it raises."""
-        async with self._turn:
+        """Returns the model. Raises the errors of `find`."""
+        async with self._lock:
             if self._refused is not None:
                 raise self._refused
             if self._name is None:
@@ -60,36 +61,40 @@ class OneModel:
                     raise
             return self._name
 
-    async def unknown(self, name: str) -> None:
+    async def on_unknown_model(self, name: str) -> None:
         """See TeacherModel."""
         self._name = None
 
 
-class SamplersModel:
-    """The very weights that sampled the answer: what they say once they have read the hint.
+class SamplerModel:
+    """The weights that sampled the answer, scoring it again under the hint.
 
     Args:
-        served: names of the models that the server has now.
+        served: returns the names of the models that the server has now.
     """
 
     def __init__(self, served: Callable[[], Awaitable[list[str]]]) -> None:
         self._served = served
 
     async def name(self, sample: Sample) -> str:
-        """See TeacherModel. Of several versions that sampled an answer, the last."""
+        """See TeacherModel. If several versions sampled an answer, returns the last."""
         if not sample.policy_spans:
-            raise TeacherRefused(NOT_SERVED, "the answer does not say which model sampled it")
+            raise TeacherRefused(NOT_SERVED, "the answer does not record which model sampled it")
         return sample.policy_spans[-1].policy
 
-    async def unknown(self, name: str) -> None:
-        """A version that gave way to a newer one is not served again; of a policy that is not served at all yet (a
-        server that has just started) the versions are waited for."""
+    async def on_unknown_model(self, name: str) -> None:
+        """Raises TeacherRefused if a newer version is served: the old one will not return. A policy without any served
+        version (the server has just started) is worth a retry."""
         try:
             policy, version = parse_policy_name(name)
-            served = [parse_policy_name(each) for each in await self._served() if "@v" in each]
+            served = [parse_policy_name(model) for model in await self._served() if "@v" in model]
         except ValueError as error:
             raise TeacherRefused(NOT_SERVED, f"the model that sampled the answer is not served: {error}") from error
-        newer = [other for known, other in served if known == policy and other > version]
+        newer = [
+            served_version
+            for served_policy, served_version in served
+            if served_policy == policy and served_version > version
+        ]
         if newer:
-            now = f"there is v{max(newer)}"
-            raise TeacherRefused(NOT_SERVED, f"{name}, which sampled the answer, is not served any more: {now}")
+            newest = f"the server has v{max(newer)} now"
+            raise TeacherRefused(NOT_SERVED, f"{name}, which sampled the answer, is no longer served: {newest}")

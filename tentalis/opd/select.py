@@ -1,4 +1,4 @@
-"""Which of the hints that a judge's votes gave are used. Pure."""
+"""Selects the hints to use from a judge's votes. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -8,33 +8,33 @@ Selection = Literal["longest", "all"]
 MIN_CHARS = 10
 """A hint has more characters than this (OpenClaw-RL's rule)."""
 MAX_HINTS = 3
-"""Each costs a call to the teacher, and k numbers per token in the rollout."""
+"""Each hint costs a call to the teacher, and k numbers per token in the rollout."""
 
 
-def plain(text: str) -> str:
-    """A hint in one line: what cannot be printed, and runs of spaces, become one space each.
+def one_line(text: str) -> str:
+    """The hint as one line: unprintable characters and runs of white space become one space.
 
-    >>> plain("  Answer\\nbriefly. ")
+    >>> one_line("  Answer\\nbriefly. ")
     'Answer briefly.'
     """
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def long_enough(hint: str) -> bool:
-    """Whether a hint says something, by its length without the space around it."""
+    """True if a hint, without the white space around it, has more than MIN_CHARS characters."""
     return len(hint.strip()) > MIN_CHARS
 
 
-def selected(hints: Iterable[str], how: Selection) -> tuple[str, ...]:
-    """The hints to use, of those that votes accepted, in the order of the votes.
+def select_hints(hints: Iterable[str], selection: Selection) -> tuple[str, ...]:
+    """The hints to use, out of those of the accepting votes, given in the order of the votes.
 
-    `longest`: the one with the most characters, of equals the first. `all`: each text once, the shortest first (of
-    equals the first vote's), at most MAX_HINTS: the order in which the trainer's top-K losses take them for candidates.
+    `longest`: the one with the most characters, on a tie the first. `all`: each text once, the shortest first (on a tie
+    the first vote's), at most MAX_HINTS: the order in which the trainer's top-K losses consider candidates.
 
-    >>> selected(["Answer in one sentence.", "Be much briefer.", "Be much briefer."], "all")
+    >>> select_hints(["Answer in one sentence.", "Be much briefer.", "Be much briefer."], "all")
     ('Be much briefer.', 'Answer in one sentence.')
     """
-    usable: Sequence[str] = [hint for hint in dict.fromkeys(map(plain, hints)) if long_enough(hint)]
-    if how == "longest":
+    usable: Sequence[str] = [hint for hint in dict.fromkeys(map(one_line, hints)) if long_enough(hint)]
+    if selection == "longest":
         return (max(usable, key=len),) if usable else ()
     return tuple(sorted(usable, key=len)[:MAX_HINTS])

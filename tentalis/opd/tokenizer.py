@@ -1,23 +1,23 @@
-"""Whether two servers read and write the same tokens: a teacher's log-probs of the student's tokens mean nothing else.
+"""Checks that two servers use the same tokens. Otherwise a teacher's log-probs of the student's tokens mean nothing.
 
-Compared over the servers' own endpoints, since that is what will be used: what every token id stands for, special ones
-included; the tokens of a probe text, with and without the special tokens that the tokenizer adds, and with the special
-tokens of the template written out in it; the tokens of a short conversation under the chat template, up to where the
-assistant's answer begins. Another template would teach an answer that follows, and ends with, other tokens.
+The check uses the servers' own endpoints, as scoring will. It compares the text of every token id, special ones
+included; the tokens of a probe text, with and without the special tokens that the tokenizer adds; the tokens of a short
+conversation under the chat template, up to the beginning of the assistant's answer; and the tokens of that prompt
+written out as text. A different template would teach an answer that follows, and ends with, other tokens.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from tentalis.inference.protocol import Int32, Message, RequestRefused
-from tentalis.service import Unmendable
+from tentalis.service.lifecycle import Unmendable
 
-CHUNK = 1024
-"""Token ids whose texts are compared at a time."""
-MOST = 2**21
-"""Token ids that are compared at most: a server that gives a text for every number has no end."""
+IDS_PER_CALL = 1024
+"""Token ids whose texts are compared per call."""
+MAX_TOKEN_IDS = 2**21
+"""The most token ids to compare: a server may return a text for every number."""
 
-PROBE = (
+PROBE_TEXT = (
     "It's 12,345.678 km — naïve façade, ÅNGSTRÖM, don't!\n\n\tdef f(x):\n        return {'a': [1, 2]}  # 100%\r\n"
     "日本語のテキスト、한국어, العربية, Ελληνικά, русский 🙂👩‍🔬 \\boxed{42} https://example.org/?q=1&r=2   "
 )
@@ -32,8 +32,8 @@ class OtherTokenizer(Unmendable):
     """The teacher's tokens are not the student's."""
 
 
-class Tokens(Protocol):
-    """A server's tokenizer; tentalis.inference.client.OpenAIClient is one. All raise InferenceError."""
+class ServerTokenizer(Protocol):
+    """A server's tokenizer; tentalis.inference.client.OpenAIClient implements it. All methods raise InferenceError."""
 
     base_url: str
 
@@ -46,54 +46,69 @@ class Tokens(Protocol):
         ...
 
     async def render(self, model: str, messages: Sequence[Message], add_generation_prompt: bool = True) -> Int32:
-        """The token ids that the chat template makes of messages, int32 [n]."""
+        """Token ids of messages under the chat template, int32 [n]."""
         ...
 
 
-async def check_same_tokens(student: Tokens, student_model: str, teacher: Tokens, teacher_model: str) -> None:
-    """Returns if a teacher can be asked about the student's tokens.
+async def check_same_tokens(
+    student: ServerTokenizer, student_model: str, teacher: ServerTokenizer, teacher_model: str
+) -> None:
+    """Checks that a teacher can score the student's tokens.
 
     Raises:
-        OtherTokenizer: it cannot; the message says in what they differ.
-        InferenceError: one of the servers cannot be asked.
+        OtherTokenizer: it cannot; the message names the difference.
+        InferenceError: a call to one of the servers failed.
     """
-    here, there = _Side(student, student_model), _Side(teacher, teacher_model)
+    student_side, teacher_side = _ServerModel(student, student_model), _ServerModel(teacher, teacher_model)
 
-    def refuse(what: str) -> OtherTokenizer:
+    def difference(problem: str) -> OtherTokenizer:
         return OtherTokenizer(
-            f"{there} cannot teach {here}: {what}. Its log-probs would be about other tokens than those that were "
-            "sampled. Name a teacher with the same tokenizer and chat template"
+            f"{teacher_side} cannot teach {student_side}: {problem}. Its log-probs would be about other tokens than "
+            "the sampled ones. Choose a teacher with the same tokenizer and chat template"
         )
 
     for special in (False, True):
-        ours, theirs = await here.tokens(PROBE, special), await there.tokens(PROBE, special)
-        if ours != theirs:
-            kind = "with the special tokens that are added" if special else "without special tokens"
-            raise refuse(f"a probe text has other tokens, {kind} ({_first_difference(ours, theirs)})")
-    prompt, theirs_prompt = await here.prompt(), await there.prompt()
-    if prompt != theirs_prompt:
-        raise refuse(
-            f"the chat template makes another prompt of the same messages ({_first_difference(prompt, theirs_prompt)})"
+        student_tokens, teacher_tokens = (
+            await student_side.tokens(PROBE_TEXT, special),
+            await teacher_side.tokens(PROBE_TEXT, special),
         )
-    written = await student.detokenize(student_model, prompt)
-    ours, theirs = await here.tokens(written, False), await there.tokens(written, False)
-    if ours != theirs:
-        raise refuse(f"the special tokens of the chat template are not the same ({_first_difference(ours, theirs)})")
-    for first in range(0, MOST, CHUNK):
-        text, other = await here.texts(first), await there.texts(first)
-        if text != other:
-            raise refuse(f"not all of the token ids {first} to {first + CHUNK - 1} stand for the same text")
+        if student_tokens != teacher_tokens:
+            kind = "with the special tokens that the tokenizer adds" if special else "without special tokens"
+            raise difference(
+                f"a probe text has different tokens, {kind} ({_first_difference(student_tokens, teacher_tokens)})"
+            )
+    student_prompt, teacher_prompt = await student_side.prompt(), await teacher_side.prompt()
+    if student_prompt != teacher_prompt:
+        raise difference(
+            f"the chat template makes another prompt of the same messages "
+            f"({_first_difference(student_prompt, teacher_prompt)})"
+        )
+    prompt_text = await student.detokenize(student_model, student_prompt)
+    student_tokens, teacher_tokens = (
+        await student_side.tokens(prompt_text, False),
+        await teacher_side.tokens(prompt_text, False),
+    )
+    if student_tokens != teacher_tokens:
+        raise difference(
+            f"the special tokens of the chat template differ ({_first_difference(student_tokens, teacher_tokens)})"
+        )
+    for first_id in range(0, MAX_TOKEN_IDS, IDS_PER_CALL):
+        text, teacher_text = await student_side.texts(first_id), await teacher_side.texts(first_id)
+        if text != teacher_text:
+            raise difference(
+                f"some of the token ids {first_id} to {first_id + IDS_PER_CALL - 1} stand for different texts"
+            )
         if not text:
             return
 
 
-class _Side:
-    """One server and model."""
+class _ServerModel:
+    """A model on a server."""
 
-    def __init__(self, server: Tokens, model: str) -> None:
+    def __init__(self, server: ServerTokenizer, model: str) -> None:
         self._server = server
         self._model = model
-        self._end = MOST
+        self._end = MAX_TOKEN_IDS
 
     def __str__(self) -> str:
         return f"{self._model} at {self._server.base_url}"
@@ -107,21 +122,24 @@ class _Side:
         except RequestRefused as error:
             if error.status != 400:
                 raise
-            raise OtherTokenizer(f"{self} renders no conversation as a prompt: {error.message}") from error
+            raise OtherTokenizer(f"{self} cannot render a conversation as a prompt: {error.message}") from error
 
     async def texts(self, first: int) -> str:
-        """The text of CHUNK ids from `first` on; of those beyond the vocabulary none.
+        """The text of IDS_PER_CALL ids from `first` on; ids beyond the vocabulary add nothing.
 
-        Servers either refuse such ids or give no text for them; a vocabulary may be padded to any size.
+        Servers either refuse such ids or return no text for them; a vocabulary may be padded to any size.
         """
         if first >= self._end:
             return ""
         try:
-            return await self._text(first, first + CHUNK)
+            return await self._text(first, first + IDS_PER_CALL)
         except RequestRefused as error:
             if error.status not in (400, 422):
                 raise
-        known, refused = first, first + CHUNK  # the first id that is refused lies in (known, refused], or is `first`
+        known, refused = (
+            first,
+            first + IDS_PER_CALL,
+        )  # the first id that is refused lies in (known, refused], or is `first`
         while known < refused:
             middle = (known + refused) // 2
             try:
@@ -138,6 +156,8 @@ class _Side:
         return await self._server.detokenize(self._model, range(first, end))
 
 
-def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    return f"{len(ours)} and {len(theirs)} tokens, the first difference at number {at}"
+def _first_difference(student: Sequence[int], teacher: Sequence[int]) -> str:
+    index = next(
+        (i for i, (a, b) in enumerate(zip(student, teacher, strict=False)) if a != b), min(len(student), len(teacher))
+    )
+    return f"{len(student)} and {len(teacher)} tokens, the first difference at index {index}"

@@ -1,19 +1,19 @@
-"""What a hint judge's answer says: accepted with a hint, declined, or nothing that can be read. Pure."""
+"""Parses a hint judge's answer: accepted with a hint, declined, or unreadable. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tentalis.opd.select import long_enough, plain
+from tentalis.opd.select import long_enough, one_line
 from tentalis.rewards.votes import boxed_score
 
 START, END = "[HINT_START]", "[HINT_END]"
 MAX_CHARS = 1000
-"""Three sentences are shorter. What is longer is no hint but a retelling, and would crowd the teacher's prompt."""
+"""Three sentences are shorter. A longer text is a retelling, not a hint, and would crowd the teacher's prompt."""
 
 
-class Said(StrEnum):
-    """How a vote is counted. `too_short`, `too_long`: accepted, with a hint that is none by its length; `unreadable`:
-    no box with 1 or -1 in it, or accepted without a hint between the marks; `lost`: no answer came."""
+class VoteStatus(StrEnum):
+    """The verdict of a vote. `too_short`, `too_long`: accepted, but the hint's length is out of bounds; `unreadable`:
+    no box with 1 or -1 in it, or accepted without a hint between the marks; `lost`: no answer arrived."""
 
     ACCEPTED = "accepted"
     DECLINED = "declined"
@@ -24,15 +24,15 @@ class Said(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
-    """One vote; `hint` only where it is accepted, in one line."""
+class HintVote:
+    """One vote; `hint` is set, as one line, only if it is accepted."""
 
-    said: Said
+    status: VoteStatus
     hint: str = ""
 
 
 def last_block(text: str, begin: str = START, finish: str = END) -> str | None:
-    """What stands between the last start that has an end, and its end; None if there is none.
+    """The text between the last start mark that has an end mark, and that end mark; None if there is none.
 
     >>> last_block("[HINT_START]a[HINT_END] or rather [HINT_START]b[HINT_END]")
     'b'
@@ -41,18 +41,18 @@ def last_block(text: str, begin: str = START, finish: str = END) -> str | None:
     return None if start < 0 else text[start + len(begin) : text.find(finish, start)]
 
 
-def vote_of(answer: str | None) -> Vote:
-    """The vote in a judge's answer: its last box decides, and of an accepted one the last block is the hint. Nothing is
-    made up: an answer that does not say both is not counted for either side."""
+def vote_of(answer: str | None) -> HintVote:
+    """The vote in a judge's answer: the last box decides; if it accepts, the last block is the hint. An acceptance
+    without a hint, or an answer without a readable box, counts for neither side."""
     if answer is None:
-        return Vote(Said.LOST)
+        return HintVote(VoteStatus.LOST)
     box = boxed_score(answer)
     if box == -1:
-        return Vote(Said.DECLINED)
+        return HintVote(VoteStatus.DECLINED)
     block = last_block(answer) if box == 1 else None
     if block is None:
-        return Vote(Said.UNREADABLE)
-    hint = plain(block)
+        return HintVote(VoteStatus.UNREADABLE)
+    hint = one_line(block)
     if not long_enough(hint):
-        return Vote(Said.TOO_SHORT)
-    return Vote(Said.TOO_LONG) if len(hint) > MAX_CHARS else Vote(Said.ACCEPTED, hint)
+        return HintVote(VoteStatus.TOO_SHORT)
+    return HintVote(VoteStatus.TOO_LONG) if len(hint) > MAX_CHARS else HintVote(VoteStatus.ACCEPTED, hint)

@@ -1,4 +1,4 @@
-"""The hinters and the teacher of a process, from its settings."""
+"""Builds the hinters and the teacher of a process from its settings."""
 
 import logging
 import os
@@ -7,58 +7,65 @@ from functools import partial
 
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import InferenceError, ServerUnavailable
-from tentalis.opd.config import Hinters, Judge, LessonSettings, Off, TeacherSettings
-from tentalis.opd.hinters import Asking, Hinter, JudgeHinter, NoHinter, RuleHinter
+from tentalis.opd.config import Hinters, JudgeHinterSettings, LessonSettings, NoHinterSettings, TeacherSettings
+from tentalis.opd.hinters import Hinter, JudgeHinter, NoHinter, RuleHinter, VoteSettings
 from tentalis.opd.lesson import LessonJudge
-from tentalis.opd.models import OneModel, SamplersModel
+from tentalis.opd.models import FixedModel, SamplerModel
 from tentalis.opd.teacher import Teacher
 from tentalis.opd.tokenizer import check_same_tokens
-from tentalis.rewards.chat import Chat, Endpoint
+from tentalis.rewards.chat import ChatClient, ChatEndpoint
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-"""How long a server may take to answer when the teacher is looked at before the start."""
+CHECK_TIMEOUT_S = 10.0
+"""Seconds that a server may take to answer when the teacher is checked at the start."""
 
 
 def make_hinters(settings: Hinters, env: Mapping[str, str] = os.environ) -> dict[str, Hinter]:
-    """By environment, `*` for the rest. Raises NoApiKey."""
+    """The hinters by environment, `*` for all others. Raises NoApiKey."""
 
-    def made(each: object) -> Hinter:
-        if isinstance(each, Judge):
-            asked = [each.endpoint.model, sorted(each.endpoint.extra.items())]
-            asking = Asking(each.votes, each.select, each.temperature, each.max_tokens)
-            return JudgeHinter(Chat(each.endpoint, env), asked, asking, each.name)
-        return NoHinter() if isinstance(each, Off) else RuleHinter()
+    def hinter_of(hinter_settings: object) -> Hinter:
+        if isinstance(hinter_settings, JudgeHinterSettings):
+            model_identity = [hinter_settings.endpoint.model, sorted(hinter_settings.endpoint.extra.items())]
+            vote_settings = VoteSettings(
+                hinter_settings.votes, hinter_settings.select, hinter_settings.temperature, hinter_settings.max_tokens
+            )
+            return JudgeHinter(
+                ChatClient(hinter_settings.endpoint, env), model_identity, vote_settings, hinter_settings.name
+            )
+        return NoHinter() if isinstance(hinter_settings, NoHinterSettings) else RuleHinter()
 
-    return {environment: made(each) for environment, each in settings.hinters.items()}
+    return {environment: hinter_of(hinter_settings) for environment, hinter_settings in settings.hinters.items()}
 
 
 def make_lesson_judge(settings: LessonSettings, env: Mapping[str, str] = os.environ) -> LessonJudge:
-    """Who extracts lessons. Raises NoApiKey."""
+    """The judge that extracts lessons. Raises NoApiKey."""
     endpoint = settings.endpoint
-    asked = [endpoint.model, sorted(endpoint.extra.items()), settings.most_tokens]
-    return LessonJudge(Chat(endpoint, env), asked, settings.temperature, settings.max_tokens, settings.name)
+    model_identity = [endpoint.model, sorted(endpoint.extra.items()), settings.most_tokens]
+    return LessonJudge(
+        ChatClient(endpoint, env), model_identity, settings.temperature, settings.max_tokens, settings.name
+    )
 
 
-def token_cut(server: str, most: int) -> Callable[[str], Awaitable[str]]:
-    """Cuts a text after its last whole line within `most` tokens of the student's."""
+def token_cutter(server: str, max_tokens: int) -> Callable[[str], Awaitable[str]]:
+    """Returns a function that cuts a text after its last whole line within `max_tokens` tokens of the student's
+    tokenizer."""
     student = OpenAIClient(server)
-    model = OneModel(partial(base_model, student))
+    model = FixedModel(partial(find_base_model, student))
 
     async def cut(text: str) -> str:
         name = await model.find()
         ids = await student.tokenize(name, text, add_special_tokens=False)
-        if len(ids) <= most:
+        if len(ids) <= max_tokens:
             return text
-        kept = await student.detokenize(name, ids[:most].tolist())
-        return kept.rpartition("\n")[0] or kept
+        kept_text = await student.detokenize(name, ids[:max_tokens].tolist())
+        return kept_text.rpartition("\n")[0] or kept_text
 
     return cut
 
 
 def make_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] = os.environ) -> Teacher:
-    """The teacher; one at a url of its own is held against the student's tokenizer before it is asked anything.
+    """The teacher. One with its own url is checked against the student's tokenizer before its first call.
 
     Args:
         server: URL of the student's server.
@@ -66,38 +73,41 @@ def make_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] 
     """
     student = OpenAIClient(server)
     if settings.url is not None:
-        assert settings.model is not None, "the settings see to it"
-        elsewhere, name = _client(settings, env), settings.model
+        assert settings.model is not None, "TeacherSettings checks this"
+        teacher_client, name = _client(settings, env), settings.model
 
-        async def checked() -> str:
-            await check_same_tokens(student, await base_model(student), elsewhere, name)
+        async def checked_name() -> str:
+            await check_same_tokens(student, await find_base_model(student), teacher_client, name)
             return name
 
-        return Teacher(elsewhere, OneModel(checked), settings.top)
+        return Teacher(teacher_client, FixedModel(checked_name), settings.top)
 
-    async def served() -> list[str]:
+    async def served_names() -> list[str]:
         return [str(card["id"]) for card in await student.models()]
 
-    async def here() -> str:
-        return settings.model or await base_model(student)
+    async def model_name() -> str:
+        return settings.model or await find_base_model(student)
 
-    model = SamplersModel(served) if settings.same_weights else OneModel(here)
+    model = SamplerModel(served_names) if settings.same_weights else FixedModel(model_name)
     return Teacher(student, model, settings.top)
 
 
-async def look_at_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] = os.environ) -> None:
-    """Whether a teacher elsewhere has the student's tokenizer, as far as both answer now; if not, it is looked at again
-    before the first hint. Raises OtherTokenizer or NoApiKey."""
+async def check_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] = os.environ) -> None:
+    """Checks that a teacher with its own url has the student's tokenizer. If a server does not answer now, the check
+    runs before the first hint instead. Raises OtherTokenizer or NoApiKey."""
     if settings.url is None or settings.model is None:
         return
-    async with OpenAIClient(server, timeout=LOOK_S) as student, _client(settings, env, LOOK_S) as elsewhere:
+    async with (
+        OpenAIClient(server, timeout=CHECK_TIMEOUT_S) as student,
+        _client(settings, env, CHECK_TIMEOUT_S) as teacher,
+    ):
         try:
-            await check_same_tokens(student, await base_model(student), elsewhere, settings.model)
+            await check_same_tokens(student, await find_base_model(student), teacher, settings.model)
         except InferenceError as error:
-            log.warning("the teacher's tokenizer is compared with the first hint, since it cannot be now: %s", error)
+            log.warning("cannot compare the teacher's tokenizer now; trying again at the first hint: %s", error)
 
 
-async def base_model(client: OpenAIClient) -> str:
+async def find_base_model(client: OpenAIClient) -> str:
     """The name of a server's base model. Raises InferenceError."""
     bases = [str(card["id"]) for card in await client.models() if not card.get("parent")]
     if not bases:
@@ -107,5 +117,5 @@ async def base_model(client: OpenAIClient) -> str:
 
 def _client(settings: TeacherSettings, env: Mapping[str, str], timeout: float = 300.0) -> OpenAIClient:
     assert settings.url is not None and settings.model is not None
-    key = Endpoint(url=settings.url, model=settings.model, api_key_env=settings.api_key_env).api_key(env)
+    key = ChatEndpoint(url=settings.url, model=settings.model, api_key_env=settings.api_key_env).api_key(env)
     return OpenAIClient(settings.url, None if key is None else key.get_secret_value(), timeout)

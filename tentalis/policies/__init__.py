@@ -1,5 +1,6 @@
-"""From a published adapter to a served one: promotion, checked loading, acknowledgement."""
+"""From a published adapter to a served one.
 
-from tentalis.policies.process import serve
-
-__all__ = ["serve"]
+In: policy updates, promotions and pins on the log, rollouts as evidence for the guard.
+Out: promotions, adapters loaded into a server after a check, acknowledgements.
+Begin with `process.py`; `guard.py` decides what may be served, `sync.py` loads it.
+"""

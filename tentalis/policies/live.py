@@ -1,52 +1,53 @@
-"""What the served versions really answer, from the newest rollouts on the log."""
+"""The real answers of the served versions, from the newest rollouts on the log."""
 
 from collections import defaultdict, deque
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
 from schemas.records import Rollout
-from tentalis.config import Settings
-from tentalis.guard import Evidence
-from tentalis.kafka import Follower, end_offsets
+from schemas.wire.codec import Codec, DecodeError
+from tentalis.kafka.consumer import Follower
+from tentalis.kafka.offsets import end_offsets
+from tentalis.policies.guard import GuardEvidence
+from tentalis.service.settings import Settings
 
-# Rollouts per version that the evidence is drawn from, and records per partition that are read when it begins.
-KEPT, LOOKED_AT = 64, 64
+# Rollouts per version that are kept as evidence, and records per partition that are read at the start.
+MAX_ANSWERS, SEARCHED_RECORDS = 64, 64
 
 
-class Answers:
-    """Length and reward of the last answers of every version. Pure."""
+class ServedAnswers:
+    """Length and reward of each version's last answers. Pure."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[tuple[int, float | None]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._answers: dict[str, deque[tuple[int, float | None]]] = defaultdict(lambda: deque(maxlen=MAX_ANSWERS))
 
     def apply(self, rollout: Rollout) -> None:
-        """Takes in a rollout; one that several versions sampled, or that was forgotten, says nothing of any."""
+        """Applies a rollout; ignores one that several versions sampled, and a redacted one."""
         names = {span.policy for span in rollout.policy_spans}
         if len(names) == 1 and not rollout.forgotten:
-            self._seen[names.pop()].append((sum(rollout.loss_mask), rollout.reward))
+            self._answers[names.pop()].append((sum(rollout.loss_mask), rollout.reward))
 
-    def evidence(self, name: str) -> Evidence:
-        """Of `policy@vN`."""
-        seen = self._seen.get(name, ())
-        rewards = [reward for _, reward in seen if reward is not None]
-        return Evidence(
-            answers=len(seen),
-            length=sum(length for length, _ in seen) / len(seen) if seen else 0.0,
+    def evidence(self, name: str) -> GuardEvidence:
+        """The evidence on `policy@vN`."""
+        answers = self._answers.get(name, ())
+        rewards = [reward for _, reward in answers if reward is not None]
+        return GuardEvidence(
+            answers=len(answers),
+            length=sum(length for length, _ in answers) / len(answers) if answers else 0.0,
             score=sum(rewards) / len(rewards) if rewards else None,
         )
 
 
-class Live:
-    """Follows the rollout topic from its last records on."""
+class LiveRollouts:
+    """Follows the rollout topic, beginning with its last records."""
 
     def __init__(self, settings: Settings, codec: Codec) -> None:
-        start = {p: max(0, end - LOOKED_AT) for p, end in end_offsets(settings, topics.ROLLOUTS).items()}
+        start = {p: max(0, end - SEARCHED_RECORDS) for p, end in end_offsets(settings, topics.ROLLOUTS).items()}
         self._follower = Follower(settings, topics.ROLLOUTS, start)
         self._codec = codec
-        self.answers = Answers()
+        self.answers = ServedAnswers()
 
     def poll(self) -> None:
-        """Takes in what is new."""
+        """Applies new rollouts."""
         while found := self._follower.poll(0.0):
             for stored in found:
                 if stored.value is None:
@@ -59,5 +60,5 @@ class Live:
                     self.answers.apply(record)
 
     def close(self) -> None:
-        """Leaves."""
+        """Closes the consumer."""
         self._follower.close()

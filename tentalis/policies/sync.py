@@ -1,46 +1,52 @@
-"""Makes one inference server serve what is promoted: find, check the hash, load, compare the canary, acknowledge."""
+"""Makes one inference server serve the promoted versions: find, check hash, load, compare canary, acknowledge."""
 
+import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
-from urllib.parse import unquote, urlparse
 
 import numpy as np
 
 from schemas.ids import parse_policy_name
 from schemas.records import PolicyAck, PolicyUpdate
 from schemas.tensors import float32_view, int32_view
-from tentalis import tracing
 from tentalis.inference.protocol import Float32, RequestRefused, ServerUnavailable, UnknownModel
-from tentalis.kafka import now_ms
 from tentalis.policies.core import PolicyLog, surplus
+from tentalis.service import tracing
+from tentalis.service.packages import MissingExtra
+from tentalis.storage.errors import StorageError
+from tentalis.storage.file_cache import FileCache
+from tentalis.storage.location import BadLocation, Location
+from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
 
-CANARY_TOLERANCE = 1e-3
+# The largest difference between the trainer's and a server's log-probs of the canary, by the server's precision.
+CANARY_TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 WEIGHTS = "adapter_model.safetensors"
 FIRST_RETRY_S, LONGEST_RETRY_S = 15.0, 600.0
 
 
 class AdapterServer(Protocol):
-    """What is needed of an inference server. Every method raises InferenceError."""
+    """The part of an inference server that the sync needs. Every method raises InferenceError."""
 
     async def models(self) -> list[dict[str, Any]]: ...
 
-    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None: ...
+    async def load_adapter(self, name: str, path: str, in_place: bool = False, sha256: str | None = None) -> None: ...
 
     async def unload_adapter(self, name: str) -> None: ...
 
     async def score(self, model: str, token_ids: Any, temperature: float = 1.0) -> Float32: ...
 
 
-class Refused(Exception):
-    """A version that must not be served: the message says why, and becomes the acknowledgement's error."""
+class AdapterRejected(Exception):
+    """A version that must not be served. The message is the reason, and becomes the acknowledgement's error."""
 
     def __init__(self, reason: str, canary_max_diff: float | None = None) -> None:
         super().__init__(reason)
@@ -54,26 +60,26 @@ class _Refusal:
     again_at: float
 
 
-def adapter_folder(location: str) -> Path:
-    """The folder that a `file:` location names. Raises Refused for other locations."""
-    url = urlparse(location)
-    if url.scheme != "file" or url.netloc not in ("", "localhost"):
-        raise Refused(f"the location {location!r} is not a file: URL; only those can be loaded here")
-    return Path(unquote(url.path))
+def adapter_place(location: str) -> Location:
+    """The place that the location of an update names. Raises AdapterRejected."""
+    try:
+        return Location.parse(location)
+    except BadLocation as error:
+        raise AdapterRejected(f"adapter {error}") from error
 
 
 def check_weights(folder: Path, sha256: str) -> None:
-    """Raises Refused unless the folder's weights have this sha256 (hex)."""
+    """Checks that the folder's weights have this sha256 (hex). Raises AdapterRejected."""
     try:
         found = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     except OSError as error:
-        raise Refused(
-            f"{folder / WEIGHTS} cannot be read: {error.strerror}. Put it back, or, if it is its run's newest, move "
-            "what is left of the folder away: the trainer's next start writes it again"
+        raise AdapterRejected(
+            f"{folder / WEIGHTS} cannot be read: {error.strerror}. Restore it, or, if it is its run's newest, move the "
+            "rest of the folder away: the trainer's next start writes it again"
         ) from error
     if found != sha256:
-        raise Refused(
-            f"{folder / WEIGHTS} is damaged: it has sha256 {found}, the update says {sha256}. Put the right file back, "
+        raise AdapterRejected(
+            f"{folder / WEIGHTS} is damaged: it has sha256 {found}, the update says {sha256}. Restore the right file, "
             "or, if it is its run's newest, move the folder away: the trainer's next start writes it again"
         )
 
@@ -81,7 +87,7 @@ def check_weights(folder: Path, sha256: str) -> None:
 def canary_difference(expected: Float32, found: Float32) -> float:
     """The largest absolute difference of two sequences of log-probs [n]; the first token has no prefix and is left out.
 
-    Infinite where they cannot be compared.
+    Infinite if they cannot be compared.
     """
     if len(expected) != len(found):
         return float("inf")
@@ -89,10 +95,19 @@ def canary_difference(expected: Float32, found: Float32) -> float:
     return float(np.max(difference, initial=0.0)) if np.all(np.isfinite(difference)) else float("inf")
 
 
-class Sync:
-    """Brings one server in line with a PolicyLog; to be called again and again.
+def declared_dtype(cards: Iterable[Mapping[str, Any]]) -> str:
+    """The precision that the card of a server's base model declares, float32 if it declares none that is known."""
+    declared = {card.get("dtype") for card in cards if card.get("parent") is None}
+    return next((dtype for dtype in CANARY_TOLERANCES if declared == {dtype}), "float32")
 
-    `acknowledge` writes the record and must also apply it to the log. `traces`: with which a version was published.
+
+class AdapterSync:
+    """Brings one server in line with a PolicyLog, round by round.
+
+    `acknowledge` writes the record and must also apply it to the log. `files`: where adapters from an object store are
+    kept for a server that does not fetch them itself, which must see the same folder. `traces`: the trace context of
+    each published version. `dtype`: the server's precision, which sets the tolerance of the canary; None: as its model
+    cards declare it, else float32.
     """
 
     def __init__(
@@ -101,24 +116,30 @@ class Sync:
         log_state: PolicyLog,
         server_id: str,
         acknowledge: Callable[[PolicyAck], None],
+        files: FileCache,
         traces: Mapping[str, str | None] = MappingProxyType({}),
+        dtype: str | None = None,
     ) -> None:
+        self._dtype = dtype
         self._traces = traces
         self._server = server
         self._log = log_state
         self._server_id = server_id
         self._acknowledge = acknowledge
+        self._files = files
+        self._loads_urls, self._declared = False, "float32"
         self._refusals: dict[str, _Refusal] = {}
-        self.trouble = ""
-        """Of the last round: which promoted versions are not served, why, and what is served instead; or nothing."""
+        self.problem = ""
+        """Problems of the last round: promoted versions that are not served, the reason, and the version that is served
+        instead; empty if there are none."""
 
     async def round(self) -> None:
-        """Loads what is missing, acknowledges what is new, unloads what is old.
+        """Loads missing versions, acknowledges new ones, unloads old ones.
 
         Raises ServerUnavailable: nothing was decided, try again later.
         """
-        loaded = {str(card["id"]) for card in await self._server.models()}
-        serving, troubles = [], []
+        loaded = await self._loaded()
+        serving, problems = [], []
         for policy in self._log.policies:
             promoted, served = self._log.promotion(policy).name, None
             for name in self._log.candidates(policy):
@@ -127,39 +148,45 @@ class Sync:
                     serving.append(name)
                     break
             if served != promoted:
-                instead = "no version of it is" if served is None else f"{served} is served instead"
-                troubles.append(f"{promoted} is not served, {instead}: {self._refusals[promoted].reason}")
-        self.trouble = "; ".join(troubles)
-        for name in surplus(loaded, serving):
+                alternative = "nor is another version" if served is None else f"{served} is served instead"
+                problems.append(f"{promoted} is not served, {alternative}: {self._refusals[promoted].reason}")
+        self.problem = "; ".join(problems)
+        for name in surplus(loaded, serving, self._log.kept_versions):
             log.info("unloading %s", name)
             await self._unload(name)
 
     async def load(self, update: PolicyUpdate) -> None:
-        """Has the server load a version that nobody is served yet, checked as any. Raises Refused (a failed
+        """Loads a version that is not served yet, with the usual checks. Raises AdapterRejected (a failed
         acknowledgement is on the log), ServerUnavailable."""
         if update.name in self._refusals and time.monotonic() < self._refusals[update.name].again_at:
-            raise Refused(self._refusals[update.name].reason)
-        loaded = {str(card["id"]) for card in await self._server.models()}
+            raise AdapterRejected(self._refusals[update.name].reason)
+        loaded = await self._loaded()
         try:
             if update.name not in loaded:
                 await self._load(update)
                 loaded.add(update.name)
             await self._canary(update)
-        except Refused as error:
+        except AdapterRejected as error:
             await self._refuse(update.name, str(error), error.canary_max_diff, update.name in loaded)
             raise
 
+    async def _loaded(self) -> set[str]:
+        cards = await self._server.models()
+        self._declared = declared_dtype(cards)
+        self._loads_urls = any(card.get("loads_urls") is True for card in cards)
+        return {str(card["id"]) for card in cards}
+
     async def _serves(self, name: str, loaded: set[str]) -> bool:
-        """Whether the server serves `name` now; loads and acknowledges it where needed."""
+        """Returns True if the server serves `name` now; loads and acknowledges it if needed."""
         refusal = self._refusals.get(name)
         if refusal is not None and time.monotonic() < refusal.again_at:
             return False
         if name in loaded and self._log.acknowledged(name):
             return True
         with tracing.span("swap", parent=self._traces.get(name), policy=name):
-            return await self._swapped(name, loaded)
+            return await self._swap(name, loaded)
 
-    async def _swapped(self, name: str, loaded: set[str]) -> bool:
+    async def _swap(self, name: str, loaded: set[str]) -> bool:
         started = time.monotonic()
         try:
             update = self._published(name)
@@ -167,7 +194,7 @@ class Sync:
                 await self._load(update)
                 loaded.add(name)
             difference = await self._canary(update)
-        except Refused as error:
+        except AdapterRejected as error:
             await self._refuse(name, str(error), error.canary_max_diff, name in loaded)
             loaded.discard(name)
             return False
@@ -180,32 +207,43 @@ class Sync:
     def _published(self, name: str) -> PolicyUpdate:
         update = self._log.update(name)
         if update is None:
-            raise Refused(f"{name} is promoted, but was never published")
+            raise AdapterRejected(f"{name} is promoted, but was never published")
         promotion = self._log.promotion(update.policy)
         if promotion.name == name and promotion.sha256 != update.sha256:
-            raise Refused(f"{name} is promoted with sha256 {promotion.sha256}, but published with {update.sha256}")
+            raise AdapterRejected(
+                f"{name} is promoted with sha256 {promotion.sha256}, but published with {update.sha256}"
+            )
         return update
 
     async def _load(self, update: PolicyUpdate) -> None:
-        folder = adapter_folder(update.location)
-        check_weights(folder, update.sha256)
+        place = adapter_place(update.location)
         try:
-            await self._server.load_adapter(update.name, str(folder))
-        except RequestRefused as error:
-            raise Refused(str(error)) from error
+            if place.folder is not None:
+                check_weights(place.folder, update.sha256)
+                await self._server.load_adapter(update.name, str(place.folder))
+            elif self._loads_urls:
+                await self._server.load_adapter(update.name, place.url, sha256=update.sha256)
+            else:
+                with ExitStack() as use:
+                    opened = self._files.opened(place, {WEIGHTS: update.sha256})
+                    folder = await asyncio.to_thread(use.enter_context, opened)
+                    await self._server.load_adapter(update.name, str(folder))
+        except (RequestRefused, StorageError, MissingExtra) as error:
+            raise AdapterRejected(str(error)) from error
 
     async def _canary(self, update: PolicyUpdate) -> float:
         try:
             found = await self._server.score(update.name, int32_view(update.canary.token_ids).tolist())
         except UnknownModel as error:
-            raise ServerUnavailable(f"the server lost {update.name} while it was loaded: {error}") from error
+            raise ServerUnavailable(f"the server lost {update.name} after loading it: {error}") from error
         except RequestRefused as error:
-            raise Refused(f"the canary cannot be scored: {error}") from error
+            raise AdapterRejected(f"the canary cannot be scored: {error}") from error
         difference = canary_difference(float32_view(update.canary.logprobs), found)
-        if not difference <= CANARY_TOLERANCE:
-            raise Refused(
+        dtype = self._dtype or self._declared
+        if not difference <= CANARY_TOLERANCES[dtype]:
+            raise AdapterRejected(
                 f"the canary's log-probs differ from the trainer's by {difference:.2g}, more than "
-                f"{CANARY_TOLERANCE:g}: another base model, or an adapter that is not what the trainer had",
+                f"{CANARY_TOLERANCES[dtype]:g} ({dtype}): the base model or the adapter differs from the trainer's",
                 difference if np.isfinite(difference) else None,
             )
         return difference
@@ -224,7 +262,7 @@ class Sync:
         try:
             await self._server.unload_adapter(name)
         except UnknownModel:
-            log.info("%s was gone already", name)
+            log.info("%s was already unloaded", name)
 
     def _ack(self, name: str, error: str | None, difference: float | None, seconds: float) -> PolicyAck:
         update = self._log.update(name)

@@ -1,4 +1,4 @@
-"""What there is of a policy's versions, for people: folded from the log. Pure."""
+"""The versions of a policy as `tentalis policy` shows them, folded from the log. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ from schemas.records import (
     RunManifest,
     StepResult,
 )
-from tentalis.guard import CANDIDATE, LIVE
-from tentalis.lineage import Lineage, Node
-from tentalis.pressure import Pressure
+from tentalis.policies.backpressure import Backpressure
+from tentalis.policies.guard import CANDIDATE, LIVE
+from tentalis.policies.lineage import Lineage, Node
 
 
 class UnknownVersion(Exception):
@@ -27,21 +27,21 @@ class UnknownVersion(Exception):
 
 
 @dataclass(slots=True)
-class View:
-    """The fold over runs, batches, policies, acknowledgements and verdicts, each topic in its order."""
+class PolicyView:
+    """The fold over runs, batches, policies, acknowledgements and verdicts; each topic is read in log order."""
 
     updates: dict[str, PolicyUpdate] = field(default_factory=dict)
     promotions: dict[str, list[Promotion]] = field(default_factory=dict)
     pins: dict[str, Pin] = field(default_factory=dict)
     refusals: dict[str, dict[str, str]] = field(default_factory=dict)
-    good: dict[tuple[str, str], int] = field(default_factory=dict)
+    last_good: dict[tuple[str, str], int] = field(default_factory=dict)
     verdicts: dict[str, EvalResult] = field(default_factory=dict)
     results: dict[str, StepResult] = field(default_factory=dict)
     manifests: list[RunManifest] = field(default_factory=list)
-    pressure: Pressure = field(default_factory=Pressure)
+    backpressure: Backpressure = field(default_factory=Backpressure)
 
     def apply(self, record: Record) -> None:
-        """Takes in a record."""
+        """Applies a record."""
         match record:
             case PolicyUpdate():
                 self.updates[record.name] = record
@@ -52,7 +52,7 @@ class View:
             case PolicyAck():
                 refused = self.refusals.setdefault(record.name, {})
                 if record.ok:
-                    self.good[record.policy, record.server_id] = record.version
+                    self.last_good[record.policy, record.server_id] = record.version
                     refused.pop(record.server_id, None)
                 else:
                     refused[record.server_id] = record.error or "no reason given"
@@ -63,37 +63,39 @@ class View:
             case RunManifest():
                 self.manifests.append(record)
             case _:
-                self.pressure.apply(record)
+                self.backpressure.apply(record)
 
     @property
     def policies(self) -> list[str]:
-        """All policies of which some version was published."""
+        """All policies that have a published version."""
         return sorted({update.policy for update in self.updates.values()})
 
-    def named(self, name: str) -> PolicyUpdate:
-        """The update of a `policy@vN`, or of a policy's version that should be served. Raises UnknownVersion."""
+    def find(self, name: str) -> PolicyUpdate:
+        """The update of a `policy@vN`, or of the promoted version of a policy. Raises UnknownVersion."""
         if "@" not in name and name in self.promotions:
             name = self.promotions[name][-1].name
         if name in self.updates:
             return self.updates[name]
-        near = [known for known in self.updates if known.startswith(f"{name.partition('@')[0]}@")]
-        there = (
-            f"the newest is {max(near, key=lambda n: parse_policy_name(n)[1])}"
-            if near
-            else (f"policies there: {', '.join(self.policies) or 'none'}")
+        versions = [known for known in self.updates if known.startswith(f"{name.partition('@')[0]}@")]
+        hint = (
+            f"the newest is {max(versions, key=lambda n: parse_policy_name(n)[1])}"
+            if versions
+            else (f"published policies: {', '.join(self.policies) or 'none'}")
         )
-        raise UnknownVersion(f"no version {name!r} was published; {there}")
+        raise UnknownVersion(f"no version {name!r} was published; {hint}")
 
     def lineage(self, policy: str) -> Lineage:
-        """Of the policy's runs."""
+        """The lineage of the policy's runs."""
         return Lineage(manifest for manifest in self.manifests if manifest.policy == policy)
 
     def served_by(self, update: PolicyUpdate) -> list[str]:
-        """Servers whose last good acknowledgement is of this version."""
-        return sorted(s for (p, s), version in self.good.items() if (p, version) == (update.policy, update.version))
+        """The servers whose last good acknowledgement is of this version."""
+        return sorted(
+            s for (p, s), version in self.last_good.items() if (p, version) == (update.policy, update.version)
+        )
 
     def state(self, update: PolicyUpdate) -> str:
-        """promoted, refused, abandoned (its run went on from an earlier version), candidate, or past."""
+        """promoted, refused, abandoned (its run continued from an earlier version), candidate, or past."""
         promoted = self.promotions.get(update.policy, [])
         verdict = self.verdicts.get(update.name)
         if promoted and promoted[-1].version == update.version:
@@ -124,22 +126,24 @@ class View:
         }
 
     def pinned(self, name: str) -> bool:
-        """Whether it is kept for good."""
+        """True if the version is pinned: it is never deleted."""
         pin = self.pins.get(name)
         return pin is not None and pin.pinned
 
     def rows(self, policy: str | None, now_ms: int) -> Iterator[dict[str, Any]]:
-        """The versions of a policy, or of all, the newest first."""
+        """The versions of a policy, or of all policies, newest first."""
         for name in self.policies if policy is None else [policy]:
-            pressed = self.pressure.closed(name, now_ms)
-            mine = (update for update in self.updates.values() if update.policy == name)
-            for update in sorted(mine, key=lambda each: -each.version):
-                yield self.row(update) | {"back_pressure": None if pressed is None else pressed.reason}
+            closed = self.backpressure.closed(name, now_ms)
+            of_policy = (update for update in self.updates.values() if update.policy == name)
+            for update in sorted(of_policy, key=lambda each: -each.version):
+                yield self.row(update) | {"back_pressure": None if closed is None else closed.reason}
 
     def details(self, update: PolicyUpdate) -> dict[str, Any]:
-        """All that is known of a version."""
+        """Everything that is known about a version."""
         verdict, result = self.verdicts.get(update.name), self.results.get(update.name)
-        promotions = [each for each in self.promotions.get(update.policy, []) if each.version == update.version]
+        promotions = [
+            promotion for promotion in self.promotions.get(update.policy, []) if promotion.version == update.version
+        ]
         lineage = self.lineage(update.policy)
         parent = lineage.parent(update.run_id)
         return self.row(update) | {
@@ -154,31 +158,31 @@ class View:
         }
 
     def difference(self, one: PolicyUpdate, other: PolicyUpdate) -> dict[str, Any]:
-        """What two versions differ in: steps between them, settings of their runs, metrics and verdicts side by
+        """Compares two versions: steps between them, differing settings of their runs, metrics and verdicts side by
         side."""
         lineage = self.lineage(one.policy)
         steps = lineage.distance(Node(one.run_id, one.step), Node(other.run_id, other.step))
-        metrics = [self._measured(update) for update in (one, other)]
-        configs = [_flat(self._config(update)) for update in (one, other)]
+        metrics = [self._metrics_of(update) for update in (one, other)]
+        configs = [flat_settings(self._config(update)) for update in (one, other)]
         return {
             "versions": [one.name, other.name],
             "same_weights": one.sha256 == other.sha256,
             "steps_between": steps,
-            "metrics": _sides(*metrics),
-            "config": {k: v for k, v in _sides(*configs).items() if v[0] != v[1] and k != "run_id"},
+            "metrics": sides(*metrics),
+            "config": {k: v for k, v in sides(*configs).items() if v[0] != v[1] and k != "run_id"},
         }
 
-    def _measured(self, update: PolicyUpdate) -> dict[str, float]:
+    def _metrics_of(self, update: PolicyUpdate) -> dict[str, float]:
         result, verdict = self.results.get(update.name), self.verdicts.get(update.name)
-        said = {} if verdict is None else {f"guard_{name}": value for name, value in verdict.metrics.items()}
-        return ({} if result is None else result.metrics) | said
+        guard_metrics = {} if verdict is None else {f"guard_{name}": value for name, value in verdict.metrics.items()}
+        return ({} if result is None else result.metrics) | guard_metrics
 
     def _config(self, update: PolicyUpdate) -> Any:
         mine = [manifest for manifest in self.manifests if manifest.run_id == update.run_id]
         return yaml.safe_load(mine[-1].config) if mine else {}
 
     def before(self, policy: str) -> PolicyUpdate:
-        """What was served before what should be served now: where a rollback goes by itself. Raises UnknownVersion."""
+        """The version promoted before the current one: the default target of a rollback. Raises UnknownVersion."""
         promoted = self.promotions.get(policy, [])
         now = self.updates.get(promoted[-1].name) if promoted else None
         for promotion in reversed(promoted):
@@ -186,15 +190,19 @@ class View:
             if update is not None and now is not None and update.sha256 != now.sha256 and self.state(update) == "past":
                 return update
         raise UnknownVersion(
-            f"the log does not tell what of {policy!r} was served before: name the version to go back to"
+            f"the log does not show an earlier served version of {policy!r}: name the version to go back to"
         )
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat_settings(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Flattens nested settings to names such as `optimizer.lr`."""
     if not isinstance(values, dict):
         return {prefix.rstrip("."): values}
-    return {key: value for name, inner in values.items() for key, value in _flat(inner, f"{prefix}{name}.").items()}
+    return {
+        key: value for name, inner in values.items() for key, value in flat_settings(inner, f"{prefix}{name}.").items()
+    }
 
 
-def _sides(one: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:
+def sides(one: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:
+    """Returns the values of both sides under each name; None where a side has none."""
     return {key: [one.get(key), other.get(key)] for key in sorted({*one, *other})}

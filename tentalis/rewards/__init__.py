@@ -1,24 +1,29 @@
-"""Rewards: scorers by environment and name. Verifiers are pure functions of task and result, judges ask somebody."""
+"""Rewards. In: a task, its result and feedback. Out: a `Verdict` with a reward in [-1, 1], or unknown.
+
+Scorers are registered by environment and name. Verifiers are pure functions of task and result; judges call a model or
+another service. Begin reading with `verdict` (the protocols) and `registry` (the lookup).
+"""
 
 from tentalis.rewards.grade import grade
 from tentalis.rewards.registry import (
     check,
     check_environment,
     complaint,
-    grading,
+    has_grading_judge,
     load_plugins,
     register,
     scorer_name,
     scorer_of,
-    settled,
-    tallies,
+    settled_verdict,
     verify,
+    vote_counts,
 )
 from tentalis.rewards.verdict import (
     BadVerifierData,
     FeedbackJudge,
     GradingJudge,
     Judge,
+    ResultVerifier,
     RewardError,
     ScoredStep,
     Scorer,
@@ -26,7 +31,6 @@ from tentalis.rewards.verdict import (
     UnknownEnvironment,
     UnknownVerifier,
     Verdict,
-    Verifier,
 )
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "FeedbackJudge",
     "GradingJudge",
     "Judge",
+    "ResultVerifier",
     "RewardError",
     "ScoredStep",
     "Scorer",
@@ -41,17 +46,16 @@ __all__ = [
     "UnknownEnvironment",
     "UnknownVerifier",
     "Verdict",
-    "Verifier",
     "check",
     "check_environment",
     "complaint",
     "grade",
-    "grading",
+    "has_grading_judge",
     "load_plugins",
     "register",
     "scorer_name",
     "scorer_of",
-    "settled",
-    "tallies",
+    "settled_verdict",
     "verify",
+    "vote_counts",
 ]

@@ -1,7 +1,7 @@
 r"""Finds the final answer in a text, and compares answers: numbers exactly, LaTeX after normalisation.
 
-The last statement of an answer wins: `#### 18`, `\boxed{18}`, `<answer>18</answer>`, "the answer is 18"; a text without
-any of these ends, for a numeric answer, with its last number.
+The last statement of an answer wins: `#### 18`, `\boxed{18}`, `<answer>18</answer>`, "the answer is 18". Without such a
+statement, the last number of the text is its numeric answer.
 """
 
 import re
@@ -45,7 +45,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    r"""The last number in a text: currency, thousands separators, decimals, exponents, `3/4`, `1 1/2`, `\frac{3}{4}`.
+    r"""Returns the last number in a text: currency, thousands separators, decimals, exponents, `3/4`, `\frac{3}{4}`.
 
     >>> [str(last_number(t)) for t in ("7 or $1,234.50.", "1 1/2 cups", "it is -\\frac{3}{4}", "minutes: 10-3")]
     ['2469/2', '3/2', '-3/4', '3']
@@ -58,7 +58,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def first_number(text: str) -> Fraction | None:
-    """The first number in a text."""
+    """Returns the first number in a text."""
     return next((value for match in _NUMBER.finditer(_tidied(text)) if (value := _value(match)) is not None), None)
 
 
@@ -69,7 +69,7 @@ def _tidied(text: str) -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, braces nested as deep as they are; None if there is none that closes.
+    r"""Returns the content of the last `\boxed{...}`, with nested braces; None if no box is closed.
 
     >>> boxed(r"so \boxed{1} or rather \boxed{\frac{1}{\sqrt{2}}}.")
     '\\frac{1}{\\sqrt{2}}'
@@ -79,16 +79,16 @@ def boxed(text: str) -> str | None:
         if text[start] != "{":  # \boxed 3
             return text[start:].split(maxsplit=1)[0].rstrip(".,;$")
         depth = 0
-        for place in range(start, len(text)):
-            if text[place] in "{}" and text[place - 1] != "\\":
-                depth += 1 if text[place] == "{" else -1
+        for index in range(start, len(text)):
+            if text[index] in "{}" and text[index - 1] != "\\":
+                depth += 1 if text[index] == "{" else -1
                 if depth == 0:
-                    return text[start + 1 : place].strip()
+                    return text[start + 1 : index].strip()
     return None
 
 
 def stated_answer(text: str) -> str | None:
-    """What the text declares to be its answer, to the end of that line; the last declaration wins. None without one."""
+    """Returns the answer that the text states, to the end of that line; the last statement wins. None without one."""
     found: list[tuple[int, str]] = []
     for pattern in (_HASHES, _TAG):
         found += [(match.start(), match.group(1).strip()) for match in pattern.finditer(text) if match.group(1).strip()]
@@ -96,14 +96,14 @@ def stated_answer(text: str) -> str | None:
         rest = text[match.end() :].split("\n", 1)[0].strip()
         if rest:
             found.append((match.start(), rest))
-    inside = boxed(text)
-    if inside is not None:
-        found.append((max(text.rfind("\\boxed"), text.rfind("\\fbox")), inside))
-    return max(found, key=lambda place: place[0])[1] if found else None
+    in_box = boxed(text)
+    if in_box is not None:
+        found.append((max(text.rfind("\\boxed"), text.rfind("\\fbox")), in_box))
+    return max(found, key=lambda statement: statement[0])[1] if found else None
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number that a text ends up with: the one it states as its answer, else its last one. None if it has none.
+    """Returns the final number of a text: the one it states as its answer, else its last one; None without a number.
 
     >>> str(final_number("The answer is $1,200. She has 3 cats.")), str(final_number("6 * 3 = 18 eggs"))
     ('1200', '18')
@@ -118,8 +118,11 @@ def final_number(text: str) -> Fraction | None:
 
 
 def same_number(value: Fraction, reference: Fraction, decimals: int | None = None) -> bool:
-    """Whether a number is the reference: within 1e-6, relative for large ones; a reference that no decimal writes out
-    (1/3) may be rounded to `decimals` places, two at least."""
+    """Returns True if a number equals the reference.
+
+    The tolerance is 1e-6, and relative for large references. A reference without a finite decimal expansion (1/3) also
+    equals its rounding to `decimals` places, if these are two or more.
+    """
     if abs(value - reference) <= TOLERANCE * max(Fraction(1), abs(reference) / 1000):
         return True
     if decimals is None or decimals < 2 or _terminates(reference):
@@ -128,7 +131,7 @@ def same_number(value: Fraction, reference: Fraction, decimals: int | None = Non
 
 
 def decimals_of(value: Fraction) -> int | None:
-    """Decimal places of a number that a decimal writes out, else None."""
+    """Returns the decimal places of a number, None if its decimal expansion is infinite."""
     if not _terminates(value):
         return None
     places = 0
@@ -156,7 +159,7 @@ _NUMERIC = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?|-?\\frac\{-?\d+\
 
 
 def normalised(latex: str) -> str:
-    r"""A LaTeX answer without what does not change its meaning: spaces, sizes, units, `\dfrac`, `\frac12`.
+    r"""Returns a LaTeX answer in normal form: without spaces, sizes and units; `\dfrac` and `\frac12` rewritten.
 
     >>> normalised(r"\dfrac12 "), normalised(r"\left( 3, \tfrac{\pi}{2} \right)"), normalised(r"x = 5\text{ cm}")
     ('\\frac{1}{2}', '(3,\\frac{\\pi}{2})', '5')
@@ -173,8 +176,10 @@ def normalised(latex: str) -> str:
 
 
 def same_latex(answer: str, reference: str) -> bool:
-    """Whether two LaTeX answers say the same: equal after normalisation, or as numbers, element by element in tuples,
-    intervals and lists. Algebra is not simplified."""
+    """Returns True if two LaTeX answers are equal after normalisation, or as numbers.
+
+    Tuples, intervals and lists are compared element by element. Algebra is not simplified.
+    """
     a, b = normalised(answer), normalised(reference)
     if a == b:
         return True
@@ -199,12 +204,12 @@ def _elements(text: str) -> list[str]:
     if text[:1] in "([" and text[-1:] in ")]":
         text = text[1:-1]
     parts, depth, start = [], 0, 0
-    for place, char in enumerate(text):
+    for index, char in enumerate(text):
         if char in "([{":
             depth += 1
         elif char in ")]}":
             depth -= 1
         elif char == "," and depth == 0:
-            parts.append(text[start:place])
-            start = place + 1
+            parts.append(text[start:index])
+            start = index + 1
     return [*parts, text[start:]]

@@ -1,8 +1,8 @@
-"""Asks a chat model several times at once, for judges: any OpenAI-compatible endpoint will do.
+"""Asks a chat model for several votes at once, for judges, through any OpenAI-compatible endpoint.
 
-A vote that fails, hangs or is cut off is None and holds no other up; one that nobody needs any more is cancelled. Only
-when the endpoint itself is away does the whole question fail, with `ScorerAway`, so that what waits for the answer
-waits on.
+A vote that fails, hangs or is cut off is None and does not delay the others. A vote that is no longer needed is
+cancelled. The whole question fails only if the endpoint itself is unavailable: `ScorerAway` tells the caller to ask
+again later.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from tentalis.rewards.verdict import CallSeconds, ScorerAway
-from tentalis.security import secret_of
+from tentalis.service.security import secret_of
 
 log = logging.getLogger(__name__)
 
 ANSWER_BYTES = 4 << 20
-"""What an endpoint may answer to one vote: a model that is asked for a verdict has no more to say."""
+"""Size limit of the response to one vote, in bytes. A verdict needs no more."""
 
-# What is refused for the state or the configuration of the endpoint, and not for what is asked.
-_AWAY = frozenset({401, 402, 403, 404, 405, 407, 408, 409, 421, 425, 429, 502, 503, 504})
-_THOUGHT = "</think>"
+# Statuses caused by the state or the configuration of the endpoint, not by the content of the request.
+_UNAVAILABLE_STATUSES = frozenset({401, 402, 403, 404, 405, 407, 408, 409, 421, 425, 429, 502, 503, 504})
+_THINKING_END = "</think>"
 
 
 class NoApiKey(Exception):
-    """The environment variable that should hold an API key is not set, or holds something that is none."""
+    """The environment variable for an API key is not set, or its value is not a valid key."""
 
 
-class Ending(StrEnum):
-    """How a vote ended. `cut`: the model was stopped in mid-sentence, at max_tokens for one."""
+class VoteEnding(StrEnum):
+    """The end of a vote. `cut`: the model was stopped in mid-sentence, for example at max_tokens."""
 
     ANSWERED = "answered"
     FAILED = "failed"
@@ -46,12 +46,12 @@ class Ending(StrEnum):
     AWAY = "away"
 
 
-class Endpoint(BaseModel):
+class ChatEndpoint(BaseModel):
     """A chat model behind an OpenAI-compatible endpoint.
 
-    `url` is with or without /v1; `api_key_env` is the *name* of the environment variable (or of the variable without
-    its _FILE) that holds the key; `time_limit_s` is one vote's; `extra` goes into the body of each request as it
-    is (`{"chat_template_kwargs": {"enable_thinking": false}}`), null takes a field out.
+    `url` is with or without /v1. `api_key_env` is the *name* of the environment variable that holds the key; `NAME`
+    also reads the file that `NAME_FILE` points to. `time_limit_s` limits one vote. `extra` is merged into the body of
+    each request (`{"chat_template_kwargs": {"enable_thinking": false}}`); null removes a field.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,7 +64,7 @@ class Endpoint(BaseModel):
 
     @field_validator("url")
     @classmethod
-    def _is_one(cls, url: str) -> str:
+    def _check_url(cls, url: str) -> str:
         parts = urlsplit(url)
         if parts.username or parts.password:
             raise ValueError("must not hold a user or a password, which would show up in logs: use api_key_env")
@@ -74,46 +74,46 @@ class Endpoint(BaseModel):
 
     @field_validator("extra")
     @classmethod
-    def _leaves_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
+    def _check_extra(cls, extra: dict[str, Any]) -> dict[str, Any]:
         taken = sorted({"messages", "model", "n", "stream"} & extra.keys())
         if taken:
-            raise ValueError(f"must not hold {', '.join(taken)}: that is for whoever asks to say")
+            raise ValueError(f"must not hold {', '.join(taken)}: the judge sets these fields itself")
         return extra
 
     def api_key(self, env: Mapping[str, str] = os.environ) -> SecretStr | None:
-        """The key, None where none is wanted. Raises NoApiKey or BadSecurity, without saying what it is."""
+        """Returns the key, None if none is configured. Raises NoApiKey or BadSecurity; the error omits the key."""
         if self.api_key_env is None:
             return None
         key = secret_of(env, self.api_key_env)
         if key is None:
-            raise NoApiKey(f"{self.api_key_env} is not set: it should hold the API key for {self.url}")
+            raise NoApiKey(f"{self.api_key_env} is not set: set it to the API key for {self.url}")
         text = key.get_secret_value()
-        # What cannot be a header would be quoted in the errors of the HTTP library.
+        # The errors of the HTTP library would quote a value that cannot be a header.
         if not text.isascii() or not text.isprintable() or " " in text:
-            raise NoApiKey(f"{self.api_key_env} holds characters that no API key has: a line break perhaps")
+            raise NoApiKey(f"{self.api_key_env} holds characters that an API key cannot have, such as a line break")
         return key
 
 
-class Chat:
-    """Asks one endpoint. How many questions are under way at once is the caller's affair.
+class ChatClient:
+    """Client of one endpoint. The caller limits the number of concurrent questions.
 
     Raises NoApiKey or BadSecurity.
     """
 
-    def __init__(self, endpoint: Endpoint, env: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, endpoint: ChatEndpoint, env: Mapping[str, str] = os.environ) -> None:
         self.endpoint = endpoint
-        self.ended = dict.fromkeys(Ending, 0)
-        """Votes so far, by how they ended."""
+        self.endings = dict.fromkeys(VoteEnding, 0)
+        """Number of votes so far, by their end."""
         self._key = endpoint.api_key(env)
 
     @cached_property
     def _http(self) -> httpx.AsyncClient:
-        """Made when it is first needed: loading the certificates takes its time."""
+        """The HTTP client, created on first use because loading the certificates is slow."""
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key.get_secret_value()}"}
         return httpx.AsyncClient(
             base_url=self.endpoint.url,
             headers=headers,
-            # A vote has its own time limit, over all of it; who does not even take the connection is away.
+            # `_vote` limits the whole call. An endpoint that does not accept the connection is unavailable.
             timeout=httpx.Timeout(None, connect=min(10.0, self.endpoint.time_limit_s / 2)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
         )
@@ -139,18 +139,18 @@ class Chat:
         max_tokens: int = 1024,
         enough: Callable[[Sequence[str | None]], bool] | None = None,
     ) -> list[str | None]:
-        """The texts of n independent answers, asked for at once; None for a vote that failed, took too long or was cut
-        off. What a model thought aloud before its answer (up to the last `</think>`) is left out.
+        """Returns the texts of n independent answers, asked for at once.
 
-        Takes no longer than the endpoint's time limit.
+        A vote that failed, took too long or was cut off is None. The model's reasoning before its answer (up to the
+        last `</think>`) is removed. The call takes no longer than the endpoint's time limit.
 
         Args:
-            enough: whether these votes will do. It is asked whenever one has ended and there is an answer among them;
-                the open ones are then cancelled, and only these are returned.
+            enough: returns True if the votes so far suffice. It is called when a vote ends and at least one vote has
+                an answer. If it returns True, the open votes are cancelled and only the ended ones are returned.
 
         Raises:
-            ScorerAway: no vote was answered, and at least one because the endpoint is away, overloaded, or refuses the
-                credentials or the model.
+            ScorerAway: no vote was answered, and at least one because the endpoint is unavailable, overloaded, or
+                refuses the credentials or the model.
         """
         body: dict[str, Any] = {
             "model": self.endpoint.model,
@@ -160,75 +160,75 @@ class Chat:
             **self.endpoint.extra,
         }
         body = {name: value for name, value in body.items() if value is not None}
-        votes: list[tuple[Ending, str]] = []
+        votes: list[tuple[VoteEnding, str]] = []
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._vote(body)) for _ in range(n)]
-            still_open = set(tasks)
-            while still_open and not (enough is not None and _answered(votes) and enough(_answers(votes))):
-                _, still_open = await asyncio.wait(still_open, return_when=asyncio.FIRST_COMPLETED)
-                votes = [task.result() for task in tasks if task not in still_open]
-            for task in still_open:
+            pending = set(tasks)
+            while pending and not (enough is not None and _answered(votes) and enough(_answers(votes))):
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                votes = [task.result() for task in tasks if task not in pending]
+            for task in pending:
                 task.cancel()
         for ending, text in votes:
             self._count(ending, text)
-        away = [text for ending, text in votes if ending is Ending.AWAY]
-        if away and not _answered(votes):
-            raise ScorerAway(f"{self.endpoint.url}: {away[0]}")
+        unavailable = [text for ending, text in votes if ending is VoteEnding.AWAY]
+        if unavailable and not _answered(votes):
+            raise ScorerAway(f"{self.endpoint.url}: {unavailable[0]}")
         return _answers(votes)
 
-    def _count(self, ending: Ending, text: str) -> None:
-        """One more; of those that gave no answer the first, and then each tenfold, is logged."""
-        count = self.ended[ending] = self.ended[ending] + 1
-        if ending is not Ending.ANSWERED and count == 10 ** (len(str(count)) - 1):
+    def _count(self, ending: VoteEnding, text: str) -> None:
+        """Counts a vote; logs the 1st, 10th, 100th, ... vote without an answer of each kind."""
+        count = self.endings[ending] = self.endings[ending] + 1
+        if ending is not VoteEnding.ANSWERED and count == 10 ** (len(str(count)) - 1):
             model, url = self.endpoint.model, self.endpoint.url
-            log.warning("a vote of %s at %s: %s (%d so far): %s", model, url, ending.value, count, text)
+            log.warning("no answer to a vote by %s at %s: %s (%d so far): %s", model, url, ending.value, count, text)
 
-    async def _vote(self, body: dict[str, Any]) -> tuple[Ending, str]:
-        """How a vote ended, and the answer, or what was the matter."""
+    async def _vote(self, body: dict[str, Any]) -> tuple[VoteEnding, str]:
+        """Returns the end of a vote with its answer, or with the reason why there is none."""
         limit = self.endpoint.time_limit_s
         try:
             async with asyncio.timeout(limit):
                 return await self._answered(body)
         except TimeoutError:
-            return Ending.TIMEOUT, f"no answer within {limit:g} s"
+            return VoteEnding.TIMEOUT, f"no answer within {limit:g} s"
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return Ending.AWAY, repr(error)
+            return VoteEnding.AWAY, repr(error)
         except (httpx.HTTPError, httpx.StreamError) as error:
-            return Ending.FAILED, repr(error)
+            return VoteEnding.FAILED, repr(error)
 
-    async def _answered(self, body: dict[str, Any]) -> tuple[Ending, str]:
-        read = bytearray()
+    async def _answered(self, body: dict[str, Any]) -> tuple[VoteEnding, str]:
+        content = bytearray()
         async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             async for piece in response.aiter_bytes():
-                read += piece
-                if len(read) > ANSWER_BYTES:
-                    return Ending.FAILED, f"more than {ANSWER_BYTES} bytes"
+                content += piece
+                if len(content) > ANSWER_BYTES:
+                    return VoteEnding.FAILED, f"more than {ANSWER_BYTES} bytes"
         status = response.status_code
         if status != 200:
-            ending = Ending.AWAY if status in _AWAY or 300 <= status < 400 else Ending.FAILED
-            return ending, f"status {status}: {self._quoted(read)}"
+            ending = VoteEnding.AWAY if status in _UNAVAILABLE_STATUSES or 300 <= status < 400 else VoteEnding.FAILED
+            return ending, f"status {status}: {self._quoted(content)}"
         try:
-            choice = json.loads(read)["choices"][0]
+            choice = json.loads(content)["choices"][0]
             text, reason = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return Ending.FAILED, f"this is no chat completion: {self._quoted(read)}"
+            return VoteEnding.FAILED, f"the response is not a chat completion: {self._quoted(content)}"
         if not isinstance(text, str):
-            return Ending.FAILED, f"the message has no text: {self._quoted(read)}"
+            return VoteEnding.FAILED, f"the message has no text: {self._quoted(content)}"
         if reason == "length":
-            return Ending.CUT, f"its {body.get('max_tokens')} tokens were not enough"
-        return Ending.ANSWERED, text.rpartition(_THOUGHT)[2].strip()
+            return VoteEnding.CUT, f"cut off at max_tokens ({body.get('max_tokens')})"
+        return VoteEnding.ANSWERED, text.rpartition(_THINKING_END)[2].strip()
 
-    def _quoted(self, read: bytearray) -> str:
-        """The beginning of an answer for the log, without the key that a server may echo."""
-        text = read.decode(errors="replace")
+    def _quoted(self, content: bytearray) -> str:
+        """Returns the beginning of a response for the log, without the key, which a server may echo."""
+        text = content.decode(errors="replace")
         if self._key is not None:
             text = text.replace(self._key.get_secret_value(), "***")
         return repr(text[:200])
 
 
-def _answered(votes: Sequence[tuple[Ending, str]]) -> bool:
-    return any(ending is Ending.ANSWERED for ending, _ in votes)
+def _answered(votes: Sequence[tuple[VoteEnding, str]]) -> bool:
+    return any(ending is VoteEnding.ANSWERED for ending, _ in votes)
 
 
-def _answers(votes: Sequence[tuple[Ending, str]]) -> list[str | None]:
-    return [text if ending is Ending.ANSWERED else None for ending, text in votes]
+def _answers(votes: Sequence[tuple[VoteEnding, str]]) -> list[str | None]:
+    return [text if ending is VoteEnding.ANSWERED else None for ending, text in votes]

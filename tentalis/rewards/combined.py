@@ -1,4 +1,4 @@
-"""Several scorers, and the grades that people give, as one reward with weights."""
+"""Combines several scorers and the grades of feedback sources into one weighted reward."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from schemas.records import Feedback, Result, Source, Task
 from schemas.records import Verifier as Named
 from tentalis.rewards.grade import grade
 from tentalis.rewards.naming import versioned
-from tentalis.rewards.threads import THREAD_S, limit_of, verified
+from tentalis.rewards.thread_runner import THREAD_S, time_limit_of, verify_in_thread
 from tentalis.rewards.verdict import (
     BadVerifierData,
     FeedbackJudge,
@@ -22,20 +22,20 @@ from tentalis.rewards.verdict import (
     ScorerAway,
     Verdict,
 )
-from tentalis.rewards.weights import weighed
+from tentalis.rewards.weights import weighted_mean
 
 log = logging.getLogger(__name__)
 
 VERSION = "combined/2"
-GRADING = frozenset({Source.MANAGER, Source.USER, Source.ENVIRONMENT, Source.OPERATOR})
-"""Whose feedback has grades."""
+GRADING_SOURCES = frozenset({Source.MANAGER, Source.USER, Source.ENVIRONMENT, Source.OPERATOR})
+"""The sources whose feedback has grades."""
 _DATA = Adapter(dict[str, JsonValue])
 
 
-class Part(BaseModel):
+class RewardPart(BaseModel):
     """One part of a reward: a scorer of the same environment, or the grade in the feedback of a source.
 
-    `data` is what the scorer reads as its verifier data, unless the task's own data has an entry under the part's name.
+    `data` is the scorer's verifier data, unless the task's own data has an entry under the part's name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,42 +46,42 @@ class Part(BaseModel):
     data: dict[str, JsonValue] = {}
 
     @model_validator(mode="after")
-    def _is_one(self) -> Self:
+    def _check_kind(self) -> Self:
         if (self.scorer is None) == (self.source is None):
-            raise ValueError("name either a scorer or a source")
+            raise ValueError("set either scorer or source")
         if self.source is not None and self.data:
-            raise ValueError("data is for a scorer")
+            raise ValueError("data is only allowed with a scorer")
         return self
 
 
 class CombinedSettings(BaseModel):
-    """A reward of parts by name."""
+    """Settings of a combined reward: its parts by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["combined"]
-    parts: Annotated[dict[str, Part], Field(min_length=1)]
+    parts: Annotated[dict[str, RewardPart], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _weighs(self) -> Self:
+    def _check_weights(self) -> Self:
         if not any(part.weight for part in self.parts.values()):
-            raise ValueError("one part at least must have a weight above 0")
+            raise ValueError("at least one part must have a weight above 0")
         return self
 
 
-class Combined:
-    """sum(w r) / sum(w) over the parts that are known; which ones were missing is a component (`missing.<part>`), all
-    missing is unknown.
+class CombinedScorer:
+    """The reward sum(w r) / sum(w) over the known parts; unknown if all parts are missing.
 
-    A part is missing if its scorer leaves the reward unknown, fails or takes too long, if it judges by feedback and the
-    reward does not answer to that, or if it is the grade of a source that gave none before the reward was made. A part
-    whose endpoint is away makes the result wait, as it would alone.
+    Each missing part is a component `missing.<part>`. A part is missing if its scorer leaves the reward unknown, fails
+    or takes too long; if it judges by feedback from sources other than `terms.rl`; or if it is the grade of a source
+    that gave none before the reward was made. A part whose endpoint is unavailable makes the result wait, as it would
+    alone.
 
     Args:
-        scorers: those that the parts name.
+        scorers: the scorers that the parts name.
     """
 
-    sources = GRADING | {Source.NEXT_STATE}
+    sources = GRADING_SOURCES | {Source.NEXT_STATE}
     grades = True
 
     def __init__(self, settings: CombinedSettings, scorers: Mapping[str, Scorer]) -> None:
@@ -91,34 +91,34 @@ class Combined:
         self.graders = frozenset(Source(part.source) for part in self._parts.values() if part.source is not None)
         names = {name: scorer.name for name, scorer in self._scorers.items()}
         self.name = versioned(VERSION, settings, None, names)
-        self.time_limit_s = max([THREAD_S, *map(limit_of, self._scorers.values())]) + 1.0
+        self.time_limit_s = max([THREAD_S, *map(time_limit_of, self._scorers.values())]) + 1.0
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData, of a part too."""
+        """Raises BadVerifierData, also for the data of a part."""
         data = self._data(task)
         for name, scorer in self._scorers.items():
-            if self._answers(name, task):
-                scorer.check(self._for(name, task, data))
-        if not any(self._answers(name, task) for name in self._parts):
+            if self._can_be_known(name, task):
+                scorer.check(self._task_for_part(name, task, data))
+        if not any(self._can_be_known(name, task) for name in self._parts):
             answers = None if task.terms.rl is None else task.terms.rl.value
-            raise BadVerifierData(f"{self.name} has no part for a reward that answers to {answers!r}")
+            raise BadVerifierData(f"{self.name} has no part for terms.rl {answers!r}")
 
     async def judge(self, task: Task, result: Result) -> Verdict:
-        """The verdict on an answer whose reward answers to the result."""
-        return await self._combined(task, result, None, {})
+        """Returns the verdict on an answer whose reward comes from the result alone."""
+        return await self._combine(task, result, None, {})
 
     async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
-        """The verdict on an answer whose reward answers to this feedback."""
-        return await self._combined(task, result, feedback, {})
+        """Returns the verdict on an answer whose reward comes from this feedback."""
+        return await self._combine(task, result, feedback, {})
 
     async def judge_grades(
         self, task: Task, result: Result, feedback: Feedback, grades: Mapping[Source, float]
     ) -> Verdict:
-        """The same, with what other sources said of the answer before."""
-        return await self._combined(task, result, feedback, grades)
+        """Returns the verdict, with the earlier grades of the answer by other sources."""
+        return await self._combine(task, result, feedback, grades)
 
-    def _answers(self, name: str, task: Task) -> bool:
-        """Whether a part can be known where the reward of the task answers to what it answers to."""
+    def _can_be_known(self, name: str, task: Task) -> bool:
+        """Returns True if a part can be known, given `terms.rl` of the task."""
         part = self._parts[name]
         if part.source is not None:
             return task.terms.rl is not None and part.source == task.terms.rl.value
@@ -130,56 +130,58 @@ class Combined:
         try:
             data = _DATA.validate_json(text)
         except ValidationError as cause:
-            raise BadVerifierData(f"the data of {self.name} must be a JSON object of the data of its parts") from cause
+            raise BadVerifierData(f"the data of {self.name} must be a JSON object: part name -> its data") from cause
         unknown = sorted(data.keys() - self._scorers.keys())
         if unknown:
             known = ", ".join(sorted(self._scorers))
-            raise BadVerifierData(f"{self.name} has no part {', '.join(unknown)} that reads data; it has {known}")
+            raise BadVerifierData(f"{self.name} accepts data for {known}, not for {', '.join(unknown)}")
         return data
 
-    def _for(self, name: str, task: Task, data: Mapping[str, JsonValue]) -> Task:
-        """The task as the scorer of a part reads it."""
+    def _task_for_part(self, name: str, task: Task, data: Mapping[str, JsonValue]) -> Task:
+        """Returns the task with the verifier data of a part."""
         part = self._parts[name]
         assert part.scorer is not None
         text = Adapter(JsonValue).dump_json(data.get(name, part.data)).decode()
         return task.model_copy(update={"verifier": Named(name=part.scorer, data=text)})
 
-    async def _combined(
+    async def _combine(
         self, task: Task, result: Result, feedback: Feedback | None, grades: Mapping[Source, float]
     ) -> Verdict:
         data, failures = self._data(task), list[Exception]()
 
-        async def asked(name: str) -> Verdict:
+        async def score(name: str) -> Verdict:
             try:
-                verdict = await self._part(name, self._for(name, task, data), result, feedback)
+                verdict = await self._score_part(name, self._task_for_part(name, task, data), result, feedback)
                 if verdict.reward is not None and not -1.0 <= verdict.reward <= 1.0:
                     raise ValueError(f"a reward of {verdict.reward}: it must lie in [-1, 1]")
                 return verdict
             except (RewardError, ScorerAway):
                 raise
-            except Exception as error:  # noqa: BLE001 - a scorer may fail in any way; the others count without it
+            except Exception as error:  # noqa: BLE001 - a scorer may fail in any way; the others still count
                 log.warning("%s of %s failed on result %s: %r", name, self.name, result.result_id, error)
                 failures.append(error)
                 return Verdict.unknown(failed=1.0)
 
         async with asyncio.TaskGroup() as group:
-            tasks = {name: group.create_task(_held(asked(name))) for name in self._scorers}
+            tasks = {name: group.create_task(_verdict_or_error(score(name))) for name in self._scorers}
         verdicts: dict[str, Verdict] = {}
-        for name, done in tasks.items():
-            outcome = done.result()
-            if isinstance(outcome, Exception):
-                raise outcome
-            verdicts[name] = outcome
+        for name, scoring in tasks.items():
+            verdict_or_error = scoring.result()
+            if isinstance(verdict_or_error, Exception):
+                raise verdict_or_error
+            verdicts[name] = verdict_or_error
         for name, part in self._parts.items():
             if part.source is not None:
-                own = feedback is not None and feedback.source.value == part.source
-                verdicts[name] = Verdict(grade(feedback) if own and feedback else grades.get(Source(part.source)))
-        sums = weighed({name: verdicts[name].reward for name in self._parts}, self._weights)
-        if sums.value is None and failures:
+                from_source = feedback is not None and feedback.source.value == part.source
+                verdicts[name] = Verdict(
+                    grade(feedback) if from_source and feedback else grades.get(Source(part.source))
+                )
+        mean = weighted_mean({name: verdicts[name].reward for name in self._parts}, self._weights)
+        if mean.value is None and failures:
             raise failures[0]
-        return self._told(verdicts, sums.value, sums.present, sums.missing)
+        return self._verdict(verdicts, mean.value, mean.present, mean.missing)
 
-    def _told(
+    def _verdict(
         self, verdicts: Mapping[str, Verdict], reward: float | None, present: float, missing: tuple[str, ...]
     ) -> Verdict:
         components = {f"missing.{name}": 1.0 for name in missing} | {"weight_present": present}
@@ -195,9 +197,9 @@ class Combined:
             components["unverified"] = 1.0
         return Verdict(reward, components, tuple(votes), steps)
 
-    async def _part(self, name: str, task: Task, result: Result, feedback: Feedback | None) -> Verdict:
+    async def _score_part(self, name: str, task: Task, result: Result, feedback: Feedback | None) -> Verdict:
         scorer = self._scorers[name]
-        if not self._answers(name, task):
+        if not self._can_be_known(name, task):
             return Verdict.unknown()
         if isinstance(scorer, FeedbackJudge) and feedback is not None and feedback.source in scorer.sources:
             async with asyncio.timeout(scorer.time_limit_s):
@@ -205,14 +207,14 @@ class Combined:
         if isinstance(scorer, Judge):
             async with asyncio.timeout(scorer.time_limit_s):
                 return await scorer.judge(task, result)
-        assert not isinstance(scorer, FeedbackJudge), "it does not answer to this"
+        assert not isinstance(scorer, FeedbackJudge), "_answers has excluded it"
         if not scorer.slow:
             return scorer.verify(task, result)
-        return await verified(scorer, task, result)
+        return await verify_in_thread(scorer, task, result)
 
 
-async def _held(call: Any) -> Verdict | Exception:
-    """The answer, or the exception: one part must not cut the others short."""
+async def _verdict_or_error(call: Any) -> Verdict | Exception:
+    """Returns the verdict, or the exception, so that one part does not cancel the others."""
     try:
         verdict: Verdict = await call
         return verdict

@@ -1,4 +1,8 @@
-"""A cheap score of 0 to 100 for any answer, without a model and without a reference: what can be seen from outside."""
+"""A cheap score of 0 to 100 for any answer from surface features, without a model and without a reference.
+
+It is a weighted mean, made to be a reward. The `composite` of a trace (`tentalis.traces.judge`) is a sum of points for
+what is not broken: the two numbers cannot be compared.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,23 +13,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from schemas.records import Result, Status, Task
 from tentalis.rewards.naming import versioned
 from tentalis.rewards.prompting import request_of
-from tentalis.rewards.taste import is_prose
+from tentalis.rewards.style_scorer import is_prose
 from tentalis.rewards.verdict import Verdict
-from tentalis.rewards.weights import weighed
-from tentalis.words import all_stems, content_stems, words
+from tentalis.rewards.weights import weighted_mean
+from tentalis.text.words import all_stems, content_stems, words
 
 VERSION = "composite/1"
 WEIGHTS = {"finished": 0.3, "on_topic": 0.3, "own_words": 0.2, "varied": 0.2}
-"""Of the parts, each in [0, 1]."""
+"""Weights of the parts; each part is in [0, 1]."""
 GOOD, BAD = 60.0, 40.0
 
-_MOST_CHARS = 50_000
+_MAX_CHARS = 50_000
 _FINISHED = {"stop": 1.0, "tool_calls": 1.0, "end_turn": 1.0, "length": 0.0, "content_filter": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Composite:
-    """`score` in [0, 100], None if nothing could be seen; `parts` in [0, 1] that it is made of; those `missing`."""
+class CompositeScore:
+    """`score` in [0, 100], None if every part is missing; its `parts`, each in [0, 1]; the names of `missing` parts."""
 
     score: float | None
     parts: Mapping[str, float]
@@ -33,7 +37,7 @@ class Composite:
 
     @property
     def binary(self) -> int:
-        """1 from GOOD on, -1 up to BAD, 0 between them and for nothing."""
+        """1 for a score of at least GOOD, -1 for at most BAD, 0 between them and without a score."""
         if self.score is None:
             return 0
         return 1 if self.score >= GOOD else -1 if self.score <= BAD else 0
@@ -46,35 +50,37 @@ def composite(
     weights: Mapping[str, float] = WEIGHTS,
     *,
     failed: bool = False,
-) -> Composite:
-    """What can be said of a response from outside: whether the model `finished` by itself, is `on_topic` (a third of
-    the content words of the prompt, or more), says it in its `own_words` (content words that the prompt does not have)
-    and is `varied` (no loop: at least half of its words are different; sentences rather than keywords).
+) -> CompositeScore:
+    """Scores a response by four surface features.
 
-    Nothing was answered, or the call failed: 0. What cannot be told is missing and the rest takes its place. It knows
-    nothing of whether the answer is true.
+    `finished`: the model stopped by itself. `on_topic`: the response has at least a third of the prompt's content
+    words. `own_words`: it has content words that the prompt does not have. `varied`: it does not loop (at least half of
+    its words are different) and has sentences rather than keywords.
+
+    An empty response or a failed call scores 0. A part that cannot be determined is missing, and the weights of the
+    rest are renormalised. The score says nothing about the truth of the answer.
 
     >>> composite("Why do cats purr?", "", "stop").score, composite("", "cats " * 50, "length").binary
     (0.0, -1)
     """
-    said = words(response[:_MOST_CHARS])
-    if failed or not said:
-        return Composite(0.0, {"answered": 0.0})
-    asked, stated = content_stems(prompt[:_MOST_CHARS]), content_stems(response[:_MOST_CHARS])
-    varied = min(1.0, 2.0 * len(set(said)) / len(said))
+    response_words = words(response[:_MAX_CHARS])
+    if failed or not response_words:
+        return CompositeScore(0.0, {"answered": 0.0})
+    prompt_stems, response_stems = content_stems(prompt[:_MAX_CHARS]), content_stems(response[:_MAX_CHARS])
+    varied = min(1.0, 2.0 * len(set(response_words)) / len(response_words))
     values: dict[str, float | None] = {
         "finished": _FINISHED.get(finish_reason),
-        "on_topic": min(1.0, 3.0 * len(asked & stated) / len(asked)) if asked else None,
-        "own_words": float(bool(stated - all_stems(prompt[:_MOST_CHARS]))) if asked else None,
-        "varied": varied if len(said) < 8 or is_prose(said[:200]) else varied / 2.0,
+        "on_topic": min(1.0, 3.0 * len(prompt_stems & response_stems) / len(prompt_stems)) if prompt_stems else None,
+        "own_words": float(bool(response_stems - all_stems(prompt[:_MAX_CHARS]))) if prompt_stems else None,
+        "varied": varied if len(response_words) < 8 or is_prose(response_words[:200]) else varied / 2.0,
     }
-    sums = weighed(values, weights)
+    mean = weighted_mean(values, weights)
     parts = {name: value for name, value in values.items() if value is not None}
-    return Composite(None if sums.value is None else 100.0 * sums.value, parts, sums.missing)
+    return CompositeScore(None if mean.value is None else 100.0 * mean.value, parts, mean.missing)
 
 
 class CompositeSettings(BaseModel):
-    """The composite as a scorer; `weights` in place of the default ones, 0 leaves a part out."""
+    """Settings of the composite as a scorer. `weights` replace the default ones; 0 leaves a part out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -95,17 +101,17 @@ class CompositeScorer:
         self.name = versioned(VERSION, settings)
 
     def check(self, task: Task) -> None:
-        """Every task will do."""
+        """Accepts every task."""
 
     def verify(self, task: Task, result: Result) -> Verdict:
-        """The verdict, unknown if every part is missing."""
+        """Returns the verdict; unknown if every part is missing."""
         failed = result.status is not Status.OK
-        of = composite(request_of(task), result.text, result.finish_reason, self._weights, failed=failed)
-        components = {**of.parts, **{f"missing.{name}": 1.0 for name in of.missing}}
-        if of.score is None:
+        score = composite(request_of(task), result.text, result.finish_reason, self._weights, failed=failed)
+        components = {**score.parts, **{f"missing.{name}": 1.0 for name in score.missing}}
+        if score.score is None:
             return Verdict.unknown(**components)
-        return Verdict(min(1.0, max(-1.0, of.score / 50.0 - 1.0)), {"composite": of.score, **components})
+        return Verdict(min(1.0, max(-1.0, score.score / 50.0 - 1.0)), {"composite": score.score, **components})
 
     def complaint(self, task: Task, result: Result) -> str | None:
-        """It has no taste to complain for."""
+        """Returns None: the composite has no complaints."""
         return None

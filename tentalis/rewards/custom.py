@@ -1,4 +1,4 @@
-"""Scorers of one's own, named in the file of scorers as `module:function`."""
+"""Custom scorers, named in the file of scorers as `module:function`."""
 
 import importlib
 import inspect
@@ -12,13 +12,15 @@ from tentalis.rewards.verdict import CallSeconds, FeedbackJudge, Judge, Scorer, 
 
 
 class BadTarget(Exception):
-    """A `module:function` that cannot be imported or is no scorer."""
+    """A `module:function` that cannot be imported or is not a scorer."""
 
 
 class CustomSettings(BaseModel):
-    """`target` is a scorer object, or a function of (task, result) that returns a reward in [-1, 1], a Verdict, or None
-    for unknown; it may be a coroutine function. A function gets its version here: change it when what it says changes.
-    `time_limit_s` is that of one call of a function.
+    """Settings of a custom scorer.
+
+    `target` is a scorer object, or a function of (task, result) that returns a reward in [-1, 1], a Verdict, or None
+    for unknown; it may be a coroutine function. `version` is the version of a function: change it when the function's
+    rewards change. `time_limit_s` limits one call of a function.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,9 +31,9 @@ class CustomSettings(BaseModel):
     time_limit_s: CallSeconds = 60.0
 
 
-class _Function:
+class _FunctionScorer:
     slow = True
-    """It may do anything, so it is called in a thread."""
+    """A custom function may block, so it runs in a thread."""
 
     def __init__(self, function: Any, settings: CustomSettings) -> None:
         self._function = function
@@ -39,43 +41,43 @@ class _Function:
         self.time_limit_s = settings.time_limit_s
 
     def check(self, task: Task) -> None:
-        """Every task will do."""
+        """Accepts every task."""
 
     def verify(self, task: Task, result: Result) -> Verdict:
-        """What the function says."""
+        """Returns the function's verdict."""
         return _verdict(self._function(task, result))
 
     def complaint(self, task: Task, result: Result) -> str | None:
-        """Nothing: a function grades."""
+        """Returns None: a function only grades."""
         return None
 
 
-class _Coroutine:
+class _CoroutineScorer:
     def __init__(self, function: Any, settings: CustomSettings) -> None:
         self._function = function
         self.name = versioned(f"{settings.target}/{settings.version}", settings)
         self.time_limit_s = settings.time_limit_s
 
     def check(self, task: Task) -> None:
-        """Every task will do."""
+        """Accepts every task."""
 
     async def judge(self, task: Task, result: Result) -> Verdict:
-        """What the coroutine says."""
+        """Returns the coroutine's verdict."""
         return _verdict(await self._function(task, result))
 
 
-def _verdict(said: Any) -> Verdict:
-    if isinstance(said, Verdict):
-        return said
-    if said is None:
+def _verdict(value: Any) -> Verdict:
+    if isinstance(value, Verdict):
+        return value
+    if value is None:
         return Verdict.unknown()
-    if isinstance(said, bool) or not isinstance(said, int | float):
-        raise TypeError(f"a scorer returned {said!r}: a number, a Verdict or None is expected")
-    return Verdict(float(said))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a scorer returned {value!r}: it must return a number, a Verdict or None")
+    return Verdict(float(value))
 
 
-def custom(settings: CustomSettings) -> Scorer:
-    """The scorer that `target` names. Raises BadTarget."""
+def custom_scorer(settings: CustomSettings) -> Scorer:
+    """Returns the scorer that `target` names. Raises BadTarget."""
     module, _, name = settings.target.partition(":")
     try:
         target = getattr(importlib.import_module(module), name)
@@ -84,14 +86,14 @@ def custom(settings: CustomSettings) -> Scorer:
     except AttributeError as error:
         raise BadTarget(f"{settings.target}: the module {module} has no {name}") from error
     if inspect.isclass(target):
-        raise BadTarget(f"{settings.target} is a class: name an object of it, or a function")
+        raise BadTarget(f"{settings.target} is a class: name an instance of it, or a function")
     if inspect.iscoroutinefunction(target):
-        return _Coroutine(target, settings)
+        return _CoroutineScorer(target, settings)
     if isinstance(target, Judge | FeedbackJudge):
         return target
     if all(hasattr(target, name) for name in ("name", "slow", "check", "verify", "complaint")):
         verifier: Scorer = target
         return verifier
     if callable(target):
-        return _Function(target, settings)
+        return _FunctionScorer(target, settings)
     raise BadTarget(f"{settings.target} is neither a scorer nor a function")

@@ -1,7 +1,7 @@
 r"""Verifiers of the environment math: `gsm8k` (a final number), `math` (a boxed LaTeX answer), `reasoning_gym`.
 
-An answer that states nothing is wrong (reward 0, `answered` 0): the policy had its say. *Unknown* is only what could
-not be checked: a reference without a number, a scorer that fails.
+A response that states no answer is wrong (reward 0, `answered` 0). The reward is *unknown* only where the check itself
+fails: the reference has no number, or the scorer fails.
 """
 
 import logging
@@ -21,98 +21,99 @@ from tentalis.rewards.answers import (
     same_number,
     stated_answer,
 )
-from tentalis.rewards.verdict import BadVerifierData, Data, Verdict, data_of
+from tentalis.rewards.verdict import BadVerifierData, Verdict, VerifierData, data_of
+from tentalis.service.packages import require
 
 log = logging.getLogger(__name__)
 
 
-def _judged(answered: bool, reward: float) -> Verdict:
+def _verdict(answered: bool, reward: float) -> Verdict:
     return Verdict(reward, {"answered": float(answered), "correct": float(reward == 1.0)})
 
 
-class Gsm8kData(Data):
+class Gsm8kData(VerifierData):
     """`answer`: the reference as a number or as text that ends with it (`... #### 18`)."""
 
     answer: str
 
     @field_validator("answer", mode="before")
     @classmethod
-    def _text(cls, value: object) -> object:
+    def _as_text(cls, value: object) -> object:
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-class Gsm8k:
-    """The final number of the answer equals that of the reference."""
+class Gsm8kVerifier:
+    """Checks that the final number of the answer equals that of the reference."""
 
     name = "gsm8k/1"
     slow = False
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData."""
+        """Raises BadVerifierData if the task's data does not fit this verifier."""
         data_of(task, Gsm8kData)
 
     def verify(self, task: Task, result: Result) -> Verdict:
-        """1 or 0; unknown if the reference has no number."""
+        """Returns 1 or 0; unknown if the reference has no number."""
         reference = final_number(data_of(task, Gsm8kData).answer)
         if reference is None:
             return Verdict.unknown()
         value = final_number(result.text)
         if value is None:
-            return _judged(False, 0.0)
-        return _judged(True, float(same_number(value, reference, decimals_of(value))))
+            return _verdict(False, 0.0)
+        return _verdict(True, float(same_number(value, reference, decimals_of(value))))
 
     def complaint(self, task: Task, result: Result) -> str | None:
-        """What someone who knows the reference would say."""
+        """Returns the complaint of a user who knows the reference, or None."""
         return _complaint(self.verify(task, result), data_of(task, Gsm8kData).answer.rpartition("####")[2].strip())
 
 
-class MathData(Data):
+class MathData(VerifierData):
     r"""`answer`: the reference in LaTeX; or `solution`: a text whose last `\boxed{}` holds it."""
 
     answer: str | None = None
     solution: str | None = None
 
     def reference(self) -> str | None:
-        """The reference answer, or None if there is none."""
+        """Returns the reference answer, or None if there is none."""
         if self.answer is not None:
             return boxed(self.answer) or self.answer
         return boxed(self.solution or "")
 
 
-class BoxedMath:
-    r"""What the answer puts into its last `\boxed{}` (or states as its answer) equals the reference."""
+class BoxedMathVerifier:
+    r"""Checks that the content of the last `\boxed{}`, or else the stated answer, equals the reference."""
 
     name = "math/1"
     slow = False
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData."""
+        """Raises BadVerifierData if the task's data does not fit this verifier."""
         data_of(task, MathData)
 
     def verify(self, task: Task, result: Result) -> Verdict:
-        """1 or 0; unknown if the reference has no answer."""
+        """Returns 1 or 0; unknown if the reference has no answer."""
         reference = data_of(task, MathData).reference()
         if not reference:
             return Verdict.unknown()
         answer = boxed(result.text) or stated_answer(result.text)
         if not answer:
-            return _judged(False, 0.0)
-        return _judged(True, float(same_latex(answer, reference)))
+            return _verdict(False, 0.0)
+        return _verdict(True, float(same_latex(answer, reference)))
 
     def complaint(self, task: Task, result: Result) -> str | None:
-        """What someone who knows the reference would say."""
+        """Returns the complaint of a user who knows the reference, or None."""
         return _complaint(self.verify(task, result), data_of(task, MathData).reference())
 
 
-class GymData(Data):
-    """`dataset`: a name registered in reasoning_gym; `entry`: as the dataset gave it (question, answer, metadata)."""
+class ReasoningGymData(VerifierData):
+    """`dataset`: a name registered in reasoning_gym; `entry`: the dataset's entry (question, answer, metadata)."""
 
     dataset: str
     entry: dict[str, Any]
 
     @field_validator("entry")
     @classmethod
-    def _whole(cls, entry: dict[str, Any]) -> dict[str, Any]:
+    def _check_entry(cls, entry: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(entry.get("question"), str) or "answer" not in entry:
             raise ValueError("must have a question and an answer")
         return entry
@@ -120,51 +121,52 @@ class GymData(Data):
 
 @lru_cache
 def _scorer(dataset: str) -> Any:
+    require("the verifier reasoning_gym", "math")
     from reasoning_gym import get_score_answer_fn
 
     return get_score_answer_fn(dataset)
 
 
-class ReasoningGym:
-    """The dataset's own scorer, applied to what the answer states as its answer. Partial scores are kept, in [0, 1]."""
+class ReasoningGymVerifier:
+    """Applies the dataset's own scorer to the stated answer. Partial scores are kept, in [0, 1]."""
 
     name = "reasoning_gym/1"
     slow = True
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData. Whether the dataset exists is left to `verify`: the library loads for seconds."""
-        data_of(task, GymData)
+        """Raises BadVerifierData. Only `verify` checks that the dataset exists: the library takes seconds to load."""
+        data_of(task, ReasoningGymData)
 
     def verify(self, task: Task, result: Result) -> Verdict:
-        """The score; unknown if the scorer fails or leaves [0, 1]. Raises BadVerifierData (no such dataset)."""
-        data = data_of(task, GymData)
+        """Returns the score; unknown if the scorer fails or leaves [0, 1]. Raises BadVerifierData (no such dataset)."""
+        data = data_of(task, ReasoningGymData)
         try:
             scorer = _scorer(data.dataset)
         except ValueError as cause:
             raise BadVerifierData(f"reasoning_gym has no dataset {data.dataset!r}") from cause
         answer = gym_answer(result.text, data.entry["answer"])
         if answer is None:
-            return _judged(False, 0.0)
+            return _verdict(False, 0.0)
         try:
             score = float(scorer(answer, data.entry))
-        except Exception as error:  # noqa: BLE001 - a hundred foreign scorers on arbitrary text may raise anything
+        except Exception as error:  # noqa: BLE001 - any of the library's hundred scorers may raise anything on arbitrary text
             log.warning("task %s: the scorer of %s failed: %r", task.task_id, data.dataset, error)
             return Verdict.unknown(answered=1.0)
         if not math.isfinite(score) or not 0.0 <= score <= 1.0:
             log.warning("task %s: the scorer of %s gave %r", task.task_id, data.dataset, score)
             return Verdict.unknown(answered=1.0)
-        return _judged(True, score)
+        return _verdict(True, score)
 
     def complaint(self, task: Task, result: Result) -> str | None:
-        """What someone who knows the reference would say."""
-        return _complaint(self.verify(task, result), str(data_of(task, GymData).entry["answer"]))
+        """Returns the complaint of a user who knows the reference, or None."""
+        return _complaint(self.verify(task, result), str(data_of(task, ReasoningGymData).entry["answer"]))
 
 
 def gym_answer(text: str, reference: object) -> str | None:
-    """What to hand to a reasoning_gym scorer: what the text states as its answer, reduced to the number where the
-    reference is one; without a statement the last number, or the whole text. None if nothing is there.
+    """Returns the part of a text that a reasoning_gym scorer should grade, or None if there is none.
 
-    Scorers give credit for a reference that merely occurs in the text, so the whole text is the last resort.
+    Where the reference is a number, it is the stated number, else the last number. Otherwise it is the stated answer,
+    else the whole text: the last resort, because scorers give credit for a reference that merely occurs in the text.
     """
     stated = stated_answer(text)
     if isinstance(reference, str) and _is_plain_number(reference):

@@ -1,4 +1,7 @@
-"""Count, mean and variance that can be combined from parts, in any order of the parts and without the samples."""
+"""Count, mean and variance, mergeable from parts in any order and without the samples.
+
+Not for the statistics of a group (`schemas.group_statistics`): the last bits differ.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,14 +19,14 @@ class Moments:
     m2: float = 0.0
 
     def add(self, value: float) -> "Moments":
-        """With one more value (Welford 1962)."""
+        """Returns the moments with one more value (Welford 1962)."""
         n = self.n + 1
         delta = value - self.mean
         mean = self.mean + delta / n
         return Moments(n, mean, self.m2 + delta * (value - mean))
 
     def merge(self, other: "Moments") -> "Moments":
-        """Of both samples together (Chan, Golub, LeVeque 1979)."""
+        """Returns the moments of both samples together (Chan, Golub, LeVeque 1979)."""
         n = self.n + other.n
         if n == 0:
             return self
@@ -32,25 +35,25 @@ class Moments:
 
     @property
     def variance(self) -> float | None:
-        """Population variance, None of nothing."""
+        """Population variance; None without values."""
         return self.m2 / self.n if self.n else None
 
     @classmethod
     def of(cls, n: int, mean: float | None, variance: float | None) -> "Moments":
-        """From what a MetaSignal says; a missing variance counts as 0."""
+        """Returns the moments with the values of a MetaSignal; a missing variance counts as 0."""
         return cls(n, mean or 0.0, (variance or 0.0) * n)
 
 
 def combine(signals: Iterable[MetaSignal]) -> MetaSignal:
-    """One signal for the whole of several buckets of one manager and worker: inputs, partitions, windows, environments.
+    """Combines the buckets of one manager and worker into one signal, over inputs, partitions, windows, environments.
 
-    The newest signal of each Kafka key (manager/worker/environment/window/partition/input) is a bucket; keep those,
-    then combine any of them. Raises ValueError for none, or for several managers or workers.
+    The newest signal of each Kafka key (manager/worker/environment/window/partition/input) is a bucket: keep only
+    these, then combine any of them. Raises ValueError without signals, or for several managers or workers.
     """
     parts = sorted(signals, key=lambda signal: (signal.window_start, signal.event_time))
     who = {(part.manager_id, part.worker_id) for part in parts}
     if len(who) != 1:
-        raise ValueError(f"signals of one manager and worker can be combined, not of {sorted(who) or 'none'}")
+        raise ValueError(f"signals must be of one manager and worker, but these are of {sorted(who) or 'none'}")
     reward, outcomes, grades = Moments(), Counter[str](), Moments()
     for part in parts:
         reward = reward.merge(Moments.of(part.count, part.mean_reward, part.reward_variance))

@@ -1,25 +1,26 @@
-"""Names of scorers that are configured: what changes a verdict changes the name, and with it the ids of all Scores."""
+"""Names of configured scorers: a setting that changes verdicts changes the name, and with it the ids of all Scores."""
 
 import json
 
 from pydantic import BaseModel
 
 from schemas.ids import sha256_hex
-from tentalis.rewards.chat import Endpoint
+from tentalis.rewards.chat import ChatEndpoint
 
-_DIGITS = 8
-_ELSEWHERE = {"judge", "time_limit_s", "tokenizer"}
+_DIGEST_CHARS = 8
+_EXCLUDED_FIELDS = {"judge", "time_limit_s", "tokenizer"}
 
 
-def versioned(version: str, settings: BaseModel, endpoint: Endpoint | None = None, *more: object) -> str:
-    """`version` with a digest of everything that a verdict depends on: the settings, the model with what is sent to it,
-    prompts and whatever else. Not of how the model is reached (URL, key, time limits), what it is called in the file,
-    or where files lie.
+def versioned(version: str, settings: BaseModel, endpoint: ChatEndpoint | None = None, *more: object) -> str:
+    """Returns `version` with a digest of everything that a verdict depends on.
+
+    The digest covers the settings, the model with its extra request fields, and `more` (such as prompts). It excludes
+    the access to the model (URL, key, time limits), the model's name in the file of scorers, and file paths.
     """
-    said = [
-        settings.model_dump(mode="json", exclude=_ELSEWHERE),
+    identity = [
+        settings.model_dump(mode="json", exclude=_EXCLUDED_FIELDS),
         None if endpoint is None else [endpoint.model, endpoint.extra],
         *more,
     ]
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
-    return f"{version}+{sha256_hex(text.encode())[:_DIGITS]}"
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return f"{version}+{sha256_hex(text.encode())[:_DIGEST_CHARS]}"

@@ -1,7 +1,7 @@
-r"""The next-state judge: a model says from what came next whether an answer did what was wanted.
+r"""The next-state judge: a model judges from the next message whether an answer did its job.
 
-m votes at once, the last `\boxed{}` of each counts, the majority decides (OpenClaw-RL's binary judge, in our words);
-nobody waits for a vote that can change nothing.
+The judge asks for m votes at once. The last `\boxed{}` of each vote counts and the majority decides (OpenClaw-RL's
+binary judge, with a prompt of our own). Votes that cannot change the decision are cancelled.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.records import Feedback, Result, Source, Task
-from tentalis.rewards.chat import Chat
+from tentalis.rewards.chat import ChatClient
 from tentalis.rewards.naming import versioned
-from tentalis.rewards.next_state_terms import answers_to
+from tentalis.rewards.next_state_terms import check_terms
 from tentalis.rewards.prompting import clipped, fenced, request_of
 from tentalis.rewards.verdict import Verdict
-from tentalis.rewards.votes import Tally, boxed_score, certain, decide
+from tentalis.rewards.votes import VoteCounts, boxed_score, decide, is_decided
 
 VERSION = "next_state/1"
 
@@ -43,7 +43,7 @@ with the grade alone on the last line: \\boxed{1}, \\boxed{-1} or \\boxed{0}."""
 
 
 class NextStateSettings(BaseModel):
-    """How a next-state judge asks. `consensus`: share of all votes that must agree, else the reward is 0."""
+    """Settings of a next-state judge. `consensus`: share of all votes that must agree, else the reward is 0."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,28 +54,28 @@ class NextStateSettings(BaseModel):
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.6
     max_tokens: Annotated[int, Field(ge=1)] = 4096
     max_chars: Annotated[int, Field(ge=100)] = 12_000
-    """Of the request, of the answer and of the next message each; the middle of a longer one is left out."""
+    """Limit of the request, of the answer and of the next message each; the middle of a longer text is left out."""
 
 
 class NextStateJudge:
-    """See the module's text. The verifier `next_state` of chat, if the file of scorers says so."""
+    """The verifier `next_state` of chat where the file of scorers configures it. See the module's docstring."""
 
     sources = frozenset({Source.NEXT_STATE})
     grades = False
 
-    def __init__(self, chat: Chat, settings: NextStateSettings) -> None:
+    def __init__(self, chat: ChatClient, settings: NextStateSettings) -> None:
         self._chat = chat
         self._settings = settings
-        self.tally = Tally()
+        self.vote_counts = VoteCounts()
         self.name = versioned(VERSION, settings, chat.endpoint, SYSTEM)
         self.time_limit_s = chat.endpoint.time_limit_s + 5.0
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData."""
-        answers_to(task, self.sources, self.name)
+        """Raises BadVerifierData if the task's terms do not fit this judge."""
+        check_terms(task, self.sources, self.name)
 
     async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
-        """The majority's verdict: -1, 0 or 1, with how it came about; unknown if nothing came next.
+        """Returns the majority's verdict: -1, 0 or 1, with the counts of votes; unknown if no message came next.
 
         Raises ScorerAway, or NoVote if no vote was answered.
         """
@@ -90,12 +90,12 @@ class NextStateJudge:
             settings.votes,
             settings.temperature,
             settings.max_tokens,
-            self._decided,
+            self._is_decided,
         )
         scores, cancelled = _scores(answers), settings.votes - len(answers)
-        self.tally.add(answers, scores, cancelled)
+        self.vote_counts.add(answers, scores, cancelled)
         decision = decide([*scores, *[None] * cancelled], settings.consensus)
-        why = {} if decision.why == "agreed" else {decision.why: 1.0}
+        undecided = {} if decision.reason == "agreed" else {decision.reason: 1.0}
         unparsable = sum(a is not None and s is None for a, s in zip(answers, scores, strict=True))
         return Verdict(
             float(decision.score),
@@ -106,13 +106,13 @@ class NextStateJudge:
                 "votes_missing": float(answers.count(None)),
                 "votes_unparsable": float(unparsable),
                 "agreement": decision.share,
-                **why,
+                **undecided,
             },
-            votes=(*map(_written, answers, scores), *["cancelled"] * cancelled),
+            votes=(*map(_vote_text, answers, scores), *["cancelled"] * cancelled),
         )
 
-    def _decided(self, answers: Sequence[str | None]) -> bool:
-        return certain(_scores(answers), self._settings.votes - len(answers), self._settings.consensus)
+    def _is_decided(self, answers: Sequence[str | None]) -> bool:
+        return is_decided(_scores(answers), self._settings.votes - len(answers), self._settings.consensus)
 
     def _question(self, task: Task, result: Result, feedback: Feedback) -> str:
         limit = self._settings.max_chars
@@ -133,7 +133,7 @@ def _scores(answers: Sequence[str | None]) -> list[int | None]:
     return [None if answer is None else boxed_score(answer) for answer in answers]
 
 
-def _written(answer: str | None, score: int | None) -> str:
+def _vote_text(answer: str | None, score: int | None) -> str:
     if answer is None:
         return "missing"
     return "unparsable" if score is None else str(score)

@@ -1,4 +1,4 @@
-"""How texts of others are put before a judge: cut to size, and fenced in so that they cannot speak to it."""
+"""Prepares untrusted texts for a judge's prompt: shortens them, and fences them against prompt injection."""
 
 from schemas.ids import sha256_hex
 from schemas.records import Task
@@ -7,7 +7,7 @@ _HEAD = 0.6
 
 
 def clipped(text: str, limit: int) -> str:
-    """A text of at most about `limit` characters: its beginning and its end, and how much lies between.
+    """Shortens a text to about `limit` characters: its beginning, the number of characters left out, and its end.
 
     >>> clipped("abcdefghij", 5)
     'abc\\n[... 5 characters left out ...]\\nij'
@@ -20,12 +20,12 @@ def clipped(text: str, limit: int) -> str:
 
 
 def fenced(name: str, text: str) -> str:
-    """A text between two marks that it cannot contain: they are made of its own hash."""
+    """Puts a text between two marks that it cannot contain, because they include its hash."""
     mark = f"{name} {sha256_hex(text.encode())[:12]}"
     return f"<<<{mark}>>>\n{text}\n<<<end of {mark}>>>"
 
 
 def request_of(task: Task) -> str:
-    """What was asked: the last user message, else the last message."""
-    asked = [message.content for message in task.messages if message.role == "user"]
-    return asked[-1] if asked else task.messages[-1].content
+    """Returns the task's request: the last user message, else the last message."""
+    user_messages = [message.content for message in task.messages if message.role == "user"]
+    return user_messages[-1] if user_messages else task.messages[-1].content

@@ -1,6 +1,6 @@
-"""Which environments there are, which scorers each has, and the verdict on a result.
+"""The registry of environments and their scorers, and the verdict on a result.
 
-A scorer of one's own is an object (`Verifier` or `Judge`) that an installed package names in its entry points:
+An installed package adds a scorer (a `Verifier` or `Judge` object) with an entry point:
 
     [project.entry-points."tentalis.scorers"]
     "chat.politeness" = "mypackage.politeness:scorer"    # environment chat, verifier politeness
@@ -10,9 +10,9 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from schemas.records import Result, Status, Task
-from tentalis.rewards.mathematics import BoxedMath, Gsm8k, ReasoningGym
+from tentalis.rewards.mathematics import BoxedMathVerifier, Gsm8kVerifier, ReasoningGymVerifier
 from tentalis.rewards.next_state_rules import NextStateRules
-from tentalis.rewards.taste import Taste
+from tentalis.rewards.style_scorer import StyleScorer
 from tentalis.rewards.verdict import (
     FeedbackJudge,
     GradingJudge,
@@ -22,72 +22,72 @@ from tentalis.rewards.verdict import (
     UnknownVerifier,
     Verdict,
 )
-from tentalis.rewards.votes import Tally
+from tentalis.rewards.votes import VoteCounts
 
 ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
-    # The gateway's turns name next_state: without a judge model it is these rules, and their name says so.
-    "chat": {"taste": Taste(), "next_state": NextStateRules()},
-    "math": {"gsm8k": Gsm8k(), "math": BoxedMath(), "reasoning_gym": ReasoningGym()},
+    # The gateway's turns name next_state. Without a judge model that is these rules, as the scorer's name shows.
+    "chat": {"taste": StyleScorer(), "next_state": NextStateRules()},
+    "math": {"gsm8k": Gsm8kVerifier(), "math": BoxedMathVerifier(), "reasoning_gym": ReasoningGymVerifier()},
 }
-PLUGINS = "tentalis.scorers"
-_ELSEWHERE: set[tuple[str, str]] = set()
+PLUGIN_GROUP = "tentalis.scorers"
+_NAME_ONLY: set[tuple[str, str]] = set()
 NO_VERIFIER = "none/1"
 """Scorer name for a task that names no verifier: its reward is unknown."""
 
 
 class BadPlugin(Exception):
-    """An entry point that is no scorer."""
+    """A scorer that cannot be registered: its entry point is misnamed, or its name is taken."""
 
 
-def register(environment: str, name: str, scorer: Scorer, *, instead: bool = False) -> None:
-    """Makes a scorer known in this process; a new environment comes into being with its first.
+def register(environment: str, name: str, scorer: Scorer, *, replace: bool = False) -> None:
+    """Registers a scorer in this process; creates its environment if that is new.
 
     Args:
-        instead: it may take the place of another.
+        replace: the scorer may replace another of the same name.
 
     Raises:
         BadPlugin: the name is taken.
     """
     scorers = ENVIRONMENTS.setdefault(environment, {})
-    if name in scorers and not instead:
-        raise BadPlugin(f"the environment {environment!r} has a verifier {name!r} already: give the other another name")
+    if name in scorers and not replace:
+        raise BadPlugin(f"the environment {environment!r} already has a verifier {name!r}: choose another name")
     scorers[name] = scorer
 
 
 @cache
 def load_plugins() -> None:
     """Registers the scorers of installed packages, once. Raises BadPlugin."""
-    for point in entry_points(group=PLUGINS):
+    for point in entry_points(group=PLUGIN_GROUP):
         environment, _, name = point.name.partition(".")
         if not environment or not name:
-            raise BadPlugin(f"the entry point {point.name!r} of {PLUGINS} must be named environment.verifier")
+            raise BadPlugin(f"the entry point {point.name!r} of {PLUGIN_GROUP} must be named environment.verifier")
         register(environment, name, point.load())
 
 
-def tallies() -> dict[str, Tally]:
-    """The votes so far of every judge that asks for votes, by its name."""
+def vote_counts() -> dict[str, VoteCounts]:
+    """Returns the tally of every judge that asks for votes, by the judge's name."""
     scorers = (scorer for verifiers in ENVIRONMENTS.values() for scorer in verifiers.values())
-    found = {scorer.name: getattr(scorer, "tally", None) for scorer in scorers}
-    return {name: tally for name, tally in found.items() if isinstance(tally, Tally)}
+    found = {scorer.name: getattr(scorer, "vote_counts", None) for scorer in scorers}
+    return {name: counts for name, counts in found.items() if isinstance(counts, VoteCounts)}
 
 
-def grading() -> bool:
-    """Whether any scorer makes the grades of others parts of its reward."""
+def has_grading_judge() -> bool:
+    """Returns True if any scorer makes the grades of other sources parts of its reward."""
     return any(isinstance(scorer, GradingJudge) for verifiers in ENVIRONMENTS.values() for scorer in verifiers.values())
 
 
 def check_environment(environment: str) -> None:
-    """Raises UnknownEnvironment."""
+    """Raises UnknownEnvironment if no scorer is registered under the environment."""
     if environment not in ENVIRONMENTS:
         load_plugins()
     if environment not in ENVIRONMENTS:
         raise UnknownEnvironment(
-            f"the environment {environment!r} is not known; there are {', '.join(sorted(ENVIRONMENTS))}"
+            f"the environment {environment!r} is not known; the known ones are {', '.join(sorted(ENVIRONMENTS))}"
         )
 
 
 def scorer_of(task: Task) -> Scorer | None:
-    """The task's verifier or judge, None if it names none. Raises UnknownEnvironment or UnknownVerifier."""
+    """Returns the task's verifier or judge, None if it names none. Raises UnknownEnvironment or UnknownVerifier."""
     check_environment(task.environment)
     if task.verifier is None:
         return None
@@ -102,17 +102,17 @@ def scorer_of(task: Task) -> Scorer | None:
     return verifiers[task.verifier.name]
 
 
-def made_elsewhere(environment: str, name: str) -> None:
-    """A verifier that scoring has, and this process only the name of."""
-    _ELSEWHERE.add((environment, name))
+def register_name(environment: str, name: str) -> None:
+    """Registers the name of a verifier that only the scoring application can run."""
+    _NAME_ONLY.add((environment, name))
 
 
 def check(task: Task) -> None:
-    """Whether results of the task can be verified; of a verifier that is made elsewhere only its name is known here.
+    """Checks that results of the task can be verified. For a verifier registered by name only, it checks the name.
 
     Raises UnknownEnvironment, UnknownVerifier or BadVerifierData.
     """
-    if task.verifier is not None and (task.environment, task.verifier.name) in _ELSEWHERE:
+    if task.verifier is not None and (task.environment, task.verifier.name) in _NAME_ONLY:
         return
     verifier = scorer_of(task)
     if verifier is not None:
@@ -120,16 +120,16 @@ def check(task: Task) -> None:
 
 
 def scorer_name(task: Task) -> str:
-    """Name/version of what the task's results are judged by. Raises UnknownEnvironment or UnknownVerifier."""
+    """Returns the name/version of the task's scorer. Raises UnknownEnvironment or UnknownVerifier."""
     verifier = scorer_of(task)
     return NO_VERIFIER if verifier is None else verifier.name
 
 
-def settled(scorer: Scorer | None, result: Result) -> Verdict | None:
-    """The verdict on a result that needs no scorer, None if it does.
+def settled_verdict(scorer: Scorer | None, result: Result) -> Verdict | None:
+    """Returns the verdict on a result that needs no scorer, None if it needs one.
 
-    A failed result is a negative signal (-1, `failed` 1). Without a scorer, and for a status that this version does not
-    know, the reward is unknown.
+    A failed result is a negative signal (-1, `failed` 1). Without a scorer, and for a status unknown to this version,
+    the reward is unknown.
     """
     if result.status is Status.FAILED:
         return Verdict(-1.0, {"failed": 1.0})
@@ -139,13 +139,13 @@ def settled(scorer: Scorer | None, result: Result) -> Verdict | None:
 
 
 def verify(task: Task, result: Result) -> Verdict:
-    """The verdict on a result of a task. Pure; for a judge's it is unknown.
+    """Returns the verdict on a result of a task. Pure; unknown if the scorer is a judge.
 
     Raises:
         UnknownEnvironment, UnknownVerifier, BadVerifierData: the task is malformed.
     """
     scorer = scorer_of(task)
-    verdict = settled(scorer, result)
+    verdict = settled_verdict(scorer, result)
     if verdict is not None:
         return verdict
     if scorer is None or isinstance(scorer, Judge | FeedbackJudge):
@@ -154,7 +154,7 @@ def verify(task: Task, result: Result) -> Verdict:
 
 
 def complaint(task: Task, result: Result) -> str | None:
-    """What the simulated user says about a result: one or two short sentences naming what is wrong, or None if content.
+    """Returns the simulated user's complaint: one or two short sentences on the faults, or None if there are none.
 
     Raises:
         UnknownEnvironment, UnknownVerifier, BadVerifierData: the task is malformed.

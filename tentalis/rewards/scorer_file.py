@@ -1,4 +1,4 @@
-"""The file of scorers: which judges there are, and what the verifiers of each environment are (docs/judges.md)."""
+"""The file of scorers: its judges, and the verifiers of each environment (docs/concepts/judges.md)."""
 
 import difflib
 import logging
@@ -11,28 +11,28 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.records import Source
 from tentalis.rewards import registry
-from tentalis.rewards.chat import Chat, Endpoint, NoApiKey
-from tentalis.rewards.combined import Combined, CombinedSettings
+from tentalis.rewards.chat import ChatClient, ChatEndpoint, NoApiKey
+from tentalis.rewards.combined import CombinedScorer, CombinedSettings
 from tentalis.rewards.composite import CompositeScorer, CompositeSettings
-from tentalis.rewards.custom import BadTarget, CustomSettings, custom
+from tentalis.rewards.custom import BadTarget, CustomSettings, custom_scorer
 from tentalis.rewards.next_state import NextStateJudge, NextStateSettings
 from tentalis.rewards.next_state_rules import NextStateRules
-from tentalis.rewards.step_judge import StepJudge, StepSettings
+from tentalis.rewards.step_judge import StepJudge, StepJudgeSettings
 from tentalis.rewards.steps import NoTokenizer
 from tentalis.rewards.verdict import FeedbackJudge, Scorer, UnknownEnvironment
-from tentalis.security import BadSecurity
+from tentalis.service.security import BadSecurity
 from tentalis.signals import NAMES, SignalName
-from tentalis.yaml_file import BadYaml, read_mapping
+from tentalis.text.yaml_file import BadYaml, read_mapping
 
 log = logging.getLogger(__name__)
 
 
 class BadScorers(Exception):
-    """A file of scorers that cannot be used; the message says where and why."""
+    """A file of scorers that cannot be used; the message names the place and the reason."""
 
 
-class RulesSettings(BaseModel):
-    """The next-state judge by rules. `signals`: the detectors that count."""
+class NextStateRulesSettings(BaseModel):
+    """Settings of the rule-based next-state judge. `signals`: the detectors that count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,29 +40,41 @@ class RulesSettings(BaseModel):
     signals: frozenset[SignalName] = NAMES
 
 
-Settings = Annotated[
-    NextStateSettings | RulesSettings | StepSettings | CombinedSettings | CompositeSettings | CustomSettings,
+ScorerSettings = Annotated[
+    NextStateSettings
+    | NextStateRulesSettings
+    | StepJudgeSettings
+    | CombinedSettings
+    | CompositeSettings
+    | CustomSettings,
     Field(discriminator="kind"),
 ]
 _KINDS: dict[str, type[BaseModel]] = {
     get_args(model.model_fields["kind"].annotation)[0]: model
-    for model in (NextStateSettings, RulesSettings, StepSettings, CombinedSettings, CompositeSettings, CustomSettings)
+    for model in (
+        NextStateSettings,
+        NextStateRulesSettings,
+        StepJudgeSettings,
+        CombinedSettings,
+        CompositeSettings,
+        CustomSettings,
+    )
 }
-Name = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+ScorerName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
 class ScorerFile(BaseModel):
-    """`judges`: endpoints by a name of one's own. `environments`: of each the verifiers by name; one that there is
-    already is replaced."""
+    """`judges`: endpoints, each under a name of the user's choice. `environments`: the verifiers of each by name; a
+    verifier replaces a registered one of the same name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    judges: dict[Name, Endpoint] = {}
-    environments: dict[Name, dict[Name, Settings]] = {}
+    judges: dict[ScorerName, ChatEndpoint] = {}
+    environments: dict[ScorerName, dict[ScorerName, ScorerSettings]] = {}
 
 
 def read_scorers(path: Path) -> ScorerFile:
-    """What a file says. Raises BadScorers, with the known name nearest to an unknown one."""
+    """Reads a file of scorers. Raises BadScorers, which suggests the nearest known name for an unknown one."""
     try:
         data = read_mapping(path, "judges and environments")
     except BadYaml as error:
@@ -70,69 +82,74 @@ def read_scorers(path: Path) -> ScorerFile:
     try:
         return ScorerFile.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(dict.fromkeys(_problem(item) for item in error.errors(include_url=False)))
+        problems = "; ".join(dict.fromkeys(_describe_error(item) for item in error.errors(include_url=False)))
         raise BadScorers(f"{path}: {problems}") from error
 
 
 def load_scorers(path: Path, env: Mapping[str, str] = os.environ) -> list[tuple[str, str, Scorer]]:
-    """Makes the scorers of a file known in this process: (environment, verifier, scorer) of each, in the file's order.
+    """Registers the scorers of a file; returns (environment, verifier, scorer) of each, in the file's order.
 
     Raises BadScorers.
     """
-    said = read_scorers(path)
+    scorer_file = read_scorers(path)
     try:
-        chats = {name: Chat(endpoint, env) for name, endpoint in said.judges.items()}
+        chats = {name: ChatClient(endpoint, env) for name, endpoint in scorer_file.judges.items()}
     except (NoApiKey, BadSecurity) as error:
         raise BadScorers(f"{path}: {error}") from error
     made = []
-    for environment, verifiers in said.environments.items():
-        for name, scorer in _made(path, environment, verifiers, chats).items():
-            registry.register(environment, name, scorer, instead=True)
-            log.info("%s.%s is judged by %s", environment, name, scorer.name)
+    for environment, verifiers in scorer_file.environments.items():
+        for name, scorer in _make_scorers(path, environment, verifiers, chats).items():
+            registry.register(environment, name, scorer, replace=True)
+            log.info("verifier %s.%s is %s", environment, name, scorer.name)
             made.append((environment, name, scorer))
     return made
 
 
 def name_scorers(path: Path) -> None:
-    """Makes the verifiers of a file known by name, for a process that takes tasks and scores none: it needs no keys, no
-    modules and no models. Raises BadScorers.
+    """Registers only the names of a file's verifiers, for a process that accepts tasks but does not score them.
+
+    Such a process needs no keys, no modules and no models. Raises BadScorers.
     """
     for environment, verifiers in read_scorers(path).environments.items():
         for name in verifiers:
-            registry.made_elsewhere(environment, name)
+            registry.register_name(environment, name)
 
 
-def _made(path: Path, environment: str, verifiers: Mapping[str, Any], chats: Mapping[str, Chat]) -> dict[str, Scorer]:
+def _make_scorers(
+    path: Path, environment: str, verifiers: Mapping[str, Any], chats: Mapping[str, ChatClient]
+) -> dict[str, Scorer]:
     made: dict[str, Scorer] = {}
     try:
         registry.check_environment(environment)
     except UnknownEnvironment as error:
-        # The other applications do not read this file, and would refuse its records.
-        raise BadScorers(f"{path}: {error}. A new one comes with an installed package (docs/scoring.md)") from error
-    # What is combined comes last: its parts may be of the file too.
+        # The other applications do not read this file, and would reject records of an environment that it defines.
+        raise BadScorers(
+            f"{path}: {error}. An installed package can add an environment (docs/concepts/scoring.md)"
+        ) from error
+    # Combined scorers come last: their parts may be defined in the same file.
     for name, settings in sorted(verifiers.items(), key=lambda item: item[1].kind == "combined"):
         where = f"{path}: environments.{environment}.{name}"
         try:
             scorer = made[name] = _scorer(where, environment, settings, chats, made)
         except (BadTarget, NoTokenizer) as error:
             raise BadScorers(f"{where}: {error}") from error
-        hears = isinstance(scorer, FeedbackJudge) and Source.NEXT_STATE in scorer.sources
-        if name == "next_state" and not hears:
+        judges_next_state = isinstance(scorer, FeedbackJudge) and Source.NEXT_STATE in scorer.sources
+        if name == "next_state" and not judges_next_state:
             raise BadScorers(
-                f"{where}: the reward of a conversation's turn answers to what came next, and {settings.kind} is not "
-                "asked about that: give it another name, and make it one part of a `combined` reward of this name"
+                f"{where}: the reward of a conversation's turn comes from the next message, which {settings.kind} does "
+                "not judge: give this scorer another name, and make it a part of a `combined` reward named next_state"
             )
     return {name: made[name] for name in verifiers}
 
 
 def _scorer(
-    where: str, environment: str, settings: Any, chats: Mapping[str, Chat], made: Mapping[str, Scorer]
+    where: str, environment: str, settings: Any, chats: Mapping[str, ChatClient], made: Mapping[str, Scorer]
 ) -> Scorer:
-    if isinstance(settings, NextStateSettings | StepSettings):
+    if isinstance(settings, NextStateSettings | StepJudgeSettings):
         if settings.judge not in chats:
-            raise BadScorers(f"{where}: there is no judge {settings.judge!r}{_near(settings.judge, chats)}")
+            raise BadScorers(f"{where}: there is no judge {settings.judge!r}{_suggestion(settings.judge, chats)}")
         if settings.votes > 1 and settings.temperature == 0.0:
-            raise BadScorers(f"{where}: {settings.votes} votes at temperature 0 are one vote: raise it, or ask for one")
+            raise BadScorers(f"{where}: at temperature 0 {settings.votes} votes are equal: raise it or set votes: 1")
         chat = chats[settings.judge]
         return NextStateJudge(chat, settings) if isinstance(settings, NextStateSettings) else StepJudge(chat, settings)
     if isinstance(settings, CombinedSettings):
@@ -140,7 +157,7 @@ def _scorer(
     if isinstance(settings, CompositeSettings):
         return CompositeScorer(settings)
     if isinstance(settings, CustomSettings):
-        return custom(settings)
+        return custom_scorer(settings)
     return NextStateRules(settings.signals)
 
 
@@ -151,47 +168,49 @@ def _combined(where: str, environment: str, settings: CombinedSettings, made: Ma
         if part.scorer is None:
             continue
         if part.scorer not in known:
-            raise BadScorers(f"{where}.parts.{name}: there is no scorer {part.scorer!r}{_near(part.scorer, known)}")
-        if isinstance(known[part.scorer], Combined):
-            raise BadScorers(f"{where}.parts.{name}: {part.scorer} is combined itself: name its parts here")
-    return Combined(settings, known)
+            raise BadScorers(
+                f"{where}.parts.{name}: there is no scorer {part.scorer!r}{_suggestion(part.scorer, known)}"
+            )
+        if isinstance(known[part.scorer], CombinedScorer):
+            raise BadScorers(f"{where}.parts.{name}: {part.scorer} is itself a combined scorer: name its parts here")
+    return CombinedScorer(settings, known)
 
 
-def _near(name: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    if near:
-        return f", did you mean {near[0]}?"
-    return f"; there are {', '.join(sorted(known))}" if known else ": the file names none"
+def _suggestion(name: str, known: Mapping[str, object]) -> str:
+    closest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if closest:
+        return f", did you mean {closest[0]}?"
+    return f"; the known ones are {', '.join(sorted(known))}" if known else "; the file defines none"
 
 
-def _problem(error: Any) -> str:
-    # The kind that decided which settings are meant is a part of the place, but not of the file.
-    place = [str(part) for part in error["loc"]]
-    models = list(_models(place))
-    if len(place) > 3 and place[0] == "environments" and place[3] in _KINDS:
-        del place[3]
-    name = ".".join(part for part in place if part != "[key]")
+def _describe_error(error: Any) -> str:
+    # pydantic puts the kind of a discriminated union into the location, but the file has no such level.
+    location = [str(part) for part in error["loc"]]
+    models = list(_models_at(location))
+    if len(location) > 3 and location[0] == "environments" and location[3] in _KINDS:
+        del location[3]
+    name = ".".join(part for part in location if part != "[key]")
     if error["type"] == "extra_forbidden":
         known = {field for model in models for field in model.model_fields}
-        near = difflib.get_close_matches(place[-1], sorted(known), n=1, cutoff=0.5)
-        return f"{name}: no such setting" + (f", did you mean {near[0]}?" if near else "")
+        closest = difflib.get_close_matches(location[-1], sorted(known), n=1, cutoff=0.5)
+        return f"{name}: no such setting" + (f", did you mean {closest[0]}?" if closest else "")
     if error["type"] == "union_tag_invalid":
         kind = str(error["ctx"]["tag"])
-        return f"{name}: no such kind as {kind!r}{_near(kind, _KINDS)}"
+        return f"{name}: there is no kind {kind!r}{_suggestion(kind, _KINDS)}"
     if error["type"] == "union_tag_not_found":
-        return f"{name}: kind is missing: one of {', '.join(_KINDS)}"
+        return f"{name}: kind is missing; it is one of {', '.join(_KINDS)}"
     return f"{name}: {error['msg'].removeprefix('Value error, ')}"
 
 
-def _models(place: list[str]) -> Iterator[type[BaseModel]]:
-    """The settings among which the name at a place was looked for."""
-    from tentalis.rewards.combined import Part
+def _models_at(location: list[str]) -> Iterator[type[BaseModel]]:
+    """Yields the models whose fields are valid names at a place of the file."""
+    from tentalis.rewards.combined import RewardPart
 
-    if len(place) == 1:
+    if len(location) == 1:
         yield ScorerFile
-    elif place[0] == "judges":
-        yield Endpoint
-    elif len(place) > 4 and place[3] == "combined" and place[4] == "parts":
-        yield Part
-    elif len(place) > 3 and place[3] in _KINDS:
-        yield _KINDS[place[3]]
+    elif location[0] == "judges":
+        yield ChatEndpoint
+    elif len(location) > 4 and location[3] == "combined" and location[4] == "parts":
+        yield RewardPart
+    elif len(location) > 3 and location[3] in _KINDS:
+        yield _KINDS[location[3]]

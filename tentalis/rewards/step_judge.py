@@ -12,15 +12,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.records import Result, Task
-from tentalis.rewards.chat import Chat
+from tentalis.rewards.chat import ChatClient
 from tentalis.rewards.naming import versioned
 from tentalis.rewards.prompting import clipped, fenced, request_of
-from tentalis.rewards.steps import Decoder, load_tokenizer, spans_of, steps_of
+from tentalis.rewards.steps import TokenDecoder, load_tokenizer, spans_of, steps_of
 from tentalis.rewards.verdict import ScoredStep, Verdict
-from tentalis.rewards.votes import NoVote, Tally
+from tentalis.rewards.votes import NoVote, VoteCounts
 
 VERSION = "steps/1"
-_MOST_OBJECTS = 32
+_MAX_OBJECTS = 32
 
 SYSTEM = """\
 You grade one step of an answer. You are shown the task, the steps before it, and the step itself.
@@ -36,9 +36,9 @@ Answer with one JSON object and nothing behind it, the reason in one sentence fi
 {"reason": "...", "progress": 0.0, "correctness": 0.0}"""
 
 
-class StepSettings(BaseModel):
-    """How a step judge asks. `tokenizer`: the folder of the policy's model, or its tokenizer.json; without it the
-    scores of the steps make the reward, but are not given to the trainer step by step. `outcome`: how they do."""
+class StepJudgeSettings(BaseModel):
+    """Settings of a step judge. `tokenizer`: the folder of the policy's model, or its tokenizer.json; without it the
+    trainer gets the reward, but no scores per step. `outcome`: the function that makes the reward of the steps."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,25 +62,25 @@ class StepGrade:
 
     @property
     def score(self) -> float:
-        """Their mean."""
+        """Mean of progress and correctness."""
         return (self.progress + self.correctness) / 2.0
 
 
 def step_grade(text: str) -> StepGrade | None:
-    """The grade in the last JSON object of a text that has both numbers, clamped to [0, 1]; None if there is none.
+    """Returns the grade in the last JSON object with both numbers, clamped to [0, 1]; None without such an object.
 
     >>> step_grade('so {"progress": 0.5, "correctness": 2}')
     StepGrade(progress=0.5, correctness=1.0)
     >>> step_grade("good") is None
     True
     """
-    decoder, at = json.JSONDecoder(), len(text)
-    for _ in range(_MOST_OBJECTS):
-        at = text.rfind("{", 0, at)
-        if at < 0:
+    decoder, position = json.JSONDecoder(), len(text)
+    for _ in range(_MAX_OBJECTS):
+        position = text.rfind("{", 0, position)
+        if position < 0:
             return None
         try:
-            value, _ = decoder.raw_decode(text, at)
+            value, _ = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
             continue
         numbers = [_number(value.get(name)) for name in ("progress", "correctness")]
@@ -99,8 +99,8 @@ def _number(value: object) -> float | None:
     return min(1.0, max(0.0, number)) if math.isfinite(number) else None
 
 
-def settled(grades: Sequence[StepGrade | None]) -> StepGrade | None:
-    """The medians of the votes on a step that could be read; None, unknown, if none could."""
+def median_grade(grades: Sequence[StepGrade | None]) -> StepGrade | None:
+    """Returns the medians of the readable votes on a step; None (unknown) without any."""
     known = [grade for grade in grades if grade is not None]
     if not known:
         return None
@@ -108,28 +108,31 @@ def settled(grades: Sequence[StepGrade | None]) -> StepGrade | None:
 
 
 class StepJudge:
-    """See the module's text. Scores of steps and the reward lie in [-1, 1]: 2 x - 1 of the mean of progress and
-    correctness, so that a step worth nothing costs as much as a perfect one earns, and more steps are not more reward.
+    """Grades each step of an answer. See the module's docstring.
+
+    Scores of steps and the reward lie in [-1, 1]: 2 x - 1, where x is the mean of progress and correctness. So a
+    worthless step costs as much as a perfect one earns, and more steps do not give more reward.
     """
 
-    def __init__(self, chat: Chat, settings: StepSettings) -> None:
+    def __init__(self, chat: ChatClient, settings: StepJudgeSettings) -> None:
         self._chat = chat
         self._settings = settings
-        self._tokenizer: Decoder | None = None
+        self._tokenizer: TokenDecoder | None = None
         digest = None
         if settings.tokenizer is not None:
             self._tokenizer, digest = load_tokenizer(settings.tokenizer)
-        self.tally = Tally()
+        self.vote_counts = VoteCounts()
         self.name = versioned(VERSION, settings, chat.endpoint, SYSTEM, digest)
-        # All steps are asked for at once, but an endpoint may take them one by one.
+        # All steps are sent at once, but an endpoint may process them one by one.
         self.time_limit_s = settings.max_steps * chat.endpoint.time_limit_s + 5.0
 
     def check(self, task: Task) -> None:
-        """Every task will do."""
+        """Accepts every task."""
 
     async def judge(self, task: Task, result: Result) -> Verdict:
-        """The verdict: unknown if no step could be graded; a step that could not be is left out, and then the trainer
-        gets no scores by step.
+        """Returns the verdict; unknown if no step could be graded.
+
+        A step that could not be graded is left out; then the trainer gets no scores per step.
 
         Raises ScorerAway, or NoVote if no vote on any step was answered.
         """
@@ -137,25 +140,25 @@ class StepJudge:
         if not steps:
             return Verdict.unknown(steps=0.0)
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._step(task, steps, index)) for index in range(len(steps))]
-        answered = [each.result() for each in asked]
-        failed = [each for each in answered if isinstance(each, Exception)]
-        # Who is away will answer later; a step that got no vote need not hold up the others.
-        lasting = [error for error in failed if not isinstance(error, NoVote)]
-        if lasting or len(failed) == len(answered):
-            raise (lasting or failed)[0]
-        grades = [None if isinstance(each, Exception) else each for each in answered]
+            gradings = [group.create_task(self._step(task, steps, index)) for index in range(len(steps))]
+        outcomes = [grading.result() for grading in gradings]
+        failed = [grading for grading in outcomes if isinstance(grading, Exception)]
+        # An endpoint that is unavailable will answer later; a step without a vote need not delay the others.
+        other_errors = [error for error in failed if not isinstance(error, NoVote)]
+        if other_errors or len(failed) == len(outcomes):
+            raise (other_errors or failed)[0]
+        grades = [None if isinstance(grading, Exception) else grading for grading in outcomes]
         known = [grade for grade in grades if grade is not None]
         components = {"steps": float(len(steps)), "steps_unknown": float(len(steps) - len(known))}
         if not known or (self._settings.outcome == "last" and grades[-1] is None):
             return Verdict.unknown(**components)
         components["progress"] = fmean(grade.progress for grade in known)
         components["correctness"] = fmean(grade.correctness for grade in known)
-        placed = await self._placed(result, steps, known) if len(known) == len(steps) else ()
-        components["steps_placed"] = float(len(placed))
+        scored_steps = await self._locate_steps(result, steps, known) if len(known) == len(steps) else ()
+        components["steps_placed"] = float(len(scored_steps))
         scores = [grade.score for grade in known]
         outcome = {"mean": fmean(scores), "last": scores[-1], "least": min(scores)}[self._settings.outcome]
-        return Verdict(_centred(outcome), components, steps=placed)
+        return Verdict(_centred(outcome), components, steps=scored_steps)
 
     async def _step(self, task: Task, steps: Sequence[str], index: int) -> StepGrade | Exception | None:
         settings, limit = self._settings, self._settings.max_chars
@@ -166,12 +169,12 @@ class StepJudge:
         try:
             answers = await self._chat.ask(messages, settings.votes, settings.temperature, settings.max_tokens)
             grades = [None if answer is None else step_grade(answer) for answer in answers]
-            self.tally.add(answers, grades)
-        except Exception as error:  # noqa: BLE001 - raised by `judge`, when all steps are through
+            self.vote_counts.add(answers, grades)
+        except Exception as error:  # noqa: BLE001 - raised by `judge` when all steps have ended
             return error
-        return settled(grades)
+        return median_grade(grades)
 
-    async def _placed(
+    async def _locate_steps(
         self, result: Result, steps: Sequence[str], grades: Sequence[StepGrade]
     ) -> tuple[ScoredStep, ...]:
         if self._tokenizer is None:

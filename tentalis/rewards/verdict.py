@@ -1,4 +1,4 @@
-"""What a verifier or a judge says, and the ways in which a task can be wrong about its scorer."""
+"""The verdict of a scorer, the protocols of verifiers and judges, and the errors in a task's verifier."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from schemas.problems import problems
 from schemas.records import Feedback, Result, Source, Task
 
 CallSeconds = Annotated[float, Field(gt=0.0, le=100.0)]
-"""How long one call may take. A worker that hears nothing for longer ends as hung (`StreamSettings.stall_limit`)."""
+"""Time limit of one call, in seconds. A worker that waits longer is ended as hung (`StreamSettings.stall_limit`)."""
 
 
 class RewardError(ValueError):
-    """A task whose answers cannot be verified as it stands: a malformed record, not a bad answer."""
+    """A task whose answers cannot be verified: the record is malformed, which says nothing about the answer."""
 
 
 class UnknownEnvironment(RewardError):
@@ -30,8 +30,10 @@ class BadVerifierData(RewardError):
 
 
 class ScorerAway(Exception):
-    """What a judge asks is away (connection refused, overloaded, credentials refused): to be asked again when it is
-    back, for as long as that takes. Nothing is wrong with the result."""
+    """The service behind a judge is unavailable: connection refused, overloaded, or credentials refused.
+
+    The caller asks again without a limit until the service is back. Nothing is wrong with the result.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,10 @@ class ScoredStep:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A reward in [-1, 1], or None for *unknown*, and the named values it is made of (0/1 for yes/no).
+    """A reward in [-1, 1], or None for *unknown*, with the named values it is made of (0/1 for yes/no).
 
-    Unknown means that the verification failed, never that the answer is middling: `unverified` is then 1. `votes` are
-    those of a judge that asked several times, `steps` those of one that looked at each step.
+    Unknown means that the verification failed, never that the answer is mediocre; `unverified` is then 1. `votes` are
+    the votes of a judge that asks several times, `steps` the scores of a judge that grades each step.
     """
 
     reward: float | None
@@ -62,132 +64,134 @@ class Verdict:
         return cls(None, {"unverified": 1.0, **components})
 
 
-class Verifier(Protocol):
-    """One rule. Pure: the same task and result give the same verdict."""
+class ResultVerifier(Protocol):
+    """A scorer that applies a rule. Pure: the same task and result give the same verdict."""
 
     @property
     def name(self) -> str:
-        """Name/version: part of the id of every Score it makes, so a changed rule needs a new version."""
+        """Name/version. It is part of the id of every Score, so a changed rule needs a new version."""
         ...
 
     @property
     def slow(self) -> bool:
-        """Whether `verify` may take long enough to hold up an event loop (more than about 10 ms)."""
+        """True if `verify` may block an event loop for too long (more than about 10 ms)."""
         ...
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData if the task's data is not what this verifier reads."""
+        """Raises BadVerifierData if this verifier cannot read the task's data."""
         ...
 
     def verify(self, task: Task, result: Result) -> Verdict:
-        """The verdict on an answer (status ok). Raises BadVerifierData."""
+        """Returns the verdict on an answer (status ok). Raises BadVerifierData."""
         ...
 
     def complaint(self, task: Task, result: Result) -> str | None:
-        """One or two short sentences on what is wrong with an answer, or None. Raises BadVerifierData."""
+        """Returns one or two short sentences on the faults of an answer, or None. Raises BadVerifierData."""
         ...
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """A scorer that asks somebody else, a model for one. Asked for many results at a time, again after a failure or a
-    time-out, and perhaps again after a restart: a call must have no effect but its answer."""
+    """A scorer that calls another service, such as a model.
+
+    It is called for many results concurrently, again after a failure or a timeout, and perhaps again after a restart,
+    so a call must have no side effects.
+    """
 
     @property
     def name(self) -> str:
-        """Name/version: part of the id of every Score it makes, so another model or prompt needs a new version."""
+        """Name/version. It is part of the id of every Score, so another model or prompt needs a new version."""
         ...
 
     @property
     def time_limit_s(self) -> float:
-        """Seconds that one call may take."""
+        """Time limit of one call, in seconds."""
         ...
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData if the task's data is not what this judge reads."""
+        """Raises BadVerifierData if this judge cannot read the task's data."""
         ...
 
     async def judge(self, task: Task, result: Result) -> Verdict:
-        """The verdict on an answer (status ok); `Verdict.unknown()` if it could not form one.
+        """Returns the verdict on an answer (status ok); `Verdict.unknown()` if the judge could not form one.
 
         Raises:
-            ScorerAway: nobody can be asked now.
-            Exception: this call failed; a few more are made before the reward is unknown.
+            ScorerAway: the service is unavailable now.
+            Exception: this call failed. The caller tries a few more times before it makes the reward unknown.
         """
         ...
 
 
 @runtime_checkable
 class FeedbackJudge(Protocol):
-    """A scorer that judges an answer by feedback: by what came next, or by who graded it. Asked as a Judge is.
+    """A scorer that judges an answer by feedback: by the next message, or by a grade. Called like a Judge.
 
-    It is asked where the reward answers to a feedback source that is one of its own, about the feedback from there that
-    does not bring a grade with it.
+    It is called if `terms.rl` of the task is one of its `sources`, for feedback from that source without a grade.
     """
 
     @property
     def name(self) -> str:
-        """As a Judge's."""
+        """See `Judge.name`."""
         ...
 
     @property
     def time_limit_s(self) -> float:
-        """As a Judge's."""
+        """See `Judge.time_limit_s`."""
         ...
 
     @property
     def sources(self) -> frozenset[Source]:
-        """The sources whose feedback it judges by."""
+        """The sources of the feedback that it judges by."""
         ...
 
     @property
     def grades(self) -> bool:
-        """Whether it is asked about graded feedback too, and makes the grade a part of the reward."""
+        """True if it is also called for graded feedback, and makes the grade a part of the reward."""
         ...
 
     def check(self, task: Task) -> None:
-        """Raises BadVerifierData if the task's data, or its terms, are not what this judge can work with."""
+        """Raises BadVerifierData if this judge cannot use the task's data or its terms."""
         ...
 
     async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
-        """The verdict on an answer (status ok); raises as `Judge.judge` does."""
+        """Returns the verdict on an answer (status ok); raises the same errors as `Judge.judge`."""
         ...
 
 
 @runtime_checkable
 class GradingJudge(FeedbackJudge, Protocol):
-    """A FeedbackJudge that makes the grades of others parts of the reward."""
+    """A FeedbackJudge that makes the grades of other sources parts of the reward."""
 
     @property
     def graders(self) -> frozenset[Source]:
-        """Whose."""
+        """The sources of these grades."""
         ...
 
     async def judge_grades(
         self, task: Task, result: Result, feedback: Feedback, grades: Mapping[Source, float]
     ) -> Verdict:
-        """As `judge_feedback`; `grades`: what the other sources said of the answer before, each in [-1, 1]."""
+        """Like `judge_feedback`; `grades`: earlier grades of the answer by other sources, each in [-1, 1]."""
         ...
 
 
-Scorer = Verifier | Judge | FeedbackJudge
+Scorer = ResultVerifier | Judge | FeedbackJudge
 
 
-class Data(BaseModel):
-    """Base of verifier data: JSON in the task, unknown fields refused."""
+class VerifierData(BaseModel):
+    """Base class of verifier data: JSON in the task; unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-D = TypeVar("D", bound=Data)
+D = TypeVar("D", bound=VerifierData)
 
 
 def data_of(task: Task, model: type[D]) -> D:
-    """The verifier data of a task. Raises BadVerifierData naming the fields that are wrong."""
+    """Returns the verifier data of a task. Raises BadVerifierData, which names the invalid fields."""
     text = task.verifier.data if task.verifier is not None else "{}"
     try:
         return model.model_validate_json(text)
     except ValidationError as cause:
         name = task.verifier.name if task.verifier is not None else "(none)"
-        wrong = problems(cause, "data")
-        raise BadVerifierData(f"the data of the verifier {name!r} is not what it reads: {wrong}") from cause
+        invalid = problems(cause, "data")
+        raise BadVerifierData(f"the data of the verifier {name!r} is not valid: {invalid}") from cause

@@ -1,4 +1,4 @@
-r"""Votes of a model: what one says, what several decide and when that is certain, and how many could not be read."""
+r"""Votes of a model: parses one, decides from several, detects an early decision, and counts unreadable ones."""
 
 import re
 from collections import Counter
@@ -10,11 +10,11 @@ _SCORES = {"-1": -1, "0": 0, "1": 1, "+1": 1}
 
 
 class NoVote(Exception):
-    """Nobody answered, though the endpoint is there: every vote failed or took too long. To be asked again."""
+    """No vote was answered although the endpoint is reachable: each failed or took too long. The caller asks again."""
 
 
 def boxed_score(text: str) -> int | None:
-    r"""The score in the last `\boxed{}` of a text, -1, 0 or 1; None if that holds anything else, or there is none.
+    r"""Returns the score in the last `\boxed{}` of a text: -1, 0 or 1; None for other content or without a box.
 
     >>> boxed_score(r"At first \boxed{1}, but no: \boxed{-1}"), boxed_score(r"\boxed{1} or \boxed{2}"), boxed_score("1")
     (-1, None, None)
@@ -25,54 +25,59 @@ def boxed_score(text: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What votes decided. `score` is -1, 0 or 1; `why`: agreed, tie, none (no vote could be read) or no_consensus.
-    `share`: of the votes asked for those that are for the commonest score."""
+class VoteDecision:
+    """The decision of several votes. `score` is -1, 0 or 1; `reason` is agreed, tie, none (no readable vote) or
+    no_consensus; `share` is the share of the most common score among all votes asked for."""
 
     score: int
-    why: str
+    reason: str
     share: float
 
 
-def decide(votes: Sequence[int | None], consensus: float = 0.0) -> Decision:
-    """The commonest of the votes; 0 if there is a tie, no vote, or less than `consensus` of *all* that were asked for
-    agree: who did not answer agrees with nobody.
+def decide(votes: Sequence[int | None], consensus: float = 0.0) -> VoteDecision:
+    """Returns the most common vote; 0 for a tie, without a vote, or if less than `consensus` of the votes agree.
 
-    >>> decide([1, 1, -1]).score, decide([1, -1]).why, decide([None]).why, decide([1, None, None], 0.5).why
-    (1, 'tie', 'none', 'no_consensus')
+    The share is of *all* votes asked for: a vote without an answer agrees with none.
+
+    >>> decide([1, 1, -1]).score, decide([1, -1]).reason, decide([None]).reason
+    (1, 'tie', 'none')
+    >>> decide([1, None, None], 0.5).reason
+    'no_consensus'
     """
     counts = Counter(vote for vote in votes if vote is not None).most_common()
     if not counts:
-        return Decision(0, "none", 0.0)
-    score, most = counts[0]
-    share = most / len(votes)
-    if len(counts) > 1 and counts[1][1] == most:
-        return Decision(0, "tie", share)
-    return Decision(score, "agreed", share) if share >= consensus else Decision(0, "no_consensus", share)
+        return VoteDecision(0, "none", 0.0)
+    score, agreeing = counts[0]
+    share = agreeing / len(votes)
+    if len(counts) > 1 and counts[1][1] == agreeing:
+        return VoteDecision(0, "tie", share)
+    return VoteDecision(score, "agreed", share) if share >= consensus else VoteDecision(0, "no_consensus", share)
 
 
-def certain(votes: Sequence[int | None], still_open: int, consensus: float = 0.0) -> bool:
-    """Whether the score is decided whatever the open votes say.
+def is_decided(votes: Sequence[int | None], pending: int, consensus: float = 0.0) -> bool:
+    """Returns True if no outcome of the open votes can change the score.
 
-    It is, if it is the same when they all say nothing and when they all say the same, whichever that is: nothing helps
-    a score more than all of them, and nothing hurts it more than all of them for one other score.
+    It suffices to test four cases: all open votes stay unanswered, or all give the same score (-1, 0 or 1). Nothing
+    helps a score more than all open votes, and nothing hurts it more than all open votes for one other score.
 
-    >>> certain([1, 1], 1), certain([1, 1], 1, 0.9), certain([1, 1], 2), certain([0], 1)
+    >>> is_decided([1, 1], 1), is_decided([1, 1], 1, 0.9), is_decided([1, 1], 2), is_decided([0], 1)
     (True, False, False, True)
     """
-    return len({decide([*votes, *[said] * still_open], consensus).score for said in (None, -1, 0, 1)}) == 1
+    return len({decide([*votes, *[vote] * pending], consensus).score for vote in (None, -1, 0, 1)}) == 1
 
 
-class Tally:
-    """Votes of one judge by what became of them: read, unparsable, missing (failed, too late or cut off), cancelled
-    (the others had decided)."""
+class VoteCounts:
+    """Counts the votes of one judge: read, unparsable, missing (failed, too late or cut off), cancelled (the other
+    votes had decided)."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(("read", "unparsable", "missing", "cancelled"), 0)
 
     def add(self, answers: Sequence[str | None], parsed: Sequence[object | None], cancelled: int = 0) -> None:
-        """The votes on one question, what was read from each, and how many more were asked for and not awaited. Raises
-        NoVote if there is no answer at all."""
+        """Adds the votes on one question with their parsed values, and the number of cancelled votes.
+
+        Raises NoVote if no vote was answered.
+        """
         self.counts["cancelled"] += cancelled
         for answer, value in zip(answers, parsed, strict=True):
             kind = "missing" if answer is None else "unparsable" if value is None else "read"
@@ -82,6 +87,6 @@ class Tally:
 
     @property
     def unparsable_ratio(self) -> float:
-        """Share of the answers that could not be read, 0 of none. Votes that were cancelled are no answers."""
+        """Share of unparsable answers, 0 without answers. Missing and cancelled votes are not answers."""
         answered = self.counts["read"] + self.counts["unparsable"]
         return self.counts["unparsable"] / answered if answered else 0.0

@@ -1,29 +1,35 @@
-"""Implicit signals: what people and tools show of an answer without grading it. Pure functions, English only."""
+"""Implicit signals: signs that an answer was bad, without an explicit grade. Pure functions, English only.
+
+In: a turn and the event after it (a message, a tool result, the session's end). Out: signals, as Feedback.
+Begin with `detect` in core.py.
+"""
 
 from tentalis.signals.core import (
     NAMES,
-    Ended,
-    Event,
-    Returned,
-    Said,
+    AnsweredTurn,
+    NextEvent,
+    SessionEnd,
     Signal,
     SignalName,
-    Turn,
+    ToolOutput,
+    UserMessage,
     detect,
     feedback_of,
     from_signal,
+    names_in,
 )
 
 __all__ = [
     "NAMES",
-    "Ended",
-    "Event",
-    "Returned",
-    "Said",
+    "AnsweredTurn",
+    "NextEvent",
+    "SessionEnd",
     "Signal",
     "SignalName",
-    "Turn",
+    "ToolOutput",
+    "UserMessage",
     "detect",
     "feedback_of",
     "from_signal",
+    "names_in",
 ]

@@ -1,4 +1,4 @@
-"""What is looked at, what may be found in it, and the one function that does."""
+"""The events, the signals, and `detect`, which finds signals in events."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _AUTHOR = "signal:"
 
 
 class SignalName(StrEnum):
-    """Every signal there is. All of them speak against the answer."""
+    """All signals. Each of them counts against the answer."""
 
     REASKED = "reasked"
     CORRECTION = "correction"
@@ -25,11 +25,19 @@ class SignalName(StrEnum):
 NAMES = frozenset(SignalName)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """An answer and what it answers: the user's last message before it.
+def names_in(text: str) -> frozenset[str]:
+    """Returns the signals that a text names: `all`, `none`, or names separated by commas. Raises ValueError."""
+    names = {"all": frozenset[str](NAMES), "none": frozenset[str]()}.get(text, frozenset(text.split(",")))
+    if not names <= NAMES:
+        raise ValueError(f"unknown {', '.join(sorted(names - NAMES))}; the signals are {', '.join(sorted(NAMES))}")
+    return names
 
-    `finish_reason` is the backend's ("length": it was cut off). `calls`: names of the tools that the answer called.
+
+@dataclass(frozen=True, slots=True)
+class AnsweredTurn:
+    """An answer and its question, the user's last message before it.
+
+    `finish_reason` is the backend's ("length": the answer was cut off). `calls`: names of the tools that it called.
     """
 
     question: str
@@ -39,43 +47,43 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class UserMessage:
     """The user's next message."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """What a tool that the answer called gave back."""
+class ToolOutput:
+    """The output of a tool that the answer called."""
 
     text: str
     tool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The session ended after the answer. `closed`: somebody closed it; else it just fell silent."""
+class SessionEnd:
+    """The session ended after the answer. `closed`: it was closed explicitly; otherwise it became idle."""
 
     closed: bool
 
 
-Event = Said | Returned | Ended
+NextEvent = UserMessage | ToolOutput | SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Something against the answer, and the words that show it (at most EVIDENCE_CHARS)."""
+    """A sign that the answer was bad, and the text that shows it (at most EVIDENCE_CHARS)."""
 
     name: SignalName
     evidence: str
 
 
-def detect(previous: Turn, event: Event, enabled: Collection[str] = NAMES) -> list[Signal]:
+def detect(previous: AnsweredTurn, event: NextEvent, enabled: Collection[str] = NAMES) -> list[Signal]:
     """The signals that an event gives about the turn before it, in the order of `SignalName`. Pure: the same turn and
-    event give the same signals. `enabled` names the detectors that may speak.
+    event give the same signals. `enabled` names the detectors to run.
 
-    >>> detect(Turn("What is 7 times 8?", "It is 54."), Said("That's wrong, it is 56."))
+    >>> detect(AnsweredTurn("What is 7 times 8?", "It is 54."), UserMessage("That's wrong, it is 56."))
     [Signal(name=<SignalName.CORRECTION: 'correction'>, evidence="That's wrong, it is 56.")]
     """
     found = []
@@ -87,8 +95,8 @@ def detect(previous: Turn, event: Event, enabled: Collection[str] = NAMES) -> li
 
 
 def feedback_of(signal: Signal, result: Result, event_id: str, event_time: int) -> Feedback:
-    """A signal as Feedback on the result it speaks of. `event_id`: of the event that showed it, so that the same event
-    read again makes the same feedback. `event_time` in ms."""
+    """A signal as Feedback on the result it is about. `event_id` identifies the event that showed it, so that the same
+    event read again makes the same feedback. `event_time` in ms."""
     return Feedback(
         feedback_id=derived_id("signal", result.result_id, signal.name.value, event_id),
         event_time=event_time,
@@ -103,30 +111,32 @@ def feedback_of(signal: Signal, result: Result, event_id: str, event_time: int) 
 
 
 def from_signal(feedback: Feedback) -> bool:
-    """Whether feedback is a detector's: its text is evidence and asks for nothing."""
+    """True if a detector made the feedback: its text is evidence, not a request."""
     return feedback.author.startswith(_AUTHOR)
 
 
-def _reasked(turn: Turn, event: Event) -> str | None:
-    return event.text if isinstance(event, Said) and questions.asked_again(turn.question, event.text) else None
+def _reasked(turn: AnsweredTurn, event: NextEvent) -> str | None:
+    return (
+        event.text if isinstance(event, UserMessage) and questions.repeats_question(turn.question, event.text) else None
+    )
 
 
-def _correction(turn: Turn, event: Event) -> str | None:
-    if not isinstance(event, Said):
+def _correction(turn: AnsweredTurn, event: NextEvent) -> str | None:
+    if not isinstance(event, UserMessage):
         return None
     return event.text if questions.insists(turn.question, event.text) else phrases.correction(event.text)
 
 
-def _edit(turn: Turn, event: Event) -> str | None:
-    return edits.edit(turn.answer, event.text) if isinstance(event, Said) else None
+def _edit(turn: AnsweredTurn, event: NextEvent) -> str | None:
+    return edits.find_edit(turn.answer, event.text) if isinstance(event, UserMessage) else None
 
 
-def _tool_failure(turn: Turn, event: Event) -> str | None:
-    return tools.failure(event.text) if isinstance(event, Returned) else None
+def _tool_failure(turn: AnsweredTurn, event: NextEvent) -> str | None:
+    return tools.find_failure(event.text) if isinstance(event, ToolOutput) else None
 
 
-def _abandoned(turn: Turn, event: Event) -> str | None:
-    if not isinstance(event, Ended) or event.closed:
+def _abandoned(turn: AnsweredTurn, event: NextEvent) -> str | None:
+    if not isinstance(event, SessionEnd) or event.closed:
         return None
     if not turn.answer.strip() and not turn.calls:
         return "the session fell silent after an empty answer"
@@ -134,11 +144,11 @@ def _abandoned(turn: Turn, event: Event) -> str | None:
         return f"the session fell silent after an answer that was cut off: {turn.answer[-100:]}"
     if phrases.correction(turn.question):
         return f"the session fell silent after the answer to a complaint: {turn.question}"
-    asked = questions.asks_back(turn.answer)
-    return f"the session fell silent after a question that nobody answered: {asked}" if asked else None
+    question = questions.question_back(turn.answer)
+    return f"the session fell silent after a question that nobody answered: {question}" if question else None
 
 
-_DETECTORS: dict[SignalName, Callable[[Turn, Event], str | None]] = {
+_DETECTORS: dict[SignalName, Callable[[AnsweredTurn, NextEvent], str | None]] = {
     SignalName.REASKED: _reasked,
     SignalName.CORRECTION: _correction,
     SignalName.EDIT: _edit,

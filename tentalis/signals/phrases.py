@@ -1,15 +1,15 @@
-"""What people say when an answer was right, and when it was not."""
+"""Phrases that approve of an answer, and phrases that object to it."""
 
 import re
 
-MOST_CHARS = 1500
-"""A message is judged by its beginning: who complains says so before the document that follows."""
+MAX_CHARS = 1500
+"""Only this many characters of a message are read: a complaint comes before a pasted document."""
 
 _FIRST_SENTENCES = 3
 
 
 def _any(words: str) -> str:
-    """One of several words; `_` stands for a space within one."""
+    """A pattern for any one of the words; `_` stands for a space within a word."""
     return "(?:" + "|".join(word.replace("_", " ") for word in words.split()) + ")"
 
 
@@ -54,7 +54,7 @@ _AGAIN = _any("try do write start redo check count look read calculate think gue
 _STATE = _any("nicer kinder briefer shorter clearer more less friendlier concise brief polite simpler longer fewer")
 
 _OBJECTIONS = (
-    # A plain no, said to a statement.
+    # A plain "no" in reply to a statement.
     rf"^\W*(?:{_any('hm hmm hmmm uh um er well sorry but oh')}\W+)?(?:no|nope|nah)\b"
     r"(?=\s*[,.!:;-]|\s+(?:it|that|this|i|you|not|the)\b)",
     rf"^\W*(?:{_WRONG}|not (?:quite|really))\b(?!\s*\?)",
@@ -103,26 +103,26 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
 
 
-_CONTENT, _COMPLAINTS, _TRIED = _compiled(_THANKS), _compiled((*_OBJECTIONS, *_CHANGES)), re.compile(_IRONY, re.I)
+_APPROVALS, _COMPLAINTS, _IRONIC = _compiled(_THANKS), _compiled((*_OBJECTIONS, *_CHANGES)), re.compile(_IRONY, re.I)
 
 
 def thanks(message: str) -> bool:
-    """Whether a message begins with thanks, praise, or that nothing more is needed.
+    """True if a message begins with thanks or praise, or by saying that nothing more is needed.
 
     >>> [thanks(text) for text in ("Great, thanks!", "No, that's all.", "Not bad.", "Nice try, but no.", "Why?")]
     [True, True, True, False, False]
     """
-    text = message[:MOST_CHARS].replace("’", "'")
-    return _TRIED.match(text) is None and any(pattern.match(text) for pattern in _CONTENT)
+    text = message[:MAX_CHARS].replace("’", "'")
+    return _IRONIC.match(text) is None and any(pattern.match(text) for pattern in _APPROVALS)
 
 
 def correction(message: str) -> str | None:
-    """The sentence in which a message says that the answer before it was wrong, or asks for it to be changed; None.
+    """The sentence of a message that calls the answer before it wrong or asks for a change; None if there is none.
 
-    Only the first three sentences of a message count. One that begins with thanks is no correction, unless it goes on
-    with "but".
+    Only the first three sentences of a message count. A message that begins with thanks is a correction only if "but"
+    follows.
     """
-    text = message[:MOST_CHARS].replace("’", "'").strip()
+    text = message[:MAX_CHARS].replace("’", "'").strip()
     if thanks(text):
         _, but, text = text.partition(" but ")
         if not but:

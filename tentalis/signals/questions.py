@@ -1,12 +1,12 @@
-"""Whether a message asks the question before it again, and whether an answer asks something back."""
+"""Detects a message that repeats the question before it, and an answer that asks the user a question."""
 
 import re
 
 from tentalis.signals.phrases import thanks
-from tentalis.words import content_stems, sentences, words
+from tentalis.text.words import content_stems, sentences, words
 
-MOST_CHARS = 4000
-"""What is looked at of a message: a pasted document is no question asked again."""
+MAX_CHARS = 4000
+"""A longer message, such as a pasted document, is never a repeated question; other texts are cut to this length."""
 
 _AGAIN = re.compile(
     r"\b(?:i (?:asked|was asking|am asking)|i'm asking|my question (?:was|is)|(?:once|one) (?:more|again)|again\s*:)"
@@ -25,51 +25,53 @@ _COURTESY = re.compile(
     r"|make(?:s)? sense|another one|what do you think|how does (?:that|this) sound)\b",
     re.IGNORECASE,
 )
-_MARKED = 0.3
-_COVERED = 0.6
-_LEAST_STEMS = 2
+_MIN_OVERLAP_MARKED = 0.3
+_MIN_OVERLAP = 0.6
+_MIN_STEMS = 2
 _SENTENCES = 3
 _INSISTENCE_WORDS = 5
 
 
-def asked_again(question: str, message: str) -> bool:
-    """Whether a message asks what the question before it asked.
+def repeats_question(question: str, message: str) -> bool:
+    """True if a message repeats the question before it.
 
-    Content words (stems) are compared, of the message and of each of its first sentences: nothing new is in it, and at
-    least 0.6 of the question's is. A word exchanged for another makes another question (France, Spain). Who says "I
-    asked", "again" or "you did not answer" needs 0.3 and may add words.
+    Compares content words (stems) with the message and with each of its first sentences: it may contain no new stem and
+    must contain at least 0.6 of the question's. A replaced word makes a different question (France, Spain). A message
+    with "I asked", "again" or "you did not answer" needs only 0.3 and may add words.
     """
-    if len(message) > MOST_CHARS or thanks(message):
+    if len(message) > MAX_CHARS or thanks(message):
         return False
     if words(question) == words(message):
         return bool(words(question))
-    asked = content_stems(question[:MOST_CHARS])
+    question_stems = content_stems(question[:MAX_CHARS])
     if _AGAIN.search(message):
-        return bool(asked) and len(asked & content_stems(message)) >= _MARKED * len(asked)
-    if len(asked) < _LEAST_STEMS:
+        return bool(question_stems) and len(question_stems & content_stems(message)) >= _MIN_OVERLAP_MARKED * len(
+            question_stems
+        )
+    if len(question_stems) < _MIN_STEMS:
         return False
     texts = (message, *sentences(message)[:_SENTENCES])
-    return any(_same(asked, content_stems(text)) for text in texts)
+    return any(_covers(question_stems, content_stems(text)) for text in texts)
 
 
-def _same(asked: set[str], asks: set[str]) -> bool:
-    return asks <= asked and len(asks) >= max(_LEAST_STEMS, _COVERED * len(asked))
+def _covers(question_stems: set[str], message_stems: set[str]) -> bool:
+    return message_stems <= question_stems and len(message_stems) >= max(_MIN_STEMS, _MIN_OVERLAP * len(question_stems))
 
 
 def insists(question: str, message: str) -> bool:
-    """Whether a message only repeats, with an exclamation mark, some words of what was asked: "In Spanish!"."""
-    said = words(message)
-    if not 0 < len(said) <= _INSISTENCE_WORDS or not message.rstrip().endswith("!"):
+    """True if a message only repeats some words of the question, with an exclamation mark: "In Spanish!"."""
+    message_words = words(message)
+    if not 0 < len(message_words) <= _INSISTENCE_WORDS or not message.rstrip().endswith("!"):
         return False
     return bool(content_stems(message)) and content_stems(message) <= content_stems(question)
 
 
-def asks_back(answer: str) -> str | None:
-    """The question with which an answer ends because it cannot go on without the user; None for courtesies."""
-    said = sentences(answer[-MOST_CHARS:])
-    if not said or _COURTESY.search(said[-1]):
+def question_back(answer: str) -> str | None:
+    """The question at the end of an answer that needs the user's reply to continue; None for courtesies."""
+    parts = sentences(answer[-MAX_CHARS:])
+    if not parts or _COURTESY.search(parts[-1]):
         return None
-    last = said[-1]
-    asks = last.rstrip("\"'”’)]* ").endswith("?") and _WANTS_TO_KNOW.search(last)
-    # A request counts only as all that is said: "let me know how it goes" ends answers that were complete.
-    return last if asks or (len(said) == 1 and _PLEASE_TELL.search(last)) else None
+    last = parts[-1]
+    is_question = last.rstrip("\"'”’)]* ").endswith("?") and _WANTS_TO_KNOW.search(last)
+    # A request counts only if it is the whole answer: complete answers also end with "let me know how it goes".
+    return last if is_question or (len(parts) == 1 and _PLEASE_TELL.search(last)) else None

@@ -1,13 +1,13 @@
-"""Whether what a tool returned is a failure."""
+"""Detects tool output that reports a failure."""
 
 import json
 import re
 from typing import Any
 
 _LINES = 40
-"""Lines looked at, from the beginning and from the end: failures are announced there."""
+"""Lines read from the beginning and from the end, where failures are reported."""
 
-_STARTS = re.compile(
+_FAILURE_START = re.compile(
     r"""^\s*(?:
         traceback\ \(most\ recent\ call\ last\)
       | (?:fatal\ )?error(?:\[[^\]]*\]|\ from\ server)?\s*[:(]
@@ -42,7 +42,7 @@ _COMPILER = re.compile(r"^[\w./\\-]+:\d+:\d+: (?:fatal )?error\b", re.IGNORECASE
 _EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: (?:code|status))\s*[:=]?\s*(-?\d+)", re.IGNORECASE)
 _FAILED_TESTS = re.compile(r"\b([1-9]\d*) (?:tests? )?(?:failed|failures?|errors?)\b", re.IGNORECASE)
 _SUMMARY = re.compile(r"\b\d+ (?:tests? )?(?:passed|failed|failures?|errors?)\b.*\b(?:in [\d.]+ ?s|passed|failed)|^=+ ")
-_NAMED = (
+_ERROR_FIELDS = (
     "error",
     "errors",
     "exception",
@@ -53,16 +53,16 @@ _NAMED = (
     "error_code",
     "errorCode",
 )
-_GOOD = ("success", "ok", "succeeded")
-_STATUS = ("status", "status_code", "statusCode")
+_SUCCESS_FIELDS = ("success", "ok", "succeeded")
+_STATUS_FIELDS = ("status", "status_code", "statusCode")
 
 
-def failure(returned: str) -> str | None:
-    """The line (or the JSON field) that says that a tool failed, None if it says no such thing.
+def find_failure(output: str) -> str | None:
+    """The line (or the JSON field) that reports the tool's failure, None if there is none.
 
-    Words for failure in the middle of a text are no failure: a tool may read about errors, or list them.
+    Failure words in the middle of a text do not count: a tool may read about errors, or list them.
     """
-    text = returned.strip()
+    text = output.strip()
     if text[:1] in "{[":
         try:
             value = json.loads(text)
@@ -82,19 +82,19 @@ def failure(returned: str) -> str | None:
             return line
         if _SUMMARY.search(line) and _FAILED_TESTS.search(line):
             return line
-    return head if _STARTS.search(head) else None
+    return head if _FAILURE_START.search(head) else None
 
 
 def _in_json(value: Any) -> str | None:
     if not isinstance(value, dict):
         return None
-    for name in _NAMED:
+    for name in _ERROR_FIELDS:
         if value.get(name):
             return json.dumps({name: value[name]}, ensure_ascii=False)
-    for name in _GOOD:
+    for name in _SUCCESS_FIELDS:
         if value.get(name) is False:
             return json.dumps(value, ensure_ascii=False)
-    for name in _STATUS:
+    for name in _STATUS_FIELDS:
         status = value.get(name)
         failed = status in ("error", "failed", "failure", "timeout")
         if failed or (isinstance(status, int) and not isinstance(status, bool) and 400 <= status <= 599):

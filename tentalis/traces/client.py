@@ -1,4 +1,4 @@
-"""Records traces on disk and brings them to a gateway, each once by its id."""
+"""Records traces on disk and sends them to a gateway; a trace's id makes repeated sending idempotent."""
 
 import json
 import logging
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tentalis.traces.judge import judge
-from tentalis.traces.sender import Away, Sender, TooLarge
-from tentalis.traces.spool import Spool, SpoolError, SpoolFull
+from tentalis.traces.sender import GatewayUnavailable, TraceBatchTooLarge, TraceSender
+from tentalis.traces.spool import SpoolError, TraceSpool, TraceSpoolFull
 
 log = logging.getLogger(__name__)
 
 SPOOL_BYTES = 64 * 2**20
-BATCH, BATCH_BYTES = 100, 4 * 2**20
+BATCH_ITEMS, BATCH_BYTES = 100, 4 * 2**20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 REFUSED = "refused.jsonl"
 MOST_REFUSED_BYTES = 16 * 2**20
@@ -28,11 +28,11 @@ _POLARITY = {"negative": -1, "none": 0, "neutral": 0, "positive": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """Since this client was made: `recorded` and `feedback` that are safe on disk, `sent` of them and of earlier ones
-    that the gateway has acknowledged, `refused` that it will never take (they lie in refused.jsonl). Now: `waiting` on
-    disk, its `spool_bytes`, `damaged` lines. `mean_composite`: of the judged (0..100), None of none. `last_error`: of
-    the last try to send, "" if it went well."""
+class TraceClientStats:
+    """Since this client was made: `recorded` traces and `feedback` that are safe on disk; items, earlier ones included,
+    that the gateway has acknowledged (`sent`) or refused permanently (`refused`, kept in refused.jsonl). Now: items
+    `waiting` on disk, their `spool_bytes`, `damaged` lines. `mean_composite`: of the judged traces (0..100), None if
+    there are none. `last_error`: of the last attempt to send, "" if it succeeded."""
 
     recorded: int = 0
     feedback: int = 0
@@ -47,17 +47,17 @@ class Stats:
 
 
 class TraceClient:
-    """Where a program records its calls.
+    """Records a program's calls on disk, and sends them to a gateway from a thread.
 
     Args:
-        base_url: of a gateway.
-        api_key: with the scope `traces`; None where the gateway asks nobody for one.
-        spool_dir: a folder of this program alone.
-        spool_bytes: the most that may wait there.
-        timeout_s: of one request.
-        judged: whether each trace carries the judgement of `tentalis.traces.judge`.
+        base_url: the gateway's URL.
+        api_key: a key with the scope `traces`; None if the gateway requires no key.
+        spool_dir: a folder that only this program uses.
+        spool_bytes: the most bytes that may wait there.
+        timeout_s: timeout of one request, in seconds.
+        judged: add the judgement of `tentalis.traces.judge` to each trace.
     Raises:
-        SpoolBusy, SpoolDamaged, OSError; ValueError for a URL that is none.
+        SpoolBusy, SpoolDamaged, OSError; ValueError for an invalid URL.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class TraceClient:
         timeout_s: float = 30.0,
         judged: bool = True,
     ) -> None:
-        self._sender = Sender(base_url, api_key, timeout_s)
-        self._spool = Spool(Path(spool_dir), spool_bytes)
+        self._sender = TraceSender(base_url, api_key, timeout_s)
+        self._spool = TraceSpool(Path(spool_dir), spool_bytes)
         self._judged = judged
         self._counts: dict[str, int] = dict.fromkeys(("recorded", "feedback", "sent", "refused", "judged"), 0)
         self._composites = 0
@@ -99,21 +99,21 @@ class TraceClient:
         logprobs: Sequence[float] = (),
         sampling: Mapping[str, Any] | None = None,
     ) -> str:
-        """Returns the trace's id when the trace is safe on disk.
+        """Records a trace. Returns its id once the trace is safe on disk.
 
         Args:
-            task: what kind of call it was.
-            model: what answered; a version of a policy, `policy@vN`, can be trained on.
+            task: the kind of call.
+            model: the model that answered; only a version of a policy, `policy@vN`, can be trained on.
             prompt: a text, or chat messages (role, content).
-            session_id: of the conversation that it is a turn of, visible ASCII without a slash; by default it is one of
-                its own, which is over with it.
-            done: whether the session is over; by default only where no session is named.
-            prompt_token_ids, response_token_ids, logprobs, sampling: all of them, or it cannot be trained on either.
+            session_id: the conversation that the trace is a turn of, visible ASCII without a slash; by default the
+                trace is a complete session by itself.
+            done: True if the session is over; the default is True only without a `session_id`.
+            prompt_token_ids, response_token_ids, logprobs, sampling: training on the trace needs all of them.
         Raises:
-            SpoolFull, SpoolError, ValueError (a session id that is none), TypeError (what is no JSON).
+            SpoolFull, SpoolError, ValueError (invalid session id), TypeError (not serialisable as JSON).
         """
         if session_id is not None and not _SESSION.fullmatch(session_id):
-            raise ValueError("a session id has 1 to 160 visible ASCII characters, without blanks and slashes")
+            raise ValueError("a session id must have 1 to 160 visible ASCII characters, without blanks and slashes")
         name = uuid.uuid4().hex
         trace_id = name if session_id is None else f"{session_id}.{name}"
         item: dict[str, Any] = {
@@ -134,24 +134,24 @@ class TraceClient:
             "elapsed_seconds": elapsed_s,
         }
         if self._judged:
-            found = judge(_asked(prompt), response, tool_errors=tool_errors)
-            item["judgement"] = asdict(found)
-        self._put(item, "recorded")
+            judgement = judge(_question(prompt), response, tool_errors=tool_errors)
+            item["judgement"] = asdict(judgement)
+        self._append(item, "recorded")
         if self._judged:
             with self._changed:
                 self._counts["judged"] += 1
-                self._composites += found.composite
+                self._composites += judgement.composite
         return trace_id
 
     def submit_language_feedback(self, trace_id: str, text: str, polarity: int | str = 0) -> str:
-        """What somebody says of a trace: `polarity` -1, 0 or 1 (or negative, none, positive). Returns the feedback's id
-        when it is safe on disk.
+        """Records feedback on a trace: `polarity` -1, 0 or 1 (or negative, none, positive). Returns the feedback's id
+        once it is safe on disk.
 
-        Raises SpoolFull, SpoolError, ValueError.
+        Raises TraceSpoolFull, SpoolError, ValueError.
         """
         sign = _POLARITY.get(polarity.lower()) if isinstance(polarity, str) else polarity
         if sign not in (-1, 0, 1):
-            raise ValueError(f"a polarity is -1, 0 or 1, or negative, none or positive, not {polarity!r}")
+            raise ValueError(f"polarity must be -1, 0 or 1, or negative, none or positive, not {polarity!r}")
         feedback_id = uuid.uuid4().hex
         item = {
             "kind": "feedback",
@@ -161,21 +161,21 @@ class TraceClient:
             "text": text,
             "polarity": sign,
         }
-        self._put(item, "feedback")
+        self._append(item, "feedback")
         return feedback_id
 
     def flush(self, timeout: float = 30.0) -> bool:
-        """Waits until nothing is left on disk; False if that took longer than `timeout` seconds: `stats().last_error`
-        says why."""
+        """Waits until nothing is left on disk. Returns False after `timeout` seconds; `stats().last_error` then says
+        why."""
         with self._changed:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not len(self._spool), timeout)
 
-    def stats(self) -> Stats:
-        """What became of the traces."""
+    def stats(self) -> TraceClientStats:
+        """Counts of the traces, and the state of the spool."""
         with self._changed:
             judged = self._counts["judged"]
-            return Stats(
+            return TraceClientStats(
                 **self._counts,
                 waiting=len(self._spool),
                 spool_bytes=self._spool.size,
@@ -199,32 +199,32 @@ class TraceClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _put(self, item: Mapping[str, Any], counted: str) -> None:
-        # What is no JSON would be refused later, when nobody can do anything about it; lone surrogates are no text.
+    def _append(self, item: Mapping[str, Any], counter: str) -> None:
+        # Invalid JSON and lone surrogates fail here: the gateway would refuse them, too late for the caller to react.
         try:
             text = json.dumps(item, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except RecursionError as error:
-            raise ValueError("a trace cannot be nested so deep") from error
+            raise ValueError("the trace is nested too deeply") from error
         text.encode()
         self._spool.append(text)
         with self._changed:
-            self._counts[counted] += 1
+            self._counts[counter] += 1
             self._changed.notify_all()
 
     def _drain(self) -> None:
         pause = FIRST_PAUSE_S
-        most = BATCH
+        max_items = BATCH_ITEMS
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stop or len(self._spool))
                 if self._stop:
                     return
             try:
-                most = self._send(most)
+                max_items = self._send(max_items)
                 pause, error = FIRST_PAUSE_S, ""
-            except (Away, OSError, SpoolError) as why:
-                error = str(why)
-                log.warning("%d traces wait on disk: %s; again in %.2g s", len(self._spool), error, pause)
+            except (GatewayUnavailable, OSError, SpoolError) as failure:
+                error = str(failure)
+                log.warning("%d traces wait on disk: %s; retrying in %.2g s", len(self._spool), error, pause)
             with self._changed:
                 self._last_error = error
                 self._changed.notify_all()
@@ -232,41 +232,42 @@ class TraceClient:
                     self._changed.wait_for(lambda: self._stop, pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _send(self, most: int) -> int:
-        """Sends the first of what waits; how many to send next time. Raises Away, OSError: they come again."""
-        texts, behind = self._spool.peek(most, BATCH_BYTES)
+    def _send(self, max_items: int) -> int:
+        """Sends the first waiting items. Returns how many to send next time. Raises GatewayUnavailable, OSError: retry
+        later."""
+        texts, end = self._spool.peek(max_items, BATCH_BYTES)
         if not texts:
-            return most
+            return max_items
         try:
             refused = self._sender.send(texts)
-        except TooLarge as error:
+        except TraceBatchTooLarge as error:
             if len(texts) > 1:
                 return len(texts) // 2
             refused = {0: str(error)}
-        for at, why in refused.items():
-            self._set_aside(texts[at], why)
-        self._spool.release(behind, len(texts))
+        for index, reason in refused.items():
+            self._set_aside(texts[index], reason)
+        self._spool.release(end, len(texts))
         with self._changed:
             self._counts["sent"] += len(texts) - len(refused)
             self._counts["refused"] += len(refused)
-        return min(BATCH, 2 * most)
+        return min(BATCH_ITEMS, 2 * max_items)
 
-    def _set_aside(self, text: str, why: str) -> None:
-        log.error("the gateway refuses a trace for good (it is kept in %s): %s", REFUSED, why)
+    def _set_aside(self, text: str, reason: str) -> None:
+        log.error("the gateway refused a trace permanently (it is kept in %s): %s", REFUSED, reason)
         path = self._spool.folder / REFUSED
         with path.open("ab") as file:
             if file.tell() > MOST_REFUSED_BYTES:
-                raise SpoolFull(f"{path} is full of refused traces: look at them, and remove it")
-            # The item as it lies in the spool, byte for byte: it may be what nobody can parse.
-            file.write(b'{"error": ' + json.dumps(why).encode() + b', "item": ' + text.encode() + b"}\n")
+                raise TraceSpoolFull(f"{path} is full of refused traces: inspect it, then remove it")
+            # The item is copied from the spool byte for byte, because it may be impossible to parse.
+            file.write(b'{"error": ' + json.dumps(reason).encode() + b', "item": ' + text.encode() + b"}\n")
             file.flush()
 
             os.fsync(file.fileno())
 
 
-def _asked(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+def _question(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     """The last user message's text, or the prompt itself."""
     if isinstance(prompt, str):
         return prompt
-    said = [message.get("content") for message in prompt if message.get("role") == "user"]
-    return said[-1] if said and isinstance(said[-1], str) else ""
+    user_messages = [message.get("content") for message in prompt if message.get("role") == "user"]
+    return user_messages[-1] if user_messages and isinstance(user_messages[-1], str) else ""

@@ -1,12 +1,14 @@
-"""A cheap judge: rules over the text alone, no model, no clock. It tells a broken answer from a whole one, not a good
-one from a better one.
+"""A cheap judge: rules over the text alone, without model or clock. Detects broken answers; does not rank good ones.
+
+Its `composite` is a sum of points for what is not broken. The scorer `composite` (`tentalis.rewards.composite`) is a
+weighted mean of other features: the two numbers cannot be compared.
 """
 
 import re
 from dataclasses import dataclass
 
 GOOD, BAD = 80, 40
-"""From this composite on the label is 1, below that one it is -1."""
+"""A composite of at least GOOD has the label 1, one below BAD the label -1."""
 
 _WORD = re.compile(r"\w+")
 _FAILED = re.compile(
@@ -22,13 +24,12 @@ _REFUSED = re.compile(
 )
 
 
-# Words that say nothing of a subject.
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# They say nothing of a subject.
-_COMMON = _words(
+# Stop words: they do not indicate a topic.
+_STOP_WORDS = _words(
     """
     a an and are as at be but by can could do does for from give had has have how i if in is it its make me my no not
     of on or our please so tell that the their them there these they this to us was we were what when where which who
@@ -47,28 +48,29 @@ class Judgement:
 
 
 def judge(prompt: str, response: str, *, tool_errors: int = 0) -> Judgement:
-    """The judgement of a response by these rules, the points in brackets:
+    """Judges a response by these rules (points in brackets):
 
-    - answered (20): there is a word in it. Without one everything is 0.
-    - whole (20): it does not begin as an error message does.
-    - willing (15): it does not begin as a refusal does.
-    - on_topic (25): the share of the prompt's words, common ones aside, that it takes up, full from a third on; also
-      full where the prompt has none.
-    - varied (10): different among all of its runs of three words, full from four fifths on, none below two fifths.
-    - tools (10): no tool failed; half of it for one that did.
+    - answered (20): it contains a word. Without one, all points are 0.
+    - whole (20): it does not begin like an error message.
+    - willing (15): it does not begin like a refusal.
+    - on_topic (25): the share of the prompt's words, without stop words, that it contains; full points from a third on,
+      and for a prompt without such words.
+    - varied (10): the share of distinct ones among its runs of three words; full points from four fifths on, none
+      below two fifths.
+    - tools (10): no tool failed; half the points if one did.
 
-    Label: 1 from 80 points on, -1 below 40 and for what is an error message or empty, else 0.
+    Label: 1 from 80 points on, -1 below 40 and for an error message or an empty response, else 0.
     """
-    said = [word.lower() for word in _WORD.findall(response)]
-    if not said:
+    response_words = [word.lower() for word in _WORD.findall(response)]
+    if not response_words:
         return Judgement(0, -1, dict.fromkeys(("answered", "whole", "willing", "on_topic", "varied", "tools"), 0))
     failed = bool(_FAILED.search(response))
     parts = {
         "answered": 20,
         "whole": 0 if failed else 20,
         "willing": 0 if _REFUSED.search(response.replace("\u2019", "'")) else 15,
-        "on_topic": round(25 * min(1.0, 3 * _taken_up(prompt, set(said)))),
-        "varied": round(10 * min(1.0, max(0.0, (_varied(said) - 0.4) / 0.4))),
+        "on_topic": round(25 * min(1.0, 3 * _topic_overlap(prompt, set(response_words)))),
+        "varied": round(10 * min(1.0, max(0.0, (_trigram_variety(response_words) - 0.4) / 0.4))),
         "tools": {0: 10, 1: 5}.get(max(0, tool_errors), 0),
     }
     composite = sum(parts.values())
@@ -76,11 +78,11 @@ def judge(prompt: str, response: str, *, tool_errors: int = 0) -> Judgement:
     return Judgement(composite, label, parts)
 
 
-def _taken_up(prompt: str, said: set[str]) -> float:
-    asked = {word.lower() for word in _WORD.findall(prompt)} - _COMMON
-    return 1.0 if not asked else len(asked & said) / len(asked)
+def _topic_overlap(prompt: str, response_words: set[str]) -> float:
+    prompt_words = {word.lower() for word in _WORD.findall(prompt)} - _STOP_WORDS
+    return 1.0 if not prompt_words else len(prompt_words & response_words) / len(prompt_words)
 
 
-def _varied(said: list[str]) -> float:
-    runs = list(zip(said, said[1:], said[2:], strict=False))
-    return 1.0 if not runs else len(set(runs)) / len(runs)
+def _trigram_variety(response_words: list[str]) -> float:
+    trigrams = list(zip(response_words, response_words[1:], response_words[2:], strict=False))
+    return 1.0 if not trigrams else len(set(trigrams)) / len(trigrams)

@@ -1,4 +1,4 @@
-"""POST /v1/traces, with the standard library alone."""
+"""Sends items with POST /v1/traces, using only the standard library."""
 
 import http.client
 import json
@@ -8,21 +8,21 @@ from urllib.parse import urlsplit
 PATH = "/v1/traces"
 
 
-class Away(Exception):
-    """The gateway did not take a batch now: it is to be sent again."""
+class GatewayUnavailable(Exception):
+    """The gateway did not accept a batch now: send it again later."""
 
 
-class TooLarge(Exception):
-    """A batch is too large for it, or holds something that it can never take: fewer at once may do."""
+class TraceBatchTooLarge(Exception):
+    """A batch is too large for the gateway, or contains an item that it can never accept: send a smaller batch."""
 
 
-class Sender:
-    """One connection, kept open from batch to batch. Raises ValueError for a URL that is none."""
+class TraceSender:
+    """A connection that stays open between batches. Raises ValueError for an invalid URL."""
 
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float) -> None:
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"{base_url!r} is no URL of the form http://host:port")
+            raise ValueError(f"{base_url!r} is not a URL of the form http://host:port")
         self.timeout_s = timeout_s
         self._host, self._port, self._tls = url.hostname, url.port, url.scheme == "https"
         self._path = url.path.rstrip("/").removesuffix("/v1") + PATH
@@ -32,32 +32,34 @@ class Sender:
         self._connection: http.client.HTTPConnection | None = None
 
     def send(self, items: Sequence[str]) -> dict[int, str]:
-        """Sends items (JSON texts); once it returns they are on the log, but for those that are refused for good (place
-        -> why). Raises Away, TooLarge."""
+        """Sends items (JSON texts). On return they are on the log, except for those refused permanently (index ->
+        reason). Raises GatewayUnavailable, TraceBatchTooLarge."""
         body = ('{"items":[' + ",".join(items) + "]}").encode()
         try:
             status, answer = self._post(body)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Away(f"the gateway on {self._host} does not answer: {error or type(error).__name__}") from error
-        if status == 413 or (len(items) > 1 and _is_of_the_body(status, answer)):
-            raise TooLarge(_said(answer))
-        if _is_of_the_body(status, answer):
-            return {0: _said(answer)}
+            raise GatewayUnavailable(
+                f"the gateway on {self._host} does not answer: {error or type(error).__name__}"
+            ) from error
+        if status == 413 or (len(items) > 1 and _rejects_body(status, answer)):
+            raise TraceBatchTooLarge(_error_text(answer))
+        if _rejects_body(status, answer):
+            return {0: _error_text(answer)}
         if status != 201:
-            raise Away(f"the gateway answers {status}: {_said(answer)}")
+            raise GatewayUnavailable(f"the gateway answers {status}: {_error_text(answer)}")
         try:
-            became = [(item["status"], item.get("error", "")) for item in json.loads(answer)["items"]]
+            outcomes = [(item["status"], item.get("error", "")) for item in json.loads(answer)["items"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise Away(f"the gateway's answer is not that of a gateway: {_said(answer)}") from error
-        if len(became) != len(items):
-            raise Away(f"the gateway speaks of {len(became)} items, {len(items)} were sent")
-        return {at: why for at, (status, why) in enumerate(became) if status == "refused"}
+            raise GatewayUnavailable(f"the answer is not a gateway's, check the URL: {_error_text(answer)}") from error
+        if len(outcomes) != len(items):
+            raise GatewayUnavailable(f"the gateway answered for {len(outcomes)} items, but {len(items)} were sent")
+        return {index: reason for index, (status, reason) in enumerate(outcomes) if status == "refused"}
 
     def _post(self, body: bytes) -> tuple[int, bytes]:
         if self._connection is None:
-            kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
-            self._connection = kind(self._host, self._port, timeout=self.timeout_s)
+            connection_class = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
+            self._connection = connection_class(self._host, self._port, timeout=self.timeout_s)
         self._connection.request("POST", self._path, body, self._headers)
         response = self._connection.getresponse()
         answer = response.read()
@@ -66,15 +68,15 @@ class Sender:
         return response.status, answer
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _is_of_the_body(status: int, answer: bytes) -> bool:
-    """Whether a gateway says that it can never take what it was sent. Of a 400 only its own word counts: what stands
-    before it says 400 for reasons of its own."""
+def _rejects_body(status: int, answer: bytes) -> bool:
+    """True if the gateway can never accept the body. A 400 counts only with the gateway's error body: a proxy in front
+    of it may send a 400 for other reasons."""
     if status != 400:
         return status == 422
     try:
@@ -83,7 +85,7 @@ def _is_of_the_body(status: int, answer: bytes) -> bool:
         return False
 
 
-def _said(answer: bytes) -> str:
+def _error_text(answer: bytes) -> str:
     text = answer[:500].decode("utf-8", "replace")
     try:
         error = json.loads(answer)["error"]

@@ -1,8 +1,8 @@
-"""A queue on disk: appended and fsync'ed line by line, read from the front, let go when its reader says so.
+"""A queue on disk: lines are appended with fsync, read from the front, and removed after the reader releases them.
 
-`NNNNNNNNNN.lines` hold the lines, each `CRC32 in hex, blank, text`; `front` says up to where they were let go. A
-process may be killed, or the disk be full, at any byte: what `append` returned from is there, and what it did not
-return from is there as a whole or not at all.
+`NNNNNNNNNN.lines` hold the lines, each `CRC32 in hex, blank, text`; `front` holds the position up to which they are
+released. The process may be killed, or the disk may fill up, at any byte: a line whose `append` returned is on disk;
+any other line is complete or absent.
 """
 
 import contextlib
@@ -22,55 +22,59 @@ FRONT, LOCK, SUFFIX = "front", "lock", ".lines"
 
 
 class SpoolError(Exception):
-    """The spool cannot do what it was asked. The message says why, and what to do."""
+    """An operation of the spool failed. The message says why, and what to do."""
 
 
 class SpoolBusy(SpoolError):
-    """Another process has the folder."""
+    """Another process uses the folder."""
 
 
-class SpoolFull(SpoolError):
-    """No room: the bound is reached, or the disk is full. What was to be written is not."""
+class TraceSpoolFull(SpoolError):
+    """The size limit is reached, or the disk is full. The line was not written."""
 
 
 class SpoolDamaged(SpoolError):
-    """The folder holds what no spool has written."""
+    """The folder's content is not valid for a spool."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """Before a line, or after the last: segment and byte."""
+class SpoolPosition:
+    """A position before a line or after the last one: segment and byte."""
 
     segment: int = 0
     byte: int = 0
 
 
 def line_of(text: str) -> bytes:
-    """A text without line ends, as it lies on disk."""
+    """Encodes a text without line ends as a line on disk."""
     data = text.encode()
     return b"%08x " % zlib.crc32(data) + data + b"\n"
 
 
 def text_of(line: bytes) -> str | None:
-    """The text of a line with its end, None if it is not as it was written."""
+    """Decodes a line, its end included; None if it is damaged."""
     if len(line) < 10 or line[8:9] != b" " or line[-1:] != b"\n":
         return None
     data = line[9:-1]
     return data.decode() if line[:8] == b"%08x" % zlib.crc32(data) else None
 
 
-class Spool:
+class TraceSpool:
     """The queue of one process; its methods may be called on any thread.
 
     Args:
-        folder: made if it is not there, for its owner alone.
-        most_bytes: on disk, what was let go but not yet removed included.
+        folder: created if missing, accessible only to its owner.
+        max_bytes: limit on disk, including released lines that are not yet removed.
     Raises:
         SpoolBusy, SpoolDamaged, OSError.
     """
 
-    def __init__(self, folder: Path, most_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self.folder, self._most, self._segment_bytes = folder, most_bytes, min(segment_bytes, max(1, most_bytes // 4))
+    def __init__(self, folder: Path, max_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.folder, self._max_bytes, self._segment_bytes = (
+            folder,
+            max_bytes,
+            min(segment_bytes, max(1, max_bytes // 4)),
+        )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         try:
@@ -78,19 +82,19 @@ class Spool:
         except OSError as error:
             os.close(self._lock)
             raise SpoolBusy(
-                f"{folder} is the spool of another process: give each program a folder of its own"
+                f"{folder} is the spool of another process: each program needs a folder that no other uses"
             ) from error
         self._mutex = threading.RLock()
         self._closed = False
         try:
-            self._damaged: set[Place] = set()
+            self._damaged: set[SpoolPosition] = set()
             self._front = self._read_front()
             self._sizes = {number: self._path(number).stat().st_size for number in self._segments()}
             for number in [number for number in self._sizes if number < self._front.segment]:
                 self._remove(number)
             self._last = max(self._sizes, default=self._front.segment)
             self._file = self._open(self._last)
-            self._whole()
+            self._cut_partial_line()
             self._waiting = sum(1 for _ in self._lines(self._front))
         except BaseException:
             os.close(self._lock)
@@ -101,65 +105,67 @@ class Spool:
 
     @property
     def damaged(self) -> int:
-        """Lines that are not as they were written; they are passed over."""
+        """Number of damaged lines; they are skipped."""
         return len(self._damaged)
 
     @property
     def size(self) -> int:
-        """On disk."""
+        """Bytes on disk."""
         return sum(self._sizes.values())
 
     def append(self, text: str) -> None:
-        """Returns when the text is safe on disk. Raises SpoolFull, SpoolError."""
+        """Appends a text. Returns once it is safe on disk. Raises TraceSpoolFull, SpoolError."""
         line = line_of(text)
         if b"\n" in line[:-1]:
-            raise SpoolError("a line of the spool cannot hold a line end")
+            raise SpoolError("a line of the spool cannot contain a line end")
         with self._mutex:
             if self._closed:
                 raise SpoolError("the spool is closed")
-            if self.size + len(line) > self._most:
-                raise SpoolFull(
-                    f"{self.folder} holds {self.size:,} bytes of {self._most:,}: bring the gateway back, so that it "
-                    "empties, or allow more (spool_bytes)"
+            if self.size + len(line) > self._max_bytes:
+                raise TraceSpoolFull(
+                    f"{self.folder} holds {self.size:,} bytes of {self._max_bytes:,}: bring the gateway back, so that "
+                    "the spool drains, or raise the limit (spool_bytes)"
                 )
             try:
                 if self._sizes[self._last] >= self._segment_bytes:
                     self._roll()
                 self._write(line)
             except OSError as error:
-                raise SpoolFull(f"{self.folder} cannot be written ({error.strerror}): this was not recorded") from error
+                raise TraceSpoolFull(
+                    f"{self.folder} cannot be written ({error.strerror}): nothing was recorded"
+                ) from error
             self._waiting += 1
 
-    def peek(self, most: int, most_bytes: int) -> tuple[list[str], Place]:
-        """The first texts that were not let go: up to so many, and so many bytes unless the first has more; and the
-        place behind them, for `release`."""
+    def peek(self, max_items: int, max_bytes: int) -> tuple[list[str], SpoolPosition]:
+        """Returns the first unreleased texts, at most `max_items` of them and `max_bytes` (but always one), and the
+        place after them, for `release`."""
         with self._mutex:
             texts: list[str] = []
-            size, behind = 0, self._front
+            size, end = 0, self._front
             for text, place in self._lines(self._front):
                 size += len(text)
-                if len(texts) == most or (texts and size > most_bytes):
+                if len(texts) == max_items or (texts and size > max_bytes):
                     break
                 texts.append(text)
-                behind = place
-            return texts, behind
+                end = place
+            return texts, end
 
-    def release(self, behind: Place, count: int) -> None:
-        """Lets go of `count` texts, all that lies before a place. Raises OSError, SpoolError: then they come again."""
+    def release(self, end: SpoolPosition, count: int) -> None:
+        """Releases `count` texts, all those before a place. Raises OSError, SpoolError: they are then read again."""
         with self._mutex:
             if self._closed:
                 raise SpoolError("the spool is closed")
-            self._write_front(behind)
-            self._front, self._waiting = behind, self._waiting - count
+            self._write_front(end)
+            self._front, self._waiting = end, self._waiting - count
             if self._waiting == 0 and self._sizes[self._last] >= self._segment_bytes // 2:
                 self._roll()
-                self._write_front(Place(self._last, 0))
-                self._front = Place(self._last, 0)
+                self._write_front(SpoolPosition(self._last, 0))
+                self._front = SpoolPosition(self._last, 0)
             for number in [number for number in self._sizes if number < self._front.segment]:
                 self._remove(number)
 
     def close(self) -> None:
-        """Gives the folder back."""
+        """Closes the files and unlocks the folder."""
         with self._mutex:
             if not self._closed:
                 self._closed = True
@@ -188,77 +194,80 @@ class Spool:
             os.close(handle)
 
     def _write(self, line: bytes) -> None:
-        begun = self._sizes[self._last]
+        size_before = self._sizes[self._last]
         try:
-            if os.fstat(self._file).st_size != begun:
-                os.ftruncate(self._file, begun)  # could not be done when a writing failed
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._file, left) :]
+            if os.fstat(self._file).st_size != size_before:
+                os.ftruncate(self._file, size_before)  # a failed write could not be undone earlier
+            remaining = memoryview(line)
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
             os.fsync(self._file)
         except OSError:
-            # What stands there of the line must not stand before the next.
+            # A partial line must not precede the next one.
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file, begun)
+                os.ftruncate(self._file, size_before)
             raise
-        self._sizes[self._last] = begun + len(line)
+        self._sizes[self._last] = size_before + len(line)
 
     def _roll(self) -> None:
-        opened = self._open(self._last + 1)
+        new_file = self._open(self._last + 1)
         os.close(self._file)
-        self._file, self._last = opened, self._last + 1
+        self._file, self._last = new_file, self._last + 1
 
     def _remove(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
         del self._sizes[number]
 
-    def _whole(self) -> None:
-        """Cuts off a line that a kill left unfinished: nobody was told that it was written."""
+    def _cut_partial_line(self) -> None:
+        """Cuts off a line that a kill left unfinished: its `append` never returned."""
         data = self._path(self._last).read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.ftruncate(self._file, whole)
+        complete_bytes = data.rfind(b"\n") + 1
+        if complete_bytes < len(data):
+            os.ftruncate(self._file, complete_bytes)
             os.fsync(self._file)
-            self._sizes[self._last] = whole
-        if self._front.segment == self._last and self._front.byte > whole:
-            raise SpoolDamaged(f"{self.folder / FRONT} points behind the end of {self._path(self._last).name}")
+            self._sizes[self._last] = complete_bytes
+        if self._front.segment == self._last and self._front.byte > complete_bytes:
+            raise SpoolDamaged(
+                f"{self.folder / FRONT} points past the end of {self._path(self._last).name}: remove "
+                f"{self.folder / FRONT}, and everything on disk is sent again"
+            )
 
-    def _lines(self, start: Place) -> Iterator[tuple[str, Place]]:
-        """Text and the place behind it."""
+    def _lines(self, start: SpoolPosition) -> Iterator[tuple[str, SpoolPosition]]:
+        """Yields each text with the place after it."""
         for number in sorted(self._sizes):
             if number < start.segment:
                 continue
             with self._path(number).open("rb") as file:
-                place = start.byte if number == start.segment else 0
-                file.seek(place)
+                position = start.byte if number == start.segment else 0
+                file.seek(position)
                 for line in file:
-                    place += len(line)
+                    position += len(line)
                     text = text_of(line)
                     if text is None:
-                        self._passed_over(number, place)
+                        self._report_damaged(number, position)
                         continue
-                    yield text, Place(number, place)
+                    yield text, SpoolPosition(number, position)
 
-    def _passed_over(self, number: int, place: int) -> None:
-        if Place(number, place) not in self._damaged:
-            self._damaged.add(Place(number, place))
-            log.error("%s: the line that ends at byte %d was damaged on disk", self._path(number), place)
+    def _report_damaged(self, number: int, position: int) -> None:
+        if SpoolPosition(number, position) not in self._damaged:
+            self._damaged.add(SpoolPosition(number, position))
+            log.error("%s: the line that ends at byte %d was damaged on disk", self._path(number), position)
 
-    def _read_front(self) -> Place:
+    def _read_front(self) -> SpoolPosition:
         try:
             text = text_of((self.folder / FRONT).read_bytes())
         except FileNotFoundError:
-            return Place(min(self._segments(), default=0), 0)
+            return SpoolPosition(min(self._segments(), default=0), 0)
         if text is None:
             raise SpoolDamaged(f"{self.folder / FRONT} is damaged: remove it, and everything on disk is sent again")
         segment, byte = text.split()
-        return Place(int(segment), int(byte))
+        return SpoolPosition(int(segment), int(byte))
 
-    def _write_front(self, place: Place) -> None:
-        beside = self.folder / f"{FRONT}.new"
-        with beside.open("wb") as file:
-            file.write(line_of(f"{place.segment} {place.byte}"))
+    def _write_front(self, position: SpoolPosition) -> None:
+        new_file = self.folder / f"{FRONT}.new"
+        with new_file.open("wb") as file:
+            file.write(line_of(f"{position.segment} {position.byte}"))
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self.folder / FRONT)
+        new_file.replace(self.folder / FRONT)
         self._sync_folder()

@@ -1,15 +1,15 @@
-"""What the gateway adds to a call, beside LiteLLM's proxy in its own environment, in the same run.
+"""The gateway's added cost per call, compared with LiteLLM's proxy (in a separate environment) in the same run.
 
-Streams: when the first token is there, and how late every token is, at 1, 16 and 64 at once, against the backend alone:
-what each adds at p50 and p99. A token is as late as it comes behind the median time, from the request on, at which the
-backend alone has the same token there. The time between tokens would not do: a proxy that keeps tokens back and lets
-them go together has none between them. Whole answers: requests per second of CPU time of the proxy. The three are
-measured in turn, round by round, so that what else the machine does falls on all alike. Ours records every turn on a
-Kafka of its own before the client hears the end, and asks for token ids and log-probs; LiteLLM passes on, without a
-database.
+Streams: the latency that each proxy adds to the backend alone, for the first token and for all tokens, at p50 and p99,
+with 1, 16 and 64 concurrent streams. The lateness of a token is its time since the request minus the median time of the
+same token from the backend alone. The time between tokens is not measured: it would be 0 for a proxy that holds tokens
+back and sends them together. Whole answers: requests per second of CPU time of the proxy. The backend and both proxies
+are measured in turn, round by round, so that other load on the machine affects all of them. Ours records every turn on
+a separate Kafka before the client receives the end, and requests token ids and log-probs; LiteLLM only forwards,
+without a database.
 
-The last line on stdout is one JSON object. `ratio_ttfb_p50`: the largest, over the numbers of streams, of ours/theirs
-of the added latency to the first token; `ratio_rps`: ours/theirs of requests per second per core.
+The last line on stdout is one JSON object. `ratio_ttfb_p50`: ours/theirs of the added latency to the first token, the
+largest over the numbers of streams; `ratio_rps`: ours/theirs of requests per second per core.
 """
 
 import argparse
@@ -40,7 +40,7 @@ READY_S = 240.0
 
 @dataclass
 class Times:
-    """Seconds from the request to each token of each stream; `first` to the first ones."""
+    """Seconds from the request to each token of each stream; `first`: to the first tokens."""
 
     streams: list[list[float]] = field(default_factory=list)
 
@@ -50,11 +50,11 @@ class Times:
 
     @property
     def medians(self) -> list[float]:
-        """Per place, when that token is there."""
+        """The median time of the token at each position."""
         return [statistics.median(at) for at in zip(*self.streams, strict=True)]
 
     def lateness(self, expected: Sequence[float]) -> list[float]:
-        """Of every token, how long behind the time that is expected of its place."""
+        """The time of every token minus the expected time of its position."""
         return [at - then for stream in self.streams for at, then in zip(stream, expected, strict=True)]
 
 
@@ -67,7 +67,7 @@ def _request(port: int, model: str, stream: bool) -> bytes:
 
 
 async def _one(port: int, request: bytes, times: Times | None, until: float) -> int:
-    """One connection, one call after the other; how many. Raises RuntimeError for an answer that is no success."""
+    """Makes calls one after the other on one connection and returns their number. Raises RuntimeError if one fails."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     done = 0
     try:
@@ -89,7 +89,7 @@ async def _one(port: int, request: bytes, times: Times | None, until: float) -> 
                 arrived += [time.perf_counter() - began] * piece
             await reader.readexactly(2)
             if len(arrived) != TOKENS:
-                raise RuntimeError(f"port {port} gave {len(arrived)} tokens of {TOKENS}")
+                raise RuntimeError(f"port {port} sent {len(arrived)} of {TOKENS} tokens")
             if times is not None:
                 times.streams.append(arrived)
             done += 1
@@ -122,7 +122,7 @@ def _backend(port: int) -> Iterator[None]:
 
 @contextmanager
 def _litellm(python: str, port: int, backend: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """LiteLLM's proxy with one worker, as ours has one process, and no database or log."""
+    """Runs LiteLLM's proxy with one worker (ours has one process), without a database or log."""
     config = folder / "litellm.yaml"
     config.write_text(
         "model_list:\n"
@@ -161,7 +161,7 @@ def _wait(url: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--seconds", type=float, default=float(os.environ.get("SECONDS_EACH", "8")), help="per measurement"
+        "--seconds", type=float, default=float(os.environ.get("SECONDS_EACH", "8")), help="seconds per measurement"
     )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -184,7 +184,7 @@ def main() -> None:
             "ours": (ours, "bench", gateway),
             "litellm": (theirs, "bench", litellm),
         }
-        for name, (port, model, _) in who.items():  # nobody is measured cold
+        for name, (port, model, _) in who.items():  # none is measured cold
             log(f"warming up {name}")
             asyncio.run(_load(port, model, 8, 2.0, Times()))
         times: dict[tuple[str, int], Times] = defaultdict(Times)

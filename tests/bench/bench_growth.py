@@ -1,16 +1,16 @@
-"""How the join's cost grows with workers and with state.
+"""The join's cost by number of workers and by size of state.
 
-Workers: 1, 2 and 4 of them fold the same pre-filled halves (1,000 tokens, every second hint accepted, see join_load.py)
-on 8 partitions. Tasks per second is of log time, between the moments at which 10 % and 90 % of the outcomes were
-appended; CPU is user and system time of all workers per task, from the first tenth on. Workers, broker and this driver
-share the machine's cores.
+Workers: 1, 2 and 4 workers fold the same pre-filled halves (1,000 tokens, every second hint accepted, see join_load.py)
+on 8 partitions. Tasks per second are measured in log time, between the append times of 10 % and 90 % of the outcomes;
+CPU is user and system time of all workers per task, after the first tenth. Workers, broker and this driver share the
+machine's cores.
 
-State: a worker begins with 10k, 100k, 1M tasks that are remembered (a tenth of them open, each with a half of 20
-tokens; written to the changelog by join_state.py), in memory and in RocksDB, and folds a load of its own on top. Then
-it is killed with -9 and started again on an empty disk, and with RocksDB once more on the disk as it was left: seconds
-from starting the process until it has closed one of the open tasks in each partition, whose hints wait for it
-(`_recovery_s`; imports and joining the group included, as the row of 0 tasks shows, where it is a task of its own), and
-of them in reading the state (`_read_s`, and how many records of the changelog that were).
+State: a worker starts with 10k, 100k, 1M remembered tasks (a tenth of them open, each with a half of 20 tokens; written
+to the changelog by join_state.py), in memory and in RocksDB, and folds an additional load. Then it is killed with -9
+and restarted on an empty disk, and with RocksDB once more on the disk as it was left. `_recovery_s` are the seconds
+from the start of the process until it has closed one open task in each partition, whose hints wait for it (including
+imports and joining the group, as the row of 0 tasks shows, where it closes a new task). `_read_s` are the seconds of
+these spent on reading the state, and `_read_records` the changelog records read.
 
 BENCH_TASKS is the largest state (1,000,000); the loads scale with it.
 """
@@ -28,10 +28,13 @@ from dataclasses import dataclass
 
 from schemas import topics
 from schemas.records import Outcome
-from streams.app import ensure_changelog
-from tentalis.config import Settings
-from tentalis.kafka import Publisher, end_offsets, make_codec, read_to_end
+from streams.runtime.worker import ensure_changelog
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.offsets import end_offsets
+from tentalis.kafka.producer import Publisher
 from tentalis.local.ports import free_port
+from tentalis.service.settings import Settings
 from tests.bench.bench_join import ROOT, outcomes_since, stop, until_written
 from tests.bench.join_load import Half, halves, send
 from tests.bench.join_state import PARTITIONS, Row, closing, state_rows
@@ -42,14 +45,14 @@ LITTLE = 20
 SECOND = range(1, 2**31, 2)
 """The tasks whose hint is accepted."""
 FORMING = {"group.initial.rebalance.delay.ms": "6000"}
-"""The group forms once, of all its members."""
+"""Broker setting with which the group forms once, with all its members."""
 
 Child = subprocess.Popen[bytes]
 
 
 @dataclass
 class Group:
-    """An application of its own: group, changelog, folder of state."""
+    """A separate application instance: consumer group, changelog, state folder."""
 
     settings: Settings
     state: str = "memory"
@@ -61,15 +64,15 @@ class Group:
         self.changelog = topics.changelog(self.app_id, "state")
         self.open_tasks = self.n_tokens = self.probed = 0
         self.closed: dict[str, str | None] = {}
-        """Of the open tasks that were closed behind a kill: key -> digest of the rollout."""
+        """The open tasks that were closed after a kill: key -> digest of the rollout."""
 
     @property
     def keeps(self) -> bool:
-        """Whether its state lies on disk."""
+        """True if its state is on disk."""
         return self.state != "memory"
 
     def start(self, number: int = 0) -> Child:
-        """One of its workers."""
+        """Starts one of its workers."""
         where = str(self.folder / str(number))
         command = [sys.executable, "-m", "tests.bench.join_ours", self.settings.require_bootstrap(), self.app_id, where]
         command += ["--state", self.state, "--instance", f"worker-{number}"]
@@ -90,13 +93,13 @@ class Group:
         publisher.flush(300)
 
     def folded(self, tasks: int, workers: list[Child]) -> dict[str, float]:
-        """What it takes to fold the load that lies there, of so many tasks."""
+        """Measures the folding of the load on the log, of `tasks` tasks."""
         start = end_offsets(self.settings, topics.OUTCOMES)
         seen = until_written(self.settings, start, tasks // 10, *workers)
         spent = sum(cpu_seconds(worker.pid) for worker in workers)
         done = until_written(self.settings, start, tasks, *workers)
         spent = sum(cpu_seconds(worker.pid) for worker in workers) - spent
-        # Until its last batch is committed.
+        # Waits until its last batch is committed.
         time.sleep(2.5)
         times = [at for at, _ in outcomes_since(self.settings, start)]
         lasted = (times[len(times) * 9 // 10] - times[len(times) // 10]) / 1000
@@ -107,9 +110,10 @@ class Group:
         }
 
     def recovered(self, *, kept: bool) -> tuple[dict[str, float], Child]:
-        """Starts a successor, on the disk as it is or on an empty one: what its recovery took, and itself.
+        """Starts a successor, on the disk as it is or on an empty one; returns the figures of its recovery and its
+        process.
 
-        Raises RuntimeError if it answers something else than it was asked.
+        Raises RuntimeError if its outcomes are not those of the tasks to close.
         """
         if not kept:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -127,7 +131,7 @@ class Group:
             stored = list(read_to_end(self.settings, topics.OUTCOMES, start=start))
             outcomes = {str(each.key): each.decode(codec) for each in stored}
             if outcomes.keys() != wanted:
-                raise RuntimeError(f"outcomes of {sorted(outcomes)} instead of {sorted(wanted)}")
+                raise RuntimeError(f"the outcomes are of {sorted(outcomes)}, expected {sorted(wanted)}")
             if self.open_tasks:
                 self.closed |= {key: each.rollout_digest for key, each in outcomes.items() if isinstance(each, Outcome)}
             seconds = max(each.timestamp for each in stored) / 1000 - began
@@ -137,7 +141,7 @@ class Group:
             raise
 
     def read(self) -> dict[str, float]:
-        """What its worker says of its recovery."""
+        """The recovery metrics of its worker."""
         metrics = metrics_of(self.port)
         return {
             "read_s": round(metrics["tentalis_stream_recovery_seconds"], 2),
@@ -145,7 +149,7 @@ class Group:
         }
 
     def _ask(self) -> list[tuple[int | None, Half]]:
-        """What closes open tasks; without any, a task of its own."""
+        """The halves that close open tasks; without open tasks, the halves of a new task."""
         codec = make_codec(self.settings)
         if not self.open_tasks:
             return [(None, half) for half in halves(f"probe-{uuid.uuid4().hex[:8]}", 1, 0, 0, codec)]
@@ -154,7 +158,7 @@ class Group:
 
 
 def by_workers(tasks: int) -> dict[str, dict[str, float]]:
-    """1, 2, 4 workers on the same halves."""
+    """Measures 1, 2 and 4 workers on the same halves."""
     found = {}
     with own_kafka(FORMING) as settings:
         codec = make_codec(settings)
@@ -173,7 +177,7 @@ def by_workers(tasks: int) -> dict[str, dict[str, float]]:
 
 
 def on_state(group: Group, keys: int, n_tokens: int, load: int) -> dict[str, float]:
-    """One worker on so many remembered tasks; the halves topic holds `load` tasks to fold."""
+    """Measures one worker with `keys` remembered tasks; the halves topic holds `load` tasks to fold."""
     open_tasks = keys // OPEN_SHARE
     group.fill(open_tasks, keys - open_tasks, n_tokens)
     child = group.start()
@@ -183,7 +187,7 @@ def on_state(group: Group, keys: int, n_tokens: int, load: int) -> dict[str, flo
             stop(child, signal.SIGKILL)
             took, child = group.recovered(kept=kept)
             found |= {f"{'kept' if kept else 'empty'}_{name}": figure for name, figure in took.items()}
-            # Until what it answered is committed: the next successor must not hear it again.
+            # Waits until its input is committed: the next successor must not read it again.
             time.sleep(2.5)
         found["disk_mib"] = round(sum(f.stat().st_size for f in group.folder.rglob("*") if f.is_file()) / 2**20)
     finally:
@@ -195,7 +199,7 @@ def on_state(group: Group, keys: int, n_tokens: int, load: int) -> dict[str, flo
 
 @contextmanager
 def filled(load: int) -> Iterator[Settings]:
-    """A broker with so many tasks to fold. For one group: what closes its open tasks would close another's too soon."""
+    """A broker with `load` tasks to fold, for one group: the halves that close its open tasks would close another's."""
     with own_kafka() as settings:
         codec = make_codec(settings)
         log(f"filling {load} tasks")
@@ -204,7 +208,7 @@ def filled(load: int) -> Iterator[Settings]:
 
 
 def by_state(sizes: list[int], load: int) -> dict[str, dict[str, dict[str, float]]]:
-    """State by state, size by size."""
+    """Measures each size of state, in memory and in RocksDB."""
     found: dict[str, dict[str, dict[str, float]]] = {"memory": {}, "rocksdb": {}}
     for keys in sizes:
         for state, row in found.items():

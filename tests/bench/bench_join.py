@@ -1,22 +1,21 @@
-"""The join beside the same join written with Quix Streams 3.28, and beside the raw limit, on one broker in one run.
+"""The join compared with the same join in Quix Streams 3.28, and with the raw limit, on one broker in one run.
 
-All fold the same pre-filled halves topic (see join_load.py), each in one process on one core, the broker and this
-driver on another, in turns. `join_quix.py` says what was done for Quix and what it leaves out, `join_raw.py` what the
-limit is.
+All fold the same pre-filled halves topic (see join_load.py) in turn, each in one process on one core, with the broker
+and this driver on another core. `join_quix.py` describes the optimisations and omissions of the Quix version,
+`join_raw.py` the raw limit.
 
-Figures: tasks per second of log time, between the moments at which 10 % and 90 % of the outcomes were appended; CPU
-microseconds of the process per task from its first tenth on (the figure to believe on a busy machine); latency as the
-append time of an outcome less that of the half that completed it, at a quarter of Quix's rate; bytes of keys and values
-on the changelog per task; seconds from starting the process on an empty disk, behind a kill -9, to its first outcome;
-peak resident memory. `same` says whether the rollouts of ours and Quix have the same digests, key by key.
-Exit code 1 if they have not.
+Figures: tasks per second in log time, between the append times of 10 % and 90 % of the outcomes; CPU microseconds of
+the process per task after its first tenth (the reliable figure on a busy machine); latency from the append of the half
+that completes a task to that of its outcome, at a quarter of Quix's rate; bytes of keys and values on the changelog per
+task; seconds from the start of the process on an empty disk, after a kill -9, to its first outcome; peak resident
+memory. `same`: the rollouts of ours and Quix have the same digests, key by key. The exit code is 1 if they do not.
 
-The hints are of kind none, but for those of the first hundred tasks: these are there for the digests, which cover the
-teacher's log-probs too.
+The hints are of kind none, except for those of the first hundred tasks, which test that the digests cover the teacher's
+log-probs too.
 
 BENCH_TASKS (20,000; a tenth of them stays open, with payload), BENCH_SPREAD (tasks between the halves of one, 2,500),
-BENCH_RUNS (2 of each), BENCH_LATENCY_S (8), BENCH_ENGINES (ours,quix,raw). A default run takes some three minutes. The
-recovery of 100,000 open and 900,000 closed tasks: bench_recovery.py.
+BENCH_RUNS (2 of each), BENCH_LATENCY_S (8), BENCH_ENGINES (ours,quix,raw). A default run takes some three minutes. For
+the recovery of 100,000 open and 900,000 closed tasks see bench_recovery.py.
 """
 
 import os
@@ -32,22 +31,24 @@ from pathlib import Path
 
 from schemas import topics
 from schemas.records import Rollout
-from tentalis.config import Settings
-from tentalis.kafka import end_offsets, make_codec, read_to_end
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.offsets import end_offsets
+from tentalis.service.settings import Settings
 from tests.bench.join_load import Half, halves, send
 from tests.bench.join_quix_state import changelog_of
 from tests.bench.lab import cpu_seconds, environment_with, log, own_kafka, report
+from tests.support import ROOT
 
 QUIX = ("quixstreams==3.28.1", "fastavro")
 BROKER_CORE, WORKER_CORE = 0, 1
 OPEN_EVERY = 10
 ACCEPTED = range(100)
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
 class Engine:
-    """One of the contestants, and what was measured of it."""
+    """One of the compared implementations, with its figures."""
 
     name: str
     settings: Settings
@@ -58,7 +59,7 @@ class Engine:
     rss_mb: float = 0.0
 
     def fresh(self) -> None:
-        """The next process begins at the beginning."""
+        """Takes a new consumer group, so that the next process reads from the beginning."""
         self.group = f"bench-{self.name}-{uuid.uuid4().hex[:8]}"
 
     @property
@@ -66,7 +67,7 @@ class Engine:
         return topics.changelog(self.group, "state") if self.name == "ours" else changelog_of(self.group)
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """The process, alone on its core, without any local state."""
+        """Starts the process, alone on its core and without local state."""
         python = environment_with("bench-quix", QUIX) if self.name == "quix" else sys.executable
         state = self.folder / f"{self.group}-{uuid.uuid4().hex[:8]}"
         command = [python, "-m", f"tests.bench.join_{self.name}", self.settings.require_bootstrap(), self.group]
@@ -81,15 +82,15 @@ class Engine:
 
 
 def outcomes_since(settings: Settings, start: dict[int, int]) -> list[tuple[int, str]]:
-    """(append time, key) of the outcomes from these offsets on."""
+    """(append time, key) of the outcomes from these offsets on, sorted."""
     stored = read_to_end(settings, topics.OUTCOMES, start=start)
     return sorted((record.timestamp, str(record.key)) for record in stored)
 
 
 def until_written(settings: Settings, start: dict[int, int], count: int, *children: "subprocess.Popen[bytes]") -> int:
-    """Waits for so many outcomes; how many there are.
+    """Waits for `count` outcomes and returns their number.
 
-    Raises RuntimeError if a process ends, or nothing comes for three minutes.
+    Raises RuntimeError if a process ends, or no outcome comes for three minutes.
     """
     seen, heard = 0, time.monotonic()
     while seen < count:
@@ -99,18 +100,16 @@ def until_written(settings: Settings, start: dict[int, int], count: int, *childr
             seen, heard = now, time.monotonic()
         codes = [child.poll() for child in children]
         if any(code is not None for code in codes) or time.monotonic() - heard > 180:
-            raise RuntimeError(
-                f"{children[0].args!r} stands still with {seen} of {count} outcomes (exit codes {codes})"
-            )
+            raise RuntimeError(f"{children[0].args!r} has stalled with {seen} of {count} outcomes (exit codes {codes})")
     return seen
 
 
 def peak_mb(pid: int) -> float:
-    """Peak resident memory of a process."""
+    """Peak resident memory of a process in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError("no VmHWM")
+    raise RuntimeError("no VmHWM in the status of the process: it has ended")
 
 
 def stop(child: "subprocess.Popen[bytes]", number: int = signal.SIGTERM) -> None:
@@ -123,7 +122,7 @@ def stop(child: "subprocess.Popen[bytes]", number: int = signal.SIGTERM) -> None
 
 
 def drain(engine: Engine, tasks: int) -> None:
-    """One run over the whole backlog, to be killed without warning."""
+    """Measures one run over the whole backlog, then kills the process with SIGKILL."""
     engine.fresh()
     start = end_offsets(engine.settings, topics.OUTCOMES)
     child = engine.start()
@@ -131,7 +130,7 @@ def drain(engine: Engine, tasks: int) -> None:
         warm = until_written(engine.settings, start, tasks // 10, child), cpu_seconds(child.pid)
         done = until_written(engine.settings, start, tasks, child), cpu_seconds(child.pid)
         engine.cpu_us.append(1e6 * (done[1] - warm[1]) / (done[0] - warm[0]))
-        # What its last checkpoint needs is not in the figures, but has to be there for the rest.
+        # Its last checkpoint is not part of the figures, but must be complete for the later measurements.
         time.sleep(2.5)
         engine.rss_mb = max(engine.rss_mb, peak_mb(child.pid))
     finally:
@@ -157,18 +156,18 @@ def recovery_s(engine: Engine, probe: Sequence[Half]) -> float:
 
 
 def latency_ms(engine: Engine, name: str, rate: float, seconds: float) -> tuple[float, float]:
-    """(p50, p99) from the append of the half that completes a task to that of its outcome, at `rate` tasks/s."""
+    """(p50, p99) of the ms from the append of a task's last half to that of its outcome, at `rate` tasks/s."""
     codec, settings = make_codec(engine.settings), engine.settings
     load = list(halves(name, int(rate * seconds), int(rate), 0, codec))
     start, ends = end_offsets(settings, topics.OUTCOMES), end_offsets(settings, topics.HALVES)
     child = engine.start()
     try:
-        # It catches up with what others were fed meanwhile first.
+        # It first catches up with the records sent for the other engines.
         send(settings, codec, halves(f"{name}-first", 1, 0, 0, codec))
         wait_for_key(settings, start, f"{name}-first-0/0")
         began, slice_s, sent = time.monotonic(), 0.01, 0
         per_slice = len(load) / (seconds / slice_s)
-        from tentalis.kafka import Publisher
+        from tentalis.kafka.producer import Publisher
 
         publisher = Publisher(settings, "bench", codec)
         for tick in range(int(seconds / slice_s)):
@@ -191,7 +190,7 @@ def latency_ms(engine: Engine, name: str, rate: float, seconds: float) -> tuple[
         if key.startswith(name) and "first" not in key
     )
     if len(delays) < 0.99 * rate * seconds:
-        log(f"{engine.name} answered only {len(delays)} of {rate * seconds:,.0f} tasks of the latency run")
+        log(f"{engine.name} closed only {len(delays)} of {rate * seconds:,.0f} tasks of the latency run")
     return statistics.median(delays), delays[len(delays) * 99 // 100]
 
 
@@ -204,7 +203,7 @@ def wait_for_key(settings: Settings, start: dict[int, int], key: str) -> None:
 
 
 def written(settings: Settings, start: dict[int, int]) -> dict[str, str]:
-    """Rollouts since some offsets: key -> digest."""
+    """The rollouts from these offsets on: key -> digest."""
     codec, found = make_codec(settings), {}
     for stored in read_to_end(settings, topics.ROLLOUTS, start=start):
         record = stored.decode(codec)

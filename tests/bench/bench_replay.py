@@ -1,8 +1,9 @@
-"""Tokens per second of a replay's data path, beside what the trainer consumes in the same run.
+"""Tokens per second of a replay's data path, compared with the trainer's in the same run.
 
-BENCH_STEPS (64) steps of 32 rollouts, laid on a broker as in the assistant demo and planned. The data path is what a
-replay does besides training: every planned rollout looked up and its digest checked before anything is trained, then
-per step fetched again, decoded, checked, and packed. The trainer's rate is that of the whole step on the first plan.
+BENCH_STEPS (64) steps of 32 rollouts are written to a broker as in the assistant demo and planned. The data path is all
+work of a replay besides training: before training every planned rollout is looked up and its digest verified, then per
+step the rollouts are fetched again, decoded, verified and packed. The trainer's rate is that of the whole step on the
+first plan.
 """
 
 import os
@@ -11,8 +12,9 @@ from pathlib import Path
 
 from schemas import topics
 from schemas.records import BatchPlan, Rollout
-from tentalis.config import Settings
-from tentalis.kafka import make_codec, read_to_end
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.service.settings import Settings
 from tests.bench.bench_trainer import Ours, lay, make_rollouts
 from tests.bench.lab import log, own_kafka, report
 
@@ -20,9 +22,9 @@ BATCH = 32
 
 
 def plans_of(settings: Settings) -> list[BatchPlan]:
-    """Plans of all rollouts on the topic, BATCH each, merged over the partitions by append time as a planner does."""
-    from trainer.offers import offer_of
-    from trainer.plan import Draft, PlanHead, plan_of
+    """Plans of all rollouts on the topic, BATCH each, ordered across partitions by append time as in the planner."""
+    from trainer.data.candidates import offer_of
+    from trainer.data.plan import BatchDraft, PlanContext, plan_of
 
     codec = make_codec(settings)
     offers = []
@@ -31,25 +33,25 @@ def plans_of(settings: Settings) -> list[BatchPlan]:
         assert isinstance(record, Rollout)
         offers.append(offer_of(record, stored.partition, stored.offset, stored.timestamp, 4096))
     offers.sort(key=lambda offer: (offer.append_time, offer.partition, offer.offset))
-    head = PlanHead("bench", "bench", "manifest", 1, 1024, 0, "bench")
+    head = PlanContext("bench", "bench", "manifest", 1, 1024, 0, "bench")
     return [
-        plan_of(Draft(tuple(offers[first : first + BATCH]), (), {0: 0}, ()), head, step, 1, 0)
+        plan_of(BatchDraft(tuple(offers[first : first + BATCH]), (), {0: 0}, ()), head, step, 1, 0)
         for step, first in enumerate(range(0, len(offers), BATCH), 1)
     ]
 
 
 def data_path(settings: Settings, plans: list[BatchPlan], of: Ours) -> tuple[float, float]:
-    """Seconds of the check before, and of fetching and packing every step."""
-    from trainer.fetch import Cache, examine, fetch
-    from trainer.step import examples_of, packs_of
+    """Seconds of the verification before training, and of fetching and packing all steps."""
+    from trainer.data.fetch import RolloutCache, fetch, find_problems
+    from trainer.step.step import build_examples, pack_micro_batches
 
     codec = make_codec(settings)
     began = time.perf_counter()
-    assert not examine(settings, codec, [row for plan in plans for row in plan.rows])
+    assert not find_problems(settings, codec, [row for plan in plans for row in plan.rows])
     checked = time.perf_counter()
     for plan in plans:
-        rollouts = fetch(settings, codec, plan.rows, Cache())
-        packs_of(examples_of(plan.rows, rollouts, of.of.loss, of.world)[1], of.of.loss)
+        rollouts = fetch(settings, codec, plan.rows, RolloutCache())
+        pack_micro_batches(build_examples(plan.rows, rollouts, of.of.loss, of.world)[1], of.of.loss)
     return checked - began, time.perf_counter() - checked
 
 

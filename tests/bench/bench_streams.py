@@ -1,22 +1,25 @@
-"""Events per second of each stream application, one process each, beside raw consumption of the same topic in the
-same run.
+"""Events per second of each stream application (one process each), compared with raw consumption of the same topic in
+the same run.
 
-Scoring reads tasks and results, hinting feedback that says nothing (no teacher is asked), the join the halves that
-those two made, aggregation the outcomes that the join made and the feedback. BENCH_TASKS sets the size (default
-20,000 tasks).
+Scoring reads tasks and results, hinting feedback without content (so the teacher is not called), the join the halves
+that these two wrote, aggregation the outcomes of the join and the feedback. BENCH_TASKS sets the size (default 20,000
+tasks).
 """
 
 import os
 import time
 
 from schemas import topics
-from tentalis.config import Settings
-from tentalis.kafka import Publisher, end_offsets, make_codec, read_to_end
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.offsets import end_offsets
+from tentalis.kafka.producer import Publisher
+from tentalis.service.settings import Settings
 from tests.bench.lab import drained_rate, log, make_feedback, make_result, make_task, own_kafka, process, report
 
 
 def fill(settings: Settings, n_tasks: int) -> None:
-    """Tasks, results and feedback, one sample per task."""
+    """Sends tasks, results and feedback, one sample per task."""
     publisher = Publisher(settings, "bench", make_codec(settings))
     for index in range(n_tasks):
         task = make_task(index)
@@ -28,7 +31,7 @@ def fill(settings: Settings, n_tasks: int) -> None:
 
 
 def raw_rate(settings: Settings, topic: str) -> float:
-    """Records per second of reading a topic to its end and doing nothing with them."""
+    """Records per second of reading a topic to its end without processing."""
     began = time.perf_counter()
     count = sum(1 for _ in read_to_end(settings, topic))
     return count / (time.perf_counter() - began)

@@ -1,10 +1,10 @@
 """Seconds from the last rollout of a batch to a served, acknowledged adapter, without the training step: plan,
 checkpoint, publication, swap.
 
-Runs the demo on a tiny model and reads its topics: per step, from the append time of the last rollout of its batch to
-the time of the acknowledgement of the version trained on it, less the seconds of the step itself. Beside it the
-same from the last feedback that the batch needed, with scoring, hinting and the join on the way. BENCH_STEPS sets the
-number of steps (default 48: a p95 wants no fewer than 40).
+Runs the demo on a tiny model and reads its topics: for each step the time from the append of the last rollout of its
+batch to the acknowledgement of the version trained on it, minus the seconds of the step itself. `from_feedback_p95` is
+the same from the last feedback that the batch needed, with scoring, hinting and the join in between. BENCH_STEPS sets
+the number of steps (default 48: a p95 needs at least 40).
 """
 
 import os
@@ -15,22 +15,23 @@ import numpy as np
 
 from schemas import topics
 from schemas.records import BatchPlan, Feedback, PolicyAck, Rollout, RunManifest, StepResult
-from tentalis.config import Settings
-from tentalis.kafka import Stored, make_codec, read_to_end
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import Stored, read_to_end
 from tentalis.local.attach import broker_alone
+from tentalis.service.settings import Settings
 from tests.bench.lab import log, report
 from tests.e2e.lab import Home
-from tests.integration.inference_lab import make_model
+from tests.support.inference_lab import make_model
 
 
 def records(settings: Settings, topic: str) -> list[tuple[Stored, object]]:
-    """What a topic holds."""
+    """The records of a topic."""
     codec = make_codec(settings)
     return [(stored, stored.decode(codec)) for stored in read_to_end(settings, topic) if stored.value is not None]
 
 
 def seconds_per_step(settings: Settings) -> dict[str, list[float]]:
-    """By where they are counted from, one figure per step of the only run on the log."""
+    """The seconds of each step of the only run on the log, counted from its last rollout and from its last feedback."""
     said = {
         (record.result.result_id): stored.timestamp
         for stored, record in records(settings, topics.FEEDBACK)
@@ -52,7 +53,7 @@ def seconds_per_step(settings: Settings) -> dict[str, list[float]]:
     for result in batches:
         if isinstance(result, StepResult) and result.step > 0 and first + result.step in served:
             trained = [rollouts[row.rollout_id] for row in plans[result.step].rows]
-            # One whose user was waited for in vain has none.
+            # A rollout whose user said nothing has no feedback.
             begun = {"rollout": max(at for at, _ in trained), "feedback": max(said.get(by, at) for at, by in trained)}
             step = sum(result.seconds.get(name, 0.0) for name in ("pack", "forward_backward", "optimizer"))
             for name, at in begun.items():

@@ -1,18 +1,18 @@
-"""Tokens per second of the whole optimizer step beside TRL's GRPOTrainer on the same rollouts, in turns, in one run.
+"""Tokens per second of the whole optimizer step compared with TRL's GRPOTrainer on the same rollouts, in one run.
 
 Mixed-length groups as in the assistant demo: BENCH_GROUPS (4) of 8 rollouts, prompt 40 to 60 tokens, response 8 to 64,
 LoRA r16 on all linear layers of the small real model (BENCH_MODEL), BENCH_DTYPE (float32), as many threads as cores.
-Each of BENCH_ROUNDS (3, after one to warm up) times in turn, ours and bare twice
+BENCH_ROUNDS (3, after one to warm up) times, these are timed in turn, ours and bare twice per round:
 
 - ours: the step with its data path (fetch from a broker, verify, pack, loss, optimizer),
-- bare: forward and backward of the same packed micro-batches and nothing else,
-- TRL: its step in an environment of its own, from padded tensors that are there already, BENCH_TRL_BATCH (8) sequences
-  a forward pass.
+- bare: forward and backward of the same packed micro-batches only,
+- TRL: its step in a separate environment, from padded tensors in memory, BENCH_TRL_BATCH (8) sequences per forward
+  pass.
 
-Tokens are those of the rollouts, counted alike: no padding, a shared prompt as often as it is used. `mfu` is that of
-our step against the fastest matrix product measured in this run, from what the packed positions need; `overhead` is
-what our steps took beyond the bare passes of their own round, the median of the rounds, and `data_path_and_optimizer`
-the share of the last step that neither pass takes.
+Tokens are those of the rollouts and counted alike: without padding, with a shared prompt as often as it is used. `mfu`
+compares the operations that our step's packed positions need with the fastest matrix product measured in this run.
+`overhead` is the time of our steps beyond the bare passes of the same round (median of the rounds), and
+`data_path_and_optimizer` the share of the last step outside the forward and backward passes.
 """
 
 import json
@@ -30,10 +30,12 @@ import numpy as np
 
 from schemas import topics
 from schemas.records import BatchPlan, Rollout
-from tentalis.config import Settings
-from tentalis.kafka import Publisher, make_codec, read_to_end
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.producer import Publisher
+from tentalis.service.settings import Settings
 from tests.bench.lab import environment_with, log, own_kafka, peak_mib, report
-from tests.trainer_lab import config, rollout
+from tests.support.trainer_lab import config, rollout
 
 # TRL imports requests without declaring it.
 TRL = ("trl==1.13.0", "torch==2.15.0", "transformers==5.17.0", "peft==0.21.2", "requests")
@@ -41,7 +43,7 @@ MICRO_BATCH_TOKENS = 1024
 
 
 def make_rollouts(vocabulary: int, groups: int = 4) -> list[Rollout]:
-    """Groups of eight that share their prompt, with rewards and a teacher."""
+    """Groups of eight rollouts with a shared prompt, rewards and teacher log-probs."""
     draw = np.random.default_rng(0)
     made = []
     for group in range(groups):
@@ -77,8 +79,8 @@ def lay(settings: Settings, made: list[Rollout]) -> None:
 
 def plan_for(settings: Settings) -> BatchPlan:
     """A plan of all rollouts on the topic, for one rank."""
-    from trainer.offers import offer_of
-    from trainer.plan import Draft, PlanHead, plan_of
+    from trainer.data.candidates import offer_of
+    from trainer.data.plan import BatchDraft, PlanContext, plan_of
 
     codec = make_codec(settings)
     offers = []
@@ -86,13 +88,13 @@ def plan_for(settings: Settings) -> BatchPlan:
         record = stored.decode(codec)
         assert isinstance(record, Rollout)
         offers.append(offer_of(record, stored.partition, stored.offset, 0, 4096))
-    head = PlanHead("bench", "bench", "manifest", 1, MICRO_BATCH_TOKENS, 0, "bench")
-    return plan_of(Draft(tuple(offers), (), {0: len(offers)}, ()), head, 1, 1, 0)
+    head = PlanContext("bench", "bench", "manifest", 1, MICRO_BATCH_TOKENS, 0, "bench")
+    return plan_of(BatchDraft(tuple(offers), (), {0: len(offers)}, ()), head, 1, 1, 0)
 
 
 @dataclass
 class Ours:
-    """The trainer's engine, and a plan whose rollouts are on a broker."""
+    """The trainer's engine, with a plan whose rollouts are on a broker."""
 
     settings: Settings
     of: Any
@@ -102,8 +104,8 @@ class Ours:
 
     @classmethod
     def start(cls, settings: Settings, model: Path, plan: BatchPlan, dtype: str) -> "Ours":
-        from trainer import runtime, world
-        from trainer.engine import Engine
+        from trainer.distributed import ranks, runtime
+        from trainer.step.engine import TrainingEngine
 
         of = config(
             model,
@@ -116,25 +118,25 @@ class Ours:
             lora={"rank": 16, "alpha": 32},
             optimizer={"lr": 3e-4},
         )
-        runtime.prepare(runtime.threads_of(of, 1), "cpu")
-        joined = world.join()
-        engine = Engine(of, model, joined, "cpu")
+        runtime.configure_torch(runtime.threads_of(of, 1), "cpu")
+        joined = ranks.join_ranks()
+        engine = TrainingEngine(of, model, joined, "cpu")
         return cls(settings, of, engine, plan, joined)
 
     def step(self) -> tuple[float, dict[str, float]]:
-        """One step from the topic on: its seconds, and those of its phases."""
-        from trainer.fetch import Cache, fetch
-        from trainer.step import train_step
-        from trainer.stop import Stop
+        """Runs one step, with reading the topic; returns its seconds and those of its phases."""
+        from trainer.data.fetch import RolloutCache, fetch
+        from trainer.distributed.stop import StopRequest
+        from trainer.step.step import train_step
 
         began = time.perf_counter()
-        rollouts = fetch(self.settings, make_codec(self.settings), self.plan.rows, Cache())
+        rollouts = fetch(self.settings, make_codec(self.settings), self.plan.rows, RolloutCache())
         fetched = time.perf_counter() - began
-        outcome = train_step(self.engine, self.plan, 0, rollouts, self.of.loss, self.world, Stop())
+        outcome = train_step(self.engine, self.plan, 0, rollouts, self.of.loss, self.world, StopRequest())
         return time.perf_counter() - began, outcome.seconds | {"fetch": fetched}
 
     def packs(self) -> list[Any]:
-        """The micro-batches of a step, as it hands them to the model."""
+        """The micro-batches of a step, as passed to the model."""
         seen: list[Any] = []
         forward = self.engine.forward
         self.engine.forward = lambda batch, *more, **options: (seen.append(batch), forward(batch, *more, **options))[1]
@@ -143,7 +145,7 @@ class Ours:
         return seen
 
     def bare(self, packs: list[Any]) -> float:
-        """Seconds of forward and backward of packed micro-batches."""
+        """Seconds for forward and backward of packed micro-batches."""
         began = time.perf_counter()
         for each in packs:
             self.engine.backward(self.engine.forward(each).logprobs.sum())
@@ -152,10 +154,11 @@ class Ours:
         return seconds
 
     def commit(self) -> tuple[float, float]:
-        """Seconds of a checkpoint, and of publishing its adapter's files."""
-        from trainer.checkpoint import CheckpointState, save
-        from trainer.model import adapter_sha256
-        from trainer.publish import publish_adapter
+        """Seconds for a checkpoint, and for publishing its adapter's files."""
+        from tentalis.storage.places import adapters_location
+        from trainer.model.model import adapter_sha256
+        from trainer.run.checkpoint import CheckpointState, save_checkpoint
+        from trainer.run.publish import publish_adapter
 
         began = time.perf_counter()
         adapter = self.engine.policy.adapter_bytes()
@@ -175,15 +178,15 @@ class Ours:
         )
         root = self.settings.home / "checkpoints"
         parts = self.engine.policy.adapter_config(), self.engine.optimizer_state()
-        checkpoint = save(root, state, adapter, *parts)
+        checkpoint = save_checkpoint(root, state, adapter, *parts)
         saved = time.perf_counter()
-        publish_adapter(self.settings.home, "bench", 1, checkpoint)
+        publish_adapter(adapters_location(self.settings, "bench"), 1, checkpoint)
         return saved - began, time.perf_counter() - saved
 
 
 @contextmanager
 def trl(model: Path, made: list[Rollout], dtype: str) -> Iterator["subprocess.Popen[str]"]:
-    """TRL's trainer on the same rollouts; a line on its stdin makes it step."""
+    """Runs TRL's trainer on the same rollouts; each line on its stdin triggers a step."""
     from schemas.tensors import float32_view, int32_view
 
     python = environment_with("bench-trl", TRL)
@@ -215,13 +218,13 @@ def trl(model: Path, made: list[Rollout], dtype: str) -> Iterator["subprocess.Po
 
 
 def ask(child: "subprocess.Popen[str]") -> dict[str, float]:
-    """One step of TRL."""
+    """Runs one step of TRL and returns its figures."""
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write("step\n")
     child.stdin.flush()
     answer = child.stdout.readline()
     if not answer:
-        raise RuntimeError("TRL ended; its message is above")
+        raise RuntimeError("TRL's process ended; its error is above")
     found: dict[str, float] = json.loads(answer)
     return found
 
@@ -238,7 +241,7 @@ def main() -> None:
     with own_kafka() as settings, trl(model, made, dtype) as peer:
         import torch
 
-        from trainer.flops import matmul_peak, packed_flops
+        from trainer.model.flops import measure_peak_flops, packed_flops
 
         lay(settings, made)
         ours = Ours.start(settings, model, plan_for(settings), dtype)
@@ -249,7 +252,7 @@ def main() -> None:
         log(f"{len(made)} rollouts, {tokens} tokens, {positions} positions in {len(packs)} micro-batches")
         seconds: dict[str, list[float]] = {"ours": [], "bare": [], "trl": []}
         for _ in range(rounds + 1):
-            # Whoever comes first after TRL finds cold caches: each does, once a round.
+            # Ours and bare run twice: the first step after TRL has cold caches.
             peak_mib(reset=True)
             (whole, phases), memory = ours.step(), peak_mib()
             passes = [ours.bare(packs), ours.bare(packs)]
@@ -259,8 +262,8 @@ def main() -> None:
             seconds["bare"] += passes
             seconds["trl"].append(theirs["seconds"])
         checkpoint, publish = ours.commit()
-        peak = matmul_peak(getattr(torch, dtype), "cpu", 2048, 12)
-    # The first round warms up.
+        peak = measure_peak_flops(getattr(torch, dtype), "cpu", 2048, 12)
+    # The first round is the warm-up.
     counted = {name: np.array(values).reshape(rounds + 1, -1)[1:] for name, values in seconds.items()}
     median = {name: float(np.median(values)) for name, values in counted.items()}
     report(

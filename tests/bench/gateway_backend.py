@@ -1,4 +1,4 @@
-"""A backend that costs next to nothing, so that what is measured is what stands before it:
+"""A backend with negligible cost, so that only the proxy in front of it is measured:
 `python -m tests.bench.gateway_backend PORT TOKENS PAUSE_MS`."""
 
 import asyncio
@@ -10,7 +10,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
 
 
 class Backend:
-    """OpenAI's chat completions over a plain socket: `tokens` tokens, `pause_s` before each."""
+    """Serves OpenAI chat completions over a plain socket: `tokens` tokens, `pause_s` before each."""
 
     def __init__(self, tokens: int, pause_s: float) -> None:
         self._tokens, self._pause_s = tokens, pause_s

@@ -1,8 +1,8 @@
-"""The halves that the join's benchmark folds, encoded once.
+"""The halves that the join's benchmarks fold, encoded once.
 
-Per task one Score of 9 KB (1,000 tokens, mask, log-probs) and one Hint, which says nothing (kind none, 300 bytes), or
-carries the teacher's log-probs (accepted, 13 KB). The hint comes up to `spread` tasks before or after its score. Of
-every `open_every` tasks one never gets its hint: it stays open, with its payload.
+Each task has one Score of 9 KB (1,000 tokens, mask, log-probs) and one Hint, either without content (kind none, 300
+bytes) or with the teacher's log-probs (accepted, 13 KB). The hint comes up to `spread` tasks before or after its score.
+One in `open_every` tasks never gets its hint: it stays open, with its payload.
 """
 
 import random
@@ -12,7 +12,6 @@ from collections.abc import Container, Iterator, Sequence
 import numpy as np
 
 from schemas import topics
-from schemas.codec import Codec
 from schemas.ids import derived_id, sha256_hex
 from schemas.records import (
     Hint,
@@ -27,17 +26,18 @@ from schemas.records import (
     Terms,
 )
 from schemas.tensors import float32_bytes, int32_bytes
-from tentalis.config import Settings
-from tentalis.kafka import Publisher, headers_of
+from schemas.wire.codec import Codec
+from tentalis.kafka.producer import Publisher, headers_of
+from tentalis.service.settings import Settings
 
 TOKENS = 1000
 
 Half = tuple[str, bytes, list[tuple[str, bytes]]]
-"""Key, value, headers."""
+"""(key, value, headers)"""
 
 
 def sample_of(task_id: str, rng: np.random.Generator, n_tokens: int = TOKENS) -> Sample:
-    """A sample of so many tokens, the first fifth of them its prompt."""
+    """A sample of n_tokens tokens, the first fifth of them the prompt."""
     prompt = n_tokens // 5
     tokens = int32_bytes(rng.integers(0, 49_000, n_tokens))
     logprobs = -rng.exponential(0.7, n_tokens).astype(np.float32)
@@ -99,11 +99,11 @@ def hint_of(sample: Sample, at: int, accepted: bool, rng: np.random.Generator) -
 def halves(
     name: str, tasks: int, spread: int, open_every: int, codec: Codec, accepted: Container[int] = ()
 ) -> Iterator[Half]:
-    """The load in log order; the same for the same arguments, but for the opening times.
+    """Yields the load in log order; the same for the same arguments, except for the opening times.
 
     Args:
-        open_every: one of so many tasks gets no hint; 0: every task gets one.
-        accepted: the tasks, by number, whose hint is accepted; the others' is of kind none.
+        open_every: one in so many tasks gets no hint; 0: every task gets one.
+        accepted: the numbers of the tasks whose hints are accepted; the others are of kind none.
     """
     chance, rng, now = random.Random(7), np.random.default_rng(7), time.time_ns() // 1_000_000
     order = []
@@ -122,7 +122,7 @@ def halves(
 
 
 def send(settings: Settings, codec: Codec, load: Sequence[Half] | Iterator[Half]) -> None:
-    """Writes a load to the halves topic, as fast as it goes."""
+    """Writes a load to the halves topic as fast as possible."""
     publisher = Publisher(settings, "bench", codec)
     for key, value, headers in load:
         publisher.send_bytes(topics.HALVES, key.encode(), value, headers)

@@ -1,16 +1,16 @@
-"""One join worker under an application id of its own: `python -m tests.bench.join_ours BOOTSTRAP APP_ID STATE_DIR`.
+"""One join worker with its own application id: `python -m tests.bench.join_ours BOOTSTRAP APP_ID STATE_DIR`.
 
-The options set what several workers side by side must not share.
+The options set values that concurrent workers must not share.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from streams.app import StreamSettings, ensure_changelog, run
-from streams.join.processor import JoinProcessor
-from tentalis.config import Settings
-from tentalis.kafka import make_codec
+from streams.apps.join.processor import JoinProcessor
+from streams.runtime.worker import StreamSettings, ensure_changelog, run
+from tentalis.kafka.codec import make_codec
+from tentalis.service.settings import Settings
 
 
 def main() -> int:

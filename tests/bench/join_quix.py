@@ -1,23 +1,23 @@
 """The join written with Quix Streams 3.28: `python -m tests.bench.join_quix BOOTSTRAP GROUP STATE_DIR`.
 
-Runs in an environment of its own, with nothing of ours but the schemas and the derived ids. What was done for its
-speed:
+Runs in a separate environment, and imports only the schemas and the derived ids from this project. Optimisations:
 
-- Raw bytes in and out ((de)serializers that do nothing), decoded by fastavro into plain dicts, no pydantic, no
+- Raw bytes in and out ((de)serializers that do nothing), decoded by fastavro into plain dicts, without pydantic and
   validation.
-- State through its documented API, `apply(stateful=True)`, and only as bytes (`set_bytes`, `get_bytes`), so that
-  nothing goes through JSON. A task has one value, its payload one per half, as with us; no TTL (it stamps every value).
-- Timeouts need the state of a task at the record of another, and Quix has no timers: the key deserializer gives all
-  records of a partition one key, and with it one state. The heap of due times is in memory and costs nothing durable.
-- Its default checkpoint: output is sent at once, state and offsets are flushed every COMMIT_S seconds; RocksDB and
-  changelog as they come. Idempotent producer, acks=all, compression as ours: zstd at level 1 (librdkafka's default of 3
-  costs half as much again). A record waits for others to go with for librdkafka's default of 5 ms; ours waits 1.
+- State through the documented API, `apply(stateful=True)`, and only as bytes (`set_bytes`, `get_bytes`), so that no
+  value goes through JSON. A task has one value and its payload one per half, as in our join; no TTL (it stamps every
+  value).
+- A timeout needs the state of one task at the record of another, and Quix has no timers: the key deserializer gives all
+  records of a partition the same key, and so the same state. The heap of due times is in memory and is not persisted.
+- The default checkpoint: output is sent at once, state and offsets are flushed every COMMIT_S seconds; default settings
+  of RocksDB and changelog. Idempotent producer, acks=all, compression as in ours: zstd at level 1 (librdkafka's default
+  of 3 costs 1.5 times as much). A record lingers for librdkafka's default of 5 ms; in ours for 1 ms.
 - One application, no web, logging off, one process.
 
-The same as ours in what it guarantees (at least once, state per task in its store and its changelog) and in what it
-does for the records of the benchmark: slots bound to a result, duplicates known by event id, timeouts by stream time,
-outcomes and rollouts with the same ids and the same digest. It refuses nothing, knows no superseded or late halves,
-no Forget, and does not recognise a record that comes again after its task's state has moved on.
+It has the guarantees of ours (at least once, state per task in its store and its changelog) and does the same for the
+records of the benchmark: slots bound to a result, duplicates detected by event id, timeouts by stream time, outcomes
+and rollouts with the same ids and digests. It rejects no records, has no superseded or late halves and no Forget, and
+does not recognise a redelivered record after the state of its task has advanced.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ from quixstreams import Application, message_context
 from quixstreams.kafka.configuration import ConnectionConfig
 from quixstreams.models.serializers import Deserializer, Serializer
 
-from schemas import avro
 from schemas.ids import derived_id
+from schemas.wire import avro
 from tests.bench.join_quix_state import ENTRY_BYTES, HALVES, HEAD, MARKER_TTL_MS, PREFIX, entry_of
 
 COMMIT_S = 1.0
@@ -112,21 +112,21 @@ def digest(rollout: dict[str, Any]) -> str:
 
 
 class OneState(Deserializer):  # type: ignore[misc]
-    """All records of a partition share one state."""
+    """Gives all records of a partition the same key, and so the same state."""
 
     def __call__(self, value: bytes, ctx: Any) -> bytes:
         return b"all"
 
 
 class ValueOf(Serializer):  # type: ignore[misc]
-    """(topic, key, value) -> value."""
+    """Serializes (topic, key, value) as value."""
 
     def __call__(self, value: Any, ctx: Any) -> bytes:
         return bytes(value[2])
 
 
 class Join:
-    """The function of the pipeline: raw half in, a list of (topic, key, value) out."""
+    """The function of the pipeline: takes a raw half and returns a list of (topic, key, value)."""
 
     def __init__(self) -> None:
         self.time: dict[int, int] = {}
@@ -150,7 +150,7 @@ class Join:
         return out
 
     def recovered(self, state: Any) -> list[tuple[int, str]]:
-        """The timers of the tasks in the store. There is no public way to go through a state, so this is private."""
+        """The timers of the tasks in the store, read through a private API: no public one iterates over a state."""
         timers = []
         for key, value in state._transaction._partition.iter_items(PREFIX + b"task/", PREFIX + b"task0"):
             _, due, *_ = HEAD.unpack_from(value)
@@ -314,7 +314,7 @@ def main(bootstrap: str, group: str, state_dir: str) -> None:
         commit_interval=COMMIT_S,
         state_dir=state_dir,
         auto_create_topics=True,
-        # A static member, as ours: a successor under the same name need not wait for the session of the one killed.
+        # A static member, as in ours: the successor of a killed process does not wait for the session timeout.
         consumer_extra_config={"group.instance.id": "bench", "session.timeout.ms": 10_000},
         producer_extra_config={
             "enable.idempotence": True,

@@ -1,7 +1,7 @@
-"""The raw limit: consume, decode, produce; no state, no validation, nothing is put together.
+"""The raw limit of a join: consumes, decodes and produces, without state, validation or joining.
 
-`python -m tests.bench.join_raw BOOTSTRAP GROUP`. Every half is decoded by fastavro; every score is produced again as it
-came (the size of a rollout), and with it 400 bytes (the size of an outcome).
+`python -m tests.bench.join_raw BOOTSTRAP GROUP`. fastavro decodes every half; every score is produced unchanged (the
+size of a rollout), together with 400 bytes (the size of an outcome).
 """
 
 import io
@@ -10,7 +10,8 @@ import sys
 import fastavro
 from confluent_kafka import Consumer, Producer
 
-from schemas import avro, topics
+from schemas import topics
+from schemas.wire import avro
 
 
 def main(bootstrap: str, group: str) -> None:

@@ -1,9 +1,9 @@
-"""State of the join as it lies on its changelog, without folding a million tasks through a worker to get there.
+"""Changelog records of the join's state, made without running a million tasks through a worker.
 
 Open tasks are folded by the join itself, one score each. Closed ones are `MARKERS` tasks folded to their end, whose
-markers are repeated under as many names as wanted. All of it lies before offset 0 of the halves log, so that a worker
-goes on with whatever the log holds. `quix_rows` are the same tasks as the join in Quix Streams keeps them, and
-`closing` the hints that close some of the open ones.
+markers are repeated under as many names as needed. All applied offsets are below 0, so that a worker then processes the
+halves log from its beginning. `quix_rows` yields the same tasks as the join in Quix Streams keeps them, and `closing`
+the hints that close some of the open ones.
 """
 
 import time
@@ -13,13 +13,13 @@ from itertools import islice
 import numpy as np
 
 from schemas import topics
-from schemas.codec import Codec
 from schemas.records import Record, Score
-from streams.join.core import Limits, Partition, Tally
-from streams.join.emit import Place
-from streams.join.state import TASK
-from streams.processor import payload_of, stamped
-from tentalis.kafka import headers_of
+from schemas.wire.codec import Codec
+from streams.apps.join.core import JoinCounts, JoinLimits, JoinPartition
+from streams.apps.join.emit import HalvesPartition
+from streams.apps.join.state import TASK
+from streams.runtime.processor import payload_of, stamped
+from tentalis.kafka.producer import headers_of
 from tests.bench.join_load import Half, hint_of, sample_of, score_of
 from tests.bench.join_quix_state import HEAD, MARKER_TTL_MS, OFFSETS, PREFIX, entry_of
 
@@ -28,11 +28,12 @@ MARKERS = 500
 CHUNK = 200
 
 Row = tuple[int, str, bytes]
-"""Partition, key, value."""
+"""(partition, key, value)"""
 
 
 def state_rows(codec: Codec, open_tasks: int, closed_tasks: int, n_tokens: int) -> Iterator[Row]:
-    """The changelog's records of so many tasks, evenly over the partitions; open ones wait with n_tokens tokens."""
+    """Yields the changelog records of open and closed tasks, evenly over the partitions; the waiting halves of open
+    tasks have n_tokens tokens."""
     for partition in range(PARTITIONS):
         yield from _open(codec, partition, _share(open_tasks, partition), n_tokens)
     markers = _markers(codec)
@@ -41,7 +42,7 @@ def state_rows(codec: Codec, open_tasks: int, closed_tasks: int, n_tokens: int) 
 
 
 def quix_rows(codec: Codec, open_tasks: int, closed_tasks: int, n_tokens: int) -> Iterator[Row]:
-    """The same tasks in the join with Quix Streams, its prefix included."""
+    """Yields the changelog records of the same tasks for the join with Quix Streams, with its key prefix."""
     prefix, now = PREFIX.decode(), _now()
     for partition in range(PARTITIONS):
         for offset, score in enumerate(_scores(partition, _share(open_tasks, partition), n_tokens, now), OFFSETS):
@@ -55,7 +56,7 @@ def quix_rows(codec: Codec, open_tasks: int, closed_tasks: int, n_tokens: int) -
 
 
 def closing(codec: Codec, open_tasks: int, n_tokens: int, nth: int) -> Iterator[tuple[int, Half]]:
-    """The hint that closes the nth open task of each partition: (partition, half)."""
+    """Yields the hint that closes the nth open task of each partition: (partition, half)."""
     rng, now = np.random.default_rng(nth), _now()
     for partition in range(PARTITIONS):
         scores = _scores(partition, _share(open_tasks, partition), n_tokens, now)
@@ -73,24 +74,24 @@ def _now() -> int:
 
 
 def _scores(partition: int, count: int, n_tokens: int, now: int) -> Iterator[Score]:
-    """The halves with which the open tasks of a partition wait."""
+    """Yields the waiting halves of a partition's open tasks."""
     rng = np.random.default_rng(partition)
     for number in range(count):
         yield score_of(sample_of(f"open-{partition}-{number}", rng, n_tokens), now)
 
 
-def _fold(codec: Codec, partition: int) -> Partition:
+def _fold(codec: Codec, partition: int) -> JoinPartition:
     def read(offset: int, raw: bytes | None) -> Record:
         return codec.decode(raw, topic=topics.HALVES, partition=partition, offset=offset)
 
-    fold = Partition(Place(topics.HALVES, partition), read, Limits(), Tally())
+    fold = JoinPartition(HalvesPartition(topics.HALVES, partition), read, JoinLimits(), JoinCounts())
     fold.restore({})
     return fold
 
 
 def _open(codec: Codec, partition: int, count: int, n_tokens: int) -> Iterator[Row]:
     fold, now = _fold(codec, partition), _now()
-    # One record more than tasks, so that there is a clock where nothing is open; up to -2, as a new fold is at -1.
+    # One record more than tasks, to write a clock even without open tasks; up to -2, because a new fold is at -1.
     fold.advance(-count - 2, now)
     for offset, score in enumerate(_scores(partition, count, n_tokens, now), -count - 1):
         fold.advance(offset, now)
@@ -100,10 +101,10 @@ def _open(codec: Codec, partition: int, count: int, n_tokens: int) -> Iterator[R
     yield from _rows(fold, partition)
 
 
-def _rows(fold: Partition, partition: int) -> Iterator[Row]:
+def _rows(fold: JoinPartition, partition: int) -> Iterator[Row]:
     for wave in fold.take_changes():
         for key, value in wave:
-            assert value is not None, f"{key} is deleted, but nothing was closed"
+            assert value is not None, f"{key} is deleted, but no task was closed"
             yield partition, key, value
 
 

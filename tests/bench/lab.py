@@ -1,4 +1,4 @@
-"""What the benchmarks share: a broker of their own, records to feed, and how to tell when an application is through."""
+"""Helpers of the benchmarks: a separate broker, input records, processes and their figures."""
 
 import json
 import os
@@ -30,30 +30,30 @@ from schemas.records import (
     result_id,
 )
 from schemas.tensors import float32_bytes, int32_bytes
-from tentalis.config import Settings
-from tentalis.kafka import committed_offsets
+from tentalis.kafka.offsets import committed_offsets
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
+from tentalis.service.settings import Settings
 
 METRIC = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$", re.M)
 
 
 def log(text: str) -> None:
-    """Progress, on stderr: stdout is for the result."""
+    """Prints progress on stderr: stdout is for the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def report(**figures: Any) -> None:
-    """The last line on stdout: one JSON object."""
+    """Prints the last line on stdout: one JSON object."""
     print(json.dumps({name: round(v, 4) if isinstance(v, float) else v for name, v in figures.items()}), flush=True)
 
 
 def environment_with(name: str, packages: Sequence[str]) -> str:
-    """The interpreter of a peer's own environment, made once per set of pinned packages."""
+    """The interpreter of a separate environment for a compared system, created once per set of pinned packages."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tentalis" / name
     python, complete = folder / "bin" / "python", folder / "complete"
     if not complete.exists() or complete.read_text() != " ".join(packages):
-        log(f"making an environment with {packages[0]} in {folder}")
+        log(f"creating an environment with {packages[0]} in {folder}")
         uv = str(Path(sys.executable).with_name("uv"))
         subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(folder)], check=True)
         subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *packages], check=True)
@@ -62,7 +62,7 @@ def environment_with(name: str, packages: Sequence[str]) -> str:
 
 
 def peak_mib(reset: bool = False) -> float:
-    """The most memory this process had resident since the last reset (Linux)."""
+    """Peak resident memory of this process since the last reset (Linux)."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()
@@ -82,7 +82,7 @@ def rss_mib(pid: int) -> float:
 
 
 def metrics_of(port: int) -> dict[str, float]:
-    """Each metric of a process, summed over its labels. Raises OSError if it does not answer."""
+    """The metrics of a process, each summed over its labels. Raises OSError if the process does not answer."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found: dict[str, float] = defaultdict(float)
@@ -93,7 +93,7 @@ def metrics_of(port: int) -> dict[str, float]:
 
 @contextmanager
 def own_kafka(lines: dict[str, str] | None = None) -> Iterator[Settings]:
-    """A broker in a temporary folder with every topic applied. `lines`: further lines of its configuration."""
+    """Runs a broker with all topics in a temporary folder. `lines`: additional settings of the broker."""
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker(Path(folder) / "kafka", free_port(), free_port(), settings=lines)
         broker.start()
@@ -109,7 +109,7 @@ def own_kafka(lines: dict[str, str] | None = None) -> Iterator[Settings]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The environment of a command against these settings."""
+    """The environment variables of a command with these settings."""
     return os.environ | {
         "TENTALIS_BOOTSTRAP": settings.require_bootstrap(),
         "TENTALIS_HOME": str(settings.home),
@@ -131,7 +131,7 @@ def cli(settings: Settings, *arguments: str) -> str:
 
 @contextmanager
 def process(settings: Settings, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A command that runs until the block ends."""
+    """Runs a command until the block ends."""
     child = subprocess.Popen([sys.executable, "-m", "tentalis.cli", *arguments], env=environment(settings))
     try:
         yield child
@@ -141,7 +141,7 @@ def process(settings: Settings, *arguments: str) -> Iterator["subprocess.Popen[b
 
 
 def drained_rate(settings: Settings, group: str, ends: Mapping[str, Mapping[int, int]], timeout: float = 300) -> float:
-    """Records per second between the first and the last commit seen of a group that works through a backlog."""
+    """Records per second between the first and the last observed commit of a group that processes a backlog."""
     total = sum(end for parts in ends.values() for end in parts.values())
     first: tuple[float, int] | None = None
     deadline = time.monotonic() + timeout
@@ -151,10 +151,10 @@ def drained_rate(settings: Settings, group: str, ends: Mapping[str, Mapping[int,
             first = (now, done)
         if done >= total:
             if first is None or first[1] >= total:
-                raise RuntimeError("the backlog was gone before the first look: make it larger")
+                raise RuntimeError("the backlog was processed before the first measurement: make it larger")
             return (total - first[1]) / (now - first[0])
         time.sleep(0.1)
-    raise TimeoutError(f"{group} did not get through {total} records within {timeout:g} s")
+    raise TimeoutError(f"{group} did not process {total} records within {timeout:g} s")
 
 
 def make_task(index: int, n_samples: int = 1, opd: bool = True) -> Task:
@@ -172,7 +172,7 @@ def make_task(index: int, n_samples: int = 1, opd: bool = True) -> Task:
 
 
 def make_result(task: Task, sample: int, n_tokens: int = 64) -> Result:
-    """An answer of n_tokens tokens with log-probs."""
+    """A result of n_tokens tokens with log-probs."""
     rng = np.random.default_rng(sample)
     response = int32_bytes(rng.integers(0, 40_000, n_tokens))
     text = "Keep bread in a paper bag at room temperature and freeze what you do not eat soon."
@@ -196,7 +196,7 @@ def make_result(task: Task, sample: int, n_tokens: int = 64) -> Result:
 
 
 def make_feedback(result: Result) -> Feedback:
-    """An explicit nothing to say."""
+    """Feedback without content."""
     return Feedback(
         feedback_id=f"feedback-{result.result_id}",
         event_time=0,

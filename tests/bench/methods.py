@@ -1,4 +1,4 @@
-"""What the learning curves of docs/results share: the trainer's settings by method, and how a curve is drawn."""
+"""Settings and drawing shared by the learning curves of docs/results."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "docs" / "results"
+from tests.support import ROOT
+
+FOLDER = ROOT / "docs" / "results"
 SETTINGS: dict[str, tuple[str, ...]] = {"rl": ("loss.opd_weight=0",), "opd": ("loss.rl_weight=0",), "hybrid": ()}
 COLOURS = {"rl": "#0b6e99", "opd": "#b5541c", "hybrid": "#3d7a3d"}
 GREY = "#777777"
 Z_95 = 1.959964
-"""Standard errors to either side that make a 95 % interval."""
+"""Standard errors on either side of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Curve:
 
 
 def draw(path: Path, panels: Sequence[tuple[str, Sequence[Curve]]], x: str, y: str) -> None:
-    """A panel of curves each, side by side, with the same scale; the text is the panel's title."""
+    """Draws panels of curves (title, curves) side by side, with the same scale."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

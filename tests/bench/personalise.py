@@ -1,13 +1,13 @@
-"""Personalisation, end to end: simulated users talk through the gateway's proxy until the policy suits them.
+"""Personalisation, end to end: simulated users talk through the gateway's proxy until the policy satisfies them.
 
-`make personalise [METHOD=hybrid] [USER=student] [SEED=0] [SESSIONS=60] [FULL=1]` plays one run on a stack of its own,
-writes docs/results/personalisation/<user>-<method>-seed<seed>.json and draws the page anew. The client is OpenAI's own,
-knows nothing of Tentalis and sends no header of ours: the gateway finds sessions and turns by itself. What the users
-say is judged by rules (`next_state_rules`), and a rule makes hints of their wishes: no judge model takes part.
+`make personalise [METHOD=hybrid] [USER=student] [SEED=0] [SESSIONS=60] [FULL=1]` makes one run on a separate stack,
+writes docs/results/personalisation/<user>-<method>-seed<seed>.json and redraws the page. The client is OpenAI's, with
+no knowledge of Tentalis and no extra headers: the gateway detects sessions and turns itself. Rules judge the users'
+messages (`next_state_rules`), and a rule turns their wishes into hints: no judge model takes part.
 
-A session meets the rule if its *first* answer does, before anybody has complained. A run has converged with the third
-such session in a row; it ends there, or after SESSIONS; FULL=1 goes on to SESSIONS all the same. METHOD=none is the
-control: SESSIONS first answers of the untrained model, to which nobody says anything, so that nothing is trained.
+A session meets the rule if its *first* answer does, before any complaint. A run has converged with the third such
+session in a row; it ends there, or after SESSIONS; with FULL=1 always after SESSIONS. METHOD=none is the control:
+SESSIONS first answers of the untrained model, without any reply, so that nothing is trained.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from typing import Any
 from schemas import topics
 from schemas.ids import parse_policy_name
 from schemas.records import BatchPlan, Outcome, OutcomeKind, PolicyAck, Record, RunManifest, StepResult
-from tentalis.config import Settings
-from tentalis.kafka import make_codec
-from tentalis.manager.core import trains
-from tentalis.reading import Reader
-from tentalis.rewards.taste import taste
-from tentalis.served import Served
+from tentalis.agents.manager.core import trains
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.reader import Reader
+from tentalis.policies.served import ServedVersions
+from tentalis.rewards.style_scorer import check_style
+from tentalis.service.settings import Settings
 from tests.bench import methods
 from tests.bench.lab import log
 from tests.bench.methods import COLOURS, SETTINGS, Z_95, Curve
@@ -58,7 +58,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A session as the client saw it. `versions`: what answered each turn, None for the base model."""
+    """A session as the client saw it. `versions`: the policy version of each answer, None for the base model."""
 
     user: str
     session: int
@@ -76,7 +76,7 @@ class Talk:
 
 
 def converged_after(fits: Sequence[bool], in_a_row: int = IN_A_ROW) -> int | None:
-    """The number of sessions up to and with the last of the first `in_a_row` that meet the rule, None if none do.
+    """The number of sessions until `in_a_row` in a row have met the rule, None if that never happens.
 
     >>> converged_after([True, False, True, True, True, False])
     5
@@ -90,7 +90,7 @@ def converged_after(fits: Sequence[bool], in_a_row: int = IN_A_ROW) -> int | Non
 
 
 def wilson(hits: float, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a share (Wilson 1927), (0, 1) of nothing."""
+    """The 95 % score interval of a share (Wilson 1927), (0, 1) for n = 0."""
     if n == 0:
         return 0.0, 1.0
     share, z2 = hits / n, Z_95 * Z_95
@@ -100,8 +100,8 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
 
 
 def mean_by_chance(share: float, in_a_row: int = IN_A_ROW) -> float:
-    """How many sessions it takes on average until `in_a_row` in a row meet the rule, if each does with probability
-    `share`, whatever came before (Feller 1968, XIII.7).
+    """The mean number of sessions until `in_a_row` in a row meet the rule, if each does independently with probability
+    `share` (Feller 1968, XIII.7).
 
     >>> mean_by_chance(0.5)
     14.0
@@ -124,8 +124,8 @@ def converged_by_chance(share: float, sessions: int, in_a_row: int = IN_A_ROW) -
 
 
 def converged_share(ends: Sequence[int | None], lengths: Sequence[int]) -> list[float]:
-    """By session, the share of runs that have converged (Kaplan and Meier 1958): a run that was given up before, at its
-    length, says nothing of what came after. A run that goes on after it has converged is not watched any more.
+    """By session, the share of runs that have converged (Kaplan and Meier 1958): a run that ended without converging is
+    censored at its length. Sessions after a run has converged are ignored.
 
     >>> converged_share([None, 3], [2, 4])
     [0.0, 0.0, 1.0]
@@ -139,17 +139,17 @@ def converged_share(ends: Sequence[int | None], lengths: Sequence[int]) -> list[
 
 
 def now_in(seed: int, session: int) -> str:
-    """What an assistant is usually told at the beginning: a session a day, so that no two begin alike."""
+    """The system prompt of a session, with a date: one session a day, so that no two begin alike."""
     when = datetime(2026, 1, 5, 9, 0) + timedelta(days=session, minutes=7 * session % 480 + seed)
     return f"You are a helpful assistant. It is {when:%A, %d %B %Y, %H:%M}."
 
 
 class Loop:
-    """What the log says of the run. Between two sessions the users wait until it has settled: people pause."""
+    """The state of the run according to the log. Users wait between two sessions, as people do, until it is settled."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._served = Served()
+        self._served = ServedVersions()
         self._first: int | None = None
         self._planned: set[int] = set()
         self._stepped: set[int] = set()
@@ -160,7 +160,7 @@ class Loop:
         self.rewards: Counter[str] = Counter()
 
     def apply(self, record: Record) -> None:
-        """Takes in a record of one of TOPICS."""
+        """Applies a record of one of TOPICS."""
         match record:
             case RunManifest() if record.run_id == self._run_id:
                 self._first = record.first_version
@@ -186,18 +186,18 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """Steps that are served."""
+        """The number of steps whose version is served."""
         version = self._served.version(POLICY)
         return 0 if version is None or self._first is None else max(0, version - self._first)
 
     @property
     def serves(self) -> bool:
-        """Whether a version of this run is served at all."""
+        """True if a version of this run is served."""
         version = self._served.version(POLICY)
         return version is not None and self._first is not None and version >= self._first
 
     def unsettled(self, answered: int, batch: int) -> str | None:
-        """What is still under way, None if nothing is. `answered`: turns that something was said to."""
+        """The reason why the run is not settled, None if it is. `answered`: number of answers that got a reply."""
         if len(self._decided) < answered:
             return f"{len(self._decided)} of {answered} turns are decided"
         waiting = len(self._usable - self._gone)
@@ -218,7 +218,7 @@ TOPICS = (topics.RUNS, topics.POLICY_ACKS, topics.BATCHES, topics.OUTCOMES)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`users`: whom the one policy is to suit, in turns."""
+    """The options of a run. `users`: the users of the one policy, who take turns."""
 
     method: str
     users: tuple[User, ...]
@@ -233,8 +233,8 @@ class Options:
 
 
 def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool) -> Talk:
-    """One session, as any program that uses OpenAI's client would hold it. `leaves`: after the first answer, without a
-    word."""
+    """Holds one session, as any program with OpenAI's client would. `leaves`: the user leaves after the first answer,
+    without a reply."""
     from openai import OpenAI
 
     began = time.monotonic()
@@ -252,7 +252,7 @@ def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool) ->
             models.append(answer.model)
             answers.append(answer.choices[0].message.content or "")
             messages.append({"role": "assistant", "content": answers[-1]})
-    first = taste(answers[0], said[0], stopped=True)
+    first = check_style(answers[0], said[0], stopped=True)
     return Talk(
         user=user.name,
         session=session,
@@ -268,7 +268,7 @@ def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool) ->
 
 
 def version_of(model: str) -> int | None:
-    """Of `policy@vN` the N."""
+    """The N of `policy@vN`, None for another model name."""
     try:
         return parse_policy_name(model)[1]
     except ValueError:
@@ -277,14 +277,14 @@ def version_of(model: str) -> int | None:
 
 @dataclass
 class Stack:
-    """`tentalis up --gateway` in a state directory of its own."""
+    """A stack of `tentalis up --gateway` in its own state directory."""
 
     home: Path
     config: Path
     processes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def command(self, *arguments: str) -> str:
-        """A command on the stack; its stdout. Raises RuntimeError."""
+        """Runs a command on the stack and returns its stdout. Raises RuntimeError."""
         done = subprocess.run(
             [sys.executable, "-m", "tentalis.cli", *arguments],
             env=os.environ | {"TENTALIS_HOME": str(self.home)},
@@ -292,12 +292,14 @@ class Stack:
             text=True,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"tentalis {' '.join(arguments)} ended with {done.returncode}; see {self.home}/logs")
+            raise RuntimeError(
+                f"tentalis {' '.join(arguments)} ended with exit code {done.returncode}; see {self.home}/logs"
+            )
         return done.stdout
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """From `up` to `down`."""
+        """Runs `up`, then `down` at the end of the block."""
         try:
             self.command("up", "--detach", "--gateway", "--config", str(self.config))
             self.processes = json.loads(self.command("status", "-o", "json"))["processes"]
@@ -307,21 +309,21 @@ class Stack:
 
     @property
     def gateway(self) -> str:
-        """Its base URL."""
+        """The gateway's base URL."""
         return f"http://127.0.0.1:{self.processes['gateway']['port']}/v1"
 
     @property
     def settings(self) -> Settings:
-        """For reading the log."""
+        """The settings for reading the log."""
         ports = json.loads((self.home / "ports.json").read_text(encoding="utf-8"))
         return Settings.from_env().model_copy(update={"home": self.home, "bootstrap": f"127.0.0.1:{ports['broker']}"})
 
 
 def write_config(options: Options, folder: Path) -> tuple[Path, str]:
-    """The trainer's configuration file, and the id of the run."""
+    """Writes the trainer's configuration file; returns its path and the id of the run."""
     from tentalis.inference.models import resolve_model
-    from trainer.config import TrainerConfig, given_text
-    from trainer.config_file import overridden
+    from trainer.config.file import override_settings
+    from trainer.config.trainer_config import TrainerConfig, given_text
 
     model = resolve_model(None, Settings.from_env().cache)
     config = TrainerConfig(
@@ -333,7 +335,7 @@ def write_config(options: Options, folder: Path) -> tuple[Path, str]:
         seed=options.seed,
     )
     changes = dict(each.split("=", 1) for each in METHODS[options.method])
-    config = overridden(config, changes, options.method)
+    config = override_settings(config, changes, options.method)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(given_text(config), encoding="utf-8")
@@ -341,7 +343,7 @@ def write_config(options: Options, folder: Path) -> tuple[Path, str]:
 
 
 def play(options: Options, into: Path) -> None:
-    """One run; what came of it goes to the file `into`. Raises RuntimeError, after which the state stays for a look."""
+    """Makes one run; writes its summary to the file `into`. Raises RuntimeError and then keeps the state directory."""
     home = Path(".tentalis/personalise").absolute() / options.name
     if home.exists():
         shutil.rmtree(home)
@@ -351,7 +353,7 @@ def play(options: Options, into: Path) -> None:
     with stack.running():
         talks, loop = converse(options, stack, run_id)
     lines = config.read_text(encoding="utf-8").splitlines(keepends=True)
-    # Where this machine keeps the model is nobody's affair; base_model_name says which it is.
+    # The model's local path is not published; base_model_name identifies the model.
     kept = "".join(line for line in lines if not line.startswith("base_model:"))
     result = summary(options, talks, loop, time.monotonic() - began, kept)
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -360,7 +362,8 @@ def play(options: Options, into: Path) -> None:
 
 
 def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], Loop]:
-    """The users' sessions, one after another, each after the loop has settled. Raises RuntimeError if it does not."""
+    """Holds the users' sessions one after another, each after the loop has settled. Raises RuntimeError if it does
+    not settle."""
     loop = Loop(run_id)
     settings = stack.settings
     reader = Reader(settings, TOPICS, make_codec(settings))
@@ -372,7 +375,7 @@ def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], L
             leaves = options.method == CONTROL
             held = talk(stack.gateway, user, options.seed, number // len(options.users), leaves=leaves)
             talks.append(held)
-            # Nothing is said to the last answer of a session.
+            # The last answer of a session gets no reply.
             answered = sum(len(each.said) - 1 for each in talks)
             settle(reader, loop, partial(loop.unsettled, answered, BATCH))
             log(
@@ -390,7 +393,7 @@ def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], L
 
 
 def settle(reader: Reader, loop: Loop, under_way: Callable[[], str | None]) -> None:
-    """Reads the log until nothing is under way. Raises RuntimeError after SETTLES_S without any record."""
+    """Reads the log until `under_way` returns None. Raises RuntimeError after SETTLES_S seconds without a record."""
     moved = time.monotonic()
     while True:
         for _, record in reader.poll(0.2):
@@ -400,19 +403,19 @@ def settle(reader: Reader, loop: Loop, under_way: Callable[[], str | None]) -> N
         if why is None:
             return
         if time.monotonic() - moved > SETTLES_S:
-            raise RuntimeError(f"nothing has happened for {SETTLES_S:g} s: {why}")
+            raise RuntimeError(f"no record for {SETTLES_S:g} s, but the run is not settled: {why}")
 
 
-# --- what it shows ----------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def fits_of(talks: Iterable[Talk], user: str) -> list[bool]:
-    """Whether the first answers of a user's sessions met the rule."""
+    """True for each session of a user whose first answer met the rule."""
     return [held.first_fits for held in talks if held.user == user]
 
 
 def summary(options: Options, talks: Sequence[Talk], loop: Loop, seconds: float, config: str) -> dict[str, Any]:
-    """What is kept of a run: every session's figures, and the words of the first and last few."""
+    """The summary of a run: the figures of every session, and the texts of the first and last few."""
     shown = {*range(SHOWN), *range(len(talks) - SHOWN, len(talks))}
     rows = []
     for at, held in enumerate(talks):
@@ -439,7 +442,7 @@ def summary(options: Options, talks: Sequence[Talk], loop: Loop, seconds: float,
 
 
 def played() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The runs that there are, by who and method."""
+    """The existing runs, by user ("all" for several) and method."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted(FOLDER.glob("*-seed*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
@@ -449,7 +452,7 @@ def played() -> dict[tuple[str, str], list[dict[str, Any]]]:
 
 
 def write_page() -> None:
-    """`curves.png` and `README.md`, from the runs that there are."""
+    """Writes `curves.png` and `README.md` from the existing runs."""
     runs = played()
     if not runs:
         raise SystemExit(f"there is no run in {FOLDER} yet")
@@ -484,7 +487,7 @@ def write_page() -> None:
 
 
 def curve(label: str, colour: str, middle: Sequence[float], bounds: Sequence[tuple[float, float]]) -> Curve:
-    """Over the sessions from the first on."""
+    """A curve over the sessions, from the first one on."""
     low, high = zip(*bounds, strict=True)
     return Curve(label=label, colour=colour, at=range(1, len(middle) + 1), middle=middle, low=low, high=high)
 
@@ -495,13 +498,13 @@ def rows_of(run: dict[str, Any], user: str) -> list[dict[str, Any]]:
 
 
 def is_trained(row: dict[str, Any]) -> bool:
-    """Whether the first answer came from a version that a step of training has made."""
+    """True if the first answer came from a trained version."""
     return (row["versions"][0] or 0) > 0
 
 
 def untrained(runs: Iterable[dict[str, Any]], user: str) -> tuple[int, int]:
-    """How many first answers of the base model met the rule, and of how many: those of the control, and of the sessions
-    that every run has, however soon it converged."""
+    """(hits, n) of the base model's first answers: those of the control, and those in the first IN_A_ROW sessions of
+    the other runs, which every run has however early it converged."""
     rows = [
         row
         for run in runs
@@ -512,7 +515,7 @@ def untrained(runs: Iterable[dict[str, Any]], user: str) -> tuple[int, int]:
 
 
 def chance_row(runs: Sequence[dict[str, Any]], user: str) -> str:
-    """A line about what converges without any training."""
+    """The line about convergence by chance, without training."""
     hits, n = untrained(runs, user)
     low, high = wilson(hits, n)
     means = map(mean_by_chance, (hits / n, high, low))
@@ -530,7 +533,7 @@ def strip(who: str, method: str, user: str, run: dict[str, Any]) -> str:
 
 
 def table_row(who: str, method: str, user: str, runs: Sequence[dict[str, Any]]) -> str:
-    """A line of the table. A share has its 95 % interval."""
+    """A line of the table. Shares have their 95 % interval."""
     ends = [run["converged_after"][user] for run in runs]
     said = ", ".join(
         f"> {len(rows_of(run, user))}" if end is None else str(end) for end, run in zip(ends, runs, strict=True)
@@ -553,48 +556,48 @@ def table_row(who: str, method: str, user: str, runs: Sequence[dict[str, Any]]) 
 
 PAGE = """# Personalisation
 
-Simulated users talk to a policy (SmolLM2-135M) through the gateway with OpenAI's own client, which sends no header of
-ours; what they say next is all that the policy is trained on. The student wants no bold text, lists or boxes, the
-assistant teacher at least 60 words, the teacher praise. A session has at most {turns} turns; whoever is content says
-thanks, whoever is not complains and asks for what is wanted. Played by `make personalise`.
+Simulated users talk to a policy (SmolLM2-135M) through the gateway with OpenAI's client, without extra headers; the
+policy is trained only on their next messages. The student wants no bold text, lists or boxes, the assistant teacher at
+least 60 words, the teacher praise. A session has at most {turns} turns; a satisfied user says thanks, an unsatisfied
+one complains and asks for a different answer. Made by `make personalise`.
 
 **The judge and the hinter are rules here** (`next_state_rules`, the rule hinter): a model this small cannot judge.
 A session meets the rule if its first answer does; a run has converged with the {row}rd such session in a row. `none` is
-the control: first answers of the untrained model. What converges there converges by chance.
+the control: first answers of the untrained model, which converges only by chance.
 
 ![share of runs that have converged, by session](curves.png)
 
-The share is that of Kaplan and Meier, the shade its 95 % interval (Wilson; three runs say little). `by chance` is what
-a model that never changes would come to, if each of its first answers met the rule as often as those of the untrained
-model do; the shade is that of this share.
+The share is the Kaplan-Meier estimate, the shade its 95 % interval (Wilson; wide, because there are only three runs).
+`by chance` is the share for a model that never changes, whose first answers meet the rule as often as those of the
+untrained model; its shade comes from the interval of that rate.
 
 {chance}
 
 {table}
 
-The last three columns go from the answers of the untrained model to those of all versions after it. A run that
-converges ends with {row} answers that meet the rule, so the second share leans upwards. Topic: a content word in common
-with the question. What each first answer was, `x` if it met the rule:
+The last three columns compare the first answers of the untrained model with those of all later versions. A run that
+converges ends with {row} answers that meet the rule, so the second share is biased upwards. Topic: a content word in
+common with the question. The first answer of each session, `x` if it met the rule:
 
 ```
 {strips}
 ```
 
-For context, not for comparison: the paper of OpenClaw-RL reports 10.3 sessions to converge with the hybrid method, 14.1
-with RL and 29.7 with distillation alone, for a model of 4B parameters, users and judge played by models, and users
-in turns.
+For context, not for comparison: the OpenClaw-RL paper reports 10.3 sessions to converge with the hybrid method, 14.1
+with RL and 29.7 with distillation alone, for a model of 4B parameters, with models as users and judge, and with users
+taking turns.
 """
 
 
 def main() -> None:
-    """Plays one run unless it is there already, then draws."""
+    """Makes one run unless its summary exists, then draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=METHODS, default="hybrid")
     parser.add_argument("--user", choices=(*USERS, "all"), default="student")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sessions", type=int, default=60)
-    parser.add_argument("--full", action="store_true", help="Go on after the run has converged.")
-    parser.add_argument("--draw-only", action="store_true", help="Play nothing.")
+    parser.add_argument("--full", action="store_true", help="Continue after the run has converged.")
+    parser.add_argument("--draw-only", action="store_true", help="Draw the existing runs, without a new one.")
     given = parser.parse_args()
     users = tuple(USERS.values()) if given.user == "all" else (USERS[given.user],)
     options = Options(given.method, users, given.seed, given.sessions, given.full)

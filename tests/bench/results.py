@@ -1,8 +1,7 @@
-"""The learning curves of docs/results: every method and seed as a demo of its own, drawn together.
+"""The learning curves of docs/results: one demo per method and seed, drawn together.
 
-`make results [STEPS=20] [SEEDS=3]` plays what is missing, one after another (each takes minutes and both cores), and
-then writes `curves.png` and `README.md` beside the summaries. What was played before is kept: delete its file to play
-it again.
+`make results [STEPS=20] [SEEDS=3]` runs the missing demos one after another (each takes minutes and both cores), and
+then writes `curves.png` and `README.md` beside the summaries. Earlier runs are kept: delete a summary to run it again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.bench.methods import COLOURS, FOLDER, GREY, SETTINGS, Z_95, Curve
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`settings` of the trainer; `seeds` None: as many as asked for."""
+    """A training method. `settings`: of the trainer; `seeds`: number of seeds, None for that of --seeds."""
 
     name: str
     scenario: str
@@ -35,7 +34,7 @@ class Method:
     seeds: int | None = None
 
     def command(self, steps: int, seed: int) -> list[str]:
-        """What is run after `tentalis`."""
+        """The arguments of `tentalis` for a run."""
         chosen = [argument for setting in (*self.settings, f"seed={seed}") for argument in ("--set", setting)]
         return ["demo", "--scenario", self.scenario, "--steps", str(steps), *chosen, "-o", "json"]
 
@@ -47,9 +46,9 @@ METHODS = (
 
 
 def play(method: Method, steps: int, seed: int, into: Path) -> None:
-    """One demo in a state directory of its own; its summary goes to the file `into`.
+    """Runs one demo in its own state directory; writes its summary to the file `into`.
 
-    Raises RuntimeError: it did not end with 0; its state stays for a look.
+    Raises RuntimeError if the demo failed; its state directory is kept.
     """
     home = Path(".tentalis/results").absolute() / into.stem
     log(f"{into.stem}: tentalis {' '.join(method.command(steps, seed))}")
@@ -60,7 +59,7 @@ def play(method: Method, steps: int, seed: int, into: Path) -> None:
         text=True,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{into.stem} ended with {done.returncode}; see {home}")
+        raise RuntimeError(f"{into.stem} ended with exit code {done.returncode}; see {home}")
     into.write_text(json.dumps(json.loads(done.stdout), indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(home)
 
@@ -71,9 +70,9 @@ def played(method: Method) -> list[dict[str, Any]]:
 
 
 def curve(method: Method, runs: Sequence[dict[str, Any]]) -> Curve:
-    """Mean reward by policy version: over the seeds, with their range, or of a single run, with its 95 % interval.
+    """Mean reward by policy version: over the seeds with their range, or of a single run with its 95 % interval.
 
-    The versions that every run has.
+    Covers the versions that every run has.
     """
     versions = list(zip(*(run["reward_by_version"] for run in runs), strict=False))
     middle = [statistics.fmean(row["mean"] for row in rows) for rows in versions]
@@ -87,7 +86,7 @@ def curve(method: Method, runs: Sequence[dict[str, Any]]) -> Curve:
 
 
 def draw(path: Path) -> None:
-    """A panel per scenario."""
+    """Draws one panel per scenario."""
     panels: dict[str, list[Curve]] = {}
     for method in METHODS:
         if runs := played(method):
@@ -122,13 +121,13 @@ def table() -> str:
 
 
 def write_page(steps: int) -> None:
-    """`curves.png` and `README.md`, from the summaries that there are."""
+    """Writes `curves.png` and `README.md` from the existing summaries."""
     draw(FOLDER / "curves.png")
     commands = "\n".join(f"tentalis {' '.join(method.command(steps, 0))}" for method in METHODS)
     page = f"""# Learning curves
 
-Played by `make results STEPS={steps}`: each run is one of these commands with another seed, on {os.cpu_count()} cores
-without a GPU (Python {platform.python_version()}); its summary lies here as JSON. Whatever they show is shown.
+Made by `make results STEPS={steps}`: each run is one of these commands with a different seed, on {os.cpu_count()} cores
+without a GPU (Python {platform.python_version()}). This folder has its summary as JSON. All runs are shown.
 
 ```
 {commands}
@@ -136,10 +135,10 @@ without a GPU (Python {platform.python_version()}); its summary lies here as JSO
 
 ![mean reward by policy version](curves.png)
 
-The line is the mean over the seeds, the shade reaches from the lowest seed to the highest; of a single run it is the
-95 % interval of the mean over the tasks of a version. The p-value is that of a permutation test over task means, first
-against last quarter of the versions. Words and topic: first version to last.
-Nobody complains in the scenario math, so there are no hints to distil: its one method is RL.
+The line is the mean over the seeds, and the shade reaches from the lowest seed to the highest; for a single run the
+shade is the 95 % interval of the mean over the tasks of a version. The p-value is that of a permutation test over task
+means, first against last quarter of the versions. Words and topic: first version to last.
+Users do not complain in the math scenario, so there are no hints to distil: its only method is RL.
 
 {table()}
 """
@@ -147,11 +146,11 @@ Nobody complains in the scenario math, so there are no hints to distil: its one 
 
 
 def main() -> None:
-    """Plays what is missing, then draws."""
+    """Runs the missing demos, then draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--draw-only", action="store_true", help="Play nothing.")
+    parser.add_argument("--draw-only", action="store_true", help="Draw the existing summaries, without new runs.")
     options = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     wanted = [

@@ -1,9 +1,9 @@
-"""The same optimizer step by TRL's GRPOTrainer, in TRL's own environment: `python trainer_trl.py JOB`.
+"""The same optimizer step with TRL's GRPOTrainer, in TRL's environment: `python trainer_trl.py JOB`.
 
 JOB is a JSON file: `model` (folder), `rollouts` (each prompt, response, sampler, advantage), `batch_size`, `threads`,
-`dtype`, `rank`, `alpha`. For each line on stdin one whole step is made as Trainer makes it (collate, forward, backward,
-accumulate, clip, AdamW), and one JSON object printed: `seconds`, `peak_mib`, `positions`. Nothing is sampled: the
-recorded rollouts take the place of generation, with their advantages and the sampler's log-probs, outside the time.
+`dtype`, `rank`, `alpha`. For each line on stdin it runs one whole step of Trainer (collate, forward, backward,
+accumulate, clip, AdamW) and prints one JSON object: `seconds`, `peak_mib`, `positions`. Nothing is sampled: recorded
+rollouts, with their advantages and the sampler's log-probs, replace generation, which is outside the measured time.
 """
 
 import json
@@ -21,7 +21,7 @@ from trl.trainer.utils import pad
 
 
 def peak_mib(reset: bool = False) -> float:
-    """The most memory this process had resident since the last reset."""
+    """Peak resident memory of this process since the last reset."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()
@@ -29,7 +29,7 @@ def peak_mib(reset: bool = False) -> float:
 
 
 class Recorded(GRPOTrainer):  # type: ignore[misc]
-    """GRPOTrainer with rollouts that exist already."""
+    """GRPOTrainer with recorded rollouts."""
 
     batch: dict[str, torch.Tensor]
     positions = 0
@@ -43,7 +43,7 @@ class Recorded(GRPOTrainer):  # type: ignore[misc]
 
 
 class OnDemand(TrainerCallback):  # type: ignore[misc]
-    """Waits for a line before each step, answers with its time after it."""
+    """Waits for a line before each step, and prints the step's figures after it."""
 
     trainer: Recorded
     began = 0.0
@@ -65,7 +65,7 @@ class OnDemand(TrainerCallback):  # type: ignore[misc]
 
 
 def batch_of(rollouts: list[dict[str, Any]], pad_id: int) -> dict[str, torch.Tensor]:
-    """As the trainer pads what it has sampled: prompts to the left, completions to the right."""
+    """The batch as the trainer pads its samples: prompts to the left, completions to the right."""
     prompts = [torch.tensor(each["prompt"]) for each in rollouts]
     responses = [torch.tensor(each["response"]) for each in rollouts]
     mask = pad([torch.ones_like(each) for each in responses], padding_value=0)
@@ -105,7 +105,7 @@ def main() -> None:
             epsilon=0.2,
             epsilon_high=0.28,
             beta=0.0,
-            # Its default recomputes every layer; ours keeps the activations here too.
+            # TRL's default recomputes every layer; here both trainers keep the activations.
             gradient_checkpointing=False,
             report_to=[],
             save_strategy="no",
@@ -124,6 +124,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Whatever the libraries print must not be taken for an answer.
+    # Output of the libraries must not mix with the answers.
     ANSWERS, sys.stdout = sys.stdout, sys.stderr
     main()

@@ -1,8 +1,8 @@
-"""The simulated users of the personalisation scenario: what they ask, what contents them, what they say if not. Pure.
+"""The simulated users of the personalisation scenario: their questions, rules and complaints. Pure.
 
-Each has one rule of taste, the ones of the OpenClaw-RL paper: the student wants no answer that looks like a machine's
-(no bold, lists or boxes), the assistant teacher wants comments that are long enough, the teacher wants them friendly
-and praising. A rule sees the form of an answer, never whether it is true; so results show words and topic beside.
+Each has one style rule from the OpenClaw-RL paper: the student wants no answer that looks machine-made (no bold, lists
+or boxes), the assistant teacher wants long comments, the teacher wants friendly comments with praise. A rule checks the
+form of an answer, not its truth; so results also show words and topic.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tentalis.rewards.taste import is_plain
-from tentalis.scenarios.base import seeded, shuffled_pick
-from tentalis.words import words
+from tentalis.agents.scenarios.base import seeded, shuffled_pick
+from tentalis.rewards.style_scorer import is_plain
+from tentalis.text.words import words
 
 LEAST_WORDS = 5
-"""Less is no answer, whatever it looks like."""
+"""Minimum words of an answer: a shorter text never satisfies a user."""
 LONG_ENOUGH = 60
-"""Words that the assistant teacher wants: about the 100 tokens of the paper."""
+"""Minimum words for the assistant teacher: about the 100 tokens of the paper."""
 
 _BOX = re.compile(r"\\boxed\b|\\fbox\b|[│┃║╔╗╚╝┌┐└┘█■□▢]")
 _PRAISE = re.compile(
@@ -32,7 +32,8 @@ _PRAISE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """`fits`: the rule. `reproach` and `wish`: what is said of an answer that breaks it, the wish after "please"."""
+    """`fits`: the rule. `reproach` and `wish`: the complaint about an answer that breaks it, with the wish after
+    "please"."""
 
     name: str
     asks: tuple[str, ...]
@@ -42,16 +43,16 @@ class User:
     thanks: tuple[str, ...] = ("Thanks!", "Thank you!", "Perfect!")
 
     def content(self, answer: str) -> bool:
-        """Whether it is an answer at all, and as wanted."""
+        """True if the text is long enough for an answer and meets the rule."""
         return len(words(answer)) >= LEAST_WORDS and self.fits(answer)
 
     def opening(self, seed: int, session: int) -> str:
-        """What session number `session` (from 0) of a run begins with."""
+        """The first message of session number `session` (from 0) of a run."""
         return self.asks[shuffled_pick(len(self.asks), f"{self.name}/{seed}", session)]
 
     def next_message(self, seed: int, session: int, answers: Sequence[str], turns: int) -> str | None:
-        """What is said after these answers: the question, a complaint, thanks for the first answer that contents, or
-        nothing any more: after thanks, and after `turns` answers without content."""
+        """The next message after these answers: the question, a complaint, or thanks for the first answer that
+        satisfies the user; None after thanks, and after `turns` answers that do not satisfy."""
         if not answers:
             return self.opening(seed, session)
         if any(self.content(answer) for answer in answers[:-1]):
@@ -66,17 +67,17 @@ class User:
 
 
 def plain(answer: str) -> bool:
-    """No bold, headings, lists, tables or boxes."""
+    """True if the answer has no bold, headings, lists, tables or boxes."""
     return is_plain(answer) and _BOX.search(answer) is None
 
 
 def long_enough(answer: str) -> bool:
-    """At least LONG_ENOUGH words."""
+    """True if the answer has at least LONG_ENOUGH words."""
     return len(words(answer)) >= LONG_ENOUGH
 
 
 def praising(answer: str) -> bool:
-    """A word of praise for somebody."""
+    """True if the answer has a word of praise."""
     return _PRAISE.search(answer) is not None
 
 

@@ -1,32 +1,34 @@
-"""What became of mutated records, by the dead letters. Pure."""
+"""Accounts for mutated records by their dead letters. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from schemas import topics
-from schemas.codec import DecodeError
-from schemas.place import Place
-from streams.placement import partition_of
-from tentalis.dlq.letters import Raw, letter_of
-from tests.fuzzing import CODEC, Fuzzed
+from schemas.place import RecordPlace
+from schemas.wire.codec import DecodeError
+from tentalis.dlq.records import RawRecord, letter_of
+from tentalis.kafka.partitioner import partition_of
+from tests.support.fuzzing import CODEC, Fuzzed
 
 GROWTH_MB = 64
-"""What an application may grow by after the warm-up: allocators do not give everything back."""
+"""Limit of an application's memory growth after the warm-up: allocators do not return all memory."""
 
 
 def account(
-    sent: Mapping[Place, Fuzzed], letters: Iterable[Raw], read: Callable[[Collection[str]], Iterable[Raw]]
+    sent: Mapping[RecordPlace, Fuzzed],
+    letters: Iterable[RawRecord],
+    read: Callable[[Collection[str]], Iterable[RawRecord]],
 ) -> dict[str, Any]:
-    """What became of every record.
+    """Accounts for every record: processed, dead, lost, altered.
 
     Args:
-        sent: the mutated records by where they lie.
+        sent: the mutated records by their place.
         letters: all dead letters.
-        read: what lies on these topics.
+        read: reads all records of these topics.
     """
-    dead: Counter[Place] = Counter()
-    others: dict[Place, Raw] = {}
+    dead: Counter[RecordPlace] = Counter()
+    others: dict[RecordPlace, RawRecord] = {}
     altered: list[str] = []
     unforeseen: Counter[str] = Counter()
     for raw in letters:
@@ -42,14 +44,14 @@ def account(
             altered.append(str(letter.place))
         if letter.stage not in ("decode", "validate"):
             unforeseen[f"{letter.group} {letter.error_class}: {letter.error[:120]}"] += 1
-    # What the applications made of mutated records that were valid all the same, and that the next one refuses: halves
-    # that contradict others, outcomes of an environment that nobody knows.
+    # Outputs of the applications, from mutated records that were still valid, that a later application rejects: halves
+    # that contradict others, outcomes with an unknown environment.
     for raw in read({place.topic for place in others}) if others else ():
-        place = Place(raw.topic, raw.partition, raw.offset)
+        place = RecordPlace(raw.topic, raw.partition, raw.offset)
         kept = others.pop(place, raw)
         if (kept.key, kept.value) != (raw.key, raw.value):
-            altered.append(f"the letter of {place}")
-    altered += [f"the letter of {place}, where nothing lies" for place in others]
+            altered.append(f"the dead letter of {place}")
+    altered += [f"the dead letter of {place}, where no record is" for place in others]
     lost = [place for place, record in sent.items() if place not in dead and is_invalid(record)]
     return {
         "sent": len(sent),
@@ -65,7 +67,7 @@ def account(
 
 
 def is_invalid(record: Fuzzed) -> bool:
-    """Whether no application may take it for a record."""
+    """True if no application may accept the record."""
     expected = topics.table().records_of(record.topic)
     try:
         found = CODEC.decode(record.value, topic=record.topic, partition=0, offset=0, expected=expected)
@@ -79,10 +81,10 @@ def is_invalid(record: Fuzzed) -> bool:
 
 
 def reasons(found: Mapping[str, Any], grown: Mapping[str, float]) -> list[str]:
-    """What is wrong with an account and the megabytes that each application grew by; empty if nothing is."""
+    """The reasons why a run failed, from its account and the growth of each application in MB; empty if it passed."""
     wrong = [f"{what}: {found[what]:,} records" for what in ("lost", "altered", "doubled") if found[what]]
-    wrong += [f"unforeseen: {count:,} letters of {what}" for what, count in found["unforeseen"].items()]
+    wrong += [f"unforeseen: {count:,} dead letters of {what}" for what, count in found["unforeseen"].items()]
     wrong += [
-        f"{name} grew by {more:.0f} MB; the bound is {GROWTH_MB}" for name, more in grown.items() if more > GROWTH_MB
+        f"{name} grew by {more:.0f} MB; the limit is {GROWTH_MB}" for name, more in grown.items() if more > GROWTH_MB
     ]
     return wrong

@@ -1,8 +1,8 @@
-"""What aggregation must have said in the end, from its inputs: no code of the application in it.
+"""Verifies the last signals of aggregation against its inputs, without the application's code.
 
-Every distinct outcome and graded feedback of the log lies in the window of its event time, however late it came: a run
-is shorter than the hour for which windows take what is late. So the last signal of each key is a function of the whole
-log, which is taken in one pass and without running means.
+Every distinct outcome and graded feedback of the log counts in the window of its event time, however late it came: a
+run is shorter than the hour for which windows accept late records. So the last signal of each key is a function of the
+whole log, computed here in one pass and without running means.
 """
 
 import math
@@ -11,19 +11,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 
-from schemas.codec import Codec
 from schemas.records import Feedback, MetaSignal, Outcome, OutcomeKind, Polarity
-from tentalis.kafka import Stored
+from schemas.wire.codec import Codec
+from tentalis.kafka.consumer import Stored
 from tests.chaos.findings import Findings
 
 WINDOW_MS = 60_000
 TOLERANCE = 1e-9
-"""Of means and variances, which are of numbers in [-1, 1]; counts are equal."""
+"""Absolute tolerance of means and variances, of numbers in [-1, 1]; counts must be equal."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What one window of one partition of outcomes or of feedback holds."""
+    """The content of one window, for one partition of outcomes or of feedback."""
 
     rewards: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -32,14 +32,15 @@ class Bucket:
 
 @dataclass(slots=True)
 class Totals:
-    """The buckets by key; `corrected`: records that came after one of a later window of their partition and topic."""
+    """The buckets by key; `corrected`: the number of records that came after a record of a later window in their
+    topic and partition."""
 
     buckets: dict[str, Bucket] = field(default_factory=lambda: defaultdict(Bucket))
     corrected: int = 0
 
 
 def folded(inputs: Iterable[Stored], codec: Codec) -> Totals:
-    """The buckets of a log of outcomes and feedback, each partition in its order."""
+    """Computes the buckets of a log of outcomes and feedback, each partition in order."""
     totals = Totals()
     met: set[tuple[str, str]] = set()
     latest: dict[tuple[str, int], int] = {}
@@ -48,7 +49,7 @@ def folded(inputs: Iterable[Stored], codec: Codec) -> Totals:
         assert isinstance(record, Outcome | Feedback)
         identity = stored.topic, record.event_id
         if identity in met:
-            continue  # written once more by a worker that was killed before its commit
+            continue  # written again after a worker was killed before its commit
         met.add(identity)
         said = _said(record)
         if said is None:
@@ -71,13 +72,13 @@ _Said = tuple[str, str, str, float | None, str | None, float | None]
 
 
 def _said(record: Outcome | Feedback) -> _Said | None:
-    """manager, worker, environment, reward, kind of outcome, grade in [0, 1]"""
+    """(manager, worker, environment, reward, kind of outcome, grade in [0, 1])"""
     if isinstance(record, Outcome):
         beside = record.kind in (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
         reward = None if beside else record.reward
         return record.head.manager_id, record.worker_id, record.head.environment, reward, record.kind.value, None
     if record.result is None:
-        return None  # it names no worker and no environment, so it is in no window
+        return None  # without a worker and an environment, the feedback is in no window
     grade = record.score
     if grade is None:
         grade = {Polarity.POSITIVE: 1.0, Polarity.NEGATIVE: 0.0}.get(record.polarity)
@@ -88,11 +89,11 @@ def _said(record: Outcome | Feedback) -> _Said | None:
 
 
 def differences(inputs: Iterable[Stored], signals: Iterable[Stored], codec: Codec) -> tuple[Findings, Totals]:
-    """Where the last signal of a key is not what its inputs add up to; and what they add up to.
+    """Differences between the last signal of each key and the buckets of the inputs; and the buckets.
 
     Args:
         inputs: outcomes and feedback.
-        signals: the meta topic, each partition in its order.
+        signals: the meta topic, each partition in order.
     """
     totals = folded(inputs, codec)
     last: dict[str, MetaSignal] = {}
@@ -100,8 +101,8 @@ def differences(inputs: Iterable[Stored], signals: Iterable[Stored], codec: Code
         record = stored.decode(codec)
         assert isinstance(record, MetaSignal) and stored.key == record.key
         last[record.key] = record
-    lost = [f"no signal of {key}" for key in totals.buckets.keys() - last.keys()]
-    wrong = [f"a signal of {key}, of which the log says nothing" for key in last.keys() - totals.buckets.keys()]
+    lost = [f"no signal for {key}" for key in totals.buckets.keys() - last.keys()]
+    wrong = [f"a signal for {key}, without any input on the log" for key in last.keys() - totals.buckets.keys()]
     for key in last.keys() & totals.buckets.keys():
         wrong += [f"signal {key}: {text}" for text in _contradictions(last[key], totals.buckets[key])]
     return Findings(sorted(lost), sorted(wrong)), totals
@@ -117,11 +118,9 @@ def _contradictions(signal: MetaSignal, bucket: Bucket) -> list[str]:
         "mean_feedback_score": (signal.mean_feedback_score, fmean(bucket.grades) if bucket.grades else None),
         "feedback_variance": (signal.feedback_variance, pvariance(bucket.grades) if bucket.grades else None),
     }
-    texts = [
-        f"{name} {is_} where the log says {should}" for name, (is_, should) in numbers.items() if _off(is_, should)
-    ]
+    texts = [f"{name} is {is_}, expected {should}" for name, (is_, should) in numbers.items() if _off(is_, should)]
     if signal.outcomes != dict(bucket.kinds):
-        texts.append(f"outcomes {signal.outcomes} where the log says {dict(bucket.kinds)}")
+        texts.append(f"outcomes are {signal.outcomes}, expected {dict(bucket.kinds)}")
     return texts
 
 

@@ -1,8 +1,8 @@
-"""What the halves log says, folded task by task by the oracle of the unit tests: no code of the join in it.
+"""Folds the halves log task by task with the oracle of the unit tests, without the join's code.
 
-Tasks touch each other only through stream time. So each task can be folded alone, if the clock is told: besides the
-task's own records and the requests to forget the oracle gets a tick wherever stream time first passes a moment at which
-the task may be over.
+Tasks affect each other only through stream time. So each task can be folded alone with a clock: besides the task's own
+records and the requests to forget, the oracle gets a tick wherever stream time first passes a moment at which part of
+the task may end.
 """
 
 from bisect import bisect_right
@@ -11,27 +11,27 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from schemas import topics
-from schemas.codec import Codec, DecodeError
 from schemas.digest import digest_holds
 from schemas.records import Forget, Hint, Open, Outcome, Record, Rollout, Score, Tick
-from tentalis.kafka import Stored
+from schemas.wire.codec import Codec, DecodeError
+from tentalis.kafka.consumer import Stored
 from tests.chaos.findings import Findings
-from tests.unit.join_oracle import Oracle
+from tests.support.join_oracle import Oracle
 
 MARKER_TTL_MS = 24 * 3600 * 1000
 MOST_SAMPLES = 4096
-"""What docs/join.md promises of a join that was given no other limits."""
+"""The join's default limits (docs/concepts/join.md)."""
 
-Facts = dict[tuple[str, str], Outcome | Rollout]
-"""(topic, key) -> what is written under it"""
+RecordsByKey = dict[tuple[str, str], Outcome | Rollout]
+"""(topic, key) -> record"""
 
 
-def folded(halves: Iterable[Stored], codec: Codec) -> Facts:
-    """What must be on rollouts and outcomes."""
+def folded(halves: Iterable[Stored], codec: Codec) -> RecordsByKey:
+    """The expected records of rollouts and outcomes."""
     logs: dict[int, list[Stored]] = defaultdict(list)
     for stored in halves:
         logs[stored.partition].append(stored)
-    facts: Facts = {}
+    found: RecordsByKey = {}
     for partition, log in logs.items():
         times = list(accumulate((stored.timestamp for stored in log), max))
         tasks: dict[str, list[tuple[int, Record]]] = defaultdict(list)
@@ -51,13 +51,13 @@ def folded(halves: Iterable[Stored], codec: Codec) -> Facts:
             ticks = {place: Tick(event_time=0, partition=partition) for place in _moments(records, times)}
             at = sorted((ticks | requests | own).items())
             oracle.fold([(log[place].offset, times[place], record) for place, record in at])
-            for key, fact in oracle.written:
-                facts[topics.ROLLOUTS if isinstance(fact, Rollout) else topics.OUTCOMES, key] = fact
-    return facts
+            for key, record in oracle.written:
+                found[topics.ROLLOUTS if isinstance(record, Rollout) else topics.OUTCOMES, key] = record
+    return found
 
 
 def _moments(records: list[tuple[int, Record]], times: list[int]) -> set[int]:
-    """Places of the records that first move stream time past any moment at which something of a task may end."""
+    """The places of records that first move stream time past a moment at which part of the task may end."""
     ends = set()
     for place, record in records:
         assert isinstance(record, Open | Score | Hint)
@@ -66,13 +66,13 @@ def _moments(records: list[tuple[int, Record]], times: list[int]) -> set[int]:
     return {place for end in ends if (place := bisect_right(times, end)) < len(times)}
 
 
-def written(log: Iterable[Stored], codec: Codec) -> tuple[Facts, int, list[str]]:
-    """What is on rollouts and outcomes, how many writes it took, and the keys under which two different things lie.
+def written(log: Iterable[Stored], codec: Codec) -> tuple[RecordsByKey, int, list[str]]:
+    """The records of rollouts and outcomes, the number of writes, and the keys with two different records.
 
-    Husks say what was there and no more: what they stand for lies before them, and is still to be read.
+    Redacted rollouts are skipped: the originals are before them on the log.
     """
     values: dict[tuple[str, str], bytes] = {}
-    facts: Facts = {}
+    records: RecordsByKey = {}
     writes, twice = 0, []
     for stored in log:
         assert stored.key is not None and stored.value is not None
@@ -86,30 +86,30 @@ def written(log: Iterable[Stored], codec: Codec) -> tuple[Facts, int, list[str]]
             twice.append(f"{stored.topic}: {stored.key}")
             continue
         if isinstance(record, Rollout) and not digest_holds(record):
-            twice.append(f"{stored.topic}: {stored.key}: not what its digest covers")
-        facts[place] = record
-    return facts, writes, twice
+            twice.append(f"{stored.topic}: {stored.key}: the digest does not match the content")
+        records[place] = record
+    return records, writes, twice
 
 
 def _differing(found: Record, wanted: Record) -> list[str]:
-    """The fields that are not what they must be."""
+    """The fields with wrong values."""
     names = [name for name in type(wanted).model_fields if getattr(found, name) != getattr(wanted, name)]
-    return [f"{name} {getattr(found, name)!r} where the log says {getattr(wanted, name)!r}" for name in names]
+    return [f"{name} is {getattr(found, name)!r}, expected {getattr(wanted, name)!r}" for name in names]
 
 
 def differences(halves: Iterable[Stored], log: Iterable[Stored], codec: Codec) -> tuple[Findings, int]:
-    """What the join should have written and has not, or has written and should not have; and how many writes it took.
+    """Missing, unexpected and wrong outputs of the join, and the number of its writes.
 
     Args:
-        log: rollouts and outcomes, each partition in its order.
+        log: rollouts and outcomes, each partition in order.
     """
     wanted = folded(halves, codec)
     found, writes, doubled = written(log, codec)
     lost = [f"{topic}: {key}" for topic, key in wanted.keys() - found.keys()]
     wrong = [f"{topic}: {key}" for topic, key in found.keys() - wanted.keys()]
     wrong += [
-        f"{topic}: {key}: {', '.join(_differing(found[topic, key], fact))}"
-        for (topic, key), fact in wanted.items()
-        if found.get((topic, key), fact) != fact
+        f"{topic}: {key}: {', '.join(_differing(found[topic, key], record))}"
+        for (topic, key), record in wanted.items()
+        if found.get((topic, key), record) != record
     ]
     return Findings(sorted(lost), sorted(wrong), sorted(doubled)), writes

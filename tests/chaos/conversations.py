@@ -1,4 +1,4 @@
-"""Conversations as gateways write them down: several turns each, some side turns, some events twice, all ends."""
+"""Sessions as gateways record them: several turns each, some side turns, some events twice, all kinds of ends."""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from schemas import topics
 from schemas.records import LogprobsMode, Message, SessionEvent, SessionEventKind
 from schemas.tensors import float32_bytes, int32_bytes
-from tentalis.kafka import now_ms
+from tentalis.text.timestamps import now_ms
 from tests.chaos.driver import TOKENS, Event
 
 MOST_TURNS = 9
@@ -21,7 +21,7 @@ SAYS = (
 
 
 def conversation(chance: random.Random, run: str, number: int) -> Iterator[Event]:
-    """One session; every main turn of it can be trained on."""
+    """Yields the events of one session; every main turn is trainable."""
     session_id, user_id = f"{run}-{number}", f"user-{chance.randrange(50)}"
     messages: tuple[Message, ...] = ()
     turns, ends = chance.randint(1, MOST_TURNS), chance.choice(["header", "call", "idle"])

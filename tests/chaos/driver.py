@@ -1,4 +1,4 @@
-"""Makes the input of the chaos run: tasks whose halves come in random order and lateness, some twice, some never."""
+"""Sends the input of the chaos run: tasks whose halves come in random order and late, some twice, some never."""
 
 import heapq
 import itertools
@@ -33,29 +33,32 @@ from schemas.records import (
     sample_of,
 )
 from schemas.tensors import float32_bytes, int32_bytes
-from tentalis.config import Settings
-from tentalis.kafka import DeliveryFailed, Publisher, make_codec, now_ms
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.errors import DeliveryFailed
+from tentalis.kafka.producer import Publisher
+from tentalis.service.settings import Settings
+from tentalis.text.timestamps import now_ms
 
 DEADLINE_MS, WINDOW_MS = 12_000, 3_000
 TOKENS = 48
 SPANS = (PolicySpan(start=0, policy="assistant@v0"),)
 PRAISE = {"polarity": Polarity.POSITIVE, "text": "Thank you!"}
 Event = tuple[float, str, Record]
-"""seconds after the task, topic, record"""
+"""(seconds after the task, topic, record)"""
 
 
 def session_of(run: str, number: int) -> str:
-    """One of the run's conversations."""
+    """The id of one of the run's sessions."""
     return f"{run}-session-{number}"
 
 
 def leaver_of(run: str) -> str:
-    """The user whose conversations they are."""
+    """The id of the user of these sessions."""
     return f"{run}-leaver"
 
 
 def events_of(chance: random.Random, run: str, number: int, sessions: int = 0) -> Iterator[Event]:
-    """One task and all that is said about it, in no order. With sessions, every fifth task is a turn of one."""
+    """Yields one task and all records about it, in no order. With sessions, every fifth task is a turn of one."""
     session = chance.randrange(sessions) if sessions and chance.random() < 0.2 else None
     family = chance.choices(["hinted", "plain", "graded"], [6, 1, 3])[0]
     terms = {
@@ -83,7 +86,7 @@ def events_of(chance: random.Random, run: str, number: int, sessions: int = 0) -
         user_id=None if session is None else leaver_of(run),
     )
     yield 0.0, topics.TASKS, task
-    # Some workers die with the answer.
+    # Some samples get no answer, as if their worker had died.
     answered_samples = [index for index in range(task.n_samples) if chance.random() >= 0.04]
     for index in answered_samples:
         late = chance.random() < 0.06
@@ -94,7 +97,7 @@ def events_of(chance: random.Random, run: str, number: int, sessions: int = 0) -
                 yield event
                 if chance.random() < 0.04:
                     yield event[0] + chance.uniform(0.0, 5.0), *event[1:]
-    # On a task that nobody answers it would be refused once it is too old, which is later than most of these runs wait.
+    # On a task without answers, feedback is rejected only when it is too old, which is later than most runs wait.
     if answered_samples and family != "plain" and chance.random() < 0.06:
         identity = f"{chance.getrandbits(64):x}"
         yield chance.uniform(0.1, 10.0), topics.FEEDBACK, _feedback(task, identity, score=1.0, **PRAISE)
@@ -107,13 +110,13 @@ def _about(chance: random.Random, family: str, result: Result, at: float) -> Ite
         said = chance.uniform(0.05, 10.0)
     if family == "plain" or chance.random() < 0.06:
         return
-    # A form on a web page knows the task and the sample, and cannot carry the result.
+    # Some feedback has no result: a form on a web page, for example, knows only the task and the sample.
     about = {"sample_index": result.sample_index, "result": None if chance.random() < 0.15 else result}
     if family == "graded":
         score = round(chance.random(), 3)
         yield said, topics.FEEDBACK, _feedback(result.task, f"{chance.getrandbits(64):x}", score=score, **about)
     elif result.status is Status.OK and chance.random() < 0.6:
-        # The teacher needs a model, which is not what is put to the test here: its half comes ready-made.
+        # The teacher needs a model, which is not tested here: the driver sends its half directly.
         yield said, topics.HALVES, _hint(chance, result)
     else:
         yield said, topics.FEEDBACK, _feedback(result.task, f"{chance.getrandbits(64):x}", **PRAISE, **about)
@@ -144,7 +147,7 @@ def _result(chance: random.Random, task: Task, index: int, answer: int) -> Resul
 
 
 def _feedback(task: Task, identity: str, **fields: Any) -> Feedback:
-    """From the user, on the whole task unless the fields name a sample."""
+    """User feedback, on the whole task unless the fields name a sample."""
     return Feedback(
         feedback_id=identity, event_time=task.event_time, task_id=task.task_id, source=Source.USER, **fields
     )
@@ -169,7 +172,7 @@ def _hint(chance: random.Random, result: Result) -> Hint:
 
 
 def _request(run: str, number: int) -> Forget:
-    """Asks to forget a session: every other one only what was there before, some only of one policy."""
+    """A request to forget a session: every other one limited to earlier records, some to one policy."""
     now = now_ms()
     return Forget(
         forget_id=derived_id("forget", run, str(number)),
@@ -182,12 +185,12 @@ def _request(run: str, number: int) -> Forget:
 
 @dataclass
 class Driver:
-    """Sends `tasks` tasks evenly over `seconds` seconds, in a thread of its own; a broken broker only delays it.
+    """Sends `tasks` tasks evenly over `seconds` seconds, in a separate thread; a broker failure only delays it.
 
-    Every `garbage`-th record on the halves topic is followed by one that is no record: `bad` holds the values of those,
-    and everything else is good. Of each of `sessions` conversations somebody leaves while it goes on; the applications
-    are asked as `tentalis forget` does. `events` makes what is sent of the task with a number. `again`: all records are
-    kept, to be sent once more if not all of them get through.
+    Every `garbage`-th record on the halves topic is followed by an invalid one, with its value in `bad`; all other
+    records are valid. Each of `sessions` sessions is forgotten while it continues, with the records that `tentalis
+    forget` sends. `events` yields the records for a task number. `again`: all records are kept, and sent once more if
+    not all of them are confirmed.
     """
 
     settings: Settings
@@ -210,7 +213,7 @@ class Driver:
 
     @property
     def done(self) -> bool:
-        """Whether everything is on the log. Raises what went wrong."""
+        """True if all records are on the log. Raises the driver's error if it failed."""
         if self._driving.done():
             self._driving.result()
         return self._driving.done()
@@ -254,8 +257,8 @@ class Driver:
         except DeliveryFailed:
             if not self.again:
                 raise
-            # librdkafka now and then stays silent towards a broker that was killed until its records time out. What a
-            # client does then is to send them again; that everything comes twice is one more thing to stand.
+            # librdkafka sometimes sends nothing to a restarted broker until its records time out. A client then sends
+            # them again; the applications must tolerate these duplicates too.
             again = Publisher(self.settings, "driver", make_codec(self.settings))
             for topic, record, place in sent:
                 again.send(topic, record, partition=place)

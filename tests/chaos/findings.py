@@ -1,12 +1,12 @@
-"""What a verifier of the chaos run finds: one line for each thing that must not be."""
+"""The findings of a verifier of the chaos run: one line for each error."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`lost`: what is missing; `wrong`: what says something else, or should not be there; `doubled`: keys under which
-    two different things lie."""
+    """`lost`: missing records; `wrong`: records with wrong content, or unexpected ones; `doubled`: keys with two
+    different records."""
 
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)

@@ -1,16 +1,16 @@
-"""Mutated records through the running applications: none may crash, every record is processed or a dead letter.
+"""Sends mutated records through the running applications: none may crash, every record is processed or a dead letter.
 
-All stream applications run as processes on an embedded broker, with a made-up model server. Mutated records
-(`tests.fuzzing`) go onto all their input topics, and some of those are bombs: small on the wire, large if they were
-believed. Then every record is accounted for by where it lay.
+All stream applications run as processes on an embedded broker, with a fake model server. Mutated records
+(`fuzzing.py`) are sent to all their input topics; some of them are bombs: small on the wire, large if decoded. Then
+every record is accounted for by its topic, partition and offset.
 
     make fuzz [N=100000] [SEED=1]
 
-Applications stop when too many records fail, which is what nearly all of these do: their limits are lifted for this run
-by TENTALIS_DEAD_RUN and TENTALIS_DEAD_RATIO. The last line on stdout is one JSON object; its `reasons` are what is
-wrong, and with any of them the exit code is 1: records that are neither valid nor dead, letters with other bytes than
-the record, two letters of one record, letters for another reason than that the record is not valid, memory that grew.
-An application that crashes or stands still ends it with that error.
+Applications stop when too many records fail, and nearly all of these do: TENTALIS_DEAD_RUN and TENTALIS_DEAD_RATIO lift
+the limits for this run. The last line on stdout is one JSON object. Its `reasons` list the failures, and the exit code
+is 1 if there are any: records that are neither valid nor dead, dead letters whose bytes differ from the record, two
+dead letters of one record, dead letters of valid records, memory growth. An application that crashes or stalls ends the
+run with that error.
 """
 
 import argparse
@@ -28,43 +28,38 @@ from typing import Any
 import psutil
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from schemas import topics
-from schemas.place import Place
+from schemas.place import RecordPlace
 from schemas.topics import dlq
-from tentalis.config import Settings
-from tentalis.dlq.letterbox import raw_of
-from tentalis.dlq.letters import Raw
-from tentalis.kafka import committed_offsets, messages_to_end, producer_config
+from tentalis.dlq.actions import raw_of
+from tentalis.dlq.records import RawRecord
+from tentalis.kafka import topology
+from tentalis.kafka.config import producer_config
+from tentalis.kafka.consumer import messages_to_end
+from tentalis.kafka.offsets import committed_offsets
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
+from tentalis.service.settings import Settings
 from tests.chaos.account import account, reasons
-from tests.chaos.rota import say
-from tests.fuzzing import INPUTS, Fuzzed, fuzzed
-from tests.kafka_fixture import ensure_topics, eventually
-from tests.model_server import hinters_file, model_server
+from tests.chaos.fault_schedule import say
+from tests.support.fuzzing import INPUTS, Fuzzed, fuzzed
+from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.model_server import hinters_file, model_server
 
-READERS = {
-    "scoring": (topics.TASKS, topics.RESULTS, topics.FEEDBACK),
-    "hinting": (topics.FEEDBACK,),
-    "join": (topics.HALVES,),
-    "aggregation": (topics.OUTCOMES, topics.FEEDBACK),
-    "sessions": (topics.SESSIONS,),
-    "experience": (topics.SESSIONS,),
-}
+READERS = {each.name: each.consumes for each in topology.streams()}
 WARM_UP = 0.2
-"""Share of the records after which memory is taken for the first time: caches and batches have their size by then."""
+"""Share of the records after which memory is measured first: caches and batches have reached their size by then."""
 LIFTED = {"TENTALIS_DEAD_RUN": str(10**9), "TENTALIS_DEAD_RATIO": "1"}
 
 
 class Fuzz:
-    """The applications, what was sent to them, and where it lies."""
+    """The application processes, and the records sent to them by place."""
 
     def __init__(self, settings: Settings, folder: Path, server: str) -> None:
         self._settings = settings
         self._producer = Producer(producer_config(settings))
         self._folder = folder
         self._server = server
-        self.sent: dict[Place, Fuzzed] = {}
+        self.sent: dict[RecordPlace, Fuzzed] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -87,7 +82,7 @@ class Fuzz:
             process.wait()
 
     def send(self, seed: int, count: int) -> None:
-        """Mutated records, confirmed. Raises KafkaException if one was not."""
+        """Sends mutated records and waits for their confirmation. Raises KafkaException if one is not confirmed."""
         failures: list[KafkaError] = []
 
         def sender(record: Fuzzed) -> Any:
@@ -95,7 +90,7 @@ class Fuzz:
                 if error is not None:
                     failures.append(error)
                 else:
-                    self.sent[Place(record.topic, record.partition, int(message.offset()))] = record
+                    self.sent[RecordPlace(record.topic, record.partition, int(message.offset()))] = record
 
             return delivered
 
@@ -120,7 +115,7 @@ class Fuzz:
             raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT))
 
     def processed(self) -> bool:
-        """Whether every application has committed past all that was sent. Raises RuntimeError if one has ended."""
+        """True if every application has committed past all sent records. Raises RuntimeError if one has ended."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 log = (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
@@ -145,15 +140,16 @@ class Fuzz:
         return {name: psutil.Process(each.pid).memory_info().rss / 2**20 for name, each in self.processes.items()}
 
     def account(self) -> dict[str, Any]:
-        """What became of every record."""
+        """The account of all sent records."""
         return account(self.sent, self._read(map(dlq, INPUTS)), self._read)
 
-    def _read(self, names: Iterable[str]) -> Iterator[Raw]:
+    def _read(self, names: Iterable[str]) -> Iterator[RawRecord]:
         return (raw_of(message) for topic in names for message in messages_to_end(self._settings, topic))
 
 
 def run(count: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
-    """The whole of it; the report. Raises RuntimeError if an application ended, TimeoutError if one stood still."""
+    """Runs the experiment and returns the report. Raises RuntimeError if an application ended, AssertionError if one
+    stalled."""
     port = free_port()
     broker = EmbeddedBroker(folder / "kafka", port, free_port(avoid=(port,)))
     with ExitStack() as stack:
@@ -169,11 +165,11 @@ def run(count: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
         began = time.monotonic()
         first = int(count * WARM_UP)
         fuzz.send(seed, first)
-        eventually(fuzz.processed, seconds, message="the warm-up processed")
+        eventually(fuzz.processed, seconds, message="the records of the warm-up are not all processed")
         before = fuzz.memory()
         say(f"{first} records in {time.monotonic() - began:.0f} s; resident: {_rounded(before)}")
         fuzz.send(seed + 1, count - first)
-        eventually(fuzz.processed, seconds, message="all records processed")
+        eventually(fuzz.processed, seconds, message="not all records are processed")
         after = fuzz.memory()
         report = fuzz.account()
         grown = {name: after[name] - before[name] for name in after}
@@ -194,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3600, help="for each of the two parts")
+    parser.add_argument("--seconds", type=float, default=3600, help="time limit of each of the two parts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tentalis-fuzz-") as folder:
         report = run(options.n, options.seed, Path(folder), options.seconds)

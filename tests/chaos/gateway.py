@@ -1,7 +1,7 @@
-"""Two gateways, their backend and their broker killed at random under many streams (`make chaos-gateway`).
+"""Kills two gateways, their backend and their broker at random under many streams (`make chaos-gateway`).
 
-Every turn that a client saw completed must be on the log exactly once by id, with what was asked and answered; every
-other call must have ended in an error or a broken connection. The last line on stdout is one JSON object.
+Every turn that a client saw completed must be on the log exactly once by id, with its question and answer; every other
+call must have ended in an error or a broken connection. The last line on stdout is one JSON object.
 """
 
 import argparse
@@ -26,13 +26,16 @@ from confluent_kafka import KafkaException
 
 from schemas import topics
 from schemas.records import SessionEvent, Status
-from tentalis.config import Settings
-from tentalis.kafka import NoSuchTopic, Publisher, make_codec, read_to_end
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.errors import NoSuchTopic
+from tentalis.kafka.producer import Publisher
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
-from tests.chaos.rota import say
-from tests.integration.gateway_lab import WORDS, ack
-from tests.kafka_fixture import ensure_topics
+from tentalis.service.settings import Settings
+from tests.chaos.fault_schedule import say
+from tests.support.gateway_lab import WORDS, ack
+from tests.support.kafka_fixture import ensure_topics
 
 ANSWER = "".join(WORDS)
 GATEWAYS = ("gateway-0", "gateway-1")
@@ -41,7 +44,7 @@ SETTLE_S = 600.0
 
 @dataclass
 class Heard:
-    """What the clients saw: every text that was asked, by id that of each completed call, and how the others ended."""
+    """The clients' view: all texts sent, the text of each completed call by id, and counts of how the others ended."""
 
     asked: set[str] = field(default_factory=set)
     completed: dict[str, str] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class Heard:
 
 @dataclass
 class Fleet:
-    """The processes, and what is done to them."""
+    """The processes, and the kills."""
 
     broker: EmbeddedBroker
     folder: Path
@@ -69,13 +72,13 @@ class Fleet:
             self.processes[name] = subprocess.Popen(command, env=os.environ | more, stdout=log, stderr=log)
 
     def tend(self) -> None:
-        """Starts again whoever ended, by a kill or by himself."""
+        """Restarts the processes that ended, by a kill or by themselves."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 self.start(name)
 
     def kill(self, name: str) -> None:
-        """kill -9."""
+        """Kills a process with SIGKILL; restarts the broker after a pause."""
         say(f"kill -9 {name}")
         self.kills[name] += 1
         if name == "broker":
@@ -99,7 +102,7 @@ class Fleet:
         while not all(self.ready(name) for name in self.processes):
             self.tend()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not ready again: {[n for n in self.processes if not self.ready(n)]}")
+                raise TimeoutError(f"not ready after a kill: {[n for n in self.processes if not self.ready(n)]}")
             time.sleep(0.2)
 
     def spooled(self) -> int:
@@ -113,7 +116,7 @@ class Fleet:
 
 
 async def _client(number: int, urls: Sequence[str], heard: Heard, stop: threading.Event) -> None:
-    """One conversation after the other, one call at a time, half of them streamed."""
+    """Sends the turns of one session, one call at a time, three quarters of them streamed."""
     chance = random.Random(number)
     turn = 0
     async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=1)) as http:
@@ -156,7 +159,7 @@ def _load(streams: int, urls: Sequence[str], heard: Heard, stop: threading.Event
 
 
 def verify(settings: Settings, heard: Heard) -> dict[str, Any]:
-    """Holds the log against what the clients saw."""
+    """Compares the log with the clients' view."""
     codec = make_codec(settings)
     events: dict[str, list[SessionEvent]] = {}
     for stored in read_to_end(settings, topics.SESSIONS):
@@ -175,7 +178,7 @@ def verify(settings: Settings, heard: Heard) -> dict[str, Any]:
             or events[event_id][0].not_trainable
         )
     ]
-    # A call whose client was cut off between the record and its end may be there, once; one that nobody made may not.
+    # A call whose connection broke after it was recorded may be there once; a call that no client made may not.
     said = Counter(found[0].messages[-1].content for found in events.values() if found[0].status is Status.OK)
     foreign = [text for text, count in said.items() if text not in heard.asked or count > 1]
     failed = sum(found[0].status is Status.FAILED for found in events.values())
@@ -183,7 +186,7 @@ def verify(settings: Settings, heard: Heard) -> dict[str, Any]:
 
 
 def run(folder: Path, *, seconds: float, streams: int, seed: int) -> dict[str, Any]:
-    """The whole experiment; what it ends with."""
+    """Runs the experiment and returns the report."""
     random.seed(seed)
     taken: list[int] = []
     for _ in range(5):
@@ -229,7 +232,7 @@ def run(folder: Path, *, seconds: float, streams: int, seed: int) -> dict[str, A
 
 
 def _play(fleet: Fleet, seconds: float) -> None:
-    """Kills in turn, at random moments, each of them at least once, until the time is over."""
+    """Kills the processes in turn at random moments until the time is over, each at least once."""
     began, names = time.monotonic(), ["gateway-0", "broker", "gateway-1", "backend"]
     at = 0
     while time.monotonic() - began < seconds or at < len(names):
@@ -240,7 +243,7 @@ def _play(fleet: Fleet, seconds: float) -> None:
 
 
 def _settled(fleet: Fleet, settings: Settings, heard: Heard) -> dict[str, Any]:
-    """Reads until the spools are empty and nothing is lost, for SETTLE_S at most."""
+    """Reads the log until the spools are empty and nothing is lost, for at most SETTLE_S seconds."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         time.sleep(1.0)
@@ -248,11 +251,11 @@ def _settled(fleet: Fleet, settings: Settings, heard: Heard) -> dict[str, Any]:
         try:
             found = verify(settings, heard)
         except (NoSuchTopic, TimeoutError, KafkaException) as error:
-            say(f"cannot be read yet: {error}")
+            say(f"the log cannot be read yet: {error}")
             continue
         if time.monotonic() > deadline or not (fleet.spooled() or found["lost"]):
             return found
-        say(f"{fleet.spooled()} in the spools, {len(found['lost'])} not there yet")
+        say(f"{fleet.spooled()} records in the spools, {len(found['lost'])} turns missing on the log")
 
 
 def main() -> int:
@@ -260,7 +263,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--keep", type=Path, help="folder for logs and data, kept; default: a temporary one")
+    parser.add_argument("--keep", type=Path, help="folder in which logs and data are kept; default: a temporary one")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="tentalis-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)

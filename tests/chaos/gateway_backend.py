@@ -1,10 +1,10 @@
-"""The scripted backend as a process of its own, to be killed: `python -m tests.chaos.gateway_backend PORT`."""
+"""The scripted backend as a separate process that can be killed: `python -m tests.chaos.gateway_backend PORT`."""
 
 import sys
 
 import uvicorn
 
-from tests.integration.gateway_lab import Script, backend_app
+from tests.support.gateway_lab import Script, backend_app
 
 if __name__ == "__main__":
     script = Script(adapters={"assistant@v1"}, pause_s=0.02)

@@ -1,7 +1,7 @@
-"""What a run has lost, from its topics. Pure, and by ids alone: a soak leaves millions of records.
+"""Finds losses of a run in its topics. Pure, and by ids only: a soak leaves millions of records.
 
-Lost is a sample without an outcome, an outcome without its rollout; a result or feedback that nobody scored, or made a
-hint of; a half that says something and became nothing; a turn without a result, or that nobody learnt from; an outcome
+A loss is: a sample without an outcome; an outcome without its rollout; a result or feedback without its score or hint;
+a half with content that is in no rollout (unless late or superseded); a turn without a result or a lesson; an outcome
 in no window.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from schemas import topics
-from schemas.codec import Codec
 from schemas.ids import turn_task_id
 from schemas.records import (
     Feedback,
@@ -28,10 +27,11 @@ from schemas.records import (
     Task,
     Terms,
 )
-from streams import aggregation
-from streams.experience import processor as experience
-from tentalis.kafka import Stored
-from tentalis.verify.index import says_something
+from schemas.wire.codec import Codec
+from streams.apps.aggregation import processor as aggregation
+from streams.apps.experience import processor as experience
+from tentalis.kafka.consumer import Stored
+from tentalis.ops.verify.index import says_something
 
 TOPICS = (
     *(topics.TASKS, topics.SESSIONS, topics.RESULTS, topics.FEEDBACK),
@@ -40,13 +40,12 @@ TOPICS = (
 
 
 def lost(read: Callable[[str], Iterable[Stored]], codec: Codec) -> list[str]:
-    """Everything that is lost of what was sent, in words.
+    """One line for each loss.
 
-    All turns must be ones that can be trained on, all feedback must be on something that was answered, and nobody may
-    have left.
+    All turns must be trainable, all feedback must be on answered samples, and no user may have been forgotten.
 
     Args:
-        read: what lies on a topic, each partition in its order.
+        read: reads all records of a topic, each partition in order.
     """
     seen = _Seen()
     for topic in TOPICS:
@@ -57,8 +56,8 @@ def lost(read: Callable[[str], Iterable[Stored]], codec: Codec) -> list[str]:
 
 @dataclass(slots=True)
 class _Seen:
-    """Ids of what was sent, and of what the applications made of it. What a half answers is a result or a feedback, in
-    words."""
+    """Ids of the sent records and of the applications' outputs. Scores and hints are recorded by the result or feedback
+    that they answer, as "result ID" or "feedback ID"."""
 
     tasks: dict[str, tuple[Terms, int]] = field(default_factory=dict)
     turns: set[str] = field(default_factory=set)
@@ -70,7 +69,7 @@ class _Seen:
     scored: set[str] = field(default_factory=set)
     hinted: set[str] = field(default_factory=set)
     said: dict[str, str] = field(default_factory=dict)
-    """Halves that say something, and the result that each speaks of."""
+    """The result id of each half with content."""
     used: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     superseded: set[str] = field(default_factory=set)
@@ -80,7 +79,7 @@ class _Seen:
     signals: dict[str, MetaSignal] = field(default_factory=dict)
 
     def take(self, stored: Stored, codec: Codec) -> None:
-        """One record of any of the topics."""
+        """Takes one record of any topic."""
         match stored.decode(codec):
             case Task() as task:
                 self.tasks[task.task_id] = task.terms, task.n_samples
@@ -128,8 +127,8 @@ class _Seen:
             self.superseded.add(str(outcome.result_id))
 
     def lost(self) -> list[str]:
-        """What is missing, in words."""
-        # A task that opens with its first feedback and got none waits for it for good.
+        """One line for each loss."""
+        # A task that opens with its first feedback and got none has no outcome.
         samples = {
             f"{task}/{index}"
             for task, (terms, n_samples) in self.tasks.items()
@@ -138,7 +137,7 @@ class _Seen:
         }
         samples |= {f"{turn}/0" for turn in self.turns}
         found = [f"{key} has no outcome" for key in samples - self.outcomes]
-        found += [f"rollout {key} is named by an outcome and is not there" for key in self.named - self.rollouts]
+        found += [f"rollout {key} is named by an outcome but missing" for key in self.named - self.rollouts]
         found += [f"{what} was not scored" for what in self.to_score - self.scored]
         found += [f"{what} led to no hint" for what in self.to_hint - self.hinted]
         nothing = self.said.keys() - self.used - self.late

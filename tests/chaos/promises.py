@@ -1,20 +1,19 @@
-"""What else must hold of the topics after a chaos run: who is on them that should not be."""
+"""Verifies that after a chaos run no valid record was dead-lettered and no forgotten user has data on the topics."""
 
 from collections.abc import Collection, Iterable
 
-from schemas.codec import Codec
 from schemas.records import Rollout
-from tentalis.kafka import Stored
+from schemas.wire.codec import Codec
+from tentalis.kafka.consumer import Stored
 from tests.chaos.findings import Findings
 
 
 def wrongly_dead(letters: Iterable[Stored], bad: Collection[bytes]) -> Findings:
-    """Dead letters that should be none: everything that is written in the run is good, but for the bytes that the
-    driver made up to be no record.
+    """Dead letters of valid records. All records of a run are valid, except those that the driver made invalid.
 
     Args:
         letters: the dead-letter topics.
-        bad: values of the records that are none.
+        bad: values of the invalid records.
     """
     wrong = set()
     for letter in letters:
@@ -22,16 +21,16 @@ def wrongly_dead(letters: Iterable[Stored], bad: Collection[bytes]) -> Findings:
             continue
         said = {name: value.decode(errors="replace") for name, value in letter.headers}
         why, who = said.get("tentalis.dlq.error-message"), said.get("tentalis.dlq.consumer-group")
-        wrong.add(f"{letter.topic}: a good record under {letter.key} was dead-lettered by {who}: {why}")
+        wrong.add(f"{letter.topic}: a valid record with key {letter.key} was dead-lettered by {who}: {why}")
     return Findings(wrong=sorted(wrong))
 
 
 def not_forgotten(rollouts: Iterable[Stored], user: str, codec: Codec) -> tuple[Findings, int]:
-    """Rollouts of a user who has left that still say something, or whose husk is not theirs; and how many husks there
-    are.
+    """Errors in the redaction of a forgotten user's rollouts (missing, wrong or incomplete), and the number of redacted
+    rollouts.
 
     Args:
-        rollouts: each partition in its order. Husks do not name the user; what they stand for lies before them.
+        rollouts: each partition in order. A redacted rollout does not name the user, but the original is before it.
     """
     digests: dict[str, str] = {}
     last: dict[str, Rollout] = {}
@@ -41,13 +40,19 @@ def not_forgotten(rollouts: Iterable[Stored], user: str, codec: Codec) -> tuple[
         if rollout.head.user_id == user:
             digests.setdefault(rollout.rollout_id, rollout.digest)
         last[rollout.rollout_id] = rollout
-    husks = {key: rollout for key, rollout in last.items() if rollout.forgotten}
-    wrong = [f"{key}: still there of somebody who was forgotten" for key in digests.keys() - husks.keys()]
-    wrong += [f"{key}: a husk, and nobody asked for it" for key in husks.keys() - digests.keys()]
-    for key in digests.keys() & husks.keys():
-        husk = husks[key]
-        if husk.digest != digests[key]:
-            wrong.append(f"{key}: the husk of another rollout")
-        if husk.token_ids or husk.hints or husk.teacher_logprobs or husk.reward is not None or husk.head.session_id:
-            wrong.append(f"{key}: a husk that still says something")
-    return Findings(wrong=sorted(wrong)), len(husks)
+    redacted = {key: each for key, each in last.items() if each.forgotten}
+    wrong = [f"{key}: not redacted, although its user was forgotten" for key in digests.keys() - redacted.keys()]
+    wrong += [f"{key}: redacted without a request" for key in redacted.keys() - digests.keys()]
+    for key in digests.keys() & redacted.keys():
+        rollout = redacted[key]
+        if rollout.digest != digests[key]:
+            wrong.append(f"{key}: redacted with the digest of another rollout")
+        if (
+            rollout.token_ids
+            or rollout.hints
+            or rollout.teacher_logprobs
+            or rollout.reward is not None
+            or rollout.head.session_id
+        ):
+            wrong.append(f"{key}: redacted, but with content")
+    return Findings(wrong=sorted(wrong)), len(redacted)

@@ -1,17 +1,17 @@
-"""The streams under a steady load for half an hour: does anything grow, fall behind, complain, or get lost?
+"""Runs the streams under a steady load for half an hour and checks for growth, lag, warnings and loss.
 
 Every stream application runs on an embedded broker, the join twice. A driver sends tasks with halves that come in any
-order, late, twice or never, and conversations beside them, one turn for every ten tasks. The default rate is half of
-what two cores bear. What is over is remembered for `MEMORY_S` here instead of an hour or a day: so what is remembered
-stops growing within minutes, and what grows after that is a leak. Only scoring and hinting have such a time in their
-commands; the others come by `tests.chaos.short_memory`, which says why.
+order, late, twice or never, and sessions beside them, with one turn for every ten tasks. The default rate is half of
+the capacity of two cores. Finished tasks, sessions and windows are kept for `MEMORY_S` instead of an hour or a day: so
+state stops growing within minutes, and later growth is a leak. Only scoring and hinting have an option for this time;
+the others run through `tests.chaos.short_memory`, which gives the reasons.
 
     make soak [DURATION=1800] [RATE=75] [STATE=memory|rocksdb]
 
-The last line on stdout is one JSON object; its `reasons` are why it has failed, by the bounds of `tests.chaos.verdict`,
-and with any of them the exit code is 1. Growth is judged in a run of a quarter of an hour or more (`judged_from_s`;
-null: it is not): resident memory without what RocksDB's cache and buffers hold, which fill up to their bound for an
-hour. The broker's is only reported: its heap has a bound.
+The last line on stdout is one JSON object; its `reasons` list the failures, by the limits of `tests.chaos.verdict`, and
+the exit code is 1 if there are any. Growth is judged in runs of at least a quarter of an hour (`judged_from_s`; null:
+not judged): that of resident memory without RocksDB's cache and buffers, which take an hour to fill up to their limit.
+The broker's memory is only reported: its heap is limited.
 """
 
 import argparse
@@ -30,25 +30,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tentalis.config import Settings
-from tentalis.kafka import make_codec, read_to_end
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
+from tentalis.service.settings import Settings
 from tests.bench.lab import cpu_seconds, metrics_of, rss_mib
 from tests.chaos import losses, verdict
 from tests.chaos.conversations import MEAN_TURNS, conversation
 from tests.chaos.driver import Driver
-from tests.chaos.rota import say
+from tests.chaos.fault_schedule import say
 from tests.chaos.verdict import End, Seen
-from tests.kafka_fixture import ensure_topics, eventually
-from tests.model_server import hinters_file, model_server
+from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.model_server import hinters_file, model_server
 
 MEMORY_S = 120
 IDLE_S = 30
 TURN_SHARE = 0.1
 """Main turns of conversations per task."""
 DRAIN_S = 300.0
-"""To look for what is lost takes 16 us of CPU per record, and half an hour leaves two million."""
+"""Time limit to drain: a check for losses takes 16 us of CPU per record, and half an hour leaves two million."""
 COMPLAINT = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) |^Traceback")
 BUFFERS = "tentalis_stream_state_buffers_bytes"
 LAG = "tentalis_stream_lag_records"
@@ -80,13 +81,13 @@ class Worker:
             )
 
     def ready(self) -> bool:
-        """Whether it owns partitions and has recovered them. Raises RuntimeError if it is gone."""
+        """True if the worker owns partitions and has recovered them. Raises RuntimeError if it has ended."""
         if self.process.poll() is not None:
             raise RuntimeError(f"{self.name} did not start: see {self.log}")
         return b"owns partitions" in self.log.read_bytes()
 
     def complaints(self) -> list[str]:
-        """What it said at WARNING or above."""
+        """The worker's log lines at WARNING or above."""
         lines = self.log.read_text(errors="replace").splitlines()
         return [f"{self.name}: {line}" for line in lines if COMPLAINT.match(line)]
 
@@ -100,7 +101,7 @@ class Worker:
 
 
 def fleet(bootstrap: str, folder: Path, state: str, server: str) -> list[Worker]:
-    """The workers."""
+    """Starts the workers."""
     serve, short = ["tentalis.cli", "serve"], ["tests.chaos.short_memory"]
     horizon = ["--feedback-horizon", str(MEMORY_S)]
     lessons = ["--hinters", str(hinters_file(folder, server)), "--server", server]
@@ -118,7 +119,7 @@ def fleet(bootstrap: str, folder: Path, state: str, server: str) -> list[Worker]
 
 @dataclass
 class Watch:
-    """Looks at the workers, and keeps what it sees."""
+    """Measures the workers periodically and keeps the measurements."""
 
     workers: Sequence[Worker]
     broker_pid: int
@@ -129,12 +130,12 @@ class Watch:
     dead_letters: float = 0.0
 
     def ended(self) -> list[str]:
-        """Workers that ended by themselves."""
+        """The workers that ended by themselves."""
         codes = {worker: worker.process.poll() for worker in self.workers}
         return [f"{worker.name} ended with {code}" for worker, code in codes.items() if code is not None]
 
     def look(self) -> None:
-        """One look at every process; none if one of them does not answer."""
+        """Measures every process once; keeps nothing if one of them does not answer."""
         found: dict[str, Mapping[str, float]] = {}
         for worker in self.workers:
             try:
@@ -159,7 +160,7 @@ class Watch:
         say(self._line())
 
     def left_open(self) -> dict[str, float]:
-        """What was open at the last look."""
+        """The open tasks and sessions at the last measurement."""
         return {label: self.seen.held[label][-1] for label in OPEN} if self.seen.at else {}
 
     def _line(self) -> str:
@@ -170,9 +171,9 @@ class Watch:
 
 
 def run(folder: Path, *, seconds: float, rate: float, state: str, every: float, seed: int) -> dict[str, Any]:
-    """The whole soak; what it ends with."""
+    """Runs the soak and returns the report."""
     port = free_port()
-    # The groups form once, of all their members: a rebalance in the middle of a start would be a warning.
+    # Each group forms once, with all its members: a rebalance during a start would log a warning.
     forming = {"group.initial.rebalance.delay.ms": "5000"}
     broker = EmbeddedBroker(folder / "kafka", port, free_port(avoid=(port,)), settings=forming)
     broker.start()
@@ -184,7 +185,7 @@ def run(folder: Path, *, seconds: float, rate: float, state: str, every: float, 
         ensure_topics(settings)
         with model_server() as server:
             workers = fleet(broker.bootstrap, folder, state, server)
-            eventually(lambda: all(worker.ready() for worker in workers), 120, 0.5, "every worker owns partitions")
+            eventually(lambda: all(worker.ready() for worker in workers), 120, 0.5, "not every worker owns partitions")
             sessions = max(1, round(rate * seconds * TURN_SHARE / MEAN_TURNS))
             drivers = [
                 Driver(settings, "soak", round(rate * seconds), seconds, seed, garbage=sys.maxsize, again=False),
@@ -194,7 +195,7 @@ def run(folder: Path, *, seconds: float, rate: float, state: str, every: float, 
                 driver.start()
             watch = Watch(workers, broker.process.pid)
             before = _cpu(workers, broker)
-            # What comes after the last task is the tail of the load, not the load.
+            # Ends with the last task: the records after it are not part of the steady load.
             for look in range(1, sys.maxsize):
                 watch.look()
                 time.sleep(max(0.0, watch.began + every * look - time.monotonic()))
@@ -227,11 +228,11 @@ def run(folder: Path, *, seconds: float, rate: float, state: str, every: float, 
 
 
 def _end(watch: Watch, drivers: Sequence[Driver], settings: Settings) -> End:
-    """Waits until nothing is open and nothing is missing any more, for a while at most."""
+    """Waits until nothing is open and nothing is missing, for at most DRAIN_S seconds."""
     after, lost = Watch(watch.workers, watch.broker_pid), list[str]()
     if not watch.ended():
-        eventually(lambda: all(driver.done for driver in drivers), 120, 1.0, "everything is sent")
-        say("all is sent; waiting for the rest")
+        eventually(lambda: all(driver.done for driver in drivers), 120, 1.0, "not all records are sent")
+        say("all records are sent; waiting for the applications")
         deadline = time.monotonic() + DRAIN_S
         while not after.ended():
             time.sleep(2.0)
@@ -246,7 +247,7 @@ def _end(watch: Watch, drivers: Sequence[Driver], settings: Settings) -> End:
 
 
 def _figures(watch: Watch) -> dict[str, Any]:
-    """What was seen, in short: of what is judged from a moment on, what it was from then on."""
+    """A summary of the measurements; for growth, only of those in the part of the run that is judged."""
     seen, since = watch.seen, verdict.flat_from(watch.seen)
     if len(seen.at) < 2:
         return {"looks": len(seen.at), "unanswered_looks": seen.unanswered}
@@ -276,12 +277,12 @@ def _cpu(workers: Sequence[Worker], broker: EmbeddedBroker) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=1800.0, help="how long the drivers send")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="seconds for which the drivers send")
     parser.add_argument("--rate", type=float, default=75.0, help="tasks per second, of 1.9 samples each")
     parser.add_argument("--state", choices=["memory", "rocksdb"], default="memory")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two looks")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between two measurements")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for logs and data, kept; default: a temporary one")
+    parser.add_argument("--keep", type=Path, help="folder in which logs and data are kept; default: a temporary one")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="tentalis-soak-"))
     folder.mkdir(parents=True, exist_ok=True)

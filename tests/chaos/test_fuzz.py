@@ -1,4 +1,4 @@
-"""A few thousand mutated records through the running applications; `make fuzz` sends 100,000."""
+"""Sends a few thousand mutated records through the running applications; `make fuzz` sends 100,000."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Twenty seconds of kills around the gateway (`make chaos-gateway` runs five minutes): completed is on the log."""
+"""Twenty seconds of kills around the gateway (`make chaos-gateway` runs five minutes): completed calls are recorded."""
 
 import json
 import random

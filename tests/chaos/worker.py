@@ -1,4 +1,4 @@
-"""One process of an application under the rota, and why it ended if nobody told it to."""
+"""One application process under the fault schedule, and the cause if it ended by itself."""
 
 import os
 import re
@@ -9,38 +9,39 @@ from enum import StrEnum
 from pathlib import Path
 
 NOBODY = "http://127.0.0.1:9"
-"""The teacher's address: the driver makes the hints that would need one."""
+"""The teacher's address, where no server is: the driver sends the hints that would need one."""
 ENDED_FOR_A_REASON = 1
-"""The exit code of every end that a start makes good again (streams/app.py)."""
+"""The exit code of all failures that a restart repairs (streams/runtime/worker.py)."""
 NO_BROKER = 4
-"""That of a command that found no broker to begin with."""
+"""The exit code of a command that cannot reach a broker when it starts."""
 
 
 class Cause(StrEnum):
-    """Why a worker ended by itself."""
+    """The cause for which a worker ended by itself."""
 
     FENCED = "fenced"
-    """Another worker runs under its name, or it was silent until the group gave its partitions away."""
+    """Another worker has its instance name, or it was silent until the group reassigned its partitions."""
     GROUP_LOST = "group lost"
-    """The coordinator refused it, or was away."""
+    """The coordinator rejected it or was unreachable."""
     WATCHDOG = "watchdog"
-    """Nothing moved, although there was something to do."""
+    """It made no progress although it had records to process."""
     OVERWRITTEN = "overwritten"
-    """A predecessor that was frozen woke up and wrote to its changelog: it has to read that back."""
+    """A predecessor that was frozen woke up and wrote to its changelog: a restart reads that back."""
     BROKER_AWAY = "broker away"
-    """It could not reach the broker, or was not confirmed what it wrote."""
+    """It could not reach the broker, or its writes were not confirmed."""
     CRASH = "crash"
-    """Anything else: nothing that is done to it explains it."""
+    """Any other cause: no injected fault explains it."""
 
 
 _LAST_WORDS = re.compile(r"^\S+ \S+ CRITICAL streams\..*$", re.MULTILINE)
 _SAID = {
-    Cause.FENCED: re.compile(r" ends: Fenced\("),
+    Cause.FENCED: re.compile(r" ends: WorkerFenced\("),
     Cause.GROUP_LOST: re.compile(r" ends: GroupLost\("),
     Cause.OVERWRITTEN: re.compile(r" ends: WrittenByAnother\("),
     Cause.WATCHDOG: re.compile(r" has made no progress for "),
     Cause.BROKER_AWAY: re.compile(
-        r" ends: \w+\(KafkaError\{code=(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|REQUEST_TIMED_OUT),"
+        r" ends: \w+\(KafkaError\{code="
+        r"(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|_INCONSISTENT|REQUEST_TIMED_OUT),"
         r"| ends: ChangelogError\(.* is the broker up\?"
         r"| ends: (NoAnswer|KafkaConnectionError|NodeNotReadyError|KafkaTimeoutError|RequestTimedOutError)\("
     ),
@@ -48,10 +49,11 @@ _SAID = {
 
 
 def cause_of(code: int, log: str) -> tuple[Cause, str]:
-    """Why a process ended with this exit code (negative: by a signal) and this log; and its last words.
+    """The cause for which a process ended with this exit code (negative: by a signal) and this log, and the log line
+    that tells it.
 
-    A traceback explains nothing, and neither does one in front of a reason: of a worker that could not go on the first
-    failure counts, and it is what the last words name.
+    Tracebacks are ignored, also before that line. The first failure of a worker counts, and its last CRITICAL line
+    names it.
     """
     lines, tail = _LAST_WORDS.findall(log), "\n".join(log.splitlines()[-15:])
     if code == NO_BROKER:
@@ -65,14 +67,14 @@ def cause_of(code: int, log: str) -> tuple[Cause, str]:
 
 
 class Worker:
-    """One process of an application, with a log of its own. `instance` is its name in the consumer group."""
+    """One application process with its log. `instance` is its name in the consumer group."""
 
     def __init__(self, bootstrap: str, folder: Path, instance: str, application: str) -> None:
         self.instance = instance
         self.log = folder / f"{instance}.{len(list(folder.glob(f'{instance}.*.log')))}.log"
         command = [sys.executable, "-m", "tentalis.cli", "serve", application, "--instance", instance]
         command += ["--server", NOBODY] if application == "hinting" else []
-        # Partitions move between workers with and without state on disk, and back to databases that were left behind.
+        # Partitions move between workers with and without state on disk, and back to databases left from before.
         command += ["--state", "memory" if instance.endswith("-0") else "rocksdb"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -92,11 +94,11 @@ class Worker:
         return self.process.poll() is not None
 
     def cause(self) -> tuple[Cause, str]:
-        """Why it ended by itself, and its last words."""
+        """The cause for which it ended by itself, and the log line that tells it."""
         return cause_of(self.process.wait(0), self.log.read_text(errors="replace"))
 
     def end(self, how: signal.Signals) -> int:
-        """Sends a signal that ends it, and waits; its exit code."""
+        """Ends the process with a signal and waits; returns its exit code."""
         self.process.send_signal(how)
         try:
             return self.process.wait(60)

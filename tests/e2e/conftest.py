@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.inference_lab import make_model
+from tests.support.inference_lab import make_model
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tentalis.service.settings import Settings
+
 CLI = [sys.executable, "-m", "tentalis.cli"]
 
 
@@ -57,6 +59,11 @@ class Home:
         return subprocess.run(
             [*CLI, *arguments], env=self.env, capture_output=True, text=True, timeout=timeout, input=stdin, check=False
         )
+
+    def settings(self) -> Settings:
+        """Settings of a client of its broker, which keeps its port."""
+        ports = json.loads((self.path / "ports.json").read_text())
+        return Settings(bootstrap=f"127.0.0.1:{ports['broker']}", home=self.path)
 
     def processes(self) -> dict[str, dict[str, Any]]:
         """The supervisor's view: name -> pid, state, restarts."""

@@ -1,6 +1,7 @@
 """The whole loop as a person runs it: demo, replay, verify, forgery, and the standing stack that goes on with it."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.lab import Home, pids_of
+from tests.support import ROOT
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
@@ -19,6 +21,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tupl
     """A home with a finished demo run in it."""
     home = Home(tmp_path_factory.mktemp("e2e") / "home", tiny_model)
     home.env["TENTALIS_TRACES"] = str(home.path.parent / "traces")
+    # What libraries print must not reach the stdout of `demo` and `replay`, which is parsed as JSON.
+    home.env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests' / 'support' / 'noisy'}"
     return home, home.finish(home.start_demo("--steps", str(STEPS)), timeout=400)
 
 
@@ -46,6 +50,19 @@ def test_the_replay_is_equal_and_the_verifier_is_content(finished: tuple[Home, d
     assert verified.returncode == 0, report
     assert (report["lost"], report["wrong"], report["duplicates"]) == (0, 0, 0)
     assert report["rollouts"] >= STEPS * 32
+
+
+@pytest.mark.parametrize("process", ["trainer", "model"])
+def test_a_process_that_loads_torch_writes_log_lines_alone(
+    finished: tuple[Home, dict[str, object]], process: str
+) -> None:
+    home, _ = finished
+    lines = (home.path / "logs" / f"{process}.log").read_text().splitlines()
+    assert any("noise" in line for line in lines), "it has loaded the noisy libraries"
+    strange = [
+        line for line in lines if "noise" not in line and not re.match(r"---|INFO:|\d{4}-\d\d-\d\d .* INFO ", line)
+    ]
+    assert strange == []
 
 
 def replay_equal(home: Home, run_id: str) -> int:

@@ -1,7 +1,6 @@
-"""Advantages: from the rewards of a batch to one number per token span of each rollout. Pure Python, float64, one
-module per family; see docs/losses.md.
+"""Advantages: rewards of a whole batch in, one number per token span of each rollout out. Pure Python, float64.
 
-An estimator sees all graded rollouts of the batch, whichever rank trains them, and returns advantages by rollout. What
-it does not return has no RL part. It goes through samples in the order of their ids, so that the order of a batch and
-its layout on ranks change no bit.
+An estimator sees the rollouts of all ranks; a rollout that it does not return has no RL part. It visits samples in the
+order of their ids, so the batch's order and its layout on ranks do not change a bit. Begin with batch.py, then
+group.py; one module per family, the table is in docs/concepts/losses.md.
 """

@@ -1,71 +1,83 @@
-"""The advantages of a whole batch: rewards shaped, groups compared, estimators applied."""
+"""The advantages of a whole batch: shapes rewards, compares groups, applies the estimator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.advantages.graded import Graded, Spans, absent, by_group, equal_rewards, moments, overlong
+from schemas.group_statistics import mean_and_std, mean_of
 from trainer.advantages.registry import ESTIMATORS
-from trainer.advantages.session import gaps
-from trainer.losses.settings import Loss
+from trainer.advantages.rewarded_sample import (
+    AdvantageSpans,
+    RewardedSample,
+    by_group,
+    count_absent,
+    equal_rewards,
+    overlong_penalty,
+)
+from trainer.advantages.session import count_session_gaps
+from trainer.config.loss import LossConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Advantages:
-    """By rollout id, for those with an RL part; and what was missing, for the step's metrics."""
+class BatchAdvantages:
+    """Advantages by rollout id, for rollouts with an RL part; `metrics` counts what was missing."""
 
-    of: dict[str, Spans]
+    by_rollout: dict[str, AdvantageSpans]
     metrics: dict[str, float]
 
 
-def advantages_of(samples: Sequence[Graded], loss: Loss) -> Advantages:
-    """The advantages of all rollouts of a batch whose RL part is planned, from all ranks, in any order.
+def estimate_advantages(samples: Sequence[RewardedSample], loss: LossConfig) -> BatchAdvantages:
+    """Returns the advantages of all rollouts of a batch whose RL part is planned, from all ranks, in any order.
 
-    The statistics of a group come with each of its rollouts, over all its samples that closed. Where the reward is
-    shaped (overlong, mean step score) or compared step by step, they are taken over the samples in this batch instead;
-    `group_absent` counts those that are elsewhere, `session_gaps` the turns before which credit ends.
+    Each rollout carries the statistics of its group, over all samples of it that closed. Where the reward is shaped
+    (overlong, mean step score) or compared step by step, the statistics are taken over the samples in this batch
+    instead. `group_absent` counts samples of these groups outside the batch, `session_gaps` the turns before which
+    credit ends.
     """
-    shaped = _shaped(samples, loss)
-    found = ESTIMATORS[loss.advantage](shaped, loss)
+    shaped = _shape_rewards(samples, loss)
+    spans_by_rollout = ESTIMATORS[loss.advantage](shaped, loss)
     metrics = {"group_absent": 0.0, "session_gaps": 0.0}
     if shaped is not samples or loss.advantage == "stepwise":
-        metrics["group_absent"] = float(absent(samples))
+        metrics["group_absent"] = float(count_absent(samples))
     if loss.advantage == "gae":
-        metrics["session_gaps"] = float(gaps(samples))
-    left_out = {sample.rollout_id for sample in samples if _says_nothing(sample, loss)}
-    return Advantages({name: spans for name, spans in found.items() if name not in left_out}, metrics)
+        metrics["session_gaps"] = float(count_session_gaps(samples))
+    left_out = {sample.rollout_id for sample in samples if _lacks_signal(sample, loss)}
+    return BatchAdvantages(
+        {rollout_id: spans for rollout_id, spans in spans_by_rollout.items() if rollout_id not in left_out}, metrics
+    )
 
 
-def too_long(n_answer: int, loss: Loss) -> bool:
-    """Whether the RL part of an answer of that many tokens is left out for its length."""
+def is_too_long(n_answer: int, loss: LossConfig) -> bool:
+    """True if the RL part of an answer of that many tokens is left out for its length."""
     return loss.overlong.filter and loss.overlong.length is not None and n_answer >= loss.overlong.length
 
 
-def _says_nothing(sample: Graded, loss: Loss) -> bool:
-    equal = loss.drops_equal_rewards and equal_rewards(sample.requested, sample.std)
-    return equal or too_long(sample.n_answer, loss)
+def _lacks_signal(sample: RewardedSample, loss: LossConfig) -> bool:
+    equal = loss.drops_equal_rewards and equal_rewards(sample.n_requested, sample.group_std)
+    return equal or is_too_long(sample.n_answer, loss)
 
 
-def _shaped(samples: Sequence[Graded], loss: Loss) -> Sequence[Graded]:
-    """The same samples where nothing shapes the reward, else new ones with the groups' statistics over them."""
-    by_mean_step = loss.step_weight if not loss.by_steps else 0.0
-    punished = loss.overlong.length is not None and not loss.overlong.filter
-    if not by_mean_step and not punished:
+def _shape_rewards(samples: Sequence[RewardedSample], loss: LossConfig) -> Sequence[RewardedSample]:
+    """Returns the samples unchanged if nothing shapes the reward, else new ones with shaped rewards and the groups'
+    statistics over them."""
+    mean_step_weight = loss.step_weight if not loss.by_steps else 0.0
+    penalised = loss.overlong.length is not None and not loss.overlong.filter
+    if not mean_step_weight and not penalised:
         return samples
-    found = []
+    shaped = []
     for members in by_group(samples).values():
-        rewards = [_reward(sample, by_mean_step, loss) for sample in members]
-        mean, std = moments(rewards)
-        found += [
-            replace(sample, reward=reward, n=len(members), mean=mean, std=std)
+        rewards = [_shaped_reward(sample, mean_step_weight, loss) for sample in members]
+        mean, std = mean_and_std(rewards)
+        shaped += [
+            replace(sample, reward=reward, n_rewarded=len(members), group_mean=mean, group_std=std)
             for sample, reward in zip(members, rewards, strict=True)
         ]
-    return found
+    return shaped
 
 
-def _reward(sample: Graded, by_mean_step: float, loss: Loss) -> float:
+def _shaped_reward(sample: RewardedSample, mean_step_weight: float, loss: LossConfig) -> float:
     reward = sample.reward
-    if by_mean_step and sample.steps:
-        reward += by_mean_step * moments([score for *_, score in sample.steps])[0]
+    if mean_step_weight and sample.steps:
+        reward += mean_step_weight * mean_of([score for *_, score in sample.steps])
     if loss.overlong.length is not None and not loss.overlong.filter:
-        reward += overlong(sample.n_answer, loss.overlong.length, loss.overlong.buffer, loss.overlong.factor)
+        reward += overlong_penalty(sample.n_answer, loss.overlong.length, loss.overlong.buffer, loss.overlong.factor)
     return reward

@@ -1,12 +1,12 @@
-"""Estimators of advantages by the name that the configuration gives them."""
+"""Advantage estimators by their name in the configuration."""
 
-from trainer.advantages.graded import Estimator
 from trainer.advantages.group import binary, group_mean, group_mean_std, leave_one_out, reward
+from trainer.advantages.rewarded_sample import Estimator
 from trainer.advantages.session import gae
 from trainer.advantages.steps import stepwise
-from trainer.losses.settings import Advantage
+from trainer.config.loss import AdvantageName
 
-ESTIMATORS: dict[Advantage, Estimator] = {
+ESTIMATORS: dict[AdvantageName, Estimator] = {
     "group_mean": group_mean,
     "group_mean_std": group_mean_std,
     "leave_one_out": leave_one_out,

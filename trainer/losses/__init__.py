@@ -1,8 +1,7 @@
-"""Losses: pure functions of flat per-token tensors, one module each. See docs/losses.md for the table.
+"""Losses: per-token tensors (`LossTokens`) and `LossConfig` settings in, `(sum, metrics)` out. Pure functions, one per
+module.
 
-Every policy loss takes `Tokens` (float32 [T], and the number of the sequence that each token belongs to) and the `Loss`
-settings, and returns `(sum, metrics)`. The caller divides by counts that were fixed over all ranks before the first
-micro-batch, so neither micro-batches nor ranks nor the layout of the sequences change the gradient.
-
-Importing this package imports no torch: the configuration lives here too (settings.py).
+The caller divides by counts that are fixed over all ranks before the first micro-batch, so micro-batches, ranks and the
+layout of the sequences do not change the gradient. Begin with registry.py and clipped.py; the table is in
+docs/concepts/losses.md. Importing this package does not import torch: the configuration imports it too.
 """

@@ -1,18 +1,18 @@
-"""CISPO: the importance weight is clipped, never the gradient."""
+"""CISPO: clips the importance weight, never the gradient."""
 
 from torch import Tensor
 
-from trainer.losses.settings import Loss
-from trainer.losses.tokens import Metrics, Tokens
+from trainer.config.loss import LossConfig
+from trainer.losses.tokens import LossTokens, Metrics
 
 
-def cispo(tokens: Tokens, loss: Loss) -> tuple[Tensor, Metrics]:
-    """Sum over tokens of -w sg(clip(rho, cispo_low, cispo_high)) A log pi; sg: no gradient through it.
+def cispo(tokens: LossTokens, loss: LossConfig) -> tuple[Tensor, Metrics]:
+    """Returns the sum over tokens of -w sg(clip(rho, cispo_low, cispo_high)) A log pi; sg: no gradient through it.
 
-    MiniMax-M1, arXiv 2506.13585: no token's gradient is dropped, it is only weighted. Denominator: the sum of the
+    MiniMax-M1, arXiv 2506.13585: every token keeps its gradient, with a clipped weight. Denominator: the sum of the
     weights over the batch (the paper's is the token mean).
 
-    With bound 4: rho 10, A 1, log pi -2 gives 8, and a gradient of -4.
+    Example: with bound 4, rho 10, A 1, log pi -2 gives 8, and a gradient of -4.
     """
     ratio = tokens.log_ratio(loss.log_ratio_clamp).detach().exp()
     weight = ratio.clamp(loss.cispo_low, loss.cispo_high)

@@ -1,4 +1,4 @@
-"""What a loss sees: flat tensors over the tokens of any number of sequences."""
+"""The input of every policy loss: flat tensors over the tokens of any number of sequences."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,19 +6,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.losses.settings import Loss
+from trainer.config.loss import LossConfig
 
 Metrics = dict[str, Tensor]
-"""Sums over tokens, detached, to be added over micro-batches and ranks and divided by counts at the end."""
+"""Sums over tokens, detached. They are added over micro-batches and ranks, and divided by counts at the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """T tokens that the policy chose, all [T]; all but `logprobs` without gradient.
+class LossTokens:
+    """T tokens of answers, as tensors [T]. Only `logprobs` has a gradient. All tokens of a sequence are included.
 
-    `logprobs` log pi of the trained policy at the sampling temperature, float32; `sampler_logprobs` log mu, float32,
-    finite; `advantages` float32; `weights` float32, what a token counts in the sum (1, or 1 / the length of its
-    sequence); `sequences` int64 >= 0, equal for the tokens of one sequence, whose tokens are all here.
+    Attributes:
+        logprobs: float32, log pi of the trained policy at the sampling temperature.
+        sampler_logprobs: float32, log mu of the policy that sampled the token; finite.
+        advantages: float32.
+        weights: float32, the factor of each token in the sum: 1, or 1 / the length of its sequence.
+        sequences: int64 >= 0, the number of the token's sequence.
     """
 
     logprobs: Tensor
@@ -28,22 +31,23 @@ class Tokens:
     sequences: Tensor
 
     def log_ratio(self, clamp: float) -> Tensor:
-        """log pi - log mu, cut at +-clamp, float32 [T]."""
+        """Returns log pi - log mu, clamped to +-clamp, float32 [T]."""
         return (self.logprobs - self.sampler_logprobs).clamp(-clamp, clamp)
 
 
-PolicyLoss = Callable[[Tokens, Loss], tuple[Tensor, Metrics]]
-"""(sum over tokens of weight x loss, metrics). Every metric has `clipped`: tokens whose gradient was bounded away."""
+PolicyLoss = Callable[[LossTokens, LossConfig], tuple[Tensor, Metrics]]
+"""(sum over tokens of weight x loss, metrics). Every loss has the metric `clipped`: tokens whose gradient was
+bounded."""
 
 
 def sequence_sums(values: Tensor, sequences: Tensor) -> tuple[Tensor, Tensor]:
-    """Per sequence number the sum of its tokens' values, and how many they are: [S] each, S the largest number + 1."""
+    """Returns per sequence number the sum and the number of its tokens' values: [S] each, S the largest number + 1."""
     n = int(sequences.max()) + 1 if len(sequences) else 0
     zeros = torch.zeros(n, dtype=values.dtype, device=values.device)
     return zeros.index_add(0, sequences, values), zeros.index_add(0, sequences, torch.ones_like(values))
 
 
 def sequence_means(values: Tensor, sequences: Tensor) -> Tensor:
-    """For each token the mean over the tokens of its sequence, [T]."""
+    """Returns for each token the mean over the tokens of its sequence, [T]."""
     sums, counts = sequence_sums(values, sequences)
     return (sums / counts.clamp(min=1.0))[sequences]

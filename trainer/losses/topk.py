@@ -1,23 +1,24 @@
-"""Distillation over the likeliest tokens, with the hint chosen by overlap."""
+"""Distillation over the most likely tokens, with the hint chosen by overlap."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainer.losses.settings import Loss, TopK
+from trainer.config.loss import LossConfig, TopKConfig
 from trainer.losses.tokens import Metrics, sequence_sums
 
-# What a distribution keeps for everything outside the support, so that its logarithm stays finite.
+# Least probability of everything outside the support, so that its logarithm stays finite.
 TAIL_FLOOR = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
-class Likeliest:
-    """Of t tokens, under h hints (the shortest first), with a teacher that was asked for its k' likeliest tokens.
+class TopKTokens:
+    """t tokens with their candidates, under h hints (the shortest first), from a teacher that was asked for its k' most
+    likely tokens.
 
-    `student_ids` int64 [t, k], likeliest first; `teacher_ids` int64 [t, h, k'] and `teacher_logprobs` float32, also
-    likeliest first, id -1 where there is none; `logprobs` and `old_logprobs` float32 [t, k + h k'], the log-probs of
+    `student_ids` int64 [t, k], most likely first; `teacher_ids` int64 [t, h, k'] and `teacher_logprobs` float32, also
+    most likely first, id -1 where there is none; `logprobs` and `old_logprobs` float32 [t, k + h k'], the log-probs of
     cat(student_ids, teacher_ids) by the trained policy (with gradient) and by the policy before the step (without);
     `sequences` int64 [t].
     """
@@ -30,49 +31,51 @@ class Likeliest:
     sequences: Tensor
 
 
-def choose(of: Likeliest, options: TopK) -> tuple[Tensor, Tensor]:
-    """(which hint teaches each token int64 [t], in how many of the k likeliest tokens it and the student agree [t]).
+def choose_hint(tokens: TopKTokens, options: TopKConfig) -> tuple[Tensor, Tensor]:
+    """Returns (index of the hint that teaches each token int64 [t], number of the k most likely tokens on which it and
+    the student agree [t]).
 
-    O[h, t] = |student's k likeliest and the teacher's under hint h|: `sequence` takes the hint with the largest sum of
-    O over the sequence, `token` that with the largest O at the token, `shortest` the first; of equals the shortest.
+    O[h, t] = |student's k most likely tokens and the teacher's under hint h|. `sequence` takes the hint with the
+    largest sum of O over the sequence, `token` the one with the largest O at the token, `shortest` the first. Ties: the
+    shortest.
     """
-    likeliest = of.teacher_ids[:, :, : options.k]
-    there = (of.teacher_ids >= 0).any(2)
-    same = of.student_ids[:, None, :, None] == likeliest[:, :, None, :]
+    likeliest = tokens.teacher_ids[:, :, : options.k]
+    has_teacher = (tokens.teacher_ids >= 0).any(2)
+    same = tokens.student_ids[:, None, :, None] == likeliest[:, :, None, :]
     overlap = (same & (likeliest >= 0)[:, :, None, :]).any(3).sum(2)
-    ranked = torch.where(there, overlap, -1)
+    ranked = torch.where(has_teacher, overlap, -1)
     if options.choice == "sequence":
-        columns = [sequence_sums(column.double(), of.sequences)[0][of.sequences] for column in ranked.unbind(1)]
+        columns = [sequence_sums(column.double(), tokens.sequences)[0][tokens.sequences] for column in ranked.unbind(1)]
         hint = torch.stack(columns, 1).argmax(1)
     elif options.choice == "token":
         hint = ranked.argmax(1)
     else:
-        hint = there.long().argmax(1)
+        hint = has_teacher.long().argmax(1)
     return hint, overlap.gather(1, hint[:, None]).squeeze(1)
 
 
-def topk_distillation(of: Likeliest, loss: Loss) -> tuple[Tensor, Metrics]:
-    """Sum over tokens t and over the tokens v of the support S_t of max(-A_v rho_v, -A_v clip(rho_v)), where
-    w = softmax over S_t of log pi_old, A_v = w_v clip(log pi_T(v) - log pi_old(v), +-opd_clip), rho_v = pi(v) /
+def topk_distillation(tokens: TopKTokens, loss: LossConfig) -> tuple[Tensor, Metrics]:
+    """Returns the sum over tokens t and over the tokens v of the support S_t of max(-A_v rho_v, -A_v clip(rho_v)),
+    where w = softmax over S_t of log pi_old, A_v = w_v clip(log pi_T(v) - log pi_old(v), +-opd_clip), rho_v = pi(v) /
     pi_old(v) (OpenClaw-RL, hybrid method; top-K and tail: arXiv 2601.19897). Denominator: the OPD tokens of the batch.
 
-    S_t: the student's k likeliest tokens, the teacher's, or those in both; with `tail` also everything else as one
-    outcome, and then w are the probabilities themselves and the gradient is that of the reverse KL between the two, as
-    far as nothing is clipped. A token of the student's that the teacher did not list has at most the probability of its
-    last listed token and of its tail: that bound stands for it.
+    S_t: the student's k most likely tokens, the teacher's, or those in both. With `tail` everything else is one more
+    outcome; w are then the probabilities themselves, and the gradient is that of the reverse KL between the two where
+    nothing is clipped. A token of the student's that the teacher did not list is given an upper bound of its
+    probability: the smaller of the teacher's last listed probability and the teacher's tail.
     """
     options = loss.topk
-    k, t = options.k, len(of.student_ids)
-    hint, overlap = choose(of, options)
+    k, t = options.k, len(tokens.student_ids)
+    hint, overlap = choose_hint(tokens, options)
     rows = torch.arange(t, device=hint.device)
-    listed, listed_logprobs = of.teacher_ids[rows, hint], of.teacher_logprobs[rows, hint]
+    listed, listed_logprobs = tokens.teacher_ids[rows, hint], tokens.teacher_logprobs[rows, hint]
     known = listed >= 0
     if options.support == "teacher":
         ids, valid = listed[:, :k], known[:, :k]
         n_listed = listed.shape[1]
         places = k + hint[:, None] * n_listed + torch.arange(ids.shape[1], device=hint.device)
     else:
-        ids, valid = of.student_ids, of.student_ids >= 0
+        ids, valid = tokens.student_ids, tokens.student_ids >= 0
         places = torch.arange(k, device=hint.device).expand(t, k)
     matches = (ids[:, :, None] == listed[:, None, :]) & known[:, None, :]
     found = matches.any(2)
@@ -83,8 +86,8 @@ def topk_distillation(of: Likeliest, loss: Loss) -> tuple[Tensor, Metrics]:
     bound = torch.minimum(last, _rest(mass))
     taught = torch.where(found, listed_logprobs.gather(1, matches.long().argmax(2)), bound)
 
-    ours = torch.where(valid, of.logprobs.gather(1, places), 0.0)
-    old = torch.where(valid, of.old_logprobs.gather(1, places), 0.0)
+    ours = torch.where(valid, tokens.logprobs.gather(1, places), 0.0)
+    old = torch.where(valid, tokens.old_logprobs.gather(1, places), 0.0)
     if options.tail:
         ours, old, taught = (
             torch.cat([each, _rest((each.exp() * valid).sum(1, keepdim=True))], 1) for each in (ours, old, taught)
@@ -106,5 +109,5 @@ def topk_distillation(of: Likeliest, loss: Loss) -> tuple[Tensor, Metrics]:
 
 
 def _rest(mass: Tensor) -> Tensor:
-    """log(1 - mass), no less than log(TAIL_FLOOR)."""
+    """Returns log(1 - mass), at least log(TAIL_FLOOR)."""
     return (1.0 - mass).clamp(min=TAIL_FLOOR).log()

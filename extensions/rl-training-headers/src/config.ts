@@ -1,4 +1,4 @@
-/** What can be set, with the defaults that openclaw.plugin.json documents. */
+/** The configuration, with the defaults that openclaw.plugin.json documents. */
 
 export interface Config {
   readonly baseUrl: URL;
@@ -16,17 +16,17 @@ const HEADER_NAME = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/;
 function headerName(given: Record<string, unknown>, key: string, fallback: string): string {
   const name = given[key] ?? fallback;
   if (typeof name !== "string" || !HEADER_NAME.test(name)) {
-    throw new ConfigError(`${key}: ${JSON.stringify(name)} is no header name`);
+    throw new ConfigError(`${key}: ${JSON.stringify(name)} is not a valid header name`);
   }
   return name;
 }
 
-/** Raises ConfigError, which names the setting and what is wrong with it. */
+/** Reads the configuration. Throws ConfigError, which names the setting and the problem. */
 export function readConfig(given: Record<string, unknown> = {}): Config {
   const text = given["baseUrl"];
   if (typeof text !== "string" || !URL.canParse(text)) {
     throw new ConfigError(
-      `baseUrl: ${JSON.stringify(text)} is no URL; give the gateway's, for example http://127.0.0.1:8200/v1`,
+      `baseUrl: ${JSON.stringify(text)} is not a URL; give that of the gateway, for example http://127.0.0.1:8200/v1`,
     );
   }
   const baseUrl = new URL(text);
@@ -35,11 +35,11 @@ export function readConfig(given: Record<string, unknown> = {}): Config {
   }
   const triggers = given["sideTriggers"] ?? ["heartbeat", "memory", "cron"];
   if (!Array.isArray(triggers) || !triggers.every((trigger) => typeof trigger === "string")) {
-    throw new ConfigError("sideTriggers: a list of strings is wanted");
+    throw new ConfigError("sideTriggers: expected a list of strings");
   }
   const endSessions = given["endSessions"] ?? true;
   if (typeof endSessions !== "boolean") {
-    throw new ConfigError("endSessions: true or false is wanted");
+    throw new ConfigError("endSessions: expected true or false");
   }
   return {
     baseUrl,

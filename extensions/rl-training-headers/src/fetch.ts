@@ -1,4 +1,4 @@
-/** A fetch that adds the headers of the run it is called for, and otherwise does what the one below it does. */
+/** A wrapper of fetch that adds the headers of the run to which a request belongs. */
 
 import { createHash } from "node:crypto";
 
@@ -7,7 +7,7 @@ import type { Runs } from "./runs.ts";
 
 export type Fetch = typeof globalThis.fetch;
 
-/** Whether a request goes to the base URL or below it. */
+/** Returns true if a request goes to the base URL or below it. */
 export function isBelow(baseUrl: URL, target: URL): boolean {
   const base = baseUrl.pathname.replace(/\/+$/, "");
   return (
@@ -20,22 +20,22 @@ function urlOf(input: Parameters<Fetch>[0]): URL | undefined {
   return URL.canParse(text) ? new URL(text) : undefined;
 }
 
-/** What the gateway takes for a session id at most. */
+/** The longest session id that the gateway accepts. */
 const LONGEST = 200;
 
 /**
- * A session id as a header can carry it: what is no visible ASCII is percent-encoded, and so is the percent sign; one
- * that the gateway would refuse for its length is its hash.
+ * Encodes a session id for a header: percent-encodes the percent sign and all but visible ASCII. An id that is too long
+ * for the gateway is replaced by its sha256.
  */
 export function headerValue(text: string): string {
   const value = text.replace(/[^\x21-\x24\x26-\x7e]+/gu, (part) => encodeURIComponent(part.toWellFormed()));
   return value.length <= LONGEST ? value : createHash("sha256").update(value).digest("hex");
 }
 
-/** What the wrapper remembers: who asked in a session last, and whether that may be recorded, for telling its end. */
+/** Credentials, user and recording header of the last request per session, for the request that ends the session. */
 export type Keys = Map<string, Headers>;
 
-// On the gateway's log a session is its user's: without the user its end would be that of another session.
+// The gateway keeps sessions per user: without the user, the end would apply to another session.
 const CREDENTIALS = ["authorization", "x-api-key", "x-user-id", "x-tentalis-record"];
 const MOST_KEYS = 1024;
 
@@ -57,7 +57,7 @@ function remember(keys: Keys, sessionId: string, headers: Headers): void {
   }
 }
 
-/** Headers that the caller has set itself stay as they are. */
+/** Wraps a fetch. Headers that the caller has set are not changed. */
 export function withHeaders(below: Fetch, config: Config, runs: Runs, keys: Keys): Fetch {
   return async (input, init) => {
     const target = urlOf(input);

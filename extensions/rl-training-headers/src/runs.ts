@@ -1,4 +1,4 @@
-/** Which runs are under way, and to which of them a request belongs. */
+/** Tracks the active runs and finds the run to which a request belongs. */
 
 export interface Run {
   readonly sessionId: string;
@@ -7,10 +7,10 @@ export interface Run {
   readonly prompt: string;
 }
 
-/** More runs than this are never under way at once: the oldest is one whose end was never told. */
+/** Upper bound of active runs. If it is exceeded, the oldest is dropped: its end was never reported. */
 const MOST = 1024;
 
-/** The text of the last user message of a chat request, in OpenAI's or Anthropic's shape; "" if there is none. */
+/** Returns the text of the last user message of an OpenAI or Anthropic chat request, or "". */
 export function lastUserText(body: unknown): string {
   if (typeof body !== "string") {
     return "";
@@ -37,7 +37,7 @@ export function lastUserText(body: unknown): string {
     }
     const parts = (Array.isArray(content) ? content : []) as ({ type?: unknown; text?: unknown } | null)[];
     const texts = parts.flatMap((part) => (part?.type === "text" && typeof part.text === "string" ? [part.text] : []));
-    // In Anthropic's shape the result of a tool is a user message without text: what the user said lies before it.
+    // Anthropic sends a tool result as a user message without text: the user's own text is in an earlier message.
     if (texts.length > 0) {
       return texts.join("\n");
     }
@@ -49,12 +49,12 @@ export class Runs {
   readonly #live = new Map<string, Run>();
   readonly #ended = new Set<string>();
 
-  /** A session has one run at a time: a new one replaces what was there. */
+  /** Begins a run. A session has one run at a time: a new one replaces the old one. */
   begin(run: Run): void {
     this.#live.delete(run.sessionId);
     this.#live.set(run.sessionId, run);
     if (run.turnType === "main") {
-      // Somebody talks in it again, or its name stands for the next one.
+      // The user continues the session, or its key now names the next session.
       this.#ended.delete(run.sessionId);
     }
     for (const oldest of this.#live.keys()) {
@@ -66,7 +66,7 @@ export class Runs {
     }
   }
 
-  /** The run is over. The end of a run that was replaced already says nothing about its successor. */
+  /** Ends a run. The end of a run that was already replaced does not affect its successor. */
   finish(sessionId: string, runId: string | undefined): void {
     const run = this.#live.get(sessionId);
     if (run !== undefined && (runId === undefined || run.runId === undefined || run.runId === runId)) {
@@ -75,7 +75,7 @@ export class Runs {
     }
   }
 
-  /** The session is over: what its run still asks (a summary for the memory, say) is its last. */
+  /** Marks a session as ended. Its run may still send last requests, such as a summary for the memory. */
   end(sessionId: string): void {
     this.#ended.add(sessionId);
     for (const oldest of this.#ended) {
@@ -91,11 +91,11 @@ export class Runs {
   }
 
   /**
-   * The run that sends a request with this body, or undefined where that is not certain.
+   * Returns the run that sends a request with this body, or undefined if it is uncertain.
    *
-   * With one run under way there is no question. With several, a request belongs to the one whose prompt is in its last
-   * user message. If that fits none or more than one, nobody is named: the gateway's own rules are better than a
-   * guess that would mix two people's sessions.
+   * A single active run is always the answer. Of several, a request belongs to the one whose prompt is in its last user
+   * message. If none or more than one matches, the result is undefined: the gateway's rules are better than a guess
+   * that could mix the sessions of two users.
    */
   of(body: unknown): Run | undefined {
     if (this.#live.size <= 1) {

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { CHAT, GATEWAY, Host, chat } from "./host.ts";
 
-test("a run's requests carry its session, and nothing says that the session is done", async () => {
+test("a run's requests carry its session id and no session-done header", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "s-1", trigger: "user" }, { prompt: "hello" });
   await fetch(CHAT, chat("hello"));
@@ -29,7 +29,7 @@ for (const [trigger, kind] of [
   });
 }
 
-test("headers that are there are never overridden, in whichever case they are written", async () => {
+test("existing headers are never overridden, whatever their case", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "s", trigger: "user" });
   await fetch(CHAT, { ...chat("hello"), headers: { "x-SESSION-id": "mine", "X-Turn-Type": "side" } });
@@ -40,7 +40,7 @@ test("headers that are there are never overridden, in whichever case they are wr
   assert.equal(host.sent[1]!.headers.get("x-turn-type"), "main");
 });
 
-test("what the caller sends otherwise arrives as it was", async () => {
+test("method, body and other headers of the caller are unchanged", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "s" }, { prompt: "hello" });
   const body = JSON.stringify({ messages: [{ role: "user", content: "hello \u0007 ü" }] });
@@ -63,7 +63,7 @@ for (const url of [
   "http://gateway.test:8100/v1/../admin",
   "http://gateway.test.evil.test:8100/v1/chat/completions",
 ]) {
-  test(`a request to ${url} is left alone`, async () => {
+  test(`a request to ${url} is unchanged`, async () => {
     using host = new Host();
     await host.call("before_prompt_build", { sessionId: "s" });
     await fetch(url, chat("x"));
@@ -79,7 +79,7 @@ test("a base URL may end with a slash", async () => {
   assert.equal(host.sent[0]!.headers.get("x-session-id"), "s");
 });
 
-test("names of headers and triggers can be configured", async () => {
+test("header names and triggers are configurable", async () => {
   using host = new Host({
     sessionIdHeader: "X-Conversation",
     turnTypeHeader: "X-Kind",
@@ -105,7 +105,7 @@ for (const [config, message] of [
   [{ sideTriggers: "cron" }, /sideTriggers/],
   [{ endSessions: "no" }, /endSessions/],
 ] as const) {
-  test(`a configuration is refused: ${JSON.stringify(config)}`, () => {
+  test(`an invalid configuration is rejected: ${JSON.stringify(config)}`, () => {
     const before = globalThis.fetch;
     try {
       assert.throws(() => new Host(config), message);
@@ -115,7 +115,7 @@ for (const [config, message] of [
   });
 }
 
-test("a session id that no header can carry is encoded, and two of them stay two", async () => {
+test("session ids that a header cannot carry are encoded and stay distinct", async () => {
   using host = new Host();
   for (const sessionId of ["a\r\nX-Evil: 1", "a b", "a%20b", "größe", "\ud800", "x".repeat(201), "x".repeat(202)]) {
     await host.call("before_prompt_build", { sessionId });
@@ -128,7 +128,7 @@ test("a session id that no header can carry is encoded, and two of them stay two
   assert.equal(host.sent[0]!.headers.get("x-evil"), null);
 });
 
-test("a fetch that another plugin put on top is wrapped again, without a second header", async () => {
+test("a fetch that another plugin replaced is wrapped again, without a second header", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "s" });
   const ours = globalThis.fetch;
@@ -139,7 +139,7 @@ test("a fetch that another plugin put on top is wrapped again, without a second 
   assert.equal(host.sent[0]!.headers.get("x-session-id"), "s");
 });
 
-test("a hook without a session changes nothing, and a stop puts the fetch back", async () => {
+test("a hook without a session changes nothing, and a stop restores fetch", async () => {
   using host = new Host();
   const before = globalThis.fetch;
   await host.call("before_prompt_build", {});

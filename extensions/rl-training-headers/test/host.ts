@@ -1,4 +1,4 @@
-/** What OpenClaw is to the plugin: hooks that are called, a log, and a fetch that shows what was sent. */
+/** A fake OpenClaw host for tests: calls hooks, collects warnings and records the requests of fetch. */
 
 import plugin, { type HookContext, type HookEvent, type PluginApi } from "../index.ts";
 

@@ -6,7 +6,7 @@ import { CHAT, GATEWAY, Host, chat } from "./host.ts";
 
 const session = (host: Host, at: number): string | null => host.sent[at]!.headers.get("x-session-id");
 
-test("two runs at once: a request belongs to the one whose prompt it asks", async () => {
+test("of two active runs, a request belongs to the one whose prompt it contains", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "ana" }, { prompt: "plan my week" });
   await host.call("before_prompt_build", { sessionId: "ben" }, { prompt: "mend my bike" });
@@ -15,7 +15,7 @@ test("two runs at once: a request belongs to the one whose prompt it asks", asyn
   assert.deepEqual([session(host, 0), session(host, 1)], ["ben", "ana"]);
 });
 
-test("two runs at once and no telling whose: nobody is named", async () => {
+test("of two active runs with the same prompt, none is chosen", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "ana" }, { prompt: "hello" });
   await host.call("before_prompt_build", { sessionId: "ben" }, { prompt: "hello" });
@@ -25,7 +25,7 @@ test("two runs at once and no telling whose: nobody is named", async () => {
   assert.equal(host.sent[0]!.headers.get("x-turn-type"), null);
 });
 
-test("after the end of the other run there is no question any more", async () => {
+test("after the end of the other run, requests belong to the remaining one", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "ana", runId: "1" }, { prompt: "hello" });
   await host.call("before_prompt_build", { sessionId: "ben", runId: "2" }, { prompt: "hello" });
@@ -34,7 +34,7 @@ test("after the end of the other run there is no question any more", async () =>
   assert.equal(session(host, 0), "ben");
 });
 
-test("the late end of a run does not end its successor, and after the last end nothing is added", async () => {
+test("the late end of a run does not end its successor, and after the last end no header is added", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "ana", runId: "1" });
   await host.call("before_prompt_build", { sessionId: "ana", runId: "2" });
@@ -45,7 +45,7 @@ test("the late end of a run does not end its successor, and after the last end n
   assert.deepEqual([session(host, 0), session(host, 1)], ["ana", null]);
 });
 
-test("what a session still asks after its reset is its last", async () => {
+test("requests of a session after its reset are marked as done", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "ana", runId: "1" });
   await fetch(CHAT, chat("x"));
@@ -59,7 +59,7 @@ test("what a session still asks after its reset is its last", async () => {
   );
 });
 
-test("a session in which somebody talks again is not done", async () => {
+test("a session that the user continues is not done", async () => {
   using host = new Host();
   await host.call("before_reset", { sessionKey: "agent:main" });
   await host.call("before_prompt_build", { sessionKey: "agent:main" });
@@ -67,7 +67,7 @@ test("a session in which somebody talks again is not done", async () => {
   assert.equal(host.sent[0]!.headers.get("x-session-done"), null);
 });
 
-test("the gateway is told of the end, with the key of the session's last request", async () => {
+test("the end of a session is sent with the key of its last request", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "a/b" });
   await fetch(CHAT, { ...chat("x"), headers: { Authorization: "Bearer k", Cookie: "c" } });
@@ -82,7 +82,7 @@ test("the gateway is told of the end, with the key of the session's last request
   assert.equal(end.headers.get("cookie"), null);
 });
 
-test("the gateway is told whose session ended, and what may not be recorded", async () => {
+test("the end of a session is sent with its user and its recording header", async () => {
   using host = new Host();
   await host.call("before_prompt_build", { sessionId: "ana" });
   await fetch(CHAT, { ...chat("x"), headers: { "X-User-Id": "u-1", "X-Tentalis-Record": "off" } });
@@ -91,7 +91,7 @@ test("the gateway is told whose session ended, and what may not be recorded", as
   assert.deepEqual([end.headers.get("x-user-id"), end.headers.get("x-tentalis-record")], ["u-1", "off"]);
 });
 
-test("the gateway is not told of sessions it never saw, nor if that is switched off", async () => {
+test("the end is not sent for sessions without requests, nor if endSessions is off", async () => {
   using host = new Host({ endSessions: false });
   await host.call("session_end", {}, { sessionId: "never" });
   await host.call("before_prompt_build", { sessionId: "ana" });
@@ -100,7 +100,7 @@ test("the gateway is not told of sessions it never saw, nor if that is switched 
   assert.equal(host.sent.length, 1);
 });
 
-test("a gateway that refuses or is away is a warning, never an error in OpenClaw", async () => {
+test("a gateway that refuses or is unreachable causes a warning, not an error in OpenClaw", async () => {
   using host = new Host();
   for (const answer of [() => new Response("no", { status: 500 }), () => { throw new TypeError("away"); }]) {
     await host.call("before_prompt_build", { sessionId: "ana" });
@@ -114,7 +114,7 @@ test("a gateway that refuses or is away is a warning, never an error in OpenClaw
   assert.match(host.warnings[1]!, /away/);
 });
 
-test("the last user message is found in both shapes, and in nothing else", () => {
+test("the last user message is found in both formats, and nowhere else", () => {
   const user = (content: unknown): unknown => ({ role: "user", content });
   const text = (...messages: unknown[]): string => lastUserText(JSON.stringify({ messages }));
   assert.equal(text(user("a"), { role: "assistant", content: "b" }), "a");
@@ -126,7 +126,7 @@ test("the last user message is found in both shapes, and in nothing else", () =>
   }
 });
 
-test("runs whose end was never told do not pile up", () => {
+test("runs whose end was never reported do not accumulate", () => {
   const runs = new Runs();
   for (let at = 0; at < 3000; at += 1) {
     runs.begin({ sessionId: `s${at}`, runId: undefined, turnType: "main", prompt: `prompt ${at};` });

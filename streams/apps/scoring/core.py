@@ -1,0 +1,122 @@
+"""Opens and RL halves, made from tasks, results, feedback and verdicts. Pure functions of one record."""
+
+from typing import Any
+
+from schemas.ids import derived_id
+from schemas.records import Feedback, Open, Opens, Result, Score, Source, Task, TokenSpan, sample_of
+from schemas.tensors import float32_bytes
+from streams.fold.halves import named, opened_at
+from tentalis import rewards
+from tentalis.rewards import FeedbackJudge, RewardError, Verdict, grade
+
+FEEDBACK_SCORER = "feedback/1"
+
+
+def opened_by_task(task: Task, appended: int) -> Open | None:
+    """Returns the Open of a task appended at `appended` (ms), None if the task opens with its first feedback."""
+    if task.terms.opens is not Opens.AT_ONCE:
+        return None
+    return Open(
+        open_id=derived_id("open", task.task_id),
+        event_time=appended,
+        opened_at=appended,
+        head=task.head,
+        task_at=appended,
+    )
+
+
+def opened_by_feedback(feedback: Feedback, appended: int) -> Open | None:
+    """Returns the Open of a task that waits for its first feedback from a source of its terms. Each such feedback makes
+    an Open; the join uses the first.
+
+    Feedback from other sources makes none: a thumb on a turn would start the deadline before the next message is
+    written.
+    """
+    if feedback.result is None:
+        return None
+    task = feedback.result.task
+    if task.terms.opens is not Opens.FIRST_FEEDBACK or not named(task.terms, feedback.source):
+        return None
+    return Open(
+        open_id=derived_id("open", task.task_id, feedback.feedback_id),
+        event_time=appended,
+        opened_at=appended,
+        head=task.head,
+        task_at=feedback.result.opened_at,
+    )
+
+
+def score_of_result(result: Result, verdict: Verdict, scorer: str, appended: int) -> Score:
+    """Returns the RL half whose reward comes from a result."""
+    return Score(
+        score_id=derived_id("score", result.result_id, scorer, None),
+        event_time=appended,
+        opened_at=result.opened_at,
+        sample=sample_of(result),
+        source=Source.RESULT,
+        scorer=scorer,
+        task_at=result.opened_at,
+        **_said(verdict),
+    )
+
+
+def _said(verdict: Verdict) -> dict[str, Any]:
+    """The fields of a Score that a verdict fills."""
+    return {
+        "reward": verdict.reward,
+        "components": verdict.components,
+        "votes": verdict.votes,
+        "step_scores": float32_bytes([step.score for step in verdict.steps]),
+        "step_spans": tuple(TokenSpan(start=step.start, end=step.end) for step in verdict.steps),
+    }
+
+
+def judge_of(feedback: Feedback) -> FeedbackJudge | None:
+    """Returns the scorer that judges a feedback: the task's scorer, if the reward comes from this source and the scorer
+    judges such feedback. None: the reward is the grade of the feedback.
+
+    A grade in the feedback takes precedence, unless the scorer makes it a part of the reward.
+    """
+    result = feedback.result
+    if result is None or feedback.source is not result.task.terms.rl:
+        return None
+    try:
+        scorer = rewards.scorer_of(result.task)
+        if scorer is not None:
+            scorer.check(result.task)
+    except RewardError:
+        return None  # the dead letters of the task and its result report the error
+    if not isinstance(scorer, FeedbackJudge) or feedback.source not in scorer.sources:
+        return None
+    return scorer if scorer.grades or grade(feedback) is None else None
+
+
+def score_of_feedback(
+    feedback: Feedback, appended: int, verdict: Verdict | None = None, scorer: str = FEEDBACK_SCORER
+) -> Score | None:
+    """Returns the RL half of a feedback, None if the feedback makes none or has no result. `verdict`: from `scorer`, if
+    that judged; else the verdict is the grade of the feedback.
+
+    Feedback from the reward's source always makes a half. Feedback from a source that the terms name for the hint only
+    makes none: its polarity is about the hint, and a late half for every complaint would add no information.
+    """
+    result = feedback.result
+    if result is None:
+        return None
+    if verdict is None:
+        reward = grade(feedback)
+        verdict = Verdict(reward, {} if reward is None else {"feedback": reward})
+    terms = result.task.terms
+    if feedback.source is not terms.rl and (verdict.reward is None or named(terms, feedback.source)):
+        return None
+    return Score(
+        score_id=derived_id("score", result.result_id, scorer, feedback.feedback_id),
+        event_time=appended,
+        opened_at=opened_at(result, appended),
+        sample=sample_of(result),
+        source=feedback.source,
+        scorer=scorer,
+        feedback_id=feedback.feedback_id,
+        task_at=result.opened_at,
+        **_said(verdict),
+    )

@@ -1,0 +1,314 @@
+"""The state of a run's manager, and its decisions. Pure: folded from the log, without a clock and without Kafka.
+
+The manager stores no state. A manager that was killed reads the topics again and continues where it was. Every record
+that it writes has a derived id, so writing one again changes nothing.
+
+Pacing is AReaL's capacity rule, counted over the steps without a plan: issue a task while
+accepted + running < (served step + 1 + max staleness) * batch. Rollouts that a plan took, or that are too old for the
+next step, do not count. So each rollout that cannot be trained is replaced, and the trainer does not starve.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from schemas.ids import derived_id, parse_policy_name
+from schemas.records import (
+    BackPressure,
+    BatchPlan,
+    Feedback,
+    Outcome,
+    OutcomeKind,
+    PolicyAck,
+    Record,
+    Result,
+    RunManifest,
+    Task,
+)
+from tentalis.policies.backpressure import Backpressure
+from tentalis.policies.lineage import Lineage, Node
+from tentalis.policies.served import ServedVersions
+
+# Metadata key of a task: the number of steps of its run that were served when it was issued.
+ROUND = "round"
+
+_TRAINED_KINDS = (OutcomeKind.RL, OutcomeKind.OPD, OutcomeKind.BOTH)
+_OWN_KEY_KINDS = (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
+
+
+class BadManifest(Exception):
+    """A run whose manifests contradict each other or lack a value that the manager needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The demand of a run: `steps` optimizer steps of `batch_rollouts` rollouts each."""
+
+    steps: int
+    batch_rollouts: int
+    max_staleness: int
+
+    @classmethod
+    def of_config(cls, config: str, run_id: str) -> "Pace":
+        """Reads the pace from the resolved trainer config in a manifest. Raises BadManifest."""
+        values = yaml.safe_load(config)
+        try:
+            return cls(int(values["steps"]), int(values["batch_rollouts"]), int(values["max_staleness"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadManifest(
+                f"the manifest of run {run_id} has no usable steps, batch_rollouts and max_staleness "
+                f"in its config: {error!r}"
+            ) from error
+
+
+def task_id_of(run_id: str, index: int) -> str:
+    """Returns the id of a run's task number `index` (from 0)."""
+    return derived_id("task", run_id, index)
+
+
+def feedback_id_of(result_id: str) -> str:
+    """Returns the id of the simulated user's only feedback on a result."""
+    return derived_id("feedback", "simulated-user", result_id)
+
+
+def trains(outcome: Outcome) -> bool:
+    """Returns True if the trainer can use the sample: its OPD part, or its RL part in a group of two or more."""
+    if outcome.kind not in _TRAINED_KINDS or outcome.rollout_id is None or outcome.not_trainable is not None:
+        return False
+    return outcome.has_opd or (outcome.has_rl and (outcome.head.n_samples == 1 or outcome.n_closed > 1))
+
+
+@dataclass(slots=True)
+class _TaskState:
+    n_samples: int
+    round: int
+    decided: set[int] = field(default_factory=set)
+
+    @property
+    def running(self) -> int:
+        return self.n_samples - len(self.decided)
+
+
+class ManagerState:
+    """The fold over tasks, results, feedback, outcomes, batches, runs and policy-acks, for one run.
+
+    `owes_feedback`: True if this run's users give feedback on results.
+    """
+
+    def __init__(self, run_id: str, *, owes_feedback: bool) -> None:
+        self.run_id = run_id
+        self.manifest: RunManifest | None = None
+        self.pace: Pace | None = None
+        self.planned = 0
+        self._owes_feedback = owes_feedback
+        self._served = ServedVersions()
+        self._pressure = Backpressure()
+        self._others: dict[str, RunManifest] = {}
+        self._tasks: dict[str, _TaskState] = {}
+        self._early: dict[str, set[int]] = {}
+        self._next_index = 0
+        self._trainable: dict[str, int] = {}
+        self._taken: set[str] = set()
+        # Both by the id of the feedback on a result.
+        self._unanswered: dict[str, Result] = {}
+        self._answered: set[str] = set()
+
+    def apply(self, record: Record) -> bool:
+        """Applies one record of any topic; topics may come in any order. Returns True if it changed this run."""
+        match record:
+            case Task():
+                return record.run_id == self.run_id and self._task(record)
+            case Outcome():
+                return record.head.run_id == self.run_id and self._outcome(record)
+            case Result():
+                return self._owes_feedback and record.task.run_id == self.run_id and self._result(record)
+            case Feedback():
+                return self._feedback(record)
+            case RunManifest():
+                return self._relative(record) or (record.run_id == self.run_id and self._manifest(record))
+            case BatchPlan():
+                return self._plan(record)
+            case PolicyAck():
+                return self._served.apply(record)
+            case BackPressure():
+                return self._pressure.apply(record)
+            case _:
+                return False
+
+    def _task(self, task: Task) -> bool:
+        if task.task_id in self._tasks:
+            return False
+        known = self._early.pop(task.task_id, set())
+        self._tasks[task.task_id] = _TaskState(task.n_samples, _round_of(task.metadata), known)
+        while task_id_of(self.run_id, self._next_index) in self._tasks:
+            self._next_index += 1
+        return True
+
+    def _outcome(self, outcome: Outcome) -> bool:
+        if outcome.kind in _OWN_KEY_KINDS:
+            return False
+        task = self._tasks.get(outcome.head.task_id)
+        decided = self._early.setdefault(outcome.head.task_id, set()) if task is None else task.decided
+        if outcome.sample_index in decided:
+            return False
+        decided.add(outcome.sample_index)
+        if trains(outcome) and outcome.rollout_id is not None:
+            self._trainable[outcome.rollout_id] = _version_of(outcome)
+        return True
+
+    def _plan(self, plan: BatchPlan) -> bool:
+        # A branch that a rollback made continues the run: its steps count from the branch point.
+        current = self._lineage.current(self.run_id)
+        if plan.run_id != self.run_id and plan.run_id not in self._lineage.family(self.run_id):
+            return False
+        if plan.run_id != current:
+            self._taken.update(row.rollout_id for row in plan.rows)
+            return False
+        before, self.planned = self.planned, max(self.planned, self._lineage.depth(Node(plan.run_id, plan.step)))
+        self._taken.update(row.rollout_id for row in plan.rows)
+        return self.planned > before
+
+    def _result(self, result: Result) -> bool:
+        feedback_id = feedback_id_of(result.result_id)
+        if feedback_id in self._answered or feedback_id in self._unanswered:
+            return False
+        self._unanswered[feedback_id] = result
+        return True
+
+    def _feedback(self, feedback: Feedback) -> bool:
+        result = feedback.result
+        if result is None:
+            # This may be our own feedback without its result, which was too large: only the id identifies it.
+            self._answered.add(feedback.feedback_id)
+            return self._unanswered.pop(feedback.feedback_id, None) is not None
+        if result.task.run_id != self.run_id or feedback.feedback_id != feedback_id_of(result.result_id):
+            return False
+        self._answered.add(feedback.feedback_id)
+        self._unanswered.pop(feedback.feedback_id, None)
+        return True
+
+    def _relative(self, manifest: RunManifest) -> bool:
+        """Applies the manifest of another run. A branch of this run, if read after it, moves `planned` to its start."""
+        if manifest.run_id in self._others or manifest.run_id == self.run_id:
+            return False
+        self._others[manifest.run_id] = manifest
+        if manifest.run_id != self._lineage.current(self.run_id):
+            return False
+        self.planned = self._lineage.depth(Node(manifest.run_id, 0))
+        return True
+
+    @property
+    def _lineage(self) -> Lineage:
+        own = self.manifest
+        others = (other for other in self._others.values() if own is not None and other.policy == own.policy)
+        return Lineage([*([] if own is None else [own]), *others])
+
+    def _manifest(self, manifest: RunManifest) -> bool:
+        # Another manifest of the same run (other ranks, other code) continues it with its config and the same versions.
+        if self.manifest is not None and manifest.first_version != self.manifest.first_version:
+            raise BadManifest(
+                f"run {self.run_id} has manifests that begin at version {self.manifest.first_version} "
+                f"and at version {manifest.first_version}; the manifests of one run must begin at the same version"
+            )
+        self.manifest = manifest
+        # A stack that runs without an end has no `steps`; then the earlier manifest with `steps` sets the pace.
+        if yaml.safe_load(manifest.config).get("steps") is not None:
+            self.pace = Pace.of_config(manifest.config, self.run_id)
+        return True
+
+    # Queries.
+
+    @property
+    def next_index(self) -> int:
+        """Number of the next task."""
+        return self._next_index
+
+    @property
+    def running(self) -> int:
+        """Number of samples of this run's tasks that have no outcome yet."""
+        return sum(task.running for task in self._tasks.values())
+
+    @property
+    def served_version(self) -> int | None:
+        """The served version of this run, or None while none is served."""
+        if self.manifest is None:
+            return None
+        version = self._served.version(self.manifest.policy)
+        return version if version is not None and version >= self.manifest.first_version else None
+
+    @property
+    def served_step(self) -> int | None:
+        """Number of served steps of this run (0: the initial adapter), or None while no task may be issued."""
+        version = self.served_version
+        node = None if version is None else self._lineage.node(version)
+        return None if node is None else self._lineage.depth(node)
+
+    @property
+    def usable(self) -> int:
+        """Number of rollouts that the trainer can still use: trainable, in no plan, recent enough for the next step."""
+        if self.manifest is None or self.pace is None:
+            return 0
+        lineage, limit = self._lineage, self.pace.max_staleness
+        begun = Node(lineage.current(self.run_id), 0)
+        head = lineage.version(begun) + self.planned - lineage.depth(begun)
+        counts = Counter(version for rollout, version in self._trainable.items() if rollout not in self._taken)
+        return sum(count for version, count in counts.items() if lineage.staleness(head, version) <= limit)
+
+    def pressed(self, now_ms: int) -> BackPressure | None:
+        """Returns the trainer's backpressure if it would discard samples made now, else None."""
+        return None if self.manifest is None else self._pressure.closed(self.manifest.policy, now_ms)
+
+    def owed(self) -> list[Result]:
+        """Returns the results that have no feedback yet."""
+        return list(self._unanswered.values())
+
+    def to_issue(self, n_samples: int) -> int:
+        """Returns the number of tasks of `n_samples` samples to issue now."""
+        step, pace = self.served_step, self.pace
+        if step is None or pace is None:
+            return 0
+        if step < pace.steps:
+            unplanned = min(step + 1 + pace.max_staleness, pace.steps) - self.planned
+            wanted = unplanned * pace.batch_rollouts - self.usable - self.running
+        else:
+            wanted = pace.batch_rollouts - sum(task.n_samples for task in self._last_round(pace))
+        return max(0, -(-wanted // n_samples))
+
+    @property
+    def starved(self) -> bool:
+        """True if the trainer has all rollouts that pacing allows, none is under way, and the next step has no plan.
+
+        Then the trainer has rejected rollouts that looked trainable (too long, another digest). If that lasts, it needs
+        more.
+        """
+        step, pace = self.served_step, self.pace
+        if step is None or pace is None or step >= pace.steps:
+            return False
+        return self.running == 0 and self.planned <= step
+
+    @property
+    def finished(self) -> bool:
+        """True if all steps are served, one round sampled by the last version is decided, and no feedback is owed."""
+        step, pace = self.served_step, self.pace
+        if step is None or pace is None or step < pace.steps or self._unanswered:
+            return False
+        return sum(task.n_samples for task in self._last_round(pace)) >= pace.batch_rollouts and self.running == 0
+
+    def _last_round(self, pace: Pace) -> list[_TaskState]:
+        return [task for task in self._tasks.values() if task.round >= pace.steps]
+
+
+def _version_of(outcome: Outcome) -> int:
+    """Returns the version that sampled last, or -1 if the sampler was not a version of the policy."""
+    try:
+        return parse_policy_name(outcome.policy_spans[-1].policy)[1] if outcome.policy_spans else -1
+    except ValueError:
+        return -1
+
+
+def _round_of(metadata: Mapping[str, Any]) -> int:
+    value = str(metadata.get(ROUND, "0"))
+    return int(value) if value.isdigit() else 0

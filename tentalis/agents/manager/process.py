@@ -1,0 +1,234 @@
+"""The manager's process: reads the log, writes the tasks and feedback that are due, and ends when its run is done."""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+from schemas import topics
+from schemas.ids import policy_name
+from schemas.records import BackPressure, Feedback, Record, Result, Task
+from tentalis.agents.manager import metrics
+from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
+from tentalis.agents.scenarios import Scenario, make_scenario
+from tentalis.agents.workers.answer import SERVED_AT_ISSUE
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import Stored
+from tentalis.kafka.errors import RecordTooLarge
+from tentalis.kafka.producer import Publisher
+from tentalis.kafka.reader import Reader
+from tentalis.service import tracing
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.health import Health, LoopWatch, served
+from tentalis.service.heartbeat import Heart
+from tentalis.service.lifecycle import run_service
+from tentalis.service.metrics import Exporter
+from tentalis.service.settings import Settings
+from tentalis.text.timestamps import now_ms
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+STUCK_S = 300.0
+TOPICS = (
+    topics.RUNS,
+    topics.POLICIES,
+    topics.POLICY_ACKS,
+    topics.BATCHES,
+    topics.TASKS,
+    topics.RESULTS,
+    topics.FEEDBACK,
+    topics.OUTCOMES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerOptions:
+    """Options of a manager. `starved_s`: seconds that the trainer may have a full batch without planning a step; then
+    the manager issues one more task."""
+
+    run_id: str
+    scenario: str
+    n_samples: int | None = None
+    starved_s: float = 60.0
+
+    @property
+    def manager_id(self) -> str:
+        return f"manager-{self.scenario}"
+
+
+class ManagerMetrics:
+    """The metrics of a manager."""
+
+    def __init__(self) -> None:
+        self.exporter = exporter = Exporter("manager")
+        self.tasks = exporter.counter(metrics.MANAGER_TASKS)
+        self.feedback = exporter.counter(metrics.MANAGER_FEEDBACK)
+        self._open = exporter.gauge(metrics.MANAGER_OPEN)
+        self._usable = exporter.gauge(metrics.MANAGER_USABLE)
+        self._step = exporter.gauge(metrics.MANAGER_STEP)
+        self.pressed = exporter.gauge(metrics.MANAGER_PRESSED)
+
+    def turned(self, state: ManagerState) -> None:
+        """Updates the gauges after a turn of the loop."""
+        self._open.set(state.running)
+        self._usable.set(state.usable)
+        self._step.set(-1 if state.served_step is None else state.served_step)
+
+
+def send_feedback(publisher: Publisher, feedback: Feedback, traceparent: str | None) -> None:
+    """Queues feedback. If feedback and result do not fit into one record, sends the feedback without its result.
+
+    The stream applications pair the two again (docs/concepts/feedback.md). Raises RecordTooLarge if the feedback alone
+    does not fit either.
+    """
+    try:
+        publisher.send(topics.FEEDBACK, feedback, traceparent=traceparent)
+    except RecordTooLarge as error:
+        log.warning("sending feedback without its result: %s", error)
+        publisher.send(topics.FEEDBACK, feedback.model_copy(update={"result": None}), traceparent=traceparent)
+
+
+class Manager:
+    """The manager of one run. Its state comes only from the log."""
+
+    def __init__(self, options: ManagerOptions, settings: Settings, scenario: Scenario) -> None:
+        self._options = options
+        self._scenario = scenario
+        self._n_samples = options.n_samples or scenario.n_samples
+        codec = make_codec(settings)
+        self.state = ManagerState(options.run_id, owes_feedback=scenario.owes_feedback)
+        self._reader = Reader(settings, TOPICS, codec)
+        self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
+        self._moved = time.monotonic()
+        self._pressed = False
+        self.turns = LoopWatch(STUCK_S)
+        self.metrics = ManagerMetrics()
+        self._traces: dict[str, str | None] = {}
+
+    def step(self) -> bool:
+        """Reads new records, then writes the tasks and feedback that are due. Returns True when the run is done."""
+        self.turns.turned()
+        for stored, record in self._reader.poll(POLL_S):
+            if self.state.apply(record):
+                self._moved = time.monotonic()
+                if tracing.enabled():
+                    self._follow(stored, record)
+        # Until the whole log is read, feedback that looks owed may already be on it.
+        if not self._reader.caught_up:
+            return False
+        self._answer()
+        due = self.state.to_issue(self._n_samples)
+        if not due and self.state.starved and time.monotonic() - self._moved > self._options.starved_s:
+            log.warning("the trainer has a full batch but no plan for step %d: one more task", self.state.planned + 1)
+            due = 1
+        pressed = self.state.pressed(now_ms())
+        if pressed is not None:
+            # The trainer would discard the answers, so no task is issued. This time does not count as starved.
+            due, self._moved = 0, time.monotonic()
+        if due:
+            self._issue(due)
+        self._told(pressed)
+        self.metrics.turned(self.state)
+        self.metrics.pressed.set(float(pressed is not None))
+        return self.state.finished
+
+    def not_ready(self) -> str | None:
+        """Returns the reason why the manager cannot issue tasks or feedback yet, or None."""
+        return None if self._reader.caught_up else "the log has not been read to its end yet"
+
+    def _told(self, pressed: BackPressure | None) -> None:
+        if (pressed is not None) != self._pressed:
+            self._pressed = pressed is not None
+            log.info("%s", "issuing tasks again" if pressed is None else f"no more tasks: {pressed.reason}")
+
+    def _follow(self, stored: Stored, record: Record) -> None:
+        """Remembers the trace of a result, so that its feedback continues it."""
+        if isinstance(record, Result):
+            self._traces[record.result_id] = tracing.continued(stored.headers, record.task.task_id)
+        elif isinstance(record, Feedback) and record.result is not None:
+            self._traces.pop(record.result.result_id, None)
+
+    def _answer(self) -> None:
+        owed = self.state.owed()
+        written = [
+            self._scenario.feedback(result, feedback_id_of(result.result_id), event_time=now_ms()) for result in owed
+        ]
+        for result, feedback in zip(owed, written, strict=True):
+            with tracing.span("feedback", parent=self._traces.pop(result.result_id, None)) as span:
+                send_feedback(self._publisher, feedback, span.traceparent)
+        if written:
+            self._publisher.flush()
+            for feedback in written:
+                self.state.apply(feedback)
+                self.metrics.feedback.labels("complaint" if feedback.text else "silent").inc()
+            log.info("feedback on %d results, %d complaints", len(written), sum(bool(f.text) for f in written))
+
+    def _issue(self, count: int) -> None:
+        for _ in range(count):
+            task = self._next_task()
+            with tracing.span("task", root=task.task_id, producer=True, task_id=task.task_id) as span:
+                self._publisher.send(topics.TASKS, task, traceparent=span.traceparent)
+            self.state.apply(task)
+        self._publisher.flush()
+        self.metrics.tasks.inc(count)
+        self._moved = time.monotonic()
+        log.info(
+            "issued %d tasks at step %s; %d usable rollouts wait for the trainer",
+            count,
+            self.state.served_step,
+            self.state.usable,
+        )
+
+    def _next_task(self) -> Task:
+        state = self.state
+        assert state.manifest is not None and state.served_version is not None
+        question = self._scenario.question(state.run_id, state.next_index)
+        return Task(
+            task_id=task_id_of(state.run_id, state.next_index),
+            event_time=now_ms(),
+            policy=state.manifest.policy,
+            environment=self._scenario.environment,
+            messages=question.messages,
+            n_samples=self._n_samples,
+            sampling=self._scenario.sampling,
+            verifier=question.verifier,
+            terms=self._scenario.terms,
+            manager_id=self._options.manager_id,
+            run_id=state.run_id,
+            user_id=question.user_id,
+            metadata={
+                ROUND: str(state.served_step),
+                SERVED_AT_ISSUE: policy_name(state.manifest.policy, state.served_version),
+            },
+        )
+
+    def close(self) -> None:
+        """Closes the reader."""
+        self._reader.close()
+
+
+def run(
+    settings: Settings, *, scenario: str, run_id: str, n_samples: int | None = None, metrics_port: int | None = None
+) -> int:
+    """Runs the manager until the run is done (exit code 0) or until SIGTERM.
+
+    After SIGTERM the exit code is STOPPED, so that a supervisor does not take the run for finished. `n_samples` per
+    task defaults to the scenario's. Raises PortTaken.
+    """
+    options = ManagerOptions(run_id, scenario, n_samples)
+    return run_service("manager", lambda stop: _manage(options, settings, metrics_port, stop), stopped=ExitCode.STOPPED)
+
+
+def _manage(options: ManagerOptions, settings: Settings, port: int | None, stop: threading.Event) -> None:
+    manager, heart = Manager(options, settings, make_scenario(options.scenario, settings.data)), Heart()
+    try:
+        with served(Health(manager.metrics.exporter, manager.not_ready, manager.turns.stuck), port):
+            log.info("run %s: waiting for its manifest and its first served version", options.run_id)
+            while not stop.is_set():
+                heart.beat()
+                if manager.step():
+                    log.info("run %s is done", options.run_id)
+                    return
+    finally:
+        manager.close()

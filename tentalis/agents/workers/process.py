@@ -1,0 +1,333 @@
+"""The worker's process: a member of its environment's consumer group that answers several tasks at once.
+
+The results of a task are on the log and confirmed before the task's offset is committed. So the task of a worker that
+was killed is answered again; the join takes the first answer of a slot and supersedes the other.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import TopicPartition
+
+from schemas import topics
+from schemas.records import LogprobsMode, Result, Status, Task
+from schemas.wire.codec import DecodeError
+from tentalis.agents.workers import metrics
+from tentalis.agents.workers.answer import Answerer, failed_instead, without_texts
+from tentalis.agents.workers.progress import OffsetProgress
+from tentalis.inference.protocol import Inference
+from tentalis.kafka import topology
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import GroupConsumer, Lags, Stored
+from tentalis.kafka.errors import RecordTooLarge
+from tentalis.kafka.metrics import CONSUMER_LAG
+from tentalis.kafka.producer import Publisher
+from tentalis.kafka.reader import Reader
+from tentalis.kafka.topic_watch import ending_on_changes
+from tentalis.policies.backpressure import Backpressure
+from tentalis.policies.served import ServedVersions
+from tentalis.service import tracing
+from tentalis.service.health import Health, LoopWatch, served
+from tentalis.service.heartbeat import Heart
+from tentalis.service.lifecycle import run_service
+from tentalis.service.metrics import Exporter
+from tentalis.service.settings import Settings
+from tentalis.text.timestamps import now_ms
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# A consumer with this many tasks does not fetch; the group may wait an hour for its next poll (max.poll.interval.ms).
+QUEUE_LIMIT = 1000
+# Confirmations and commits may take a minute each while the broker is unavailable.
+STUCK_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Options of a worker. `concurrency`: number of concurrent tasks, to fill the server's batch. `server_id`: the
+    server whose acknowledgements count. `logprobs_mode`: the distribution of the server's log-probs; None: as the
+    server declares it."""
+
+    environment: str
+    server_url: str
+    server_id: str
+    worker_id: str
+    concurrency: int = 8
+    patience_s: float = 300.0
+    api_key: str | None = None
+    logprobs_mode: LogprobsMode | None = field(default=None, kw_only=True)
+
+
+class TaskConsumer:
+    """A consumer group on the tasks topic with its queue of fetched tasks: the shared group, or this worker's own.
+
+    A task that names a target worker may lie on a partition that another member of the shared group owns. So each
+    worker has its own group for the tasks that target it, and the shared group skips targeted tasks.
+    """
+
+    def __init__(self, settings: Settings, group: str, *, targeted: bool) -> None:
+        self.targeted = targeted
+        self.progress = OffsetProgress()
+        self.queue: deque[Stored] = deque()
+        self.held: deque[tuple[Stored, Task]] = deque()
+        self.member = False
+        self._consumer = GroupConsumer(
+            settings, group, [topics.TASKS], on_assign=self._assigned, on_revoke=self._revoked
+        )
+
+    def _assigned(self, partitions: list[TopicPartition]) -> None:
+        self.member = True
+        self.progress.assign((p.topic, p.partition) for p in partitions)
+        log.info("partitions assigned: %s", sorted(p.partition for p in partitions))
+
+    def _revoked(self, partitions: list[TopicPartition]) -> None:
+        self.progress.revoke((p.topic, p.partition) for p in partitions)
+        for item in [item for item in self.held if not self.progress.owns(item[0])]:
+            self.held.remove(item)
+            self.progress.forget(item[0])
+        kept: deque[Stored] = deque()
+        for stored in self.queue:
+            if self.progress.owns(stored):
+                kept.append(stored)
+            else:
+                self.progress.forget(stored)
+        self.queue = kept
+
+    def poll(self, timeout: float) -> None:
+        """Fetches tasks. The group's callbacks run inside this call; nothing else may use the consumer meanwhile."""
+        if len(self.queue) + len(self.held) >= QUEUE_LIMIT:
+            return
+        self.queue.extend(stored for stored in self._consumer.poll(timeout, 100) if self.progress.begin(stored))
+
+    def lag(self) -> Lags:
+        """The records of the owned partitions that were not fetched yet."""
+        return self._consumer.lag()
+
+    def commit(self) -> None:
+        """Commits the finished tasks. A commit that a rebalance overtook is dropped: its tasks are delivered again."""
+        self._consumer.commit(self.progress.committable())
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._consumer.close()
+
+
+def is_mine(task: Task, options: WorkerOptions, *, targeted: bool) -> bool:
+    """Returns True if a worker must answer a task from the consumer of targeted tasks, or from the shared consumer."""
+    if task.environment != options.environment or task.answered:
+        return False
+    return task.target_worker == options.worker_id if targeted else task.target_worker is None
+
+
+class WorkerMetrics:
+    """The metrics of a worker. The callables count tasks; `lag` has the records behind."""
+
+    def __init__(
+        self,
+        running: Callable[[], int],
+        queued: Callable[[], int],
+        held: Callable[[], int],
+        lag: Callable[[], Lags] = dict,
+    ) -> None:
+        self.exporter = exporter = Exporter("worker")
+        self._tasks = exporter.counter(metrics.WORKER_TASKS)
+        self._samples = exporter.counter(metrics.WORKER_SAMPLES)
+        self._tokens = exporter.counter(metrics.WORKER_TOKENS)
+        self._seconds = exporter.histogram(metrics.WORKER_SECONDS)
+        exporter.read(metrics.WORKER_RUNNING, running)
+        exporter.read(metrics.WORKER_QUEUED, queued)
+        exporter.read(metrics.WORKER_HELD, held)
+        exporter.read(CONSUMER_LAG, lag)
+
+    def answered(self, results: Sequence[Result]) -> None:
+        """Counts the results of one task, which are on the log."""
+        for result in results:
+            self._samples.labels(result.status.value).inc()
+            self._tokens.inc(len(result.response_token_ids) // 4)
+        self._tasks.labels("ok" if all(result.status is Status.OK for result in results) else "failed").inc()
+        self._seconds.observe(max((result.elapsed_s for result in results), default=0.0))
+
+
+class Worker:
+    """Takes tasks from its consumers, answers up to `concurrency` at once, publishes the results and commits."""
+
+    def __init__(self, options: WorkerOptions, settings: Settings, inference: Inference) -> None:
+        self._options = options
+        codec = make_codec(settings)
+        self._codec = codec
+        self._served = ServedVersions(options.server_id)
+        self._acks = Reader(settings, [topics.POLICY_ACKS, topics.POLICIES], codec)
+        self._pressure = Backpressure()
+        self._publisher = Publisher(settings, f"tentalis/worker/{options.worker_id}", codec)
+        shared = topology.named("worker").consumer_group(environment=options.environment)
+        self._consumers = (
+            TaskConsumer(settings, shared, targeted=False),
+            TaskConsumer(settings, f"{shared}-{options.worker_id}", targeted=True),
+        )
+        self._answerer = Answerer(
+            inference,
+            self._served,
+            worker_id=options.worker_id,
+            server_id=options.server_id,
+            patience_s=options.patience_s,
+        )
+        self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[TaskConsumer, Stored]] = {}
+        self._served_changed = False
+        self._lag: Lags = {}
+        self.turns = LoopWatch(STUCK_S)
+        self.metrics = WorkerMetrics(
+            lambda: len(self._running),
+            lambda: sum(len(consumer.queue) for consumer in self._consumers),
+            lambda: sum(len(consumer.held) for consumer in self._consumers),
+            lambda: self._lag,
+        )
+
+    async def run(self, stop: threading.Event) -> None:
+        """Runs until `stop`; then drops the tasks under way without a commit."""
+        heart = Heart()
+        try:
+            while not stop.is_set():
+                heart.beat()
+                self.turns.turned()
+                await asyncio.to_thread(self._poll)
+                await self._publish_finished()
+                self._start_queued()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+            for closeable in (*self._consumers, self._acks):
+                closeable.close()
+
+    def not_ready(self) -> str | None:
+        """Returns the reason why the worker cannot answer tasks yet, or None.
+
+        A worker without a served version is ready: its tasks wait for one.
+        """
+        if not all(consumer.member for consumer in self._consumers):
+            return "the worker has not joined its consumer groups yet"
+        return None if self._acks.caught_up else "the acknowledgements have not been read to their end yet"
+
+    def _poll(self) -> None:
+        for consumer in self._consumers:
+            consumer.poll(POLL_S / len(self._consumers))
+        for _, record in self._acks.poll(0.0):
+            self._served_changed |= self._served.apply(record)
+            self._pressure.apply(record)
+        shared = next(consumer for consumer in self._consumers if not consumer.targeted)
+        self._lag = self._acks.lag() | shared.lag()
+
+    def _start_queued(self) -> None:
+        if self._served_changed:
+            self._served_changed = False
+            self._answerer.served_changed()
+        for consumer in self._consumers:
+            while consumer.held and self._free and not self._unwanted(consumer.held[0][1]):
+                stored, task = consumer.held.popleft()
+                self._start(consumer, stored, task)
+            while consumer.queue and self._free:
+                stored = consumer.queue.popleft()
+                found = self._mine(stored, consumer)
+                if found is None:
+                    consumer.progress.finish(stored)
+                elif self._unwanted(found):
+                    consumer.held.append((stored, found))
+                else:
+                    self._start(consumer, stored, found)
+
+    @property
+    def _free(self) -> bool:
+        return len(self._running) < self._options.concurrency
+
+    def _unwanted(self, task: Task) -> bool:
+        """Returns True if the trainer would discard the answer and no one else needs it.
+
+        A task of a run exists only for training; a task without a run is a question of a user.
+        """
+        return task.run_id is not None and self._pressure.closed(task.policy, now_ms()) is not None
+
+    def _start(self, consumer: TaskConsumer, stored: Stored, task: Task) -> None:
+        log.info("task %s (%d samples)", task.task_id, task.n_samples)
+        answering = asyncio.create_task(self._answer(task, stored))
+        self._running[answering] = (consumer, stored)
+
+    async def _answer(self, task: Task, stored: Stored) -> tuple[list[Result], str | None]:
+        """Returns the results, and the trace that they continue."""
+        parent = tracing.continued(stored.headers, task.task_id)
+        with tracing.span("generate", parent=parent, task_id=task.task_id) as span:
+            return await self._answerer.answer(task, stored.timestamp), span.traceparent
+
+    def _mine(self, stored: Stored, consumer: TaskConsumer) -> Task | None:
+        try:
+            record = stored.decode_own(self._codec)
+        except DecodeError as error:
+            log.warning("task skipped: %s", error)  # scoring dead-letters undecodable tasks
+            return None
+        assert isinstance(record, Task)
+        return record if is_mine(record, self._options, targeted=consumer.targeted) else None
+
+    async def _publish_finished(self) -> None:
+        finished = [task for task in self._running if task.done()]
+        for task in finished:
+            results, traceparent = task.result()
+            for result in results:
+                self._send(result, traceparent)
+        if finished:
+            await asyncio.to_thread(self._publisher.flush)
+        for task in finished:
+            self.metrics.answered(task.result()[0])
+            consumer, stored = self._running.pop(task)
+            consumer.progress.finish(stored)
+        for consumer in self._consumers:
+            await asyncio.to_thread(consumer.commit)
+
+    def _send(self, result: Result, traceparent: str | None) -> None:
+        try:
+            self._publisher.send(topics.RESULTS, result, traceparent=traceparent)
+        except RecordTooLarge as error:
+            log.error("%s", error)
+            failed = failed_instead(result, result.error or str(error))
+            try:
+                self._publisher.send(topics.RESULTS, failed, traceparent=traceparent)
+            except RecordTooLarge:
+                self._publisher.send(topics.RESULTS, without_texts(failed), traceparent=traceparent)
+
+
+def run(
+    settings: Settings,
+    *,
+    environment: str,
+    server: str,
+    worker_id: str | None = None,
+    server_id: str = "local",
+    concurrency: int = 8,
+    logprobs_mode: str | None = None,
+    metrics_port: int | None = None,
+) -> None:
+    """Answers tasks of `environment` through the inference server at the URL `server`, until SIGTERM.
+
+    `worker_id` (default: host name and environment) must be unique and stay the same over restarts. `logprobs_mode`:
+    raw or processed, the distribution of the server's log-probs; None: as the server declares it. Raises PortTaken.
+    """
+    from tentalis.inference.client import OpenAIClient
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line per request
+    name = worker_id or f"{socket.gethostname()}-{environment}"
+    mode = None if logprobs_mode is None else LogprobsMode(logprobs_mode)
+    options = WorkerOptions(environment, server, server_id, name, concurrency, logprobs_mode=mode)
+
+    async def main(stop: threading.Event) -> None:
+        async with OpenAIClient(
+            options.server_url, options.api_key, logprobs_mode=mode, check_logprobs=True
+        ) as inference:
+            worker = Worker(options, settings, inference)
+            with served(Health(worker.metrics.exporter, worker.not_ready, worker.turns.stuck), metrics_port):
+                await worker.run(stop)
+
+    run_service("worker", ending_on_changes(settings, [topics.TASKS], lambda stop: asyncio.run(main(stop))))

@@ -1,0 +1,50 @@
+"""`tentalis serve model`: the model server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tentalis.cli.shared.policy_model import MaxModelLen, PolicyModel, ServedName, prepared_model
+from tentalis.cli.shared.settings import resolve_settings
+from tentalis.cli.shared.startup import configure_logging
+
+
+def model(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    policy_model: PolicyModel = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    served_name: ServedName = None,
+    max_model_len: MaxModelLen = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Most samples that are decoded together.")] = 64,
+    max_adapters: Annotated[
+        int, typer.Option("--max-adapters", min=1, help="Most adapters that are loaded at once.")
+    ] = 64,
+) -> None:
+    """Serves a model with an OpenAI-compatible API: log-probs, token ids, and adapters that load while it serves."""
+    configure_logging("INFO")
+    from tentalis.service.packages import require
+
+    require("`tentalis serve model`", "serve")
+    from tentalis.inference.server import serve
+    from tentalis.storage.places import adapter_cache
+
+    settings = resolve_settings()
+    path = prepared_model(policy_model, settings.cache)
+    serve(
+        path,
+        host=host,
+        port=port,
+        served_name=served_name,
+        threads=threads,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_batch=max_batch,
+        max_adapters=max_adapters,
+        files=adapter_cache(settings),
+    )

@@ -1,0 +1,87 @@
+"""Commands that are imported when they are called: `tentalis --help` imports none of them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+from typer.models import CommandInfo
+
+from tentalis.cli.shared.earlier_system import replacement
+from tentalis.cli.shared.errors import CommandError
+from tentalis.service import stdout
+from tentalis.service.exit_codes import ExitCode
+
+
+class DeferredCommand(TyperCommand):
+    """A command or group by its place, `MODULE:NAME` of a function or of a `typer.Typer`.
+
+    It has a name and a short help; everything else is asked of the loaded command.
+    """
+
+    def __init__(self, name: str, place: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help, rich_markup_mode=None)
+        self._place = place
+        self._loaded: Any = None
+
+    def load(self) -> Any:
+        """Returns the command itself, imported at the first call."""
+        if self._loaded is None:
+            module, _, attribute = self._place.partition(":")
+            found = getattr(import_module(module), attribute)
+            if not isinstance(found, typer.Typer):
+                function, found = found, _application()
+                found.command(self.name, short_help=self.short_help)(function)
+            _keep_stdout_for_data(found)
+            found._add_completion = False  # options of the root command only
+            self._loaded = get_command(found)
+            self._loaded.name, self._loaded.short_help = self.name, self.short_help
+        return self._loaded
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        """The commands of a group; there is no such attribute of a single command."""
+        found: dict[str, Any] = self.load().commands
+        return found
+
+    @property
+    def params(self) -> list[Any]:
+        """The parameters of the loaded command."""
+        found: list[Any] = self.load().params
+        return found
+
+    @params.setter
+    def params(self, none: list[Any]) -> None:
+        """Ignores the empty list that the base class sets."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Makes the context of the loaded command: parsing, help, completion and invocation are its own.
+
+        Raises CommandError, with the command that replaces it, for a command line of the earlier system.
+        """
+        replaced = None if extra.get("resilient_parsing") else replacement(self.name or "", args)
+        if replaced is not None:
+            raise CommandError(replaced, ExitCode.USAGE)
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+def _application() -> typer.Typer:
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+def _keep_stdout_for_data(application: typer.Typer) -> None:
+    """Whatever library a command loads: only what the command itself prints, to `stdout.data()`, is on stdout."""
+    for command in _commands(application):
+        if command.callback is not None:
+            command.callback = stdout.libraries_to_stderr()(command.callback)
+
+
+def _commands(application: typer.Typer) -> Iterator[CommandInfo]:
+    yield from application.registered_commands
+    for group in application.registered_groups:
+        if group.typer_instance is not None:
+            yield from _commands(group.typer_instance)

@@ -1,0 +1,116 @@
+"""Settings of commands, and the broker that they use. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tentalis.cli.shared.errors import CommandError
+from tentalis.service.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tentalis.service.settings import Settings
+
+# Name of the broker's port in the local stack's ports.json.
+BROKER_PORT = "broker"
+# Seconds in which the broker must answer before a command starts its work.
+PROBE_S = 5.0
+
+
+def local_bootstrap(home: Path) -> str | None:
+    """Returns the bootstrap server of the local stack that runs in a state directory, or None."""
+    if not (home / "status.json").is_file():
+        return None
+    from tentalis.local.state import StateDir
+
+    status = StateDir(home).status()
+    if status is None or not status["running"]:
+        return None
+    try:
+        port = json.loads((home / "ports.json").read_text(encoding="utf-8")).get(BROKER_PORT)
+    except FileNotFoundError:  # a stack that has just begun to start
+        return None
+    return f"127.0.0.1:{port}" if port else None
+
+
+def resolve_settings(
+    bootstrap: str | None = None, env: Mapping[str, str] = os.environ, *, join_stack: bool = True
+) -> Settings:
+    """Returns the settings of a command. The broker comes from the flag, the environment or the running local stack.
+
+    `join_stack=False` ignores a running stack: for commands that start one. Raises CommandError,
+    BadVariable, BadSecurity.
+    """
+    from tentalis.service import variables
+    from tentalis.service.settings import Settings
+
+    settings = Settings.from_env(env)
+    if bootstrap:
+        try:
+            variables.BOOTSTRAP.kind.parse(bootstrap)
+        except ValueError as error:
+            allowed = variables.BOOTSTRAP.kind.allowed
+            raise CommandError(f"--bootstrap-server {bootstrap}: give {allowed}", ExitCode.USAGE) from error
+    named = bootstrap or settings.bootstrap
+    if named or not join_stack:
+        return settings.model_copy(update={"bootstrap": named})
+    local = local_bootstrap(settings.home)
+    if local is not None:
+        settings.require_plaintext()
+    return settings.model_copy(update={"bootstrap": local})
+
+
+def connected_settings(bootstrap: str | None, timeout: float = PROBE_S) -> Settings:
+    """Returns the settings once the broker has answered: commands fail in seconds, not after a minute of retries."""
+    from tentalis.kafka.preflight import connect
+
+    settings = resolve_settings(bootstrap)
+    connect(settings, timeout)
+    return settings
+
+
+def settings_of_role(role: str, bootstrap: str | None) -> Settings:
+    """Returns the settings of a process once the broker has confirmed the role's permissions on its topics.
+
+    Raises Unreachable, Forbidden.
+    """
+    from tentalis.kafka.preflight import check_role, connect
+
+    settings = resolve_settings(bootstrap)
+    check_role(connect(settings), settings, role)
+    return settings
+
+
+@contextmanager
+def reached(bootstrap: str | None) -> Iterator[Settings]:
+    """Yields `connected_settings`.
+
+    If no Kafka is named and no stack runs, but the state directory holds a log, starts the broker on that log for the
+    duration of the command.
+    """
+    settings = resolve_settings(bootstrap)
+    if settings.bootstrap is None:
+        from tentalis.local.attach import broker_alone, has_log
+
+        if has_log(settings):
+            settings.require_plaintext()
+            typer.echo(f"no stack runs: starting the broker of {settings.home} for this command", err=True)
+            with broker_alone(settings) as alone:
+                _wait_for_topics(alone)
+                yield alone
+            return
+    yield connected_settings(bootstrap)
+
+
+def _wait_for_topics(settings: Settings) -> None:
+    """Waits until the broker leads all partitions: after a start, it lists topics before it serves them."""
+    from tentalis.kafka.admin import KafkaAdmin, wait_visible
+
+    admin = KafkaAdmin(settings)
+    wait_visible(admin, admin.partitions())

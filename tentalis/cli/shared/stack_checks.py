@@ -1,0 +1,68 @@
+"""The checks before a local stack starts, for `tentalis up` and `tentalis demo`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.settings import PROBE_S
+from tentalis.service import variables
+from tentalis.service.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tentalis.service.settings import Settings
+
+# Seconds after which a consumer group drops processes that were killed and static members that stopped: the session
+# timeout (10 s) and a margin.
+MEMBERS_LEAVE_S = 15.0
+
+
+def check_before_start(settings: Settings, *, join: bool = False) -> None:
+    """Checks that no stack runs in the home, that a named Kafka answers, that no other stack works on it unless
+    `join`, and that the disk has room.
+
+    Raises CommandError, Forbidden.
+    """
+    from tentalis.local.disk import LEAST, space
+    from tentalis.local.state import StateDir
+
+    if StateDir(settings.home).holder() is not None:
+        raise CommandError(
+            f"a stack already runs in {settings.home}: `tentalis status` shows it, `tentalis down` ends it. Set "
+            f"{variables.HOME.name} to another directory for a second one"
+        )
+    if settings.bootstrap is not None:
+        from tentalis.kafka.errors import Unreachable
+        from tentalis.kafka.preflight import connect
+
+        try:
+            connect(settings, PROBE_S)
+        except Unreachable as error:
+            remedy = "Correct TENTALIS_BOOTSTRAP, or unset it to start a local broker with the stack"
+            raise CommandError(f"{error}. {remedy}", ExitCode.UNREACHABLE) from error
+        if not join:
+            _refuse_another_stack(settings)
+    if shortage := space(settings.home).shortage(LEAST):
+        raise CommandError(
+            f"{shortage}: the log, checkpoints and adapters need at least {LEAST // 2**20} MiB at the start. "
+            "Free disk space, or set TENTALIS_HOME to another state directory"
+        )
+
+
+def _refuse_another_stack(settings: Settings) -> None:
+    """Raises CommandError if consumer groups of this namespace have members, after the time in which those of a stack
+    that was killed lose them."""
+    from tentalis.kafka.admin import KafkaAdmin
+    from tentalis.kafka.topology import is_ours
+
+    admin, deadline = KafkaAdmin(settings), time.monotonic() + MEMBERS_LEAVE_S
+    while active := [group for group in admin.active_groups() if is_ours(group)]:
+        if time.monotonic() > deadline:
+            raise CommandError(
+                f"another stack works on Kafka at {settings.bootstrap}: the consumer groups {', '.join(active)} have "
+                "members. Two stacks would share one log and each would train on a part of it. `tentalis up --join` "
+                f"shares the work of that stack; {variables.NAMESPACE.name}=NAME keeps this one apart from it; or stop "
+                "the other one"
+            )
+        time.sleep(0.5)

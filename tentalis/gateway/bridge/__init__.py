@@ -1,1 +1,0 @@
-"""The bridge: tasks, results, feedback and sessions over HTTP, for programs that speak no Kafka (docs/bridge.md)."""

@@ -1,0 +1,185 @@
+"""A call before a backend is asked: its caller, request and route."""
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from schemas.ids import turn_task_id
+from schemas.records import Message
+from tentalis.gateway.backends.backend import BackendClients
+from tentalis.gateway.backends.routing import CallRoute, route
+from tentalis.gateway.backends.served import ServedView
+from tentalis.gateway.calls.backend_request import BackendRequest, backend_request
+from tentalis.gateway.calls.session_id import MAIN, USER_ID, WORKER_ID, CallSession, call_session, recorded
+from tentalis.gateway.http.bodies import body_of
+from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
+from tentalis.gateway.metrics import GatewayMetrics
+from tentalis.gateway.protocols.messages import checked
+from tentalis.gateway.protocols.openai import ClientProtocol
+from tentalis.gateway.settings import GatewaySettings
+from tentalis.inference.chat_messages import normalised, unspoken
+
+# Longest wait for an acknowledged version that a restarted server has not loaded yet.
+ADAPTER_WAIT_S = 30.0
+RETRY_AFTER_S = 5
+_SERVED_POLL_S = 0.1
+
+
+@dataclass(slots=True)
+class GatewayCall:
+    """A client's call. `recordable`: it may be recorded; `token_refusal`: the backend's error when it was asked for
+    tokens."""
+
+    event_id: str
+    started: float
+    protocol: ClientProtocol
+    caller: Caller
+    user_id: str
+    worker_id: str
+    session: CallSession
+    recordable: bool
+    body: dict[str, Any]
+    messages: tuple[Message, ...]
+    request_extras: str
+    route: CallRoute
+    backend_request: BackendRequest
+    asks_token_ids: bool
+    token_refusal: str = ""
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task that a main turn becomes."""
+        return turn_task_id(self.session.session_id, self.event_id)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of every answer: the session, and the call's id in the headers that OpenAI's and Anthropic's clients
+        read."""
+        return {
+            "X-Session-Id": self.session.client_session_id,
+            "X-Request-Id": self.event_id,
+            "Request-Id": self.event_id,
+        }
+
+    def success_headers(self, *, trainable: bool) -> dict[str, str]:
+        """Headers of a successful answer: also the task's id, if the turn becomes a task that feedback can name."""
+        task = self.recordable and self.session.turn_type == MAIN and trainable
+        return self.headers | ({"X-Tentalis-Task-Id": self.task_id} if task else {})
+
+
+class CallBuilder:
+    """Builds calls from requests."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        keys: Keys,
+        backends: BackendClients,
+        served: ServedView,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._settings, self._keys, self._backends = settings, keys, backends
+        self._served, self._metrics = served, metrics
+
+    async def build(self, request: Request, protocol: ClientProtocol) -> GatewayCall:
+        """Builds the call of a request. Raises APIError."""
+        started = time.monotonic()
+        caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
+        client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
+        body = protocol.body(client_body)
+        checked_messages = checked(protocol.messages(body))
+        messages = normalised(checked_messages)
+        headers = request.headers
+        user_id = caller.user_id(headers.get(USER_ID))
+        worker_id = headers.get(WORKER_ID, "")[:200]
+        session = call_session(
+            headers,
+            client_body,
+            messages,
+            namespace=caller.namespace(user_id),
+            owner=caller.key_id,
+            user_id=user_id,
+            default=self._settings.turn_type if protocol.chat else "side",
+        )
+        self._metrics.turns.labels(
+            session.turn_type, session.decided_by.value, session.session_by.value, session.reason or "none"
+        ).inc()
+        recordable, call_route = recorded(headers), await self.route(body.get("model"), user_id, worker_id)
+        request_to_send, asks_token_ids = self._backend_request(body, call_route, protocol, recordable)
+        return GatewayCall(
+            # A retry gets another answer and is another turn, even with the same Idempotency-Key.
+            event_id=str(uuid.uuid4()),
+            started=started,
+            protocol=protocol,
+            caller=caller,
+            user_id=user_id,
+            worker_id=worker_id or self._settings.gateway_id,
+            session=session,
+            recordable=recordable,
+            body=body,
+            messages=messages,
+            request_extras=unspoken(body, checked_messages) if protocol.chat else "",
+            route=call_route,
+            backend_request=request_to_send,
+            asks_token_ids=asks_token_ids,
+        )
+
+    async def route(self, model: Any, user_id: str, worker_id: str) -> CallRoute:
+        """Returns the route of a request for this model. Raises APIError (400, 404, 503)."""
+        if not (model is None or isinstance(model, str)):
+            raise APIError(400, "model must be a string")
+        await self._wait_for_served_versions()
+        return self._route(model, user_id, worker_id)
+
+    def reroute(self, call: GatewayCall) -> None:
+        """Routes a call to the version served now, unless its client has pinned one. Raises APIError (404)."""
+        if not call.route.pinned:
+            call.route = self._route(call.body.get("model"), call.user_id, call.worker_id)
+            self.rebuild_request(call)
+
+    def rebuild_request(self, call: GatewayCall) -> None:
+        """Rebuilds the backend request after the route or the backend has changed."""
+        call.backend_request, call.asks_token_ids = self._backend_request(
+            call.body, call.route, call.protocol, call.recordable, call.token_refusal
+        )
+
+    async def _wait_for_served_versions(self) -> None:
+        """Waits until the served versions are known: otherwise a gateway that has just started would take a policy for
+        untrained and ask its base model. Raises APIError (503)."""
+        deadline = time.monotonic() + min(ADAPTER_WAIT_S, self._settings.hold_s)
+        while self._settings.policies and not self._served.caught_up:
+            if time.monotonic() >= deadline:
+                raise APIError(
+                    503,
+                    "the served policy versions are not read from the log yet; try again",
+                    "server_error",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            await asyncio.sleep(_SERVED_POLL_S)
+
+    def _route(self, model: str | None, user_id: str, worker_id: str) -> CallRoute:
+        return route(
+            self._settings,
+            model,
+            user_id=user_id,
+            worker_id=worker_id,
+            served=self._served.name,
+            base_models=self._backends.base_models,
+        )
+
+    def _backend_request(
+        self,
+        body: dict[str, Any],
+        call_route: CallRoute,
+        protocol: ClientProtocol,
+        recordable: bool,
+        token_refusal: str = "",
+    ) -> tuple[BackendRequest, bool]:
+        """Returns the backend request, and whether it asks for tokens."""
+        asks_token_ids = recordable and not token_refusal and self._backends[call_route.backend.name].asks_token_ids
+        return backend_request(body, call_route, chat=protocol.chat, tokens=asks_token_ids), asks_token_ids

@@ -1,0 +1,152 @@
+"""Handles one call: checks the key, routes it, asks the backend, records the turn, and ends the answer."""
+
+import json
+import logging
+from collections.abc import Mapping
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Send
+
+from tentalis.gateway.backends.backend import BackendClients
+from tentalis.gateway.backends.served import ServedView
+from tentalis.gateway.calls.backend_call import BackendCall, BrokenStream, RelayedError, error_message, read_body
+from tentalis.gateway.calls.backend_request import not_trainable_reason
+from tentalis.gateway.calls.call import CallBuilder, GatewayCall
+from tentalis.gateway.calls.capture import AnswerCapture, strip_unrequested
+from tentalis.gateway.calls.count_tokens import TokenCounter
+from tentalis.gateway.calls.session_id import MAIN, RECORD, USER_ID, call_session, recorded
+from tentalis.gateway.calls.streaming import MALFORMED_ANSWER, StreamRelay
+from tentalis.gateway.calls.turn_writer import TurnNotRecorded, TurnWriter
+from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.http.keys import Keys, Scope, presented
+from tentalis.gateway.http.response import WorkResponse, send_response
+from tentalis.gateway.http.sse import EventTooLong
+from tentalis.gateway.metrics import GatewayMetrics
+from tentalis.gateway.protocols.openai import ClientProtocol, dumps
+from tentalis.gateway.recording.recorder import TurnRecorder
+from tentalis.gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+
+class ModelProxy:
+    """Answers calls. Keeps no session state: any gateway may answer a session's next call."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        keys: Keys,
+        backends: BackendClients,
+        served: ServedView,
+        recorder: TurnRecorder,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._settings, self._keys, self._backends, self._metrics = settings, keys, backends, metrics
+        self._calls = CallBuilder(settings, keys, backends, served, metrics)
+        self.count_tokens = TokenCounter(settings, keys, self._calls, backends).answer
+        self._backend_call = BackendCall(backends, self._calls, metrics, settings.hold_s)
+        self._turn_writer = TurnWriter(recorder, metrics, settings.gateway_id)
+
+    async def answer(self, request: Request, protocol: ClientProtocol) -> Response:
+        """Returns the answer to one call, or an error response."""
+        try:
+            call = await self._calls.build(request, protocol)
+        except APIError as error:
+            return _error_response(protocol, error, {})
+        return WorkResponse(lambda send: self._answer(call, send))
+
+    async def end_session(self, request: Request, session_id: str) -> dict[str, str]:
+        """Records the end of a session. Raises APIError, NotRecorded."""
+        caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
+        if not session_id:
+            raise APIError(400, "the path names no session: POST /v1/sessions/{id}/end")
+        user_id = caller.user_id(request.headers.get(USER_ID))
+        if not recorded({RECORD: request.headers.get(RECORD, "")}):
+            return {"status": "not_recorded", "session_id": session_id}
+        body = {"session_id": session_id}
+        session = call_session({}, body, (), namespace=caller.namespace(user_id), owner="", user_id="", default=MAIN)
+        await self._turn_writer.record_end(session.session_id, user_id)
+        return {"status": "ended", "session_id": session_id}
+
+    async def finish(self) -> None:
+        """Waits for turns that are being recorded."""
+        await self._turn_writer.wait()
+
+    async def _answer(self, call: GatewayCall, send: Send) -> None:
+        try:
+            response = await self._backend_call.send(call)
+            try:
+                if call.backend_request.stream:
+                    await self._send_stream(call, response, send)
+                else:
+                    await self._send_whole(call, response, send)
+            finally:
+                await response.aclose()
+        except APIError as error:
+            self._metrics.calls.labels(call.protocol.path, str(error.status)).inc()
+            if error.status >= 500 and not isinstance(error, TurnNotRecorded):
+                self._turn_writer.record_failed(call, AnswerCapture())
+            await send_response(send, _error_response(call.protocol, error, call.headers))
+
+    async def _send_whole(self, call: GatewayCall, response: httpx.Response, send: Send) -> None:
+        body = await read_body(response)
+        name = call.route.backend.name
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or not answer.get("choices"):
+            raise self._no_completion_error(call, "answered without a completion", body)
+        capture = AnswerCapture(call.backend_request.n)
+        capture.add(answer)
+        strip_unrequested(answer, call.backend_request.requested)
+        trainable = not not_trainable_reason(
+            call.backend_request.body, call.route, capture, tokens=call.asks_token_ids, n=call.backend_request.n
+        )
+        headers = call.success_headers(trainable=trainable)
+        try:
+            encoded = dumps(call.protocol.answer(answer, call.event_id))
+        except MALFORMED_ANSWER as error:
+            raise APIError(502, f"the backend {name} answered without a completion", "server_error") from error
+        await self._turn_writer.record(call, capture)
+        self._metrics.call_finished(call.protocol.path, call.started)
+        await send_response(send, Response(encoded, headers=headers, media_type="application/json"))
+
+    async def _send_stream(self, call: GatewayCall, response: httpx.Response, send: Send) -> None:
+        content_type = response.headers.get("content-type", "")
+        if not content_type.startswith("text/event-stream"):
+            body = await read_body(response) if content_type.startswith("application/json") else b""
+            raise self._no_completion_error(call, "was asked for a stream and sent none", body)
+        relay = StreamRelay(call, send)
+
+        async def record_turn() -> None:
+            await self._turn_writer.record(call, relay.capture)
+            self._metrics.call_finished(call.protocol.path, call.started)
+
+        try:
+            await relay.relay(response, record_turn)
+        except (BrokenStream, EventTooLong, httpx.HTTPError, TurnNotRecorded) as error:
+            error_text = (str(error) or repr(error)).encode()
+            message = self._backends[call.route.backend.name].redact(error_text).decode("utf-8", "replace")
+            log.warning("call %s failed: %s", call.event_id, message)
+            if not relay.started:
+                raise error if isinstance(error, TurnNotRecorded) else APIError(502, message, "server_error") from error
+            self._metrics.calls.labels(call.protocol.path, "broken").inc()
+            if not isinstance(error, TurnNotRecorded):
+                self._turn_writer.record_failed(call, relay.capture)
+            await relay.send_error(message)
+
+    def _no_completion_error(self, call: GatewayCall, problem: str, body: bytes) -> APIError:
+        """The error for a backend's answer without a completion, with the error message in its body."""
+        name = call.route.backend.name
+        detail = f": {error_message(self._backends[name].redact(body))}" if b'"error"' in body else ""
+        return APIError(502, f"the backend {name} {problem}{detail}", "server_error")
+
+
+def _error_response(protocol: ClientProtocol, error: APIError, headers: Mapping[str, str]) -> Response:
+    if isinstance(error, RelayedError):
+        return error.response(protocol, headers)
+    body = protocol.error(error.status, error.kind, str(error))
+    return JSONResponse(body, status_code=error.status, headers={**headers, **error.headers})

@@ -1,0 +1,114 @@
+"""Builds the session event of a call and records it, before the client gets the end of the answer."""
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import suppress
+
+from schemas.records import LogprobsMode, Sampling, SessionEvent, SessionEventKind, Status
+from tentalis.gateway.calls.backend_request import logprobs_mode, not_trainable_reason, sampling_of
+from tentalis.gateway.calls.call import RETRY_AFTER_S, GatewayCall
+from tentalis.gateway.calls.capture import AnswerCapture
+from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.metrics import GatewayMetrics
+from tentalis.gateway.recording.recorder import NotRecorded, TurnRecorder
+from tentalis.text.timestamps import now_ms
+
+log = logging.getLogger(__name__)
+
+
+class TurnNotRecorded(APIError):
+    """Neither the log nor the disk accepts the turn."""
+
+
+class TurnWriter:
+    """Builds session events from calls and has them recorded."""
+
+    def __init__(self, recorder: TurnRecorder, metrics: GatewayMetrics, gateway_id: str) -> None:
+        self._recorder, self._metrics, self._gateway_id = recorder, metrics, gateway_id
+        self._pending: set[asyncio.Task[None]] = set()
+
+    async def record(self, call: GatewayCall, capture: AnswerCapture) -> None:
+        """Returns once the turn is recorded, or at once if it must not be recorded. Raises TurnNotRecorded."""
+        if not call.recordable:
+            self._metrics.recorded("off")
+            return
+        task = asyncio.create_task(self._recorder.record(self._event(call, capture, Status.OK)))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+        try:
+            # The turn is complete, so it is recorded even if the client disconnects now.
+            await asyncio.shield(task)
+        except NotRecorded as error:
+            log.error("%s", error)
+            raise TurnNotRecorded(
+                503, "the turn cannot be recorded now; try again", "server_error", retry_after_s=RETRY_AFTER_S
+            ) from error
+
+    def record_failed(self, call: GatewayCall, capture: AnswerCapture) -> None:
+        """Records a failed turn, if the log or the disk accepts it."""
+        if not call.recordable:
+            return
+
+        async def record() -> None:
+            with suppress(NotRecorded):  # counted as lost; the client was not told that the turn is complete
+                await self._recorder.record(self._event(call, capture, Status.FAILED))
+
+        task = asyncio.create_task(record())
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    async def record_end(self, session_id: str, user_id: str) -> None:
+        """Records the end of a session. `session_id`: the id on the log. Raises NotRecorded."""
+        await self._recorder.record(
+            SessionEvent(
+                session_event_id=str(uuid.uuid4()),
+                event_time=now_ms(),
+                session_id=session_id,
+                kind=SessionEventKind.END,
+                user_id=user_id or None,
+                done=True,
+                gateway_id=self._gateway_id,
+            )
+        )
+
+    async def wait(self) -> None:
+        """Waits for turns that are being recorded."""
+        await asyncio.gather(*self._pending, return_exceptions=True)
+
+    def _event(self, call: GatewayCall, capture: AnswerCapture, status: Status) -> SessionEvent:
+        tokens = capture.encoded_tokens() if call.asks_token_ids else None
+        prompt, response, logprobs = tokens or (b"", b"", b"")
+        reason = not_trainable_reason(
+            call.backend_request.body, call.route, capture, tokens=call.asks_token_ids, n=call.backend_request.n
+        )
+        if status is Status.FAILED:
+            reason = "the call failed"
+        self._metrics.trainable.labels("no" if reason else "yes").inc()
+        return SessionEvent(
+            session_event_id=call.event_id,
+            event_time=now_ms(),
+            session_id=call.session.session_id,
+            turn_type=call.session.turn_type,
+            worker_id=call.worker_id,
+            model=capture.model or call.route.model or "",
+            messages=call.messages,
+            response=capture.text,
+            prompt_token_ids=prompt,
+            response_token_ids=response,
+            sampler_logprobs=logprobs,
+            done=call.session.done,
+            decided_by=call.session.decided_by.value,
+            user_id=call.user_id or None,
+            policy=call.route.policy,
+            request=call.request_extras,
+            tool_calls=capture.tool_calls,
+            logprobs_mode=logprobs_mode(call.backend_request.body, call.route) if logprobs else LogprobsMode.NONE,
+            sampling=sampling_of(call.backend_request.body) or Sampling(),
+            finish_reason=capture.finish_reason,
+            status=status,
+            not_trainable=reason,
+            elapsed_s=time.monotonic() - call.started,
+            gateway_id=self._gateway_id,
+        )

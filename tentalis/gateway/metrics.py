@@ -1,0 +1,91 @@
+"""The metrics of a gateway."""
+
+import time
+from collections.abc import Callable
+
+from tentalis.kafka.consumer import Lags
+from tentalis.kafka.metrics import CONSUMER_LAG
+from tentalis.service.metrics import LONG_SECONDS, Exporter, Metric, MetricKind
+
+GATEWAY_CALLS = Metric(
+    "tentalis_gateway_calls_total",
+    MetricKind.COUNTER,
+    "Calls forwarded to a backend, by path and status; broken: a stream that could not be completed.",
+    ("gateway",),
+    ("path", "status"),
+    "calls",
+)
+GATEWAY_SECONDS = Metric(
+    "tentalis_gateway_call_seconds",
+    MetricKind.HISTOGRAM,
+    "Time from the arrival of a call until its complete response, including the backend's time.",
+    ("gateway",),
+    ("path",),
+    "seconds",
+    buckets=LONG_SECONDS,
+)
+GATEWAY_TURNS = Metric(
+    "tentalis_gateway_turns_total",
+    MetricKind.COUNTER,
+    "Turns by kind (main, side), by the source of the kind and of the session (header, body, default, heuristic), "
+    "and by the sign that a heuristic used.",
+    ("gateway",),
+    ("kind", "decided_by", "session_by", "sign"),
+    "turns",
+)
+GATEWAY_TRAINABLE = Metric(
+    "tentalis_gateway_trainable_total",
+    MetricKind.COUNTER,
+    "Turns recorded, by whether they can be trained on: yes or no. The record gives the reason.",
+    ("gateway",),
+    ("trainable",),
+    "turns",
+)
+GATEWAY_RECORDED = Metric(
+    "tentalis_gateway_recorded_total",
+    MetricKind.COUNTER,
+    "Turns by result: log, spool (on disk), drained (from the spool to the log), lost (refused to the client), "
+    "set_aside (an unreadable file of the spool, kept there as *.damaged), off.",
+    ("gateway",),
+    ("became",),
+    "turns",
+)
+GATEWAY_SPOOLED = Metric(
+    "tentalis_gateway_spooled_turns",
+    MetricKind.GAUGE,
+    "Turns on disk that wait for the broker.",
+    ("gateway",),
+    unit="turns",
+)
+GATEWAY_HOLDS = Metric(
+    "tentalis_gateway_holds_total",
+    MetricKind.COUNTER,
+    "Waits of calls for a backend that was loading new weights.",
+    ("gateway",),
+    unit="waits",
+)
+
+
+class GatewayMetrics:
+    """Registers and updates a gateway's metrics. `spooled`: counts the records on disk. `lag`: the records behind."""
+
+    def __init__(self, spooled: Callable[[], int], lag: Callable[[], Lags] = dict) -> None:
+        self.exporter = exporter = Exporter("gateway")
+        self.calls = exporter.counter(GATEWAY_CALLS)
+        self.seconds = exporter.histogram(GATEWAY_SECONDS)
+        self.turns = exporter.counter(GATEWAY_TURNS)
+        self.trainable = exporter.counter(GATEWAY_TRAINABLE)
+        self.holds = exporter.counter(GATEWAY_HOLDS)
+        self._recorded = exporter.counter(GATEWAY_RECORDED)
+        exporter.read(GATEWAY_SPOOLED, spooled)
+        exporter.read(CONSUMER_LAG, lag)
+
+    def call_finished(self, path: str, started: float) -> None:
+        """Counts a call that was answered in full."""
+        self.calls.labels(path, "200").inc()
+        self.seconds.labels(path).observe(time.monotonic() - started)
+
+    def recorded(self, result: str, amount: int = 1) -> None:
+        """Counts turns by result: log, spool, drained (from the spool to the log), lost (refused to the client),
+        set_aside (kept in the spool for manual inspection), off (not recorded at the client's request)."""
+        self._recorded.labels(result).inc(amount)

@@ -1,0 +1,291 @@
+"""Reads records: a topic up to its current end, a topic as it grows, or as a member of a consumer group."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from schemas import topics
+from schemas.place import RecordPlace
+from schemas.records import Record
+from schemas.wire.codec import Codec, DecodeError
+from tentalis.kafka.acls import FOLLOWERS, READERS, Operation
+from tentalis.kafka.config import consumer_config
+from tentalis.kafka.errors import passes, refused
+from tentalis.kafka.offsets import _partitions, _watermarks
+from tentalis.service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as stored on the log. `raw_key` holds the bytes of `key`, which may not be valid UTF-8."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: str | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    raw_key: bytes | None = None
+
+    @property
+    def place(self) -> RecordPlace:
+        return RecordPlace(self.topic, self.partition, self.offset)
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    @classmethod
+    def of(cls, message: Message) -> "Stored":
+        key = message.key()
+        return cls(
+            str(message.topic()),
+            int(message.partition()),
+            int(message.offset()),
+            int(message.timestamp()[1]),
+            None if key is None else bytes(key).decode("utf-8", "replace"),
+            message.value(),
+            tuple((name, value or b"") for name, value in headers_in(message)),
+            key,
+        )
+
+    def decode(self, codec: Codec) -> Record:
+        """Decodes a record of one of our topics. Raises DecodeError."""
+        expected = topics.table().records_of(self.topic)
+        return codec.decode(
+            self.value, topic=self.topic, partition=self.partition, offset=self.offset, expected=expected
+        )
+
+    def decode_own(self, codec: Codec) -> Record:
+        """Like `decode`, and checks that the Kafka key is the record's own: under another key, compaction and
+        partitioning are wrong for it. Raises DecodeError."""
+        record = self.decode(codec)
+        if record.key != self.key:
+            raise DecodeError(
+                f"the Kafka key is {self.key!r}, but the record's own key is {record.key!r}",
+                topic=self.topic,
+                partition=self.partition,
+                offset=self.offset,
+                schema=type(record).__name__,
+                stage="validate",
+            )
+        return record
+
+
+def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers of a message; empty, with a warning, if a header name is not UTF-8: the client then cannot read any
+    of them, but the record itself is still valid.
+    """
+    try:
+        return tuple(message.headers() or ())
+    except (SystemError, UnicodeDecodeError):
+        place = RecordPlace(message.topic(), message.partition(), message.offset())
+        log.warning("%s has a header name that is not UTF-8: its headers are left out", place)
+        return ()
+
+
+def read_to_end(
+    settings: Settings,
+    topic: str,
+    *,
+    start: Mapping[int, int] | None = None,
+    end: Mapping[int, int] | None = None,
+    timeout: float = 60.0,
+) -> Iterator[Stored]:
+    """Yields every record from `start` (default: the beginning) to the current end of the topic (or `end`), in order
+    within each partition.
+
+    Uses no consumer group. Raises NoSuchTopic, and TimeoutError if nothing arrives for `timeout` seconds.
+    """
+    return map(Stored.of, messages_to_end(settings, topic, start=start, end=end, timeout=timeout))
+
+
+def messages_to_end(
+    settings: Settings,
+    topic: str,
+    *,
+    start: Mapping[int, int] | None = None,
+    end: Mapping[int, int] | None = None,
+    timeout: float = 60.0,
+) -> Iterator[Message]:
+    """Like `read_to_end`, but yields the raw messages, for copying records byte for byte."""
+    consumer = Consumer(consumer_config(settings, READERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 50})
+    try:
+        todo: dict[int, int] = {}
+        assignment = []
+        for p in _partitions(settings, consumer, topic):
+            low, high = _watermarks(settings, consumer, topic, p)
+            stop = high if end is None else min(high, end.get(p, 0))
+            begin = max(low, (start or {}).get(p, low))
+            if begin < stop:
+                todo[p] = stop
+                assignment.append(TopicPartition(topic, p, begin))
+        if not todo:
+            return
+        consumer.assign(assignment)
+        heard = time.monotonic()
+        while todo:
+            # Asking for 500 at once would wait the full 0.2 s whenever fewer are available.
+            first = consumer.poll(0.2)
+            for message in [] if first is None else [first, *consumer.consume(499, 0.0)]:
+                heard = time.monotonic()
+                error, p = message.error(), int(message.partition())
+                if error is not None:
+                    # The end of the partition may come before `stop`: transaction markers have offsets too.
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        todo.pop(p, None)
+                        continue
+                    raise refused(settings, error, Operation.READ, topic, READERS)
+                if p not in todo:
+                    continue
+                if message.offset() < todo[p]:
+                    yield message
+                if message.offset() + 1 >= todo[p]:
+                    del todo[p]
+            if time.monotonic() - heard > timeout:
+                raise TimeoutError(f"no record from {topic} partitions {sorted(todo)} for {timeout:g} s")
+    finally:
+        consumer.close()
+
+
+Lags = dict[tuple[str, ...], float]
+"""The records behind, per topic and partition."""
+
+
+def _lag(consumer: Consumer) -> Lags:
+    """Returns the records between the last one read and the end of each partition, as of its last fetch.
+
+    Asks the client alone, not the broker. Partitions of which nothing was fetched yet are left out.
+    """
+    found: Lags = {}
+    for place in consumer.position(consumer.assignment()):
+        _, end = consumer.get_watermark_offsets(place, cached=True)
+        if place.offset >= 0 and end >= 0:
+            found[str(place.topic), str(place.partition)] = float(max(0, end - place.offset))
+    return found
+
+
+class Follower:
+    """Reads all partitions of a topic from the beginning, or from `start` per partition, and continues with new
+    records. It uses no consumer group: for the small compacted topics.
+
+    `poll` returns new records; `caught_up` is true once the end that the topic had at the start is reached.
+    """
+
+    def __init__(self, settings: Settings, topic: str, start: Mapping[int, int] | None = None) -> None:
+        self._settings, self._topic = settings, topic
+        self._consumer = Consumer(
+            consumer_config(settings, FOLLOWERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
+        )
+        partitions = _partitions(settings, self._consumer, topic)
+        begin = start or {}
+        self._consumer.assign([TopicPartition(topic, p, begin.get(p, OFFSET_BEGINNING)) for p in partitions])
+        self._pending = set(partitions)
+
+    @property
+    def caught_up(self) -> bool:
+        return not self._pending
+
+    def poll(self, timeout: float) -> list[Stored]:
+        """The records that arrived within `timeout` seconds.
+
+        Raises Forbidden, Unreachable, and KafkaException for errors that are not transient.
+        """
+        found = []
+        for message in self._consumer.consume(500, timeout):
+            error = message.error()
+            if error is None:
+                found.append(Stored.of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._pending.discard(int(message.partition()))
+            elif not passes(error):
+                raise refused(self._settings, error, Operation.READ, self._topic, FOLLOWERS)
+        return found
+
+    def lag(self) -> Lags:
+        """The records behind. Call it on the thread that polls."""
+        return _lag(self._consumer)
+
+    def close(self) -> None:
+        """Closes the consumer."""
+        self._consumer.close()
+
+
+class GroupConsumer:
+    """A member of a consumer group that commits explicitly, after the work is done."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str,
+        topic_names: Iterable[str],
+        *,
+        instance: str | None = None,
+        on_assign: Callable[[list[TopicPartition]], None] | None = None,
+        on_revoke: Callable[[list[TopicPartition]], None] | None = None,
+    ) -> None:
+        self._settings, self._group = settings, group
+        self._consumer = Consumer(consumer_config(settings, group, instance=instance))
+        callbacks: dict[str, Any] = {}
+        if on_assign is not None:
+            callbacks["on_assign"] = lambda _, partitions: on_assign(partitions)
+        if on_revoke is not None:
+            callbacks["on_revoke"] = lambda _, partitions: on_revoke(partitions)
+        self._consumer.subscribe(list(topic_names), **callbacks)
+
+    def poll(self, timeout: float, most: int = 500) -> list[Stored]:
+        """The records that arrived within `timeout` seconds, at most `most`.
+
+        Raises Forbidden, Unreachable, and KafkaException for errors that are not transient.
+        """
+        found = []
+        for message in self._consumer.consume(most, timeout):
+            error = message.error()
+            if error is None:
+                found.append(Stored.of(message))
+            elif not passes(error):
+                raise refused(self._settings, error, Operation.READ, str(message.topic()), self._group)
+        return found
+
+    def lag(self) -> Lags:
+        """The records behind, of the partitions that it owns. Call it on the thread that polls."""
+        return _lag(self._consumer)
+
+    def commit(self, done: Iterable[Stored], timeout_attempts: int = 5) -> None:
+        """Commits the offsets after these records. A commit that a rebalance overtook is dropped: the records are
+        delivered again.
+        """
+        ends: dict[tuple[str, int], int] = {}
+        for stored in done:
+            place = (stored.topic, stored.partition)
+            ends[place] = max(ends.get(place, 0), stored.offset + 1)
+        offsets = [TopicPartition(topic, p, offset) for (topic, p), offset in ends.items()]
+        if not offsets:
+            return
+        for attempt in range(timeout_attempts):
+            try:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+                return
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                overtaken = {
+                    KafkaError.ILLEGAL_GENERATION,
+                    KafkaError.UNKNOWN_MEMBER_ID,
+                    KafkaError.REBALANCE_IN_PROGRESS,
+                }
+                if reason.code() in overtaken:
+                    log.warning("commit overtaken by a rebalance, its records are delivered again: %s", reason.str())
+                    return
+                if attempt + 1 == timeout_attempts:
+                    raise
+                time.sleep(0.5 * 2**attempt)
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._consumer.close()

@@ -1,0 +1,56 @@
+"""Topics that were moved to more partitions (`tentalis topics repartition`): another id, the same records.
+
+The move leaves a record on the audit topic. By it the trainer reads a moved rollouts topic from the beginning, and
+passes over the rollouts that its plans name, where it would refuse a topic that was lost. The verifier looks for the
+halves of earlier rollouts by their ids.
+"""
+
+from collections.abc import Iterable
+
+from schemas import topics
+from schemas.records import AuditRecord
+from schemas.wire.codec import Codec, DecodeError
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.errors import NoSuchTopic
+from tentalis.kafka.skipped import SKIPPED
+from tentalis.service.settings import Settings
+
+MOVED = "TopicRepartitioned"
+APPEND_TIME = "tentalis.append-time"
+"""Header of a record that was unread when its topic was moved: its timestamp is the time of its append before."""
+
+
+def moved_text(before: str, after: str) -> str:
+    """Returns the id of the record of a move.
+
+    >>> moved_text("2jHqGx1kT", "b7uVn0cQR")
+    '2jHqGx1kT b7uVn0cQR'
+    """
+    return f"{before} {after}"
+
+
+def moves(settings: Settings, codec: Codec, topic: str) -> list[AuditRecord]:
+    """Returns the records of the moves of a topic, the last one last."""
+    found = []
+    try:
+        for stored in read_to_end(settings, topics.AUDIT):
+            try:
+                record = stored.decode(codec)
+            except DecodeError as error:
+                SKIPPED.add(error)
+                continue
+            if isinstance(record, AuditRecord) and record.record_type == MOVED and record.topic == topic:
+                found.append(record)
+    except NoSuchTopic:
+        return []
+    return found
+
+
+def was_moved(found: Iterable[AuditRecord], before: str, after: str) -> bool:
+    """True if, by these `moves`, the topic of the id `after` was made of the one with the id `before`."""
+    known = {before}
+    for record in found:
+        old, _, new = record.record_id.partition(" ")
+        if old in known:
+            known.add(new)
+    return after in known

@@ -1,0 +1,115 @@
+"""Watches the topics of a running process: one that was lost, or that got more partitions, ends the process."""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+
+from confluent_kafka import KafkaException
+
+from tentalis.kafka.errors import Forbidden
+from tentalis.kafka.identity import PartitionsChanged, TopicIdentity, TopicLost, changes_while_running
+from tentalis.kafka.topic_client import TopicClient
+from tentalis.service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 20.0
+LOOKS_BEFORE_GONE = 2
+"""A topic is gone if so many looks in a row do not find it: a broker that has just started may not know it yet."""
+GROWN = (
+    "the new partitions are not read, and keys hash to other partitions now. Stop the stack and move all keyed topics "
+    "with `tentalis topics repartition` (docs/operations/repartition.md)"
+)
+
+
+def check_changes(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity], ways_on: str) -> None:
+    """Compares topics with what they were. Raises TopicLost, PartitionsChanged."""
+    lost, resized = changes_while_running(before, now)
+    if lost is not None:
+        raise TopicLost(f"{lost}. {ways_on}")
+    if resized is not None:
+        raise PartitionsChanged(f"{resized}: {GROWN}")
+
+
+class TopicWatch:
+    """Looks at topics in a thread of its own. `check` raises what was seen in the thread of its caller.
+
+    Args:
+        names: the topics. They are compared with what the first look finds.
+        ways_on: what to do about a lost topic.
+        on_change: called in the thread when a change is seen.
+    """
+
+    def __init__(
+        self, settings: Settings, names: Collection[str], ways_on: str, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._settings, self._names, self._ways_on, self._on_change = settings, names, ways_on, on_change
+        self._before: dict[str, TopicIdentity] | None = None
+        self._missed = 0
+        self._seen: Exception | None = None
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, name="topic-watch", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises TopicLost or PartitionsChanged if a look has seen a change, and the error of a look that failed in
+        another way than for a broker that is away."""
+        if self._seen is not None:
+            raise self._seen
+
+    def close(self) -> None:
+        """Ends the thread after its present look."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        try:
+            client = TopicClient(self._settings)
+            while True:
+                try:
+                    self._look(client)
+                except (KafkaException, Forbidden, TimeoutError) as error:
+                    log.warning("the ids of the topics are not available: %s", error)
+                if self._over.wait(LOOK_S):
+                    return
+        except Exception as error:  # noqa: BLE001 - `check` raises it
+            self._seen = error
+            self._on_change()
+
+    def _look(self, client: TopicClient) -> None:
+        found = client.identities(self._names)
+        if self._before is None:
+            self._before = found
+            return
+        self._missed = self._missed + 1 if self._before.keys() - found.keys() else 0
+        if self._missed in range(1, LOOKS_BEFORE_GONE):
+            return
+        check_changes(self._before, found, self._ways_on)
+
+
+RESTART = (
+    "Positions of the old topic mean nothing on the new one: start this process again to begin on it, and "
+    "`tentalis doctor` for what else has lost records"
+)
+
+
+def ending_on_changes(
+    settings: Settings, names: Collection[str], body: Callable[[threading.Event], None]
+) -> Callable[[threading.Event], None]:
+    """Returns a body for `run_service` that also ends when one of the topics is lost or resized: it then raises
+    TopicLost or PartitionsChanged."""
+
+    def run(stop: threading.Event) -> None:
+        either = threading.Event()
+        watch = TopicWatch(settings, names, RESTART, either.set)
+
+        def forward() -> None:
+            stop.wait()
+            either.set()
+
+        threading.Thread(target=forward, name="stop-or-change", daemon=True).start()
+        try:
+            body(either)
+        finally:
+            watch.close()
+        watch.check()
+
+    return run

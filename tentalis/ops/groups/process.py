@@ -1,0 +1,128 @@
+"""Reads the consumer groups of a broker, and commits new offsets for inactive ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from confluent_kafka.admin import AdminClient
+
+from tentalis.kafka.config import client_config
+from tentalis.kafka.errors import NoSuchTopic
+from tentalis.kafka.groups import ConsumerGroup, describe_groups, group_names
+from tentalis.kafka.offsets import commit_offsets, committed_offsets, offset_ranges, offsets_at, oldest_records
+from tentalis.ops.groups.core import (
+    ABSENT,
+    GroupLag,
+    PartitionLag,
+    ResetRow,
+    ResetTarget,
+    check_reset,
+    expected_groups,
+    owner,
+    plan_reset,
+    reason_against,
+)
+from tentalis.service.settings import Settings
+
+
+class UnknownGroup(Exception):
+    """No application has a consumer group of this name."""
+
+
+def read_groups(settings: Settings, names: Collection[str] = (), *, ages: bool = False) -> list[GroupLag]:
+    """Returns the named groups, or all groups of the broker and those that every deployment has, by name.
+
+    `ages`: with the timestamps of the oldest unread records. Raises UnknownGroup, KafkaException.
+    """
+    client = AdminClient(client_config(settings))
+    known = group_names(client)
+    unknown = [name for name in names if name not in known and owner(name) is None]
+    if unknown:
+        raise UnknownGroup(
+            f"the broker has no consumer group {', '.join(unknown)}, and no application has one of this name; "
+            f"groups: {', '.join(known) or 'none'}"
+        )
+    wanted = sorted(names or {*known, *expected_groups()})
+    described = describe_groups(client, [name for name in wanted if name in known])
+    ranges: dict[str, dict[int, tuple[int, int]]] = {}
+    return [_lag(settings, described.get(name, ConsumerGroup(name, ABSENT, ())), ranges, ages=ages) for name in wanted]
+
+
+def _lag(
+    settings: Settings, group: ConsumerGroup, ranges: dict[str, dict[int, tuple[int, int]]], *, ages: bool
+) -> GroupLag:
+    application = owner(group.name)
+    if application is None:
+        return GroupLag(group, "", ())
+    for topic in application.consumes:
+        if topic not in ranges:
+            ranges[topic] = offset_ranges(settings, topic)
+    # Looking up the offsets of a group that does not exist would create no group, but cost a coordinator lookup.
+    committed = {} if group.state == ABSENT else committed_offsets(settings, group.name, application.consumes)
+    partitions = [
+        PartitionLag(topic, p, committed.get((topic, p)), *ranges[topic][p])
+        for topic in application.consumes
+        for p in sorted(ranges[topic])
+    ]
+    if ages and committed:
+        unread = {(each.topic, each.partition): each.position for each in partitions if each.records}
+        oldest = oldest_records(settings, unread)
+        partitions = [
+            PartitionLag(
+                each.topic,
+                each.partition,
+                each.committed,
+                each.start,
+                # Behind the last record there may be offsets without one, such as the marker of a transaction.
+                each.end if (each.topic, each.partition) in oldest or not each.records else each.position,
+                oldest.get((each.topic, each.partition)),
+            )
+            for each in partitions
+        ]
+    return GroupLag(group, application.name, tuple(partitions))
+
+
+def planned_reset(
+    settings: Settings, name: str, target: ResetTarget, only: Collection[str], force: str | None
+) -> tuple[list[ResetRow], str]:
+    """Returns the plan of a reset, and the reason against it that `force` overrides ("" if there is none).
+
+    `only`: the topics to reset, by default all that the group reads. Raises ResetRefused, UnknownGroup, NoSuchTopic.
+    """
+    (lag,) = read_groups(settings, [name])
+    application = owner(name)
+    if application is None:
+        raise UnknownGroup(
+            f"{name} is not a group of an application of Tentalis; `tentalis groups list` lists them. For others, "
+            "use the tools of Kafka or of their program"
+        )
+    wrong = sorted(set(only) - {*application.consumes})
+    if wrong:
+        raise NoSuchTopic(f"{name} does not read {', '.join(wrong)}; it reads {', '.join(application.consumes)}")
+    topics = [topic for topic in application.consumes if not only or topic in only]
+    at_time: dict[tuple[str, int], int | None] = {}
+    if target.start is not None and target.start.at_ms is not None:
+        for topic in topics:
+            at_time |= {(topic, p): offset for p, offset in offsets_at(settings, topic, target.start.at_ms).items()}
+    rows = plan_reset(target, [each for each in lag.partitions if each.topic in topics], at_time)
+    reason = reason_against(application, rows, _changelog_records(settings, application.changelogs))
+    check_reset(lag, reason, force)
+    return rows, reason
+
+
+def _changelog_records(settings: Settings, changelogs: Sequence[str]) -> dict[str, int]:
+    found = {}
+    for name in changelogs:
+        try:
+            found[name] = sum(end - start for start, end in offset_ranges(settings, name).values())
+        except NoSuchTopic:  # deleted, or never created: the application has no state
+            found[name] = 0
+    return found
+
+
+def reset(settings: Settings, name: str, rows: Sequence[ResetRow]) -> int:
+    """Commits the offsets of a plan; returns how many partitions changed. Raises KafkaException, Forbidden."""
+    changed = {(row.topic, row.partition): row.target for row in rows if row.changes}
+    if changed:
+        commit_offsets(settings, name, changed)
+    return len(changed)

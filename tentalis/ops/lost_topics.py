@@ -1,0 +1,136 @@
+"""Finds topics that were lost, without starting an application: deleted, created again, or cut off.
+
+In: the broker, and the checkpoints below TENTALIS_HOME. Out: a description of each loss, as the application that it
+concerns reports it at its start.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas import topics
+from tentalis.kafka import topology
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.identity import (
+    SOURCES_KEY,
+    CommittedOffset,
+    OffsetRange,
+    PartitionRecord,
+    TopicIdentity,
+    described,
+    partition_losses,
+    position_losses,
+    recorded_sources,
+)
+from tentalis.kafka.moved_topics import moves, was_moved
+from tentalis.kafka.topic_client import TopicClient, committed_notes
+from tentalis.kafka.topology import Application
+from tentalis.ops.repartition.plan import MARKER
+from tentalis.service.settings import Settings
+
+
+def lost_topics(settings: Settings) -> list[str]:
+    """Describes the lost topics by application; empty if there are none. Raises KafkaException, CommitsUnknown."""
+    client = TopicClient(settings)
+    names = {name for each in topology.streams() for name in (*each.consumes, *each.changelogs)} | {topics.ROLLOUTS}
+    there = client.identities(names | {MARKER})
+    if MARKER in there:
+        return [
+            "a move of the topics to more partitions is not finished: `tentalis topics repartition` with the same "
+            "number and --yes finishes it"
+        ]
+    if not there:
+        return []  # a new broker: nothing that was recorded on it can be lost
+    identities = client.known_identities(names)
+    # Without any of its topics, the committed offsets of an application are gone too: nothing tells of a loss.
+    streams = [each for each in topology.streams() if {*each.consumes, *each.changelogs} & identities.keys()]
+    # The positions come before the ends of the logs: processes that run move both, and a position that is read later
+    # may be behind an end that was read before.
+    committed = {each.name: committed_notes(settings, each.consumer_group(), _places(each)) for each in streams}
+    runs = [run for path in _newest_checkpoints(settings.home) if (run := _run_position(path)) is not None]
+    ranges = client.ranges((name, p) for name, there in identities.items() for p in range(there.partitions))
+    found = [_of_stream(settings, each, identities, committed[each.name], ranges) for each in streams]
+    found += [_of_run(settings, run, identities, ranges) for run in runs]
+    return [text for text in found if text]
+
+
+def _partitions(application: Application) -> range:
+    return range(topics.table()[application.consumes[0]].partitions)
+
+
+def _places(application: Application) -> list[tuple[str, int]]:
+    return [(topic, partition) for topic in application.consumes for partition in _partitions(application)]
+
+
+def _of_stream(
+    settings: Settings,
+    application: Application,
+    identities: dict[str, TopicIdentity],
+    committed: dict[tuple[str, int], CommittedOffset],
+    ranges: dict[tuple[str, int], OffsetRange],
+) -> str:
+    (changelog,) = application.changelogs
+    partitions, places = _partitions(application), _places(application)
+    sources = {}
+    # Kafka deletes the offsets of a topic with the topic. Only then is the long way worth its time.
+    written = any((span := ranges.get((changelog, p))) is not None and span.end > 0 for p in partitions)
+    if written and any(place[0] not in {topic for topic, _ in committed} for place in places):
+        sources = dict(_sources_on(settings, changelog))
+    losses = []
+    for partition in partitions:
+        own = {topic: committed[topic, partition] for topic in application.consumes if (topic, partition) in committed}
+        record = PartitionRecord(own, sources.get(partition))
+        losses += partition_losses(partition, application.consumes, changelog, record, identities, ranges)
+    return f"{application.name}: {described(losses)}" if losses else ""
+
+
+def _sources_on(settings: Settings, changelog: str) -> Iterator[tuple[int, dict[str, str]]]:
+    for stored in read_to_end(settings, changelog):
+        if stored.key == SOURCES_KEY and stored.value is not None:
+            yield stored.partition, recorded_sources(stored.value)
+
+
+def _newest_checkpoints(home: Path) -> Iterator[Path]:
+    """The newest checkpoint of the run that was trained last. Runs before it may be of another topic."""
+    newest = [
+        states[-1] for run in (home / "checkpoints").glob("*/") if (states := sorted(run.glob("[0-9]*/state.json")))
+    ]
+    yield from sorted(newest, key=lambda path: path.stat().st_mtime)[-1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunPosition:
+    """The position in the rollouts topic that a checkpoint has."""
+
+    run_id: str
+    topic_id: str
+    low_water: dict[int, int]
+
+
+def _run_position(path: Path) -> _RunPosition | None:
+    try:
+        state = json.loads(path.read_bytes())
+        topic_id = state.get("rollouts_topic_id")
+        low_water = {int(partition): int(offset) for partition, offset in state["low_water"].items()}
+    except (OSError, ValueError, KeyError):
+        return None  # the trainer names a damaged checkpoint, and falls back to the one before it
+    if topic_id is None:
+        return None  # of an earlier version, or of the start of a run
+    return _RunPosition(state["run_id"], topic_id, low_water)
+
+
+def _of_run(
+    settings: Settings,
+    run: _RunPosition,
+    identities: dict[str, TopicIdentity],
+    ranges: dict[tuple[str, int], OffsetRange],
+) -> str:
+    there = identities.get(topics.ROLLOUTS)
+    if there is not None and there.topic_id != run.topic_id:
+        found = moves(settings, make_codec(settings), topics.ROLLOUTS)
+        if was_moved(found, run.topic_id, there.topic_id):
+            return ""  # the trainer reads it from the beginning
+    losses = position_losses(topics.ROLLOUTS, run.topic_id, run.low_water, identities, ranges)
+    return f"trainer, run {run.run_id}: {described(losses)}" if losses else ""

@@ -1,0 +1,6 @@
+"""Training runs as the log records them: list, show, compare, and delete what is left of them on this machine.
+
+In: manifests, plans, step results, policy updates and promotions; the folders of the state directory. Out: rows,
+details, differences, and a plan of deletion. Begin with `core.py`; `deletion.py` decides what can be deleted,
+`process.py` reads the log and the disk.
+"""

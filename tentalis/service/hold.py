@@ -1,0 +1,56 @@
+"""Holds a process that has ended until it is told to go, for supervisors that restart whatever ends.
+
+Kubernetes and Docker start an ended process again, with ever longer pauses, although a restart does not repair what
+ExitCode.NEEDS_OPERATOR and ExitCode.PERMANENT stand for, and a finished run has nothing left to do.
+
+`python -m tentalis.service.hold PROCESS CODE PORT` is what such a process becomes: its memory and its GPU are free.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+from tentalis.service import logs
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.health import Health, served
+from tentalis.service.metrics import Exporter
+
+log = logging.getLogger(__name__)
+
+
+def become_held(process: str, code: int, port: int) -> NoReturn:
+    """Replaces this process by one that serves health on `port`, and ends with `code` when it is told to."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", __name__, process, str(int(code)), str(port)])
+
+
+def hold(process: str, code: int, port: int) -> None:
+    """Returns at SIGTERM or SIGINT. Until then `/healthz` on `port` is fine; `/readyz` is too if the work is done
+    (ExitCode.OK), else it gives the exit code. Must be called on the main thread. Raises PortTaken.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    problem = reason(code)
+    log.warning("%s %s. It is held until SIGTERM (TENTALIS_HOLD)", process, problem or "has done its work")
+    with served(Health(Exporter(process), lambda: problem), port):
+        stop.wait()
+
+
+def reason(code: int) -> str | None:
+    """Returns the reason for which a held process is not ready; None if its work is done."""
+    if code == ExitCode.OK:
+        return None
+    (meaning,) = [each.summary for each in ExitCode if each == code]
+    return f"ended with exit code {code} ({meaning}): its log says why; mend that, then restart it"
+
+
+if __name__ == "__main__":
+    logs.configure("INFO")
+    hold(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(int(sys.argv[2]))

@@ -1,0 +1,101 @@
+"""The packages that the product declares, its extras, and which of both are installed.
+
+The lists come from pyproject.toml if the code is in a checkout, else from the metadata of the installation.
+"""
+
+import importlib.util
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import requires
+from pathlib import Path
+
+from tentalis.service.lifecycle import Unmendable
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS: Mapping[str, str] = {
+    "gs": "adapters and checkpoints in Google Cloud Storage",
+    "local": "the embedded broker, `tentalis demo`, and `tentalis up` without a Kafka of yours",
+    "math": "the environment math",
+    "s3": "adapters and checkpoints in S3",
+    "serve": "`tentalis serve model`, `tentalis up` and `tentalis demo`",
+    "train": "`tentalis train`, `replay`, `up` and `demo`",
+}
+"""The extras that commands need, each with its purpose."""
+
+
+class MissingExtra(Unmendable):
+    """An extra of the package that is needed is not installed; the message has the command that installs it."""
+
+
+def require(purpose: str, *extras: str) -> None:
+    """Raises MissingExtra if packages of these extras are not installed. `purpose` begins the message."""
+    absent = {extra: missing(packages_of(extra)) for extra in extras}
+    needed = sorted(extra for extra, names in absent.items() if names)
+    if needed:
+        names = sorted({name for found in absent.values() for name in found})
+        raise MissingExtra(
+            f"{purpose} needs packages that are not installed ({', '.join(names)}): "
+            f"pip install 'tentalis[{','.join(needed)}]'"
+        )
+
+
+def extra_of(module: str) -> str | None:
+    """Returns the first extra that has the package of a module, or None."""
+    name = normal(module.partition(".")[0])
+    return next((extra for extra in EXTRAS if name in packages_of(extra)), None)
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """Returns the packages that cannot be imported. Each has a module of its own name, as those of all extras do."""
+    return [name for name in names if not importable(name.replace("-", "_"))]
+
+
+def importable(module: str) -> bool:
+    """Returns True if a top-level module is loaded or can be found; loads nothing."""
+    # A loaded module may have no spec (DeepSpeed registers such stand-ins), and find_spec would raise.
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # an import hook refuses it
+        return False
+
+
+def dependencies() -> list[str]:
+    """Returns the names of the packages that every installation has. Raises PackageNotFoundError if the code is
+    neither in a checkout nor installed."""
+    return [name for name, extra in _declared(ROOT) if extra is None]
+
+
+def packages_of(extra: str) -> list[str]:
+    """Returns the names of the packages that an extra adds. Raises PackageNotFoundError, as `dependencies`."""
+    return [name for name, found in _declared(ROOT) if found == extra]
+
+
+@lru_cache(maxsize=4)
+def _declared(root: Path) -> tuple[tuple[str, str | None], ...]:
+    """Returns each declared package with its extra."""
+    project = root / "pyproject.toml"
+    if not project.is_file():
+        return tuple(parse(requires("tentalis") or ()))
+    table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+    extras: Mapping[str, Sequence[str]] = table["optional-dependencies"]
+    marked = [f"{line.partition(';')[0]}; extra == '{extra}'" for extra, lines in extras.items() for line in lines]
+    return tuple(parse([*table["dependencies"], *marked]))
+
+
+def parse(requirements: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Returns the normalised name of each requirement, and the extra that its marker names."""
+    found = []
+    for line in requirements:
+        extra = re.search(r"""extra == ["']([\w-]+)["']""", line)
+        name = re.match(r"[A-Za-z0-9._-]+", line)
+        if name is not None:
+            found.append((normal(name[0]), extra and extra[1]))
+    return found
+
+
+def normal(name: str) -> str:
+    """Returns a package's name in its normal form."""
+    return re.sub(r"[-_.]+", "-", name).lower()

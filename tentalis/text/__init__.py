@@ -1,0 +1,4 @@
+"""Small pure helpers for text. They import nothing else of this project.
+
+In: strings and files. Out: words, shortened text, timestamps, parsed YAML. Begin with `words.py`.
+"""

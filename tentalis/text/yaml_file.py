@@ -1,0 +1,50 @@
+"""Reads hand-written YAML settings; a duplicate key is an error."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class BadYaml(ValueError):
+    """A file without valid settings. The message gives the place of the error."""
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: list[Any] = []
+        for node_of_key, _ in node.value:
+            if node_of_key.tag == _MERGE:
+                continue
+            key = self.construct_object(node_of_key, deep=True)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"{key}: duplicate key", node_of_key.start_mark)
+            keys.append(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_mapping(path: Path, holds: str) -> dict[Any, Any]:
+    """Reads the mapping in a file; `holds` describes its expected content. Raises BadYaml, which names the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadYaml(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return mapping_in(text, str(path), holds)
+
+
+def mapping_in(text: str, where: str, holds: str) -> dict[Any, Any]:
+    """Parses the mapping in a text from `where`; `holds` describes the expected keys. Raises BadYaml, with `where`."""
+    data = value_in(text, where)
+    if not isinstance(data, dict):
+        raise BadYaml(f"{where}: expected a mapping with {holds}, not {type(data).__name__}")
+    return data
+
+
+def value_in(text: str, where: str) -> Any:
+    """Parses a YAML text from `where`. Raises BadYaml, with `where`."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BadYaml(f"{where}: not YAML: {error}") from error

@@ -1,0 +1,23 @@
+"""Two minutes of the fault schedule (`make chaos` runs ten): no record lost, wrong or duplicated."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.fault_schedule import KINDS, run, sound
+
+pytestmark = [pytest.mark.broker, pytest.mark.chaos, pytest.mark.timeout(1500)]
+
+
+def test_stream_applications_lose_nothing_when_stopped_frozen_and_killed(tmp_path: Path) -> None:
+    report = run(tmp_path, seconds=120, tasks=3600, seed=random.SystemRandom().randrange(2**32))
+    print(json.dumps(report))
+    assert sound(report), report
+    assert report["tasks"] == 3600
+    assert report["done"].keys() >= KINDS
+    assert all(
+        report["outcomes"].get(kind) for kind in ("both", "rl", "opd", "expired", "failed", "late", "superseded")
+    )
+    assert all(report["numbers"][what] > 0 for what in ("dead_letters", "husks", "buckets", "corrected"))

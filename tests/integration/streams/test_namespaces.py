@@ -1,0 +1,105 @@
+"""Two namespaces on one broker do not see each other; without one, every name is as ever."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas import topics
+from tentalis.cli.main import app
+from tentalis.cli.shared import stack_checks
+from tentalis.kafka.admin import KafkaAdmin
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.topology import topic_table
+from tentalis.local.broker import EmbeddedBroker
+from tentalis.service.settings import Settings
+from tests.support import ROOT
+from tests.support.apps_lab import Apps
+from tests.support.kafka_fixture import eventually
+
+pytestmark = pytest.mark.broker
+
+RUN = "recorded-before-the-move"
+
+# Run once per namespace: one task through the join of that namespace, then what the namespace holds.
+ONE_TASK = """
+import json, sys
+from schemas import topics
+from tentalis.kafka.admin import KafkaAdmin
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.producer import Publisher
+from tentalis.service.settings import Settings
+from tentalis.text.timestamps import now_ms
+from tests.support.join_support import head, hint, open_, sample, score
+from tests.support.kafka_fixture import eventually
+
+settings, name = Settings.from_env(), sys.argv[1]
+publisher, task, now = Publisher(settings, "test", make_codec(settings)), head(name, 1), now_ms()
+of = sample(task, 0)
+for record in (open_(task, now), score(of, 1.0, at=now), hint(of, at=now)):
+    publisher.send(topics.HALVES, record)
+publisher.flush()
+eventually(lambda: list(read_to_end(settings, topics.OUTCOMES)), 60)
+keys = {topic: sorted({s.key for s in read_to_end(settings, topic)}) for topic in (topics.OUTCOMES, topics.ROLLOUTS)}
+print(json.dumps(keys))
+"""
+
+
+def run(env: dict[str, str], *command: str, code: int = 0) -> str:
+    """What the command prints; on stderr if it is to fail."""
+    done = subprocess.run([sys.executable, *command], env=os.environ | env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
+
+
+def test_two_namespaces_on_one_broker(
+    own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(bootstrap=own_broker.bootstrap, home=tmp_path)
+    staging = {"TENTALIS_BOOTSTRAP": own_broker.bootstrap, "TENTALIS_HOME": str(tmp_path / "staging")}
+    staging["TENTALIS_NAMESPACE"] = "staging"
+    with Apps(settings, tmp_path) as plain:
+        assert KafkaAdmin(settings).names() == ["__consumer_offsets", *sorted(topic_table().topics)]
+        run(staging, "-m", "tentalis.cli", "topics", "apply", "--yes")
+        mine = {"TENTALIS_BOOTSTRAP": own_broker.bootstrap, "TENTALIS_HOME": str(tmp_path)}
+        # Without --instance: a member that stops leaves its group at once.
+        for name, env in (("join", mine), ("staging", staging)):
+            with (tmp_path / f"{name}.log").open("ab") as log:
+                command = [sys.executable, "-m", "tentalis.cli", "serve", "join"]
+                plain.processes[name] = subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log)
+        found = json.loads(run(staging, "-c", ONE_TASK, "one"))
+        assert found == {"staging.tentalis.outcomes.v1": ["one/0"], "staging.tentalis.rollouts.v1": ["one/0"]}
+        assert not list(read_to_end(settings, topics.OUTCOMES))
+        assert {str(stored.key).partition("/")[0] for stored in read_to_end(settings, topics.HALVES)} <= {"tick"}
+
+        found = json.loads(run(mine, "-c", ONE_TASK, "two"))
+        assert found == {"tentalis.outcomes.v1": ["two/0"], "tentalis.rollouts.v1": ["two/0"]}
+        assert [stored.key for stored in read_to_end(settings, "staging.tentalis.outcomes.v1")] == ["one/0"]
+        admin = KafkaAdmin(settings)
+        eventually(lambda: admin.active_groups() == ["staging.tentalis-join", "tentalis-join"], 30)
+        assert {*admin.names()} - {"__consumer_offsets"} == {*topic_table().topics} | {
+            f"staging.{name}" for name in topic_table().topics
+        }
+        monkeypatch.setattr(stack_checks, "MEMBERS_LEAVE_S", 0.0)
+        for command in (["up"], ["demo"]):
+            done = CliRunner().invoke(app, command, env=mine)
+            assert done.exit_code == 1, done.output
+            assert "the consumer groups tentalis-join have members" in done.stderr
+            assert "`tentalis up --join`" in done.stderr and "TENTALIS_NAMESPACE=NAME" in done.stderr
+        stack_checks.check_before_start(settings, join=True)
+        plain.end("join")
+        # The members of another namespace are no reason.
+        stack_checks.check_before_start(settings)
+
+        # A run moves from one to the other.
+        cli = ("-m", "tentalis.cli")
+        run(staging, *cli, "import", str(ROOT / "tests" / "golden" / "run"))
+        assert "there: none" in run(mine, *cli, "replay", RUN, "--verify-only", code=1)
+        run(staging, *cli, "export", RUN, "--into", str(tmp_path / "archive"))
+        run(mine, *cli, "import", str(tmp_path / "archive"))
+        assert "Every rollout of 4 steps is present and unaltered" in run(mine, *cli, "replay", RUN, "--verify-only")

@@ -1,0 +1,183 @@
+"""The Kafka broker of the tests, and helpers to wait for conditions.
+
+The first available of these is used, once per session: `TENTALIS_TEST_KAFKA` (bootstrap servers of a running broker); a
+container, if a Docker engine answers (`TENTALIS_TEST_KAFKA_IMAGE` names another image); the embedded broker in a
+temporary folder. `TENTALIS_TEST_KAFKA=embedded` or `=container` selects one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from tentalis.kafka.admin import ensure
+from tentalis.local.broker import EmbeddedBroker, metadata_ready
+from tentalis.local.ports import free_port
+from tentalis.service.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """A broker to test against. `broker` is set for the embedded one, for tests that kill it."""
+
+    bootstrap: str
+    kind: str  # given | container | embedded
+    broker: EmbeddedBroker | None = None
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A real broker for the whole session, shared by all tests: use `unique` to name topics and groups."""
+    wanted = os.environ.get("TENTALIS_TEST_KAFKA", "")
+    if wanted and wanted not in ("embedded", "container"):
+        eventually(lambda: metadata_ready(wanted), 30, message=f"no Kafka answers on TENTALIS_TEST_KAFKA={wanted}")
+        yield Kafka(wanted, "given")
+    else:
+        container = None
+        if wanted == "container" or (wanted != "embedded" and docker_answers()):
+            container = _container(required=wanted == "container")
+        if container is not None:
+            with container:
+                yield Kafka(container.get_bootstrap_server(), "container")
+        else:
+            yield from _embedded(tmp_path_factory.mktemp("kafka"))
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """An embedded broker for this test only, started and ready; the test may kill it."""
+    broker = EmbeddedBroker(tmp_path / "kafka", *_two_ports())
+    try:
+        broker.start()
+        broker.wait_ready()
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> str:
+    """A prefix for names of topics, groups and transactions, unique across tests and runs."""
+    name = re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name).strip("-")[:40]
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+def eventually(
+    check: Callable[[], T], timeout: float = 30.0, interval: float = 0.05, message: str | Callable[[], str] = ""
+) -> T:
+    """Calls `check` until it returns a true value, and returns that; an AssertionError in it counts as false.
+
+    Raises:
+        AssertionError: after `timeout` seconds; with `message` and the result or error of the last call.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        cause: AssertionError | None = None
+        try:
+            last = check()
+            if last:
+                return last
+            seen = f"last result: {last!r}"
+        except AssertionError as error:
+            cause, seen = error, f"last: {error}"
+        if time.monotonic() > deadline:
+            text = message() if callable(message) else message or "the condition did not become true"
+            raise AssertionError(f"{text} (waited {timeout:g} s; {seen})") from cause
+        time.sleep(interval)
+
+
+def known(check: Callable[[], T]) -> T:
+    """Returns the result of `check`. Raises AssertionError, for `eventually`, while a broker that has just started does
+    not know a new topic yet."""
+    try:
+        return check()
+    except KafkaException as error:
+        assert error.args[0].code() != KafkaError._UNKNOWN_PARTITION, error
+        raise
+
+
+def ensure_topics(settings: Settings) -> None:
+    """Creates missing topics on a broker that may have just started. Retries transient errors and raises others."""
+
+    def ensured() -> bool:
+        try:
+            ensure(settings)
+        except KafkaException as error:  # partitions just created may not have a leader yet
+            if not error.args[0].retriable() and error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+            return False
+        return True
+
+    eventually(ensured, 30, message="no topics")
+
+
+def docker_answers() -> bool:
+    """True if a Docker engine answers."""
+    try:
+        import docker  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return False
+    try:
+        client = docker.from_env(timeout=2)
+        try:
+            return bool(client.ping())
+        finally:
+            client.close()
+    except (docker.errors.DockerException, OSError):
+        return False
+
+
+def _container(required: bool) -> Any:
+    """A container if its image is present or can be pulled; else None with a warning, or an error if `required`."""
+    from testcontainers.community.kafka import KafkaContainer
+
+    image = os.environ.get("TENTALIS_TEST_KAFKA_IMAGE", "confluentinc/cp-kafka:8.1.0")
+    reason = no_image(image)
+    if reason is None:
+        return KafkaContainer(image).with_kraft()
+    if required:
+        raise RuntimeError(reason)
+    warnings.warn(f"{reason}; using the embedded broker", stacklevel=1)
+    return None
+
+
+def no_image(image: str) -> str | None:
+    """Pulls an image if it is missing; returns None, or the reason why the Docker engine cannot get it."""
+    import docker
+
+    client = docker.from_env()
+    try:
+        if not client.images.list(name=image):
+            client.images.pull(image)
+    except docker.errors.DockerException as error:
+        return f"a Docker engine answers, but has no {image}: {error}"
+    finally:
+        client.close()
+    return None
+
+
+def _embedded(folder: Path) -> Iterator[Kafka]:
+    broker = EmbeddedBroker(folder, *_two_ports())
+    try:
+        broker.start()
+        broker.wait_ready()
+        yield Kafka(broker.bootstrap, "embedded", broker)
+    finally:
+        broker.stop()
+
+
+def _two_ports() -> tuple[int, int]:
+    port = free_port()
+    return port, free_port(avoid=(port,))

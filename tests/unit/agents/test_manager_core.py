@@ -1,0 +1,298 @@
+"""The manager's core: pacing, feedback, the end of a run, and that all of it comes from the log."""
+
+import random
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.ids import policy_name
+from schemas.records import BackPressure, Feedback, OutcomeKind, Record, Source
+from tentalis.agents.manager.core import ROUND, BadManifest, ManagerState, Pace, feedback_id_of, task_id_of, trains
+from tentalis.agents.manager.process import send_feedback
+from tentalis.kafka.errors import RecordTooLarge
+from tentalis.kafka.producer import Publisher
+from tests.support.loop_records import RUN, ack, feedback_on, lost, manifest, outcome, plan, result, task
+
+
+class Loop:
+    """Everything around the manager, played against its core: a worker, a join, a trainer, a server. `fate` decides
+    what becomes of a sample: a version lag, or None for a lost one."""
+
+    def __init__(self, *, steps: int = 3, batch: int = 8, n: int = 4, staleness: int = 0) -> None:
+        self.steps, self.batch, self.n, self.staleness = steps, batch, n, staleness
+        self.log: list[Record] = []
+        self.state = ManagerState(RUN, owes_feedback=True)
+        self.open: list[tuple[object, int]] = []
+        self.trained = 0
+        self.waiting: list[tuple[str, int]] = []
+        self.taken: set[str] = set()
+        self.stalled = 0
+        self.put(manifest(steps=steps, batch=batch, staleness=staleness))
+        self.put(ack(1))
+
+    def put(self, record: Record) -> None:
+        self.log.append(record)
+        self.state.apply(record)
+
+    def issue(self, count: int) -> None:
+        for _ in range(count):
+            index = self.state.next_index
+            issued = task(task_id_of(RUN, index), n=self.n, metadata={ROUND: str(self.state.served_step)})
+            self.put(issued)
+            self.open += [(issued, sample) for sample in range(self.n)]
+
+    def manage(self) -> None:
+        for owed in self.state.owed():
+            self.put(feedback_on(owed, feedback_id_of(owed.result_id)))
+        due = self.state.to_issue(self.n)
+        if not due and self.state.starved:
+            self.stalled += 1
+            due = 1
+        self.issue(due)
+
+    def answer(self, survives: bool) -> None:
+        of, index = self.open.pop(0)
+        version = 1 + self.trained
+        self.put(result(of, index, version=version))  # type: ignore[arg-type]
+        self.put(outcome(of, index, version=version) if survives else lost(of, index))  # type: ignore[arg-type]
+        if survives:
+            self.waiting.append((f"{of.task_id}/{index}", version))  # type: ignore[attr-defined]
+
+    def train(self) -> None:
+        version = 1 + self.trained
+        fresh = [r for r, v in self.waiting if r not in self.taken and v >= version - self.staleness]
+        if self.trained < self.steps and len(fresh) >= self.batch:
+            self.trained += 1
+            self.taken.update(fresh[: self.batch])
+            self.put(plan(self.trained, fresh[: self.batch]))
+            self.put(ack(1 + self.trained))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.0, 0.6), st.integers(0, 2))
+def test_the_run_ends_whatever_share_of_samples_is_lost(seed: int, share: float, staleness: int) -> None:
+    loop, rng = Loop(staleness=staleness), random.Random(seed)
+    for _ in range(2000):
+        loop.manage()
+        if loop.state.finished:
+            break
+        for _ in range(rng.randint(0, 5)):
+            if loop.open:
+                loop.answer(rng.random() >= share)
+        loop.train()
+    assert loop.state.finished
+    assert loop.trained == loop.steps
+    # It was never short of what the trainer could take without seeing so: the way out of a stall was not needed.
+    assert loop.stalled == 0
+
+
+def test_without_losses_exactly_one_batch_per_step_and_one_for_the_last_version() -> None:
+    loop = Loop(steps=3, batch=8, n=4)
+    for _ in range(200):
+        loop.manage()
+        if loop.open:
+            loop.answer(True)
+        loop.train()
+    assert loop.state.finished
+    assert loop.state.next_index == (3 + 1) * 8 // 4
+
+
+def test_nothing_is_issued_before_the_manifest_and_a_served_version_of_this_run() -> None:
+    state = ManagerState(RUN, owes_feedback=True)
+    assert state.to_issue(4) == 0
+    state.apply(ack(6))
+    state.apply(manifest(first=7, batch=8))
+    assert state.to_issue(4) == 0, "version 6 belongs to an earlier run"
+    state.apply(ack(7, ok=False))
+    assert state.to_issue(4) == 0, "the server refused it"
+    state.apply(ack(7))
+    assert state.served_step == 0
+    assert state.to_issue(4) == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_read_again_in_any_order_of_topics_it_is_the_same(seed: int) -> None:
+    loop, rng = Loop(), random.Random(seed)
+    for _ in range(rng.randint(1, 120)):
+        loop.manage()
+        if loop.open and rng.random() < 0.7:
+            loop.answer(rng.random() < 0.8)
+        loop.train()
+    by_topic: dict[type[Record], list[Record]] = {}
+    for record in loop.log:
+        by_topic.setdefault(type(record), []).append(record)
+    kinds = list(by_topic)
+    rng.shuffle(kinds)
+    again = ManagerState(RUN, owes_feedback=True)
+    for kind in kinds:
+        for record in by_topic[kind]:
+            again.apply(record)
+            if rng.random() < 0.1:
+                again.apply(record)  # delivered twice
+    assert again.to_issue(4) == loop.state.to_issue(4)
+    assert again.next_index == loop.state.next_index
+    assert {r.result_id for r in again.owed()} == {r.result_id for r in loop.state.owed()}
+    assert again.finished == loop.state.finished
+    assert again.usable == loop.state.usable
+
+
+def test_one_feedback_per_result_and_none_for_other_runs() -> None:
+    state = ManagerState(RUN, owes_feedback=True)
+    of, foreign = task("a"), task("b", run_id="another")
+    first, second = result(of, 0), result(of, 0, version=2)
+    for each in (first, first, second, result(foreign)):
+        state.apply(each)
+    assert [r.result_id for r in state.owed()] == [first.result_id, second.result_id]
+    state.apply(feedback_on(first, feedback_id_of(first.result_id)))
+    assert [r.result_id for r in state.owed()] == [second.result_id]
+    state.apply(first)
+    assert len(state.owed()) == 1, "a result read again is not answered again"
+    # Somebody else's word on it is not the simulated user's.
+    state.apply(feedback_on(second, "from-an-operator").model_copy(update={"source": Source.OPERATOR}))
+    assert len(state.owed()) == 1
+
+
+def test_feedback_read_before_its_result_settles_it() -> None:
+    state = ManagerState(RUN, owes_feedback=True)
+    of = result(task("a"))
+    state.apply(feedback_on(of, feedback_id_of(of.result_id)))
+    state.apply(of)
+    assert state.owed() == []
+
+
+def test_a_scenario_without_users_owes_nothing() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    state.apply(result(task("a")))
+    assert state.owed() == []
+
+
+def test_late_and_superseded_outcomes_decide_no_sample() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    of = task("a", n=1)
+    state.apply(of)
+    state.apply(outcome(of, kind=OutcomeKind.SUPERSEDED, outcome_key="a/0/superseded/r"))
+    state.apply(outcome(of, kind=OutcomeKind.LATE, outcome_key="a/0/late/h"))
+    assert state.running == 1
+    state.apply(outcome(of))
+    assert state.running == 0
+
+
+def test_a_trainer_that_refuses_a_full_batch_is_seen_as_starved() -> None:
+    loop = Loop(batch=4, n=4)
+    loop.manage()
+    assert not loop.state.starved
+    for _ in range(4):
+        loop.answer(True)
+    assert loop.state.to_issue(4) == 0
+    assert loop.state.starved
+    loop.put(plan(1, [r for r, _ in loop.waiting]))
+    assert not loop.state.starved
+
+
+def test_what_trains() -> None:
+    of = task("a", n=4)
+    assert trains(outcome(of))
+    assert not trains(lost(of))
+    assert not trains(outcome(of, not_trainable="greedy sampling"))
+    alone = {"kind": OutcomeKind.RL, "has_opd": False, "n_closed": 1}
+    assert not trains(outcome(of, **alone)), "a group mean over one sample trains nothing"
+    assert trains(outcome(task("b", n=1), **alone))
+
+
+def test_a_manifest_without_an_end_is_refused_in_words() -> None:
+    with pytest.raises(BadManifest, match="run-1 has no usable steps"):
+        Pace.of_config("steps: null\nbatch_rollouts: 4\nmax_staleness: 0\n", RUN)
+    state = ManagerState(RUN, owes_feedback=True)
+    state.apply(manifest(first=1))
+    with pytest.raises(BadManifest, match="begin at version 1 and at version 2"):
+        state.apply(manifest(first=2))
+
+
+def test_task_ids_are_derived_from_the_run() -> None:
+    assert task_id_of(RUN, 0) == task_id_of(RUN, 0) != task_id_of(RUN, 1) != task_id_of("run-2", 1)
+    assert policy_name("assistant", 3) == "assistant@v3"
+
+
+def test_after_a_rollback_the_branch_is_paced_from_where_it_began() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    for record in (manifest(first=0, steps=6, batch=2, staleness=1), ack(0)):
+        state.apply(record)
+    for step in (1, 2, 3):
+        state.apply(plan(step, [f"a{step}"]))
+        state.apply(ack(step))
+    assert (state.served_step, state.planned) == (3, 3)
+    branch = manifest(f"{RUN}.1", first=4).model_copy(update={"parent_run": RUN, "parent_step": 1})
+    assert state.apply(branch) and not state.apply(branch)
+    state.apply(ack(4))
+    assert (state.served_step, state.planned) == (1, 1), "v4 has the weights of v1"
+    # Sampled by v1 and v4, which are the same, and by v3, which is two steps aside: only that is too old.
+    for number, version in enumerate((1, 4, 3)):
+        state.apply(outcome(task(f"t{number}", n=1), version=version))
+    assert state.usable == 2
+    assert state.to_issue(1) == 2
+    assert state.apply(plan(1, ["t0/0", "t1/0"], f"{RUN}.1"))
+    assert not state.apply(plan(4, ["late"])), "what was abandoned plans nothing more"
+    assert state.planned == 2
+    assert not state.apply(plan(1, ["x"], "somebody-else"))
+
+
+def test_a_branch_may_go_on_from_another_run_of_the_policy() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    before = manifest("before", first=0), manifest("before.1", first=4)
+    before = before[0], before[1].model_copy(update={"parent_run": "before", "parent_step": 2})
+    for record in (*before, manifest(first=6, steps=9, batch=2, staleness=1), ack(6), plan(1, ["a"]), ack(7)):
+        state.apply(record)
+    assert (state.served_step, state.planned) == (1, 1)
+    branch = manifest(f"{RUN}.1", first=8).model_copy(update={"parent_run": "before.1", "parent_step": 1})
+    assert state.apply(branch)
+    state.apply(ack(8))
+    assert (state.served_step, state.planned) == (3, 3), "two steps of before, one of before.1"
+    assert state.apply(plan(1, ["b"], f"{RUN}.1")) and state.planned == 4
+
+
+def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    said = BackPressure(
+        policy="assistant",
+        run_id=RUN,
+        event_time=1,
+        closed=True,
+        waiting=3,
+        ahead=0,
+        max_staleness=2,
+        expires_at=1000,
+        reason="too old",
+    )
+    assert state.apply(said) and state.pressed(500) is None, "no manifest yet: whose policy is it?"
+    state.apply(manifest())
+    assert state.pressed(500) == said and state.pressed(1000) is None
+    assert state.apply(said.model_copy(update={"closed": False})) and state.pressed(500) is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_feedback_that_had_to_go_without_its_result_settles_it(order: int) -> None:
+    state = ManagerState(RUN, owes_feedback=True)
+    owed, left = result(task("a"), 0), result(task("a"), 1)
+    alone = feedback_on(owed, feedback_id_of(owed.result_id)).model_copy(update={"result": None})
+    for record in [owed, alone][::order]:
+        state.apply(record)
+    state.apply(left)
+    assert state.owed() == [left]
+
+
+def test_feedback_on_a_result_that_fills_a_record_goes_without_it() -> None:
+    sent: list[Record] = []
+
+    class Small:
+        def send(self, topic: str, record: Feedback, *, traceparent: str | None) -> None:
+            if record.result is not None:
+                raise RecordTooLarge("too large")
+            sent.append(record)
+
+    of = result(task("a"))
+    feedback = feedback_on(of, feedback_id_of(of.result_id))
+    send_feedback(cast(Publisher, Small()), feedback, None)
+    assert sent == [feedback.model_copy(update={"result": None})]

@@ -1,0 +1,174 @@
+"""One task in, its results out."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from schemas import topics
+from schemas.records import LogprobsMode, Opens, Sampling, Source, Status, Terms
+from schemas.tensors import float32_view, int32_view
+from schemas.wire.codec import Codec
+from tentalis.agents.workers.answer import SERVED_AT_ISSUE, Answerer, failed_instead, seed_of, without_texts
+from tentalis.agents.workers.process import WorkerOptions, is_mine
+from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.policies.served import ServedVersions
+from tests.support.loop_records import T0, ack, task
+from tests.support.loop_server import LoopServer
+
+
+def answerer(server: LoopServer, served: ServedVersions, patience: float = 5.0) -> Answerer:
+    return Answerer(server, served, worker_id="w", server_id="local", patience_s=patience)
+
+
+def served_at(version: int) -> ServedVersions:
+    served = ServedVersions("local")
+    served.apply(ack(version))
+    return served
+
+
+def within(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def test_results_record_what_was_sampled_and_by_whom() -> None:
+    server = LoopServer(["assistant@v3"])
+    of = task(n=3, sampling=Sampling(temperature=0.7, max_tokens=9, stop=("\n",)))
+    results = within(answerer(server, served_at(3)).answer(of, T0 + 5))
+    assert [r.sample_index for r in results] == [0, 1, 2]
+    first = results[0]
+    assert first.status is Status.OK and first.opened_at == T0 + 5
+    assert int32_view(first.prompt_token_ids).tolist() == [1, 2, 3]
+    assert int32_view(first.response_token_ids).tolist() == [10, 11, 2]
+    assert float32_view(first.sampler_logprobs).tolist() == [-0.5] * 3
+    assert first.logprobs_mode is LogprobsMode.PROCESSED
+    assert [(s.start, s.policy) for s in first.policy_spans] == [(0, "assistant@v3")]
+    assert (first.worker_id, first.server_id, first.finish_reason) == ("w", "local", "stop")
+    assert len({r.result_id for r in results}) == 3
+    call = server.calls[0]
+    assert (call["n"], call["temperature"], call["max_tokens"], call["stop"]) == (3, 0.7, 9, ("\n",))
+    assert call["seed"] == seed_of(of.task_id) == seed_of("t0") != seed_of("t1")
+    assert call["prompt"] == [{"role": "user", "content": "Why do cats purr?"}]
+
+
+def test_a_worker_answers_what_is_asked_of_it_and_no_turn_of_a_conversation() -> None:
+    options = WorkerOptions("chat", "http://server", "local", "w")
+    anybody = task()
+    mine = anybody.model_copy(update={"target_worker": "w"})
+    said = Terms(rl=Source.NEXT_STATE, opd=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
+    turn = anybody.model_copy(update={"terms": said})
+    assert [is_mine(each, options, targeted=False) for each in (anybody, mine, turn)] == [True, False, False]
+    mine_too = turn.model_copy(update={"target_worker": "w"})
+    assert [is_mine(each, options, targeted=True) for each in (anybody, mine, mine_too)] == [False, True, False]
+    assert not is_mine(anybody.model_copy(update={"environment": "math"}), options, targeted=False)
+
+
+def test_the_same_answer_has_the_same_result_id() -> None:
+    of = task()
+    first, again = (within(answerer(LoopServer(["assistant@v3"]), served_at(3)).answer(of, T0)) for _ in range(2))
+    assert [r.result_id for r in first] == [r.result_id for r in again]
+
+
+def test_a_server_that_comes_back_is_waited_for() -> None:
+    server = LoopServer(["assistant@v1"])
+    server.failures.extend([ServerUnavailable("away"), UnknownModel(404, "lost its adapters")])
+    results = within(answerer(server, served_at(1)).answer(task(), T0))
+    assert [r.status for r in results] == [Status.OK, Status.OK]
+    assert len(server.calls) == 3
+
+
+def test_an_adapter_swapped_meanwhile_is_used_at_the_retry() -> None:
+    server = LoopServer(["assistant@v2"])
+    served = served_at(1)
+
+    async def play() -> Any:
+        worker = answerer(server, served)
+        answering = asyncio.create_task(worker.answer(task(), T0))
+        await server.called.wait()
+        served.apply(ack(2))
+        worker.served_changed()
+        return await answering
+
+    results = within(play())
+    assert results[0].policy_spans[0].policy == "assistant@v2"
+
+
+def test_patience_ends_in_failed_results() -> None:
+    server = LoopServer(["assistant@v1"])
+    server.away = ServerUnavailable("connection refused")
+    results = within(answerer(server, served_at(1), patience=0.5).answer(task(), T0))
+    assert [r.status for r in results] == [Status.FAILED] * 2
+    assert "connection refused" in (results[0].error or "")
+    assert results[0].policy_spans == () and results[0].logprobs_mode is LogprobsMode.NONE
+
+
+def test_a_refusal_fails_at_once() -> None:
+    server = LoopServer(["assistant@v1"])
+    server.failures.append(RequestRefused(400, "the prompt is too long"))
+    results = within(answerer(server, served_at(1)).answer(task(), T0))
+    assert len(server.calls) == 1
+    assert "too long" in (results[0].error or "")
+
+
+def test_a_server_that_returns_too_little_or_nonsense_fails_only_those_samples() -> None:
+    server = LoopServer(["assistant@v1"])
+    server.missing = 1
+    results = within(answerer(server, served_at(1)).answer(task(n=3), T0))
+    assert [r.status for r in results] == [Status.OK, Status.OK, Status.FAILED]
+    assert "2 of 3" in (results[2].error or "")
+
+
+@pytest.mark.parametrize("issued_at", [None, "assistant@v2"])
+def test_it_waits_until_a_version_is_served_and_the_one_at_issue_is_known(issued_at: str | None) -> None:
+    server = LoopServer(["assistant@v1", "assistant@v2"])
+    served = ServedVersions("local") if issued_at is None else served_at(1)
+
+    async def play() -> Any:
+        worker = answerer(server, served)
+        of = task(metadata={} if issued_at is None else {SERVED_AT_ISSUE: issued_at})
+        answering = asyncio.create_task(worker.answer(of, T0))
+        await asyncio.sleep(0.05)
+        assert not server.calls
+        served.apply(ack(2))
+        worker.served_changed()
+        return await answering
+
+    assert within(play())[0].policy_spans[0].policy == "assistant@v2"
+
+
+def test_malformed_metadata_fails_the_task_and_not_the_worker() -> None:
+    server = LoopServer(["assistant@v1"])
+    results = within(answerer(server, served_at(1)).answer(task(metadata={SERVED_AT_ISSUE: "latest"}), T0))
+    assert results[0].status is Status.FAILED
+    assert "'served'" in (results[0].error or "")
+
+
+def test_a_failed_result_stands_in_for_one_that_cannot_be_written() -> None:
+    server = LoopServer(["assistant@v1"])
+    ok = within(answerer(server, served_at(1)).answer(task(), T0))[1]
+    instead = failed_instead(ok, "too large")
+    assert (instead.status, instead.error, instead.sample_index) == (Status.FAILED, "too large", 1)
+    assert instead.text == "" and instead.response_token_ids == b"" and instead.result_id != ok.result_id
+
+
+def test_a_task_that_fills_a_record_gets_a_small_failed_result() -> None:
+    server = LoopServer(["assistant@v1"])
+    server.failures.append(RequestRefused(400, "the prompt is too long"))
+    large = task(messages=[{"role": "user", "content": "x" * 16_700_000}], metadata={"note": "y" * 1000})
+    failed = within(answerer(server, served_at(1)).answer(large, T0))[1]
+    small = without_texts(failed)
+    assert len(Codec().encode(topics.RESULTS, small)) < 2000
+    assert (small.status, small.error, small.result_id) == (Status.FAILED, failed.error, failed.result_id)
+    assert (small.task.task_id, small.task.terms, small.key) == (large.task_id, large.terms, failed.key)
+
+
+def test_served_follows_good_acknowledgements_of_its_server_also_backwards() -> None:
+    served = ServedVersions("local")
+    assert served.name("assistant") is None
+    assert served.apply(ack(4)) and served.name("assistant") == "assistant@v4"
+    assert not served.apply(ack(4))
+    assert not served.apply(ack(5, ok=False)), "a refused version changes nothing"
+    assert not served.apply(ack(6, server_id="other"))
+    assert served.apply(ack(3)) and served.version("assistant") == 3, "a rollback is served too"
+    assert served.version("other-policy") is None

@@ -1,0 +1,127 @@
+"""The numbers of a run, folded from records."""
+
+import random
+
+import pytest
+
+from schemas.records import OutcomeKind, Record, Status
+from tentalis.demo.stats import RunStats
+from tests.support.loop_records import (
+    RUN,
+    T0,
+    ack,
+    feedback_on,
+    lost,
+    manifest,
+    outcome,
+    plan,
+    promotion,
+    result,
+    step_result,
+    task,
+    update,
+)
+
+
+def two_versions() -> list[tuple[Record, int]]:
+    """Two rounds of two tasks with two samples; version 1 earns 0, 1, 0, 0 and version 2 earns 1, 1, 1, 0."""
+    rewards = {(1, 0): (0.0, 1.0), (1, 1): (0.0, 0.0), (2, 0): (1.0, 1.0), (2, 1): (1.0, 0.0)}
+    log: list[tuple[Record, int]] = [(manifest(), T0), (update(1), T0), (promotion(1), T0), (ack(1), T0)]
+    for (version, number), pair in rewards.items():
+        of = task(f"t{version}{number}", metadata={"round": str(version - 1)})
+        at = T0 + version * 100_000 + number * 1000
+        log.append((of, at))
+        for index, reward in enumerate(pair):
+            answer = result(of, index, version=version)
+            log.append((answer, at + 10_000))
+            log.append((feedback_on(answer, f"f{version}{number}{index}"), at + 10_500))
+            log.append((outcome(of, index, version=version, reward=reward), at + 12_000))
+    log += [(plan(1, []), T0 + 120_000), (step_result(1, 2, metrics={"loss": 0.5}), T0 + 140_000)]
+    log += [(update(2), T0 + 140_100), (promotion(2), T0 + 140_200), (ack(2), T0 + 140_600)]
+    return log
+
+
+def folded(log: list[tuple[Record, int]]) -> RunStats:
+    stats = RunStats(RUN)
+    for record, at in log:
+        stats.apply(record, at)
+    return stats
+
+
+def test_reward_by_version_with_its_uncertainty_over_tasks() -> None:
+    one, two = folded(two_versions()).scores()
+    assert (one.version, one.mean, one.n) == (1, 0.25, 4)
+    assert (two.version, two.mean, two.n) == (2, 0.75, 4)
+    # Task means 0.5 and 0: standard deviation sqrt(0.125), over sqrt(2).
+    assert one.stderr == pytest.approx(0.25)
+    assert (one.mean_words, one.on_topic_share) == (10.0, 1.0)
+
+
+def test_counts_and_versions() -> None:
+    stats = folded(two_versions())
+    assert (stats.tasks, stats.samples, stats.results, stats.feedback, stats.tokens) == (4, 8, 8, 8, 24)
+    assert dict(stats.outcomes) == {"both": 8}
+    assert (stats.first_version, stats.published, stats.promoted, stats.acknowledged) == (1, 2, 2, 2)
+    assert stats.metrics == {1: {"loss": 0.5}}
+
+
+def test_seconds_by_phase() -> None:
+    phases = folded(two_versions()).seconds_by_phase()
+    assert phases == {"sampling": 11.0, "judging": 2.0, "training": 20.0, "serving": 0.5}
+
+
+def test_twice_and_in_any_order_of_topics_it_is_the_same() -> None:
+    log = two_versions()
+    by_kind: dict[str, list[tuple[Record, int]]] = {}
+    for record, at in log:
+        topic = "policies" if type(record).__name__ in ("PolicyUpdate", "Promotion") else type(record).__name__
+        by_kind.setdefault(topic, []).append((record, at))
+    for seed in range(20):
+        rng = random.Random(seed)
+        kinds = list(by_kind)
+        rng.shuffle(kinds)
+        stats = folded([pair for kind in kinds for pair in by_kind[kind] for _ in range(rng.choice((1, 2)))])
+        expected = folded(log)
+        assert stats.scores() == expected.scores()
+        assert (stats.tasks, stats.tokens, stats.feedback) == (4, 24, 8)
+        assert (stats.published, stats.promoted, stats.acknowledged) == (2, 2, 2)
+        assert stats.tokens_per_second() == expected.tokens_per_second()
+
+
+def test_other_runs_and_policies_do_not_count() -> None:
+    stats = folded([(manifest(first=5), T0), (ack(4), T0), (ack(9, policy="other"), T0)])
+    foreign = task("x", run_id="another")
+    for record in (foreign, result(foreign), outcome(foreign), manifest("another", first=1), plan(1, [], "another")):
+        stats.apply(record, T0)
+    assert (stats.tasks, stats.results, sum(stats.outcomes.values())) == (0, 0, 0)
+    assert stats.acknowledged is None, "version 4 was served before this run began"
+
+
+def test_what_earned_nothing_knowable_has_no_score() -> None:
+    of = task("a", n=4)
+    stats = folded([(manifest(), T0), (of, T0)])
+    stats.apply(lost(of, 0, OutcomeKind.FAILED), T0)
+    stats.apply(lost(of, 1), T0)
+    stats.apply(outcome(of, 2, reward=None, kind=OutcomeKind.OPD), T0)
+    stats.apply(outcome(of, 2, kind=OutcomeKind.SUPERSEDED, outcome_key="a/2/superseded/r"), T0)
+    assert stats.scores() == []
+    assert dict(stats.outcomes) == {"failed": 1, "expired": 1, "opd": 1, "superseded": 1}
+
+
+def test_failed_results_and_refused_versions() -> None:
+    of = task("a")
+    stats = folded([(manifest(), T0), (of, T0)])
+    failed = {"status": Status.FAILED, "error": "e", "response_token_ids": b"", "sampler_logprobs": b""}
+    stats.apply(result(of, 0, **failed), T0)
+    stats.apply(ack(3, ok=False), T0)
+    assert (stats.results, stats.failed_results, stats.refused) == (1, 1, {3: "bad"})
+    assert stats.acknowledged is None
+
+
+def test_tokens_per_second_looks_at_the_last_minute_of_sampling() -> None:
+    stats = folded([(manifest(), T0)])
+    of = task("a", n=3)
+    assert stats.tokens_per_second() == 0.0
+    for index, at in enumerate((T0, T0 + 100_000, T0 + 130_000)):
+        stats.apply(result(of, index, elapsed_s=10.0), at)
+    assert stats.tokens_per_second() == pytest.approx(6 / 40), "the first lies too far back; 90 s to 130 s"

@@ -1,0 +1,153 @@
+"""What is recorded about topics, compared with what is there: the pure core."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tentalis.kafka.identity import (
+    CommitNote,
+    CommittedOffset,
+    LossKind,
+    OffsetRange,
+    PartitionLoss,
+    PartitionRecord,
+    TopicIdentity,
+    changes_while_running,
+    decode_sources,
+    described,
+    encode_sources,
+    numbers,
+    partition_losses,
+)
+
+SOURCE, CHANGELOG = "tentalis.halves.v1", "tentalis-join-state-changelog"
+IDS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", min_size=22, max_size=22).filter(
+    lambda each: each != "-"
+)
+OFFSETS = st.integers(0, 2**62)
+
+
+def found(
+    record: PartitionRecord,
+    source: str | None = "s1",
+    source_end: int = 0,
+    changelog: str | None = "c1",
+    changelog_end: int = 0,
+) -> list[PartitionLoss]:
+    topics = {
+        name: TopicIdentity(each, 8) for name, each in ((SOURCE, source), (CHANGELOG, changelog)) if each is not None
+    }
+    ranges = {(SOURCE, 3): OffsetRange(0, source_end), (CHANGELOG, 3): OffsetRange(0, changelog_end)}
+    return partition_losses(3, [SOURCE], CHANGELOG, record, topics, ranges)
+
+
+def committed(offset: int, source: str = "s1", changelog: str | None = "c1", end: int = 0) -> PartitionRecord:
+    note = CommitNote(source, changelog, end)
+    return PartitionRecord({SOURCE: CommittedOffset(offset, note)}, {SOURCE: source}, offset - 1)
+
+
+@given(IDS, st.none() | IDS, OFFSETS)
+def test_a_note_is_read_as_it_was_written(source: str, changelog: str | None, end: int) -> None:
+    note = CommitNote(source, changelog, end)
+    assert CommitNote.of(note.text()) == note
+    assert len(note.text()) < 100, "the broker's limit is 4096 bytes"
+
+
+@given(st.text() | st.none())
+def test_no_metadata_of_another_program_is_an_error(metadata: str | None) -> None:
+    note = CommitNote.of(metadata)
+    assert note is None or str(metadata).startswith("t1 ")
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, "", "t2 a b 3", "t1 a b", "t1 a b -3", "t1 a b x", "t1 a b 3 c", "t1 a b ³"]
+)
+def test_what_is_no_note_is_left_alone(metadata: str | None) -> None:
+    assert CommitNote.of(metadata) is None
+
+
+@given(st.dictionaries(st.text(min_size=1), IDS))
+def test_sources_are_read_as_they_were_written(sources: Mapping[str, str]) -> None:
+    assert decode_sources(encode_sources(sources)) == sources
+
+
+@given(OFFSETS, OFFSETS, OFFSETS, OFFSETS, st.booleans())
+def test_topics_that_only_grew_lose_nothing(
+    offset: int, further: int, changelog_end: int, written: int, noted: bool
+) -> None:
+    record = committed(offset, end=changelog_end)
+    if not noted:  # an earlier version
+        record = PartitionRecord({SOURCE: CommittedOffset(offset)})
+    assert found(record, source_end=offset + further, changelog_end=changelog_end + written) == []
+
+
+@given(OFFSETS, OFFSETS, OFFSETS)
+def test_another_id_is_a_loss_however_long_the_new_topic_is(offset: int, source_end: int, changelog_end: int) -> None:
+    record = committed(offset, end=5)
+    (loss,) = found(record, "s2", source_end, "c1", 5 + changelog_end)
+    assert (loss.topic, loss.kind, loss.records) == (SOURCE, LossKind.RECREATED, min(offset, source_end))
+    (loss,) = found(record, "s1", offset, "c2", changelog_end)
+    assert (loss.topic, loss.kind, loss.records) == (CHANGELOG, LossKind.RECREATED, 5)
+
+
+@given(OFFSETS, st.integers(1, 2**62))
+def test_either_record_alone_shows_the_loss(offset: int, cut: int) -> None:
+    witness = PartitionRecord({}, {SOURCE: "s1"}, offset - 1)  # Kafka deleted the committed offsets with the topic
+    assert [loss.kind for loss in found(witness, "s2")] == [LossKind.RECREATED]
+    assert found(witness, "s1", offset) == []
+    note = PartitionRecord({SOURCE: CommittedOffset(offset, CommitNote("s1", "c1", cut))})  # the changelog is gone
+    assert [loss.kind for loss in found(note, source_end=offset, changelog="c2")] == [LossKind.RECREATED]
+    (loss,) = found(note, source_end=offset, changelog_end=0)
+    assert (loss.kind, loss.records) == (LossKind.CUT, cut)
+
+
+@given(OFFSETS, st.integers(1, 2**62))
+def test_a_log_that_ends_below_what_was_reached_is_cut(end: int, ahead: int) -> None:
+    by_commit = PartitionRecord({SOURCE: CommittedOffset(end + ahead)})
+    by_state = PartitionRecord({}, None, end + ahead - 1)
+    for record in (by_commit, by_state):
+        (loss,) = found(record, source_end=end)
+        assert (loss.topic, loss.kind, loss.records) == (SOURCE, LossKind.CUT, ahead)
+
+
+def test_a_missing_topic_is_gone() -> None:
+    losses = found(committed(9, end=4), source=None, changelog=None)
+    assert [(loss.topic, loss.kind, loss.records) for loss in losses] == [
+        (SOURCE, LossKind.GONE, 9),
+        (CHANGELOG, LossKind.GONE, 4),
+    ]
+
+
+def test_an_application_without_state_has_no_changelog_to_lose() -> None:
+    record = PartitionRecord({SOURCE: CommittedOffset(9, CommitNote("s1"))})
+    topics = {SOURCE: TopicIdentity("s1", 8)}
+    assert partition_losses(3, [SOURCE], None, record, topics, {(SOURCE, 3): OffsetRange(0, 9)}) == []
+
+
+def test_running_processes_see_what_changed() -> None:
+    before = {"a": TopicIdentity("1", 8), "b": TopicIdentity("2", 8), "c": TopicIdentity("3", 8)}
+    assert changes_while_running(before, before | {"d": TopicIdentity("4", 1)}) == (None, None)
+    now = {"a": TopicIdentity("9", 16), "b": TopicIdentity("2", 16)}
+    lost, resized = changes_while_running(before, now)
+    assert lost == "a was deleted and created again (its id was 1 and is 9); c is gone (its id was 3)"
+    assert resized == "b had 8 partitions and has 16"
+
+
+def test_losses_are_described_by_topic() -> None:
+    losses = [PartitionLoss("a", p, LossKind.RECREATED, "its id was 1 and is 2", 10) for p in (0, 1, 2, 5)]
+    losses.append(PartitionLoss("b", 0, LossKind.GONE, "offset 7 was reached", 7))
+    assert described(losses) == (
+        "a was deleted and created again (its id was 1 and is 2): partitions 0-2, 5, 40 records; "
+        "b is gone (offset 7 was reached): partitions 0, 7 records"
+    )
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_name_every_number_once(values: set[int]) -> None:
+    named: list[int] = []
+    for part in numbers(values).split(", ") if values else []:
+        first, _, last = part.partition("-")
+        named += range(int(first), int(last or first) + 1)
+    assert named == sorted(values)

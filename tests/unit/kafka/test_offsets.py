@@ -1,0 +1,69 @@
+"""Questions about offsets to a broker that has just started."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from tentalis.kafka import offsets
+from tentalis.kafka.errors import Forbidden
+from tentalis.service.settings import Settings
+
+SETTINGS = Settings(bootstrap="127.0.0.1:1")
+
+
+class RestartedBroker:
+    """Answers the first two questions with an error, and with offsets afterwards."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.refusals = code, 2
+
+    def _refuse(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise KafkaException(KafkaError(self.code, "Failed to get offsets: Local: Unknown partition"))
+
+    def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        self._refuse()
+        return [TopicPartition(place.topic, place.partition, 7) for place in places]
+
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        self._refuse()
+        return 3, 7
+
+    def close(self) -> None:
+        pass
+
+
+QUESTIONS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "offsets_at": (lambda: offsets.offsets_at(SETTINGS, "tentalis.tasks.v1.dlq", 5), {0: 7}),
+    "end_offsets": (lambda: offsets.end_offsets(SETTINGS, "tentalis.tasks.v1.dlq"), {0: 7}),
+}
+
+
+@pytest.fixture(params=QUESTIONS)
+def question(request: pytest.FixtureRequest) -> tuple[Callable[[], Any], Any]:
+    return QUESTIONS[request.param]
+
+
+def answered_by(broker: RestartedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offsets, "Consumer", lambda config: broker)
+    monkeypatch.setattr(offsets, "_partitions", lambda settings, consumer, topic: [0])
+
+
+@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT, KafkaError._TRANSPORT])
+def test_a_broker_that_starts_is_asked_again(
+    question: tuple[Callable[[], Any], Any], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered_by(RestartedBroker(code), monkeypatch)
+    ask, answer = question
+    assert ask() == answer
+
+
+def test_a_refusal_is_not_questioned(question: tuple[Callable[[], Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = RestartedBroker(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    answered_by(broker, monkeypatch)
+    with pytest.raises(Forbidden):
+        question[0]()
+    assert broker.refusals == 1

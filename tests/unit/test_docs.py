@@ -1,0 +1,80 @@
+"""The pages name files that exist, their links resolve, and the architecture page answers a newcomer's questions."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "config").rglob("*.md")),
+]
+FOLDERS = "schemas|streams|trainer|tentalis|tests|config|deploy|docs|extensions|helm"
+# A path ends before a placeholder (`docs/NAME.md`, `streams/apps/<app>`): its folder must exist.
+PATH = re.compile(rf"(?<![\w/.:*@-])(?:{FOLDERS})/[a-z0-9_][\w./-]*[\w/]")
+PLACEHOLDER = re.compile(r"[^/]*\b(?:N|[A-Z]{3,})\b.*$")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+QUESTIONS = [
+    "Where does a late reward go?",
+    "Where is the group advantage computed?",
+    "What decides that an adapter is promoted?",
+    "How do I add a scorer?",
+    "How do I add a worker?",
+    "How do I add a topic?",
+    "How do I add a command?",
+    "Where does exit code 5 come from?",
+    "How do I run one application under a debugger?",
+    "What does one rollout's way look like?",
+]
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub derives them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if ROOT / "config" not in page.parents], ids=page_id)
+def test_every_named_file_exists(page: Path) -> None:
+    found = {PLACEHOLDER.sub("", path) for path in PATH.findall(page.read_text(encoding="utf-8"))}
+    assert [path for path in sorted(found) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_relative_link_resolves(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        linked = (page.parent / target).resolve() if target else page
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}
+    apart = ("decisions", "results", "runbooks")  # runbooks: operations/helm.md
+    pages = [page for page in PAGES if page.is_relative_to(index.parent) and page.parent.name not in apart]
+    assert {page for page in pages if page.parent.parent.name != "results"} - listed == {index}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_architecture_page_answers(question: str) -> None:
+    page = ROOT / "docs" / "architecture.md"
+    answer = re.search(rf"^- \*\*{re.escape(question)}\*\* (.+?)(?=^- |\Z)", page.read_text("utf-8"), re.M | re.S)
+    assert answer is not None
+    assert PATH.search(answer[1]) or LINK.search(answer[1])
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90

@@ -1,0 +1,70 @@
+"""Whether rank 0 may begin a step, and when it stops reading."""
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+from trainer.run.coordinator import MAX_HELD_OFFERS, Coordinator
+from trainer.run.stop_condition import FOREVER, StopCondition
+
+NEXT = datetime(2026, 1, 1, 2, tzinfo=UTC)
+
+
+class Waiting:
+    """A lead with a full batch, and what it says of why it waits."""
+
+    def __init__(
+        self, *, ahead: int = 0, open_now: bool = True, stop_condition: StopCondition = FOREVER, pending: int = 8
+    ) -> None:
+        self.messages: list[str] = []
+        self.training_hours = SimpleNamespace(open_at=lambda _: open_now, next_opening=lambda _: NEXT)
+        run = SimpleNamespace(promoted_version=0)
+        self.state = SimpleNamespace(steps_ahead=ahead, step=ahead, config=SimpleNamespace(max_staleness=2), run=run)
+        self.stop_condition, self.planner = stop_condition, SimpleNamespace(pending=pending)
+        self._waiting_for = ""
+
+    def _follow_policy(self) -> None:
+        """Nothing new."""
+
+    def _log_wait(self, reason: str, text: Any) -> None:
+        self._waiting_for = reason
+        self.messages.append(text())
+
+    def may_begin(self) -> bool:
+        return Coordinator._may_begin(cast(Coordinator, self))
+
+    def should_pause_reading(self) -> bool:
+        prop = cast(Any, Coordinator.should_pause_reading)
+        return bool(prop.fget(self))
+
+
+def test_outside_its_hours_no_step_begins_but_by_hand() -> None:
+    closed = Waiting(open_now=False)
+    assert not closed.may_begin()
+    assert closed.messages == [f"waiting for its training hours, until {NEXT}"]
+    assert Waiting(open_now=False, stop_condition=StopCondition(1)).may_begin()
+    assert Waiting(open_now=False, stop_condition=StopCondition(caught_up=True)).may_begin()
+    assert Waiting().may_begin()
+
+
+def test_it_runs_ahead_of_what_is_served_as_far_as_may_be_stale_and_no_further() -> None:
+    assert Waiting(ahead=1).may_begin()
+    for stop_condition in (FOREVER, StopCondition(1)):
+        far = Waiting(ahead=2, stop_condition=stop_condition)
+        assert not far.may_begin()
+        assert far.messages == ["waiting: step 2 is trained, 2 steps ahead of the served version"]
+
+
+def test_reading_stops_only_while_something_else_than_rollouts_is_waited_for() -> None:
+    for reason, arguments in (("served", {"ahead": 2}), ("window", {"open_now": False})):
+        full = Waiting(**cast(Any, arguments), pending=MAX_HELD_OFFERS + 1)
+        assert not full.should_pause_reading() and not full.may_begin()
+        assert full._waiting_for == reason and full.should_pause_reading()
+        full.planner.pending = MAX_HELD_OFFERS
+        assert not full.should_pause_reading()
+    starved = Waiting(pending=MAX_HELD_OFFERS + 1)
+    starved._log_wait("rollouts", lambda: "")
+    assert not starved.should_pause_reading(), "nobody could end that"
+    decided = Waiting(pending=MAX_HELD_OFFERS + 1)
+    decided._waiting_for = "served"
+    assert decided.should_pause_reading() and decided.may_begin() and not decided.should_pause_reading()

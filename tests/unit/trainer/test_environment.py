@@ -1,0 +1,71 @@
+"""What changes the bytes of a step is in the manifest by name, and a replay names what differs."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from schemas.digest import record_digest
+from schemas.records import RunManifest
+from tentalis.inference.models import model_digest, tokenizer_digest
+from tests.support import loop_records
+from tests.support.trainer_lab import tiny_model
+from trainer.distributed import runtime
+from trainer.distributed.environment import CONFIG_FILE, SOURCE, VARIABLES, differences, environment, source_digest
+from trainer.replay.recording import CannotReplay
+from trainer.replay.replay import check_environment
+from trainer.run.manifest import manifest_digest
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def recorded(model: Path, found: dict[str, str]) -> RunManifest:
+    here = {"base_sha256": model_digest(model), "versions": runtime.package_versions(), "environment": found}
+    return loop_records.manifest().model_copy(update=here | {"instruction_set": runtime.instruction_set("cpu")})
+
+
+def test_another_config_json_with_the_same_weights_is_refused(model: Path, tmp_path: Path) -> None:
+    """rope_theta changes every position, and neither digest of the files saw it."""
+    manifest = recorded(model, environment(model, "cpu"))
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in model.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((other / CONFIG_FILE).read_text())
+    (other / CONFIG_FILE).write_text(json.dumps(settings | {"transformers_version": "9.9"}))
+    check_environment(manifest, other)
+    (other / CONFIG_FILE).write_text(json.dumps(settings | {"rope_theta": 20_000.0}))
+    assert (model_digest(other), tokenizer_digest(other)) == (model_digest(model), tokenizer_digest(model))
+    with pytest.raises(CannotReplay, match=r"config\.json has other settings"):
+        check_environment(manifest, other)
+
+
+def test_another_source_processor_or_variable_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    manifest = recorded(model, environment(model, "cpu", {"MKL_CBWR": "AVX2", "HOME": "/root"}) | {SOURCE: "older"})
+    assert "variable HOME" not in manifest.environment
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    with caplog.at_level(logging.WARNING):
+        check_environment(manifest, model)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"source differs: the run had older, here it is {source_digest()}; the bytes may differ",
+        "variable MKL_CBWR differs: the run had AVX2, here it is not set; the bytes may differ",
+        "variable ONEDNN_MAX_CPU_ISA differs: the run had not set, here it is AVX2; the bytes may differ",
+    ]
+
+
+def test_a_manifest_of_an_earlier_release_keeps_its_digest_and_is_not_compared(model: Path) -> None:
+    before = loop_records.manifest()
+    assert before.environment == {} and differences({}, environment(model, "cpu")) == {}
+    # The digest that the release without the field gave it.
+    assert manifest_digest(before) == "1084ad3a77bfdcb18cf37eede5f7ddf79f5d6cdbe8b4afc0e0da30052df833cf"
+    assert record_digest(before.model_copy(update={"environment": {"a": "b"}}), {"digest"}) != record_digest(
+        before, {"digest"}
+    )

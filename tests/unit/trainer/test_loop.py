@@ -1,0 +1,55 @@
+"""The order of a step on a rank: what it may wait for, and when."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.loop_records import plan
+from tests.support.trainer_lab import config
+from trainer.distributed.stop import StopRequest, StopRequested
+from trainer.run import loop
+from trainer.run.metrics import TrainerMetrics
+
+
+def test_a_rank_reads_kafka_before_the_ranks_meet_and_collectives_begin_after(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A quiet topic or a slow broker would otherwise run into a collective's timeout."""
+    happened: list[str] = []
+
+    def fetch(*_: Any) -> dict[str, Any]:
+        happened.append("fetch")
+        return {}
+
+    def begin(*_: Any) -> None:
+        happened.append("collectives")
+        raise StopRequested
+
+    monkeypatch.setattr(loop, "fetch", fetch)
+    monkeypatch.setattr(loop, "train_step", begin)
+    monkeypatch.setattr(loop, "Publisher", lambda *_: None)
+    monkeypatch.setattr(loop, "TopicWatch", lambda *_: SimpleNamespace(check=lambda: None))
+    monkeypatch.setattr(loop, "RolloutReader", lambda *_, **__: SimpleNamespace(poll=lambda _: []))
+    checkpoint = SimpleNamespace(adapter=lambda: b"", optimizer=lambda: None)
+    monkeypatch.setattr(loop, "Checkpoint", SimpleNamespace(read=lambda _: checkpoint))
+    channel: Any = SimpleNamespace(
+        wait_for_command=lambda _: {"checkpoint": "c", "first_version": 0, "low_water": {}},
+        next_command=lambda: {"plan": plan(1, ["t/0"]).model_dump_json()},
+        barrier=lambda tag, _: happened.append(tag),
+    )
+    nothing: Any = SimpleNamespace(rank=1, restore=lambda *_: None, policy=SimpleNamespace(vocab_size=64))
+    with pytest.raises(StopRequested):
+        loop._train_run(
+            config(tmp_path),
+            nothing,
+            StopRequest(),
+            nothing,
+            TrainerMetrics(),
+            nothing,
+            nothing,
+            channel,
+            coordinator=None,
+        )
+    assert happened == ["fetch", "ready/1/1", "collectives"]

@@ -1,0 +1,90 @@
+"""Micro-batches: packs rollouts into one flat sequence without padding. Prompts are shared; samples do not attend to
+each other.
+
+A rollout splits into its prompt (everything before its first trained token) and the rest. Rollouts of one micro-batch
+with the same prompt share its positions: for a group of eight the prompt is computed once and the answers eight times.
+`PackedSpan` tells the attention which positions belong together; position ids continue from the prompt, so every
+log-prob equals that of the rollout alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from trainer.data.example import TokenTargets, TrainingExample
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpan:
+    """Positions [start, end) of the packed sequence. They attend to each other causally, and to the whole prompt
+    [prefix_start, prefix_end), which is empty for a prompt itself."""
+
+    start: int
+    end: int
+    prefix_start: int
+    prefix_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One micro-batch of T positions and m trained tokens.
+
+    `input_ids`, `position_ids` int64 [T]; `spans` cover [0, T) in order. Per trained token, [m]: `source`, the position
+    whose output predicts it; `targets`, its id; `temperatures`; and `token_targets`, the input of the losses.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    spans: tuple[PackedSpan, ...]
+    source: Tensor
+    targets: Tensor
+    temperatures: Tensor
+    token_targets: TokenTargets
+
+    def to(self, device: str) -> "PackedBatch":
+        """Returns a copy with its tensors on a device."""
+        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return PackedBatch(spans=self.spans, token_targets=self.token_targets.to(device), **moved)
+
+
+def pack_examples(examples: Sequence[TrainingExample]) -> PackedBatch:
+    """Packs rollouts: at least one, each with at least one trained token. Rollouts with equal prompts share the
+    prompt."""
+    prompts: dict[bytes, PackedSpan] = {}
+    spans: list[PackedSpan] = []
+    ids: list[Tensor] = []
+    positions: list[Tensor] = []
+    sources: list[Tensor] = []
+    end = 0
+    for example in examples:
+        # The prompt's last token predicts the first trained one, so it belongs to the prompt.
+        split = int(example.trained_indices[0])
+        prompt = example.token_ids[:split]
+        key = prompt.numpy().tobytes()
+        if key not in prompts:
+            prompts[key] = PackedSpan(end, end + split, end, end)
+            spans.append(prompts[key])
+            ids.append(prompt)
+            positions.append(torch.arange(split))
+            end += split
+        span = prompts[key]
+        # The last trained token and the tokens after it predict no trained token.
+        rest = example.token_ids[split : int(example.trained_indices[-1])]
+        if len(rest):
+            spans.append(PackedSpan(end, end + len(rest), span.start, span.end))
+            ids.append(rest)
+            positions.append(torch.arange(split, split + len(rest)))
+        before = example.trained_indices - 1
+        sources.append(torch.where(before < split, span.start + before, end + before - split))
+        end += len(rest)
+    return PackedBatch(
+        input_ids=torch.cat(ids),
+        position_ids=torch.cat(positions),
+        spans=tuple(spans),
+        source=torch.cat(sources),
+        targets=torch.cat([example.token_ids[example.trained_indices] for example in examples]),
+        temperatures=torch.cat([torch.full((len(e.trained_indices),), e.temperature) for e in examples]),
+        token_targets=TokenTargets.cat([example.token_targets for example in examples]),
+    )

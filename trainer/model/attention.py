@@ -1,0 +1,120 @@
+"""Attention over a packed sequence: each span attends to itself and its prompt, never across samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from trainer.data.pack import PackedSpan
+
+ATTENTION_NAME = "tentalis_packed"
+
+
+def register() -> None:
+    """Registers the implementation with transformers under NAME. The model's forward takes the spans as a keyword."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, packed_attention)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    spans: Sequence[PackedSpan] | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, T, d], key and value [1, kv heads, T, d] -> [1, T, heads, d].
+
+    On a GPU in half precision: one call of flash attention for sequences of unequal length. Elsewhere (that kernel
+    supports neither CPUs nor float32): one call per span instead of one with a [T, T] mask, most of which would be
+    computed and thrown away.
+    """
+    if spans is None:
+        raise RuntimeError("the packed attention needs the spans of the micro-batch")
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _flash_attention(query[0], key[0], value[0], scaling, layout_of(tuple(spans), query.device)).unsqueeze(
+            0
+        ), None
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    outputs = []
+    for span in spans:
+        own = slice(span.start, span.end)
+        k, v = key[:, :, own], value[:, :, own]
+        mask = None
+        if span.prefix_end > span.prefix_start:
+            prefix = slice(span.prefix_start, span.prefix_end)
+            k, v = torch.cat((key[:, :, prefix], k), 2), torch.cat((value[:, :, prefix], v), 2)
+            mask = _causal_mask(span.prefix_end - span.prefix_start, span.end - span.start, query.device)
+        outputs.append(
+            scaled_dot_product_attention(query[:, :, own], k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
+        )
+    return torch.cat(outputs, 2).transpose(1, 2), None
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLayout:
+    """The spans as sequences of unequal length. Span i has the queries [queries[i], queries[i + 1]) and, of the
+    gathered keys, [keys[i], keys[i + 1]): those of its prompt, then its own. A causal mask aligned to the last query
+    and key is therefore correct. `rows` int64 gathers the keys; `queries` and `keys` are int32."""
+
+    rows: Tensor
+    queries: Tensor
+    keys: Tensor
+    longest_queries: int
+    longest_keys: int
+
+
+# Cached, because every layer needs the layout of its micro-batch.
+@lru_cache(maxsize=2)
+def layout_of(spans: tuple[PackedSpan, ...], device: torch.device) -> SpanLayout:
+    """Returns the layout of a micro-batch."""
+    query_lengths = [span.end - span.start for span in spans]
+    key_lengths = [
+        span.prefix_end - span.prefix_start + length for span, length in zip(spans, query_lengths, strict=True)
+    ]
+    rows = [torch.arange(*part) for s in spans for part in ((s.prefix_start, s.prefix_end), (s.start, s.end))]
+    queries, keys = (torch.tensor([0, *accumulate(sizes)], dtype=torch.int32) for sizes in (query_lengths, key_lengths))
+    return SpanLayout(
+        torch.cat(rows).to(device), queries.to(device), keys.to(device), max(query_lengths), max(key_lengths)
+    )
+
+
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, layout: SpanLayout) -> Tensor:
+    """query [heads, T, d], key and value [kv heads, T, d] -> [T, heads, d]. Its backward pass, and that of the gathered
+    keys, sum in a fixed order because torch's deterministic algorithms are on (runtime.prepare)."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.varlen import varlen_attn
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        output = varlen_attn(
+            query.transpose(0, 1),
+            key.transpose(0, 1)[layout.rows],
+            value.transpose(0, 1)[layout.rows],
+            layout.queries,
+            layout.keys,
+            layout.longest_queries,
+            layout.longest_keys,
+            scale=scaling,
+            window_size=(-1, 0),
+            enable_gqa=query.shape[0] != key.shape[0],
+        )
+    assert isinstance(output, Tensor)  # a pair only if the log-sum-exp is requested
+    return output
+
+
+@lru_cache(maxsize=512)
+def _causal_mask(prefix: int, length: int, device: torch.device) -> Tensor:
+    """Returns the mask bool [length, prefix + length]: the whole prefix, and the span itself causally."""
+    return torch.ones(length, prefix + length, dtype=torch.bool, device=device).tril_(prefix)

@@ -1,0 +1,160 @@
+"""The training of a replay: plans of one manifest, executed by a world of ranks. Nothing is published."""
+
+import logging
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.records import BatchPlan, RunManifest
+from schemas.wire.codec import Codec
+from tentalis.kafka.codec import make_codec
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.settings import Settings
+from trainer.config.trainer_config import TrainerConfig
+from trainer.data.fetch import RolloutCache, fetch
+from trainer.distributed import runtime
+from trainer.run.checkpoint import Checkpoint, CheckpointState, save_checkpoint, write_folder
+
+log = logging.getLogger(__name__)
+
+
+class RanksFailed(RuntimeError):
+    """The processes of a multi-rank replay ended with an error; their messages came before."""
+
+
+class ReplayJob(BaseModel):
+    """The plans that the ranks of a replay train, from a checkpoint or, without one, from the initial adapter.
+
+    `start`: the step before the first plan, as this run counts steps; the checkpoint's run may count differently.
+    `keep_adapters`: also keep the adapter after each step, in `into`/adapters/<step>.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    manifest: RunManifest
+    config: TrainerConfig
+    model_folder: Path
+    plans: tuple[BatchPlan, ...]
+    start: int
+    checkpoint: Path | None
+    into: Path
+    world_size: int
+    keep_adapters: bool = False
+
+
+class ReplayJobResult(BaseModel):
+    """The result of a job: sha256 and metrics after each step, and the checkpoint after the last."""
+
+    sha256: dict[int, str]
+    metrics: dict[int, dict[str, float]]
+    checkpoint: Path
+
+
+def redistribute(plan: BatchPlan, world_size: int) -> BatchPlan:
+    """Returns the plan for a world of another size: the same micro-batches, distributed round-robin."""
+    if plan.world_size == world_size:
+        return plan
+    batches = sorted({(row.micro_batch, row.rank) for row in plan.rows})
+    places = {batch: (k % world_size, k // world_size) for k, batch in enumerate(batches)}
+    rows = []
+    for row in plan.rows:
+        rank, micro_batch = places[row.micro_batch, row.rank]
+        rows.append(row.model_copy(update={"rank": rank, "micro_batch": micro_batch}))
+    return plan.model_copy(update={"rows": tuple(rows), "world_size": world_size})
+
+
+def adapter_folder(into: Path, step: int) -> Path:
+    """The folder of the adapter that a job keeps after a step."""
+    return into / "adapters" / f"{step:06d}"
+
+
+def run_job(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobResult:
+    """Trains the job, in this process or in child processes, on the device of its manifest. Raises RanksFailed,
+    BadRollouts, ValueError (a checkpoint of another adapter shape), TrainingDiverged."""
+    if job.world_size == 1 and runtime.device_is_usable(job.manifest.device):
+        return _train_rank(job, settings, codec)
+    from trainer.run.launch import spawn
+
+    job.into.mkdir(parents=True, exist_ok=True)
+    spec = job.into / f"job-{job.plans[0].step if job.plans else 0}.json"
+    spec.write_text(job.model_dump_json(), encoding="utf-8")
+    code = spawn(["replay-rank", "--spec", str(spec)], job.world_size, settings, exit_code=ExitCode.ERROR)
+    if code:
+        raise RanksFailed(f"the replay's ranks ended with exit code {code}; their messages are above")
+    return ReplayJobResult.model_validate_json(_result_path(spec).read_bytes())
+
+
+def replay_rank(spec: Path) -> int:
+    """Runs one rank of a multi-process replay; rank 0 writes the results beside `spec`."""
+    settings = Settings.from_env()
+    result = _train_rank(ReplayJob.model_validate_json(spec.read_bytes()), settings, make_codec(settings))
+    from trainer.distributed.ranks import join_ranks
+
+    if join_ranks().rank == 0:
+        _result_path(spec).write_text(result.model_dump_json(), encoding="utf-8")
+    return ExitCode.OK
+
+
+def _result_path(spec: Path) -> Path:
+    return spec.with_suffix(".done.json")
+
+
+def _train_rank(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobResult:
+    """Runs one rank of the replay's world. Only rank 0 writes."""
+    from trainer.distributed.ranks import RankChannel, join_ranks
+    from trainer.distributed.stop import stop_on_signals
+    from trainer.model.model import CONFIG_FILE, WEIGHTS_FILE, adapter_sha256
+    from trainer.step.engine import TrainingEngine
+    from trainer.step.step import train_step
+
+    rank_group, manifest = join_ranks(), job.manifest
+    runtime.configure_torch(manifest.threads, manifest.device)
+    engine = TrainingEngine(job.config, job.model_folder, rank_group, manifest.device)
+    channel = RankChannel(rank_group)
+    sha256: dict[int, str] = {}
+    metrics: dict[int, dict[str, float]] = {}
+    if job.checkpoint is None:
+        engine.load_initial_adapter()
+    else:
+        checkpoint = Checkpoint.read(job.checkpoint)
+        engine.restore(checkpoint.adapter(), checkpoint.optimizer())
+    adapter = engine.policy.adapter_bytes()
+    sha256[job.start] = adapter_sha256(adapter)
+    with stop_on_signals(exit_code=ExitCode.ERROR) as stop:
+        for plan in job.plans:
+            rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == rank_group.rank], RolloutCache())
+            channel.barrier(f"ready/{plan.step}", stop.check)
+            version = manifest.first_version + plan.step - 1
+            output = train_step(engine, plan, version, rollouts, job.config.loss, rank_group, stop)
+            adapter = engine.policy.adapter_bytes()
+            sha256[plan.step], metrics[plan.step] = adapter_sha256(adapter), output.metrics
+            log.info("step %d: %s", plan.step, sha256[plan.step])
+            if job.keep_adapters and rank_group.rank == 0:
+                files = {WEIGHTS_FILE: adapter, CONFIG_FILE: engine.policy.adapter_config()}
+                write_folder(adapter_folder(job.into, plan.step), files)
+    last_step = job.plans[-1].step if job.plans else job.start
+    state = _final_state(job, last_step, sha256[last_step], engine.optimizer_state().steps)
+    folder = job.into / state.folder_name
+    if rank_group.rank == 0:
+        folder = save_checkpoint(
+            job.into, state, adapter, engine.policy.adapter_config(), engine.optimizer_state()
+        ).folder
+    return ReplayJobResult(sha256=sha256, metrics=metrics, checkpoint=folder)
+
+
+def _final_state(job: ReplayJob, step: int, sha256: str, optimizer_steps: int) -> CheckpointState:
+    plan = job.plans[-1] if job.plans else None
+    return CheckpointState(
+        run_id=job.manifest.run_id,
+        policy=job.manifest.policy,
+        step=step,
+        attempt=plan.attempt if plan else 0,
+        plan_id=plan.plan_id if plan else None,
+        owner="replay",
+        manifest_digest=job.manifest.digest,
+        low_water={},
+        adapter_sha256=sha256,
+        optimizer_steps=optimizer_steps,
+        metrics={},
+        seconds={},
+    )

@@ -1,0 +1,164 @@
+"""The optimizer step: a policy in a DeepSpeed engine."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tentalis.service.lifecycle import Unmendable
+from tentalis.service.stdout import libraries_to_stderr
+from trainer.config.trainer_config import TrainerConfig
+from trainer.data.pack import PackedBatch
+from trainer.distributed.ranks import RankGroup
+from trainer.distributed.runtime import base_dtype_of
+from trainer.model.logprobs import TokenScores
+from trainer.model.model import LoraPolicy, read_adapter
+from trainer.step.schedule import learning_rate
+
+
+class TrainingDiverged(Unmendable):
+    """The policy itself is not finite: no rollout can be trained on. Nothing was written."""
+
+
+class StepNotFinite(TrainingDiverged):
+    """The metrics or the gradient of a step are not finite; nothing was updated. The trainer drops the rollouts that
+    cause it (culprits.py); a replay ends with it, because a recorded step was finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """AdamW's moments by parameter name, float32 on the CPU, and the number of steps made."""
+
+    moments: dict[str, Tensor]
+    steps: int
+
+
+class TrainingEngine:
+    """Forward, backward and step of one rank. Every rank holds the same weights."""
+
+    def __init__(self, config: TrainerConfig, model_folder: Path, rank_group: RankGroup, device: str) -> None:
+        """Starts with the adapter drawn from the seed (see `load_initial_adapter`). Raises UntrainableModel,
+        BadTargets."""
+        self.device = device
+        self._config = config
+        self._grad_clip = config.optimizer.grad_clip
+        self._rank_group = rank_group
+        dtype = base_dtype_of(config)
+        os.environ["DS_ACCELERATOR"] = device
+        # PEFT imports DeepSpeed, which prints to stdout; our stdout is for data.
+        with libraries_to_stderr():
+            self.policy = LoraPolicy(model_folder, config.base_model_name, config.lora, config.seed, device, dtype)
+        if config.gradient_checkpointing:
+            self.policy.enable_gradient_checkpointing()
+        self._parameters = self.policy.adapter_parameters()
+        self._options = options = config.optimizer
+        self._optimizer = torch.optim.AdamW(
+            [parameter for _, parameter in self._parameters],
+            lr=options.lr,
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            foreach=False,
+        )
+        # Runs between DeepSpeed's reduction and the update: the gradient is final, and not applied yet.
+        self._optimizer.register_step_pre_hook(lambda *_: self._clip_gradient())
+        self._grad_norm = 0.0
+        self._discards = False
+        with libraries_to_stderr():
+            self._engine = _deepspeed_engine(self.policy, self._optimizer)
+
+    def load_initial_adapter(self) -> bytes:
+        """Sets and returns the weights with which a run begins: those of the adapter in the configured folder, else
+        those drawn from the seed. Raises BadAdapter, and ValueError if the adapter has another shape."""
+        if self._config.initial_adapter is None:
+            self.policy.initialise_adapter(self._config.seed)
+        else:
+            self.policy.load_adapter(read_adapter(Path(self._config.initial_adapter), self._config.lora))
+        return self.policy.adapter_bytes()
+
+    def forward(self, batch: PackedBatch, entropy_gradient: bool = False, n_likeliest: int = 0) -> TokenScores:
+        """Returns log-probs, entropies and candidates' log-probs of the trained tokens (see Policy.forward)."""
+        result: TokenScores = self._engine(batch, entropy_gradient, n_likeliest)
+        return result
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of a loss that is already divided by the counts of the whole batch."""
+        # The reduction over ranks is a mean, but the loss of the batch is a sum over ranks.
+        self._engine.backward(loss * self._rank_group.size, scale_wrt_gas=False)
+
+    def zero_loss(self) -> Tensor:
+        """Returns a zero loss that reaches every parameter, so that a rank without rows joins the reduction too."""
+        return torch.stack([parameter.sum() for _, parameter in self._parameters]).sum() * 0.0
+
+    def step(self, number: int, *, update: bool = True) -> dict[str, float]:
+        """Reduces, clips, and updates at the rate of step `number` of the run; returns that rate and the gradient's
+        norm before clipping. Without `update` the gradient is reduced and discarded. A collective.
+
+        Raises StepNotFinite, with weights and moments unchanged."""
+        rate = learning_rate(number, self._options)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._discards = not update
+        self._engine.step()
+        if not math.isfinite(self._grad_norm):
+            raise StepNotFinite(f"the gradient of step {number} is not finite; the adapter was not updated")
+        return {"grad_norm": self._grad_norm, "learning_rate": rate}
+
+    def _clip_gradient(self) -> None:
+        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self._parameters], self._grad_clip, foreach=False)
+        self._grad_norm = float(norm)
+        if self._discards or not math.isfinite(self._grad_norm):
+            # AdamW leaves a parameter without a gradient, and its moments, as they are.
+            for _, parameter in self._parameters:
+                parameter.grad = None
+
+    def optimizer_state(self) -> OptimizerState:
+        """Returns a copy of the moments."""
+        moments: dict[str, Tensor] = {}
+        steps = 0
+        for name, parameter in self._parameters:
+            state = self._optimizer.state.get(parameter)
+            if state:
+                steps = int(state["step"])
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    moments[f"{name}.{moment}"] = state[moment].detach().to("cpu", copy=True)
+        return OptimizerState(moments, steps)
+
+    def restore(self, adapter: bytes, optimizer: OptimizerState) -> None:
+        """Sets weights and moments to those of a checkpoint. Raises ValueError if their shapes differ."""
+        self.policy.load_adapter(adapter)
+        self._optimizer.state.clear()
+        for name, parameter in self._parameters:
+            if optimizer.steps:
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(optimizer.steps)),
+                    "exp_avg": optimizer.moments[f"{name}.exp_avg"].to(self.device, copy=True),
+                    "exp_avg_sq": optimizer.moments[f"{name}.exp_avg_sq"].to(self.device, copy=True),
+                }
+
+
+def _deepspeed_engine(policy: LoraPolicy, optimizer: torch.optim.Optimizer) -> Any:
+    import deepspeed
+
+    # Disables DeepSpeed's compiled kernels: the shared-memory reduction needs a compiler at run time and reduces
+    # differently from gloo. Setting the list also keeps DeepSpeed from starting compilers to detect compatible ops.
+    deepspeed.ops.__compatible_ops__ = {}
+    engine, *_ = deepspeed.initialize(
+        model=policy,
+        optimizer=optimizer,
+        dist_init_required=False,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+            "zero_optimization": {"stage": 0},
+            # Off; the default is 1. The optimizer's hook clips, because it needs the norm.
+            "gradient_clipping": 0.0,
+            "steps_per_print": 2**31,
+        },
+    )
+    return engine
