@@ -1,0 +1,297 @@
+"""The life of a release: install, test, upgrade, rollback, kills, scale, evictions, end of the load, uninstall."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tentalis.kafka import topology
+from tentalis.kafka.topology import InStack
+from tests.docker.engine import say
+from tests.docker.images import BuiltImages
+from tests.k8s.cluster import HELM, Cluster
+from tests.support import ROOT
+
+CHART = ROOT / "helm" / "tentalis"
+RELEASE, NAMESPACE = "tentalis", "tentalis-test"
+STREAMS = tuple(each.name for each in topology.streams() if each.in_stack in (InStack.ALWAYS, InStack.WITH_GATEWAY))
+WAIT_S, TEST_S = 1200.0, 1800
+SETTLED_S = 960  # the deadline of a task of the simulated users, and a minute
+Values = dict[str, Any]
+Found = TypeVar("Found")
+
+
+@dataclass
+class Report(BuiltImages):
+    """The figures of a run; `problems` is empty if it went well."""
+
+    cluster: str = ""
+    installed_s: float | None = None
+    first_adapter_s: float | None = None
+    served: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    tested: str = ""
+    killed: list[str] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    refused_evictions: int = 0
+    restarts: dict[str, int] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    verify: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the last line of the test."""
+        counts = {name: self.verify.get(name) for name in ("lost", "wrong", "duplicates")}
+        return {"installed_s": self.installed_s, "first_adapter_s": self.first_adapter_s, **counts}
+
+
+@dataclass
+class Release:
+    """The release under test: `changes` are values beside those of the trial."""
+
+    cluster: Cluster
+    scratch: Path
+    changes: Values
+    report: Report
+    settle_s: int = SETTLED_S
+
+    def helm(self, *arguments: str, timeout: float = WAIT_S + 60) -> str:
+        return self.cluster.helm(*arguments, "--namespace", NAMESPACE, timeout=timeout)
+
+    def values(self) -> list[str]:
+        """Writes the values; returns the options that name them."""
+        path = self.scratch / "values.yaml"
+        path.write_text(yaml.safe_dump(self.changes), encoding="utf-8")
+        return ["--values", str(CHART / "ci" / "trial-values.yaml"), "--values", str(path)]
+
+    def upgrade(self, what: str) -> None:
+        """Runs `helm upgrade` with the present values and waits until everything is ready."""
+        with self.step(what):
+            self.helm("upgrade", RELEASE, str(CHART), *self.values(), "--wait", "--timeout", f"{WAIT_S:.0f}s")
+
+    def step(self, what: str) -> _Step:
+        return _Step(what, self.report)
+
+    def inside(self, *command: str, timeout: float = 300.0) -> str:
+        """Returns the output of a command in the gateway's pod; "" if it fails."""
+        return self.cluster.kubectl(
+            "exec", "-n", NAMESPACE, f"deploy/{RELEASE}-gateway", "-c", "gateway", "--", *command,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Returns the pods of processes that stay: no Jobs, no tests."""
+        found = self.cluster.get("pods", "-n", NAMESPACE, "-l", f"app.kubernetes.io/instance={RELEASE}")
+        owners = ("StatefulSet", "ReplicaSet")
+        return [pod for pod in found if pod["metadata"].get("ownerReferences", [{}])[0].get("kind") in owners]
+
+    def ready(self) -> bool:
+        """True if every workload has the pods that it should have, and all are ready."""
+        for each in self.cluster.get("deployments,statefulsets", "-n", NAMESPACE):
+            status, wanted = each["status"], each["spec"]["replicas"]
+            if status.get("observedGeneration") != each["metadata"]["generation"]:
+                return False
+            if (status.get("readyReplicas", 0), status.get("replicas", 0)) != (wanted, wanted):
+                return False
+        return True
+
+    def wait_ready(self, what: str) -> None:
+        wait_for(f"everything is ready after {what}", WAIT_S, self.ready)
+
+    def served(self) -> str:
+        """Returns the newest trained version that is served, "" for none."""
+        with suppress(ValueError):
+            rows = json.loads(self.inside("tentalis", "policy", "list", "-o", "json"))
+            return next((str(row["version"]) for row in rows if row["served_by"] and row["step"]), "")
+        return ""
+
+    def wait_learned(self, what: str) -> None:
+        """Waits until a newer version is served than the last that was noted: the loop still turns."""
+        before = list(self.report.served.values())[-1]
+
+        def newer() -> str:
+            version = self.served()
+            return "" if version == before else version
+
+        found = wait_for(f"a new adapter after {what}", WAIT_S, newer, every=10.0)
+        self.report.served[what] = found
+        say(f"{found} is served")
+
+
+@dataclass
+class _Step:
+    """A step of the scenario: says that it begins, and notes how long it took."""
+
+    what: str
+    report: Report
+    began: float = 0.0
+
+    def __enter__(self) -> None:
+        self.began = time.monotonic()
+        say(self.what)
+
+    def __exit__(self, *_: object) -> None:
+        self.report.seconds[self.what] = round(time.monotonic() - self.began, 1)
+
+
+def wait_for(what: str, seconds: float, check: Callable[[], Found], every: float = 3.0) -> Found:
+    """Returns the first true result of `check`. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(every)
+    return found
+
+
+def life(release: Release) -> None:
+    """Runs the whole scenario."""
+    install(release)
+    release.changes["image"]["tag"] = "next"
+    release.upgrade("upgrade to other images")
+    release.wait_learned("upgrade")
+    with release.step("rollback"):
+        release.helm("rollback", RELEASE, "1", "--wait", "--timeout", f"{WAIT_S:.0f}s")
+    release.changes["image"]["tag"] = "test"
+    release.wait_learned("rollback")
+    kill_each_role(release)
+    release.wait_learned("kills")
+    for number in (3, 2):
+        scale(release, number)
+    release.wait_learned("scaling")
+    evict_all(release)
+    release.wait_learned("evictions")
+    stop_load(release)
+    verify(release)
+    uninstall(release)
+
+
+def install(release: Release) -> None:
+    """Installs the release, and runs `helm test` while it watches for the first adapter."""
+    report, began = release.report, time.monotonic()
+    with release.step("install"):
+        release.helm(
+            "install", RELEASE, str(CHART), "--create-namespace", *release.values(),
+            "--wait", "--timeout", f"{WAIT_S:.0f}s",
+        )  # fmt: skip
+    report.installed_s = round(time.monotonic() - began, 1)
+    command = [str(HELM), "test", RELEASE, "-n", NAMESPACE, "--logs", "--timeout", f"{TEST_S + 60}s"]
+    with release.step("helm test"):
+        testing = subprocess.Popen(
+            command, env=release.cluster.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            first = wait_for("a first adapter", TEST_S, release.served)
+            report.first_adapter_s = round(time.monotonic() - began, 1)
+            report.served["install"] = first
+            said, _ = testing.communicate(timeout=TEST_S + 120)
+        finally:
+            testing.kill()
+    if testing.returncode:
+        raise RuntimeError(f"helm test ended with {testing.returncode}:\n{said[-3000:]}")
+    report.tested = next(line for line in said.splitlines() if line.startswith("learned: "))
+    say(report.tested)
+
+
+def kill_each_role(release: Release) -> None:
+    """Kills one pod of each role, without grace, one role after the other."""
+    with release.step("one pod of each role killed"):
+        seen = set()
+        for pod in release.pods():
+            role, name = pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["metadata"]["name"]
+            if role in seen:
+                continue
+            seen.add(role)
+            say(f"killing {name}")
+            release.cluster.kubectl("delete", "pod", "-n", NAMESPACE, name, "--grace-period=0", "--force")
+            release.report.killed.append(name)
+            time.sleep(3)
+        release.wait_ready("the kills")
+
+
+def scale(release: Release, replicas: int) -> None:
+    """Gives every stream application this many processes."""
+    for role in STREAMS:
+        release.changes.setdefault("roles", {}).setdefault(role, {})["replicas"] = replicas
+    release.upgrade(f"streams scaled to {replicas}")
+
+
+def evict(release: Release, name: str) -> bool:
+    """Asks for the eviction of a pod, as a drain does; False if a PodDisruptionBudget refuses it."""
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+    }
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+    try:
+        release.cluster.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(eviction))
+    except RuntimeError as error:
+        if "disruption budget" not in str(error):
+            raise
+        return False
+    return True
+
+
+def evict_all(release: Release) -> None:
+    """Evicts every pod through the API of a drain; a pod that its budget protects is tried again until it may go."""
+    with release.step("every pod evicted"):
+        for pod in release.pods():
+            name = pod["metadata"]["name"]
+            if not evict(release, name):
+                release.report.refused_evictions += 1
+                say(f"{name} is protected by its disruption budget")
+                wait_for(f"{name} may be evicted", WAIT_S, lambda name=name: evict(release, name))  # type: ignore[misc]
+            release.report.evicted.append(name)
+        release.wait_ready("the evictions")
+    if not release.report.refused_evictions:
+        release.report.problems.append("no disruption budget refused to evict the second of two pods")
+
+
+def stop_load(release: Release) -> None:
+    """Removes the simulated users, so that the log comes to rest."""
+    release.changes["roles"]["manager"] = {"enabled": False}
+    release.upgrade("end of the load")
+
+
+def verify(release: Release) -> None:
+    """Verifies the run, once its open tasks have closed: the users who would answer are gone, so that they wait for
+    their deadline. In less than that time the tasks that are still open are counted, but are no problem."""
+    report, seconds = release.report, release.settle_s
+    settled = () if seconds >= SETTLED_S else ("--allow-open",)
+    with release.step("verify"):
+        said = release.inside(
+            "tentalis", "verify", RELEASE, "--wait", str(seconds), *settled, "-o", "json", timeout=seconds + 300
+        )
+    verdict = json.loads(said)
+    report.verify = {name: value for name, value in verdict.items() if isinstance(value, int)}
+    report.problems += [str(problem) for problem in verdict["problems"]]
+    for pod in release.pods():
+        for status in pod["status"].get("containerStatuses", ()):
+            if status["restartCount"]:
+                report.restarts[pod["metadata"]["name"]] = status["restartCount"]
+
+
+def uninstall(release: Release) -> None:
+    """Uninstalls the release and notes what is left of it."""
+    with release.step("uninstall"):
+        release.helm("uninstall", RELEASE, "--wait", "--timeout", "300s")
+    wait_for(
+        "the pods are gone",
+        120,
+        lambda: not release.cluster.get("pods", "-n", NAMESPACE, "-l", "tentalis.io/role notin (test)"),
+    )
+    kinds = "all,configmaps,secrets,persistentvolumeclaims,serviceaccounts,poddisruptionbudgets,networkpolicies"
+    label = f"app.kubernetes.io/instance={RELEASE}"
+    release.report.left = sorted(
+        f"{each['kind']}/{each['metadata']['name']}"
+        for each in release.cluster.get(kinds, "-n", NAMESPACE, "-l", label)
+    )

@@ -1,0 +1,405 @@
+"""The chart renders every set of values to manifests that Kubernetes accepts, and refuses values that cannot work."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support import ROOT
+from tests.unit.helm import chart
+from tests.unit.helm.chart import CHART, KUBERNETES, VALUES, Manifest, container, pods, rendered, set_of, template
+
+MINIMAL = ("-f", str(CHART / "ci" / "minimal-values.yaml"))
+
+
+def values_id(path: Path) -> str:
+    return path.stem.removesuffix("-values")
+
+
+@pytest.mark.parametrize("values", VALUES, ids=values_id)
+def test_helm_lint_is_content(values: Path) -> None:
+    done = chart.helm("lint", "--strict", str(CHART), "-f", str(values))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("values", VALUES, ids=values_id)
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_accepts_every_manifest(values: Path, version: str) -> None:
+    assert [problem for each in rendered(values) for problem in chart.problems(each, version)] == []
+
+
+def test_there_are_at_least_twelve_sets_of_values() -> None:
+    assert len(VALUES) >= 12
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_validation_finds_a_typo(version: str) -> None:
+    deployment = copy.deepcopy(chart.named(set_of("minimal"), "Deployment", "demo-tentalis-policies"))
+    deployment["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    assert any("readinesProbe" in problem for problem in chart.problems(deployment, version))
+
+
+@pytest.mark.parametrize("values", VALUES, ids=values_id)
+def test_names_are_unique_and_references_resolve(values: Path) -> None:
+    manifests = rendered(values)
+    names = [(each["apiVersion"], each["kind"], each["metadata"]["name"]) for each in manifests]
+    assert len(set(names)) == len(names)
+    made = {kind: {name for _, of, name in names if of == kind} for kind in ("ConfigMap", "PersistentVolumeClaim")}
+    for manifest, pod in pods(manifests):
+        spec = pod["spec"]
+        claims = manifest["spec"].get("volumeClaimTemplates", ())
+        volumes = {each["name"] for each in (*spec["volumes"], *(claim["metadata"] for claim in claims))}
+        assert len(volumes) == len(spec["volumes"]) + len(claims)
+        for each in (*spec.get("initContainers", ()), *spec["containers"]):
+            assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
+            assert len({variable["name"] for variable in each["env"]}) == len(each["env"])
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in made["ConfigMap"]
+            if "persistentVolumeClaim" in volume and values_id(values) not in ("gpu", "vllm"):
+                assert volume["persistentVolumeClaim"]["claimName"] in made["PersistentVolumeClaim"]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=values_id)
+def test_every_pod_meets_the_restricted_standard(values: Path) -> None:
+    for _, pod in pods(rendered(values)):
+        spec = pod["spec"]
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"] is True and context["runAsUser"] in (10001, 1000)
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False
+        assert {next(iter(volume.keys() - {"name"})) for volume in spec["volumes"]} <= {
+            "configMap",
+            "emptyDir",
+            "persistentVolumeClaim",
+            "secret",
+        }
+        for each in (*spec.get("initContainers", ()), *spec["containers"]):
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"requests", "limits"} <= each["resources"].keys()
+
+
+@pytest.mark.parametrize("values", VALUES, ids=values_id)
+def test_selectors_find_their_pods_and_services_their_ports(values: Path) -> None:
+    manifests = rendered(values)
+    found = [
+        (each["spec"]["template"]["metadata"]["labels"], each)
+        for each in manifests
+        if "template" in each.get("spec", {})
+    ]
+    for labels, each in found:
+        if each["kind"] != "Job":
+            assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    for service in chart.of_kind(manifests, "Service"):
+        selected = [each for labels, each in found if service["spec"]["selector"].items() <= labels.items()]
+        assert len(selected) == 1
+        ports = {port["name"] for port in container(selected[0]).get("ports", ())}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for each in chart.of_kind(manifests, "StatefulSet"):
+        chart.named(manifests, "Service", each["spec"]["serviceName"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("kafka.bootstap=kafka:9092", "bootstap"),
+        ("kafka.bootstrap=kafka", "bootstrap"),
+        ("kafka.securityProtocol=SASL", "securityProtocol"),
+        ("kafka.namespacePrefix=Staging", "namespacePrefix"),
+        ("kafka.namespacePrefix=old.tentalis", "namespacePrefix"),
+        ("roles.joins.replicas=2", "joins"),
+        ("roles.join.replica=2", "replica"),
+        ("roles.join.replicas=two", "replicas"),
+        ("roles.trainer.replicas=2", "replicas"),
+        ("roles.trainer.keda.enabled=true", "keda"),
+        ("roles.join.persistence.sise=5Gi", "sise"),
+        ("defaults.resources.limit.memory=1Gi", "limit"),
+        ("gateway.ingress.hosts=example.org", "hosts"),
+        ("gateway.service.type=Loadbalancer", "type"),
+        ("image.digests.gateway=sha256:00", "gateway"),
+        ("topics.provision=always", "provision"),
+        ("topics.onRisk=ignore", "onRisk"),
+        ("strimzi.users.extra={root}", "extra"),
+        ("trainer.policy=my policy", "policy"),
+        ("worker.environments={}", "environments"),
+        ("storage.accessMode=ReadWriteAll", "accessMode"),
+        ("registry.url=https://user:pass@registry", "url"),
+        ("telemetry.OTLP_ENDPOINT=x", "OTLP_ENDPOINT"),
+        ("state.store=disk", "store"),
+        ("monitoring.rules.enable=true", "enable"),
+        ("tests.timeoutSeconds=0", "timeoutSeconds"),
+        ("podMonitor.enabled=true", "podMonitor"),
+    ],
+)
+def test_the_schema_refuses(change: str, message: str) -> None:
+    done = template(*MINIMAL, "--set", change)
+    assert done.returncode != 0
+    assert "don't meet the specifications of the schema" in done.stderr
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("kafka.bootstrap=", "no Kafka is given"),
+        ("kafka.embedded.enabled=true", "kafka.bootstrap and kafka.embedded.enabled are both set"),
+        ("kafka.securityProtocol=SASL_SSL", "needs kafka.sasl.existingSecret"),
+        ("registry.username=me", "registry.username needs"),
+        ("topics.provision=strimzi", "strimzi.cluster is missing"),
+        ("strimzi.users.enabled=true,strimzi.cluster=main", "set kafka.perRoleUsers=true"),
+        ("roles.join.replicas=9", "its topics have 8 partitions"),
+        ("roles.join.autoscaling.enabled=true", "only gateway and worker"),
+        ("roles.gateway.keda.enabled=true", "only the worker scales by lag"),
+        ("roles.worker.keda.enabled=true,roles.worker.autoscaling.enabled=true", "choose one"),
+        ("server.url=http://vllm:8000", "set roles.model.enabled=false"),
+        ("roles.model.enabled=false", "name the model server in server.url"),
+        ("gateway.keysSecret=", "the gateway has no API keys"),
+        ("gateway.noKeys=true", "choose one"),
+        ("gateway.ingress.enabled=true", "gateway.ingress.host is missing"),
+        ("roles.experience.enabled=true", "roles.experience needs hinters"),
+        ("roles.manager.enabled=true", "roles.manager needs trainer.config.steps"),
+        ("trainer.config.run_id=run", "set trainer.runId"),
+    ],
+)
+def test_values_that_cannot_work_together_are_refused(changes: str, message: str) -> None:
+    done = template(*MINIMAL, "--set", changes)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def probe_seconds(each: Manifest) -> int:
+    probe = container(each)["startupProbe"]
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+
+def test_probes_leave_time_for_recovery_and_loading() -> None:
+    found = chart.workloads(set_of("minimal"))
+    assert probe_seconds(found["join"]) == 600 and probe_seconds(found["trainer"]) == 1800
+    for each in found.values():
+        for probe, path in (("startup", "/healthz"), ("liveness", "/healthz"), ("readiness", "/readyz")):
+            assert container(each)[f"{probe}Probe"]["httpGet"]["path"] == path
+
+
+def test_a_process_that_a_restart_does_not_repair_is_held() -> None:
+    for component, each in chart.workloads(set_of("trial")).items():
+        given = {entry["name"]: entry.get("value") for entry in container(each)["env"]}
+        serves = component in ("gateway", "model")  # their probes ask the port of their API
+        wanted = None if serves else "0,5,7" if component == "trainer" else "5,7"
+        assert given.get("TENTALIS_HOLD") == wanted, component
+
+
+@pytest.mark.parametrize(("keep", "fate"), [("true", "Retain"), ("false", "Delete")])
+def test_the_log_and_the_checkpoints_stay_or_go_together(keep: str, fate: str) -> None:
+    changes = f"storage.keep={keep},roles.gateway.persistence.enabled=true"
+    done = chart.template("-f", str(chart.CHART / "ci" / "trial-values.yaml"), "--set", changes)
+    manifests = tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+    claiming = [
+        each["spec"] for each in chart.of_kind(manifests, "StatefulSet") if "volumeClaimTemplates" in each["spec"]
+    ]
+    assert len(claiming) == 2
+    assert {each["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] for each in claiming} == {fate}
+    (claim,) = chart.of_kind(manifests, "PersistentVolumeClaim")
+    assert ("annotations" in claim["metadata"]) is (keep == "true")
+
+
+@pytest.mark.parametrize("values", VALUES, ids=values_id)
+def test_waiting_for_topics_asks_for_no_more_than_the_process(values: Path) -> None:
+    for component, each in chart.workloads(rendered(values)).items():
+        for first in each["spec"]["template"]["spec"].get("initContainers", []):
+            limited = dict(container(each)["resources"]["limits"])
+            for name in [name for name in limited if "/" in name]:
+                del limited[name]  # a GPU is for the process alone
+            wanted = container(each)["resources"] | {"limits": limited}
+            assert first["resources"] == wanted, component
+
+
+def test_trainer_policies_and_model_share_a_volume_and_with_one_writer_a_node() -> None:
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {
+            "matchLabels": {
+                "app.kubernetes.io/name": "tentalis",
+                "app.kubernetes.io/instance": "demo",
+                "tentalis.io/storage": "shared",
+            }
+        },
+    }
+    for name, kept in (("minimal", True), ("gpu", False)):
+        found = chart.workloads(set_of(name))
+        for role in ("trainer", "policies", "model"):
+            spec = found[role]["spec"]["template"]["spec"]
+            claim = next(volume for volume in spec["volumes"] if volume["name"] == "state")
+            assert claim["persistentVolumeClaim"] == {"claimName": "demo-tentalis-storage"}
+            mounts = {each["mountPath"]: each for each in container(found[role])["volumeMounts"]}
+            mount = mounts["/var/lib/tentalis"]
+            assert mount.get("readOnly", False) is (role != "trainer")
+            affinity = spec.get("affinity", {}).get("podAffinity", {})
+            assert (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") == [term]) is kept
+
+
+def test_scale_budgets_and_spread() -> None:
+    manifests = set_of("large")
+    found = chart.workloads(manifests)
+    assert found["join"]["spec"]["replicas"] == 4
+    assert "replicas" not in found["gateway"]["spec"] and "replicas" not in found["worker-math"]["spec"]
+    budgets = {each["metadata"]["name"] for each in chart.of_kind(manifests, "PodDisruptionBudget")}
+    scaled = ("join", "sessions", "scoring", "hinting", "gateway", "worker-chat", "worker-math")
+    assert budgets == {f"demo-tentalis-{role}" for role in scaled}
+    keys = [each["topologyKey"] for each in found["join"]["spec"]["template"]["spec"]["topologySpreadConstraints"]]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    trigger = chart.named(manifests, "ScaledObject", "demo-tentalis-worker-math")["spec"]["triggers"][0]["metadata"]
+    assert trigger["consumerGroup"] == "tentalis-worker-math" and trigger["topic"] == "tentalis.tasks.v1"
+    assert trigger["lagThreshold"] == "10"  # 20 s at 0.5 tasks per second
+
+
+def test_scaling_replaces_no_pod_that_runs() -> None:
+    def join(replicas: int) -> Manifest:
+        done = chart.template(
+            "-f", str(chart.CHART / "ci" / "minimal-values.yaml"), "--set", f"roles.join.replicas={replicas}"
+        )
+        found = tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+        return dict(chart.workloads(found)["join"]["spec"])
+
+    one, three = join(1), join(3)
+    assert (one.pop("replicas"), three.pop("replicas")) == (1, 3)
+    assert one == three
+
+
+def test_topics_are_a_hook_only_where_kafka_and_users_exist_before_the_release() -> None:
+    for name, hook in (("minimal", True), ("trial", False), ("strimzi", False)):
+        (job,) = [
+            each
+            for each in chart.of_kind(set_of(name), "Job")
+            if each["metadata"]["labels"]["app.kubernetes.io/component"] == "topics"
+        ]
+        annotations = job["metadata"].get("annotations", {})
+        assert (annotations.get("helm.sh/hook") == "pre-install,pre-upgrade") is hook
+        assert container(job)["args"] == ["topics", "apply", "--yes", "--on-risk", "stop"]
+    assert [each for each in chart.of_kind(set_of("bare"), "Job")] == []
+
+
+def test_a_gpu_selects_image_limit_ranks_and_runtime() -> None:
+    trainer = chart.workloads(set_of("gpu"))["trainer"]
+    found = container(trainer)
+    assert found["image"] == "ghcr.io/tentalis/trainer-gpu:0.1.0"
+    assert found["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert found["args"][found["args"].index("--ranks") + 1] == "2"
+    assert trainer["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
+
+
+def test_a_digest_replaces_the_tag() -> None:
+    found = chart.workloads(set_of("mtls"))
+    assert container(found["join"])["image"] == f"registry.example.org/mirror/tentalis/core@sha256:{'a' * 64}"
+    assert container(found["trainer"])["image"] == "registry.example.org/mirror/tentalis/trainer-cpu:0.1.0"
+
+
+def test_secrets_come_from_the_named_secrets_of_each_role() -> None:
+    (client,) = [
+        volume
+        for volume in chart.workloads(set_of("mtls"))["join"]["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "client"
+    ]
+    assert client["secret"]["secretName"] == "tentalis-join"
+    env = {each["name"]: each.get("value") for each in container(chart.workloads(set_of("strimzi"))["gateway"])["env"]}
+    assert env["TENTALIS_SASL_USERNAME"] == "tentalis-gateway"
+    assert env["TENTALIS_SASL_PASSWORD_FILE"] == "/etc/tentalis/sasl/password"
+    env = {each["name"]: each.get("value") for each in container(chart.workloads(set_of("scram"))["gateway"])["env"]}
+    assert env["TENTALIS_SASL_USERNAME"] == "tentalis"
+    for values in VALUES:
+        assert chart.of_kind(rendered(values), "Secret") == []
+
+
+def test_images_are_targets_of_the_dockerfile() -> None:
+    targets = set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE))
+    used = set()
+    for values in VALUES:
+        for _, pod in pods(rendered(values)):
+            for each in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+                if "tentalis/" in each["image"]:
+                    used.add(re.split("[:@]", each["image"].rpartition("/")[2])[0])
+    assert used == {"core", "model", "trainer-cpu", "trainer-gpu"}
+    assert used <= targets
+
+
+def test_the_embedded_kafka_has_the_broker_settings_of_compose() -> None:
+    composed = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]["kafka"]["environment"]
+    broker = chart.named(set_of("trial"), "StatefulSet", "demo-tentalis-kafka")
+    ours = {each["name"]: each["value"] for each in container(broker)["env"]}
+    apart = {"CLUSTER_ID", "KAFKA_HEAP_OPTS", "KAFKA_LOG_DIRS", "KAFKA_CONTROLLER_QUORUM_VOTERS"}
+    apart |= {name for name in composed if "LISTENER" in name}
+    assert {name: ours.get(name) for name in composed if name not in apart} == {
+        name: value for name, value in composed.items() if name not in apart
+    }
+
+
+def test_the_page_says_what_a_trial_asks_for() -> None:
+    cores = memory = 0.0
+    for manifest, pod in pods(set_of("trial")):
+        if manifest["metadata"]["labels"]["app.kubernetes.io/component"] not in ("test", "topics"):
+            requests = container({"spec": {"template": pod}})["resources"]["requests"]
+            cores += float(requests["cpu"].removesuffix("m")) / 1000
+            memory += float(requests["memory"][:-2]) / {"Mi": 1024, "Gi": 1}[requests["memory"][-2:]]
+    page = (ROOT / "docs" / "operations" / "helm.md").read_text("utf-8")
+    assert f"ask for {cores:.2g} cores and {memory:.2g} GiB together" in page
+
+
+def matches(selector: Manifest, labels: dict[str, str]) -> bool:
+    """True if a label selector selects these labels."""
+    for each in selector.get("matchExpressions", ()):
+        value = labels.get(each["key"])
+        found = {"Exists": value is not None, "In": value in each.get("values", ())}
+        if not found.get(each["operator"], value not in each.get("values", ())):
+            return False
+    return bool(selector.get("matchLabels", {}).items() <= labels.items())
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_every_process_is_scraped_once_on_a_port_that_it_has(kind: str) -> None:
+    manifests = set_of("monitoring")
+    scraped: list[str] = []
+    for monitor in chart.of_kind(manifests, kind):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"]
+        selector = monitor["spec"]["selector"]
+        for component, workload in chart.workloads(manifests).items():
+            if kind == "PodMonitor":
+                labels = workload["spec"]["template"]["metadata"]["labels"]
+                ports = {port["name"] for port in container(workload)["ports"]}
+            else:
+                service = chart.named(manifests, "Service", workload["metadata"]["name"])
+                labels = service["metadata"]["labels"]
+                ports = {port["name"] for port in service["spec"]["ports"]}
+            if matches(selector, labels):
+                assert endpoint["port"] in ports
+                scraped.append(component)
+    assert sorted(scraped) == sorted(chart.workloads(manifests))
+
+
+def policy(name: str, component: str) -> Manifest:
+    return dict(chart.named(set_of(name), "NetworkPolicy", f"demo-tentalis-{component}")["spec"])
+
+
+def reaches(spec: Manifest, component: str) -> bool:
+    """True if a network policy allows connections to a component of the release."""
+    peers = [peer for rule in spec["egress"] for peer in rule.get("to", ())]
+    return any(peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component") == component for peer in peers)
+
+
+def test_network_policies_open_what_a_role_needs_and_no_more() -> None:
+    for component in chart.workloads(set_of("scram")):
+        spec = policy("scram", component)
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        needs_model = component in ("hinting", "worker-chat", "gateway", "policies")
+        assert reaches(spec, "model") is needs_model
+        ports = [port["port"] for rule in spec["egress"] for port in rule.get("ports", ())]
+        assert (9093 in ports) is (component != "model")
+        assert (443 in ports) is (component in ("scoring", "hinting", "gateway", "trainer", "model"))
+    (api,) = policy("scram", "model")["ingress"]  # its metrics are on the same port
+    assert api["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
+    (api, metrics) = policy("ingress", "model")["ingress"]
+    assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
