@@ -1,0 +1,244 @@
+"""Builds the images, runs docker-compose.yml to its first adapters, and restarts each container once in the middle.
+
+    make test-docker [ARGS='--targets core,model,trainer-cpu --keep']
+
+Images are built on the stock bases where the engine can pull them, else on bases made here (`local_images.py`). The
+last line on stdout is one JSON object; the exit code is 1 if it has problems. --write replaces the figures in
+docs/results/docker.md. TORCH_CPU_INDEX is passed on to the builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tentalis.local.ports import free_port
+from tests.docker.engine import Docker, NotAvailable, engine, say
+from tests.docker.images import TARGETS, BuiltImages, build_images, tag_of
+from tests.support import ROOT, compose
+
+RUN, STEPS = "compose", 8
+FIRST_ADAPTER_S, DONE_S = 2400.0, 2400.0
+
+
+@dataclass
+class Report(BuiltImages):
+    """The figures of a run; `problems` is empty if it went well."""
+
+    engine: str = ""
+    up_s: float | None = None
+    restarted: list[str] = field(default_factory=list)
+    first_adapter_s: float | None = None
+    served: str | None = None
+    verify: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Stack:
+    """One project of docker compose."""
+
+    docker: Docker
+    variables: Mapping[str, str]
+
+    def __call__(self, *arguments: str, timeout: float = 120.0, check: bool = True) -> str:
+        return self.docker(
+            "compose", "--project-name", "tentalis-test", "--file", str(ROOT / "docker-compose.yml"), *arguments,
+            timeout=timeout, check=check, **self.variables,
+        )  # fmt: skip
+
+    def inside(self, *command: str, timeout: float = 120.0, check: bool = True) -> str:
+        """Returns the output of a command in the container of the gateway, logs aside."""
+        return self(
+            "exec", "-T", "gateway", "sh", "-c", f"{' '.join(command)} 2>/dev/null", timeout=timeout, check=check
+        )
+
+
+def trainer_config(folder: Path) -> Path:
+    """Writes the run of the compose file, ended after a few smaller steps."""
+    config = yaml.safe_load((ROOT / "deploy" / "compose" / "trainer.yaml").read_text(encoding="utf-8"))
+    path = folder / "trainer.yaml"
+    path.write_text(yaml.safe_dump(config | {"steps": STEPS, "batch_rollouts": 16}), encoding="utf-8")
+    path.chmod(0o644)
+    folder.chmod(0o755)
+    return path
+
+
+@contextmanager
+def up(stack: Stack, keep: bool) -> Iterator[None]:
+    """The stack, up and healthy; it and its volumes are gone afterwards, unless `keep`."""
+    try:
+        stack("up", "--detach", "--no-build", timeout=1800)
+        yield
+    except BaseException:
+        with suppress(RuntimeError):
+            print(stack("ps", "--all"), stack("logs", "--no-color", "--tail", "25"), sep="\n", file=sys.stderr)
+        raise
+    finally:
+        if not keep:
+            stack("down", "--volumes", "--timeout", "20", timeout=300)
+
+
+def wait_for(what: str, seconds: float, check: Callable[[], Any], every: float = 5.0) -> Any:
+    """Returns the first true result of `check`. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(every)
+    return found
+
+
+def answers(stack: Stack) -> int:
+    """Returns the number of answers on the log, or 0 while it cannot be read."""
+    lines = stack.inside("tentalis", "consume", "tentalis.results.v1", "--exit", "-n", "8", "-o", "json", check=False)
+    return sum('"type": "Result"' in line for line in lines.splitlines())
+
+
+def served(stack: Stack) -> list[dict[str, Any]]:
+    """Returns the trained versions that are served, newest first; none while the log cannot be read."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(stack.inside("tentalis", "policy", "list", "-o", "json", check=False))
+    except ValueError:
+        return []
+    return [row for row in rows if row["served_by"] and row["step"]]
+
+
+def healthy(stack: Stack) -> list[str]:
+    """Returns the services that neither run healthily nor ended well."""
+    lines = stack("ps", "--all", "--format", "json").splitlines()
+    found = [row for line in lines if line.startswith(("{", "[")) for row in _rows(line)]
+    return [
+        f"{row['Service']}: {row['State']} {row['Health']} {row['ExitCode']}"
+        for row in found
+        if not (row["Health"] == "healthy" or (row["State"] == "exited" and row["ExitCode"] == 0))
+    ]
+
+
+def _rows(line: str) -> list[dict[str, Any]]:
+    value = json.loads(line)
+    return value if isinstance(value, list) else [value]
+
+
+def restart_each(stack: Stack, report: Report) -> None:
+    """Restarts the container of each service once, one after another."""
+    jobs = ("topics", "keys")
+    services = [name for name in compose.active(compose.project()["services"]) if name not in jobs]
+    for name in services:
+        say(f"restarting {name}")
+        stack("restart", "--timeout", "15", name, timeout=180)
+        report.restarted.append(name)
+        time.sleep(3)
+
+
+def check_gateway(stack: Stack, port: int, report: Report) -> None:
+    """Asks the policy through the gateway, with the key of the first start."""
+    key = stack.inside("cat", "/var/lib/tentalis/api-key").strip()
+    body = {"model": "assistant", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 16}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        if not json.load(response)["choices"][0]["message"]["content"]:
+            report.problems.append("the gateway gave no answer")
+
+
+def check_images(docker: Docker, report: Report) -> None:
+    """Checks the user, the read-only root, the packages and the bill of materials of each image."""
+    for target in report.built_s:
+        image = tag_of(target)
+        plain = ("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--entrypoint")
+        script = "id -u; test ! -w / && test ! -w /opt/tentalis && echo closed; python -c 'import torch' && echo torch"
+        said = docker(*plain, "sh", image, "-c", f"({script}) 2>/dev/null; true").split()
+        wanted = ["10001", "closed", *(["torch"] if target != "core" else [])]
+        if said != wanted:
+            report.problems.append(f"{target}: {said}, expected {wanted}")
+        listed = json.loads(docker(*plain, "cat", image, "/usr/share/doc/tentalis/sbom.cdx.json"))["components"]
+        if ("torch" in {each["name"] for each in listed}) == (target == "core") or len(listed) < 50:
+            report.problems.append(f"{target}: its bill of materials has {len(listed)} components")
+        docker(*plain, "tentalis", image, "--version")
+
+
+def loop(stack: Stack, port: int, keep: bool, report: Report) -> None:
+    """Runs the stack to its last step, with a restart of everything in the middle, and verifies its log."""
+    began = time.monotonic()
+    with up(stack, keep):
+        report.up_s = round(time.monotonic() - began, 1)
+        say(f"up after {report.up_s} s")
+        wait_for("the first answers of the worker", FIRST_ADAPTER_S, lambda: answers(stack))
+        restart_each(stack, report)
+        report.served = wait_for("an adapter is served", FIRST_ADAPTER_S, lambda: served(stack))[0]["version"]
+        report.first_adapter_s = round(time.monotonic() - began, 1)
+        say(f"{report.served} is served after {report.first_adapter_s} s")
+        last = f"@v{STEPS}"
+        wait_for("the last step", DONE_S, lambda: any(str(row["version"]).endswith(last) for row in served(stack)))
+        wait_for("trainer and manager end, all others are healthy", 300, lambda: not healthy(stack))
+        check_gateway(stack, port, report)
+        verdict = json.loads(
+            stack.inside("tentalis", "verify", RUN, "--wait", "300", "-o", "json", check=False, timeout=600)
+        )
+        report.verify = {name: value for name, value in verdict.items() if isinstance(value, int)}
+        report.problems += [str(problem) for problem in verdict["problems"]]
+        report.problems += healthy(stack)
+
+
+def write(report: Report) -> None:
+    """Writes the page of results."""
+    page = ROOT / "docs" / "results" / "docker.md"
+    head = page.read_text(encoding="utf-8").partition("```json")[0]
+    page.write_text(f"{head}```json\n{json.dumps(vars(report), indent=1)}\n```\n", encoding="utf-8")
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Builds the images and runs the stack. Raises what the modules of this test raise."""
+    scratch = options.scratch.absolute()
+    with engine(scratch) as docker, tempfile.TemporaryDirectory() as folder:
+        report.engine = docker("version", "--format", "{{.Server.Version}}").strip()
+        kafka = build_images(docker, scratch, tuple(options.targets.split(",")), report)
+        variables = {"TENTALIS_REGISTRY": "tentalis-test", "TENTALIS_VERSION": "test", "KAFKA_IMAGE": kafka}
+        check_images(docker, report)
+        if options.no_loop:
+            return
+        port = free_port()
+        ports = {name: str(free_port(avoid=(port,))) for name in ("KAFKA_PORT", "TENTALIS_BRIDGE_PORT")}
+        files = {"TENTALIS_TRAINER_CONFIG": str(trainer_config(Path(folder)))}
+        stack = Stack(docker, variables | files | ports | {"TENTALIS_GATEWAY_PORT": str(port)})
+        loop(stack, port, options.keep, report)
+
+
+def main() -> int:
+    """Runs the test; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="make test-docker", description=__doc__.splitlines()[0])
+    parser.add_argument("--targets", default=",".join(TARGETS), help="images to build, separated by commas")
+    parser.add_argument("--no-loop", action="store_true", help="only build and check the images")
+    parser.add_argument("--keep", action="store_true", help="leave the containers running, on an engine that stays")
+    parser.add_argument("--write", action="store_true", help="write docs/results/docker.md")
+    parser.add_argument("--scratch", type=Path, default=ROOT / ".tentalis" / "docker", help="data of an own engine")
+    options = parser.parse_args()
+    report = Report()
+    try:
+        run(options, report)
+    except (NotAvailable, RuntimeError, TimeoutError, OSError, subprocess.SubprocessError) as error:
+        report.problems.append(str(error))
+    if options.write:
+        write(report)
+    print(json.dumps(vars(report)))
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

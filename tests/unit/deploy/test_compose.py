@@ -1,0 +1,208 @@
+"""docker-compose.yml: the services are the applications of the topology, and all that they name exists."""
+
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import typer
+import yaml
+
+from schemas import topics
+from tentalis.cli.main import app
+from tentalis.gateway.settings import GatewaySettings
+from tentalis.kafka import topology
+from tentalis.kafka.topology import APPLICATIONS
+from tests.support import ROOT, compose
+from trainer.config.file import load_config
+
+PROJECT = compose.project()
+SERVICES: dict[str, Any] = PROJECT["services"]
+OURS = {name: service for name, service in SERVICES.items() if compose.product_image(service)}
+PROFILES = {"gpu", "registry", "ollama", "openclaw", "observability", "ui"}
+CONFIGURED = {
+    "KAFKA_PASSWORD_FILE": "./kafka-password",
+    "KAFKA_CA_FILE": "./ca.pem",
+    "KAFKA_KEY_FILE": "./key.pem",
+    "GRAFANA_PASSWORD_FILE": "./grafana-password",
+    "TENTALIS_BOOTSTRAP": "elsewhere:9092",
+}
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE))
+
+
+def test_every_application_of_the_topology_is_a_service() -> None:
+    assert compose.deviations(SERVICES, APPLICATIONS) == []
+
+
+def test_an_application_without_a_service_is_found() -> None:
+    new = topology.stream("praising", "Praises.", consumes=(topics.SESSIONS,), produces=(), dead_letters=())
+    assert compose.deviations(SERVICES, (*APPLICATIONS, new)) == ["praising has no service"]
+    moved = SERVICES | {"join": SERVICES["join"] | {"command": ["serve", "scoring"], "depends_on": {}}}
+    assert [each.partition(" ")[2][:4] for each in compose.deviations(moved, APPLICATIONS)] == ["runs", "does"]
+
+
+def test_there_are_no_services_of_ours_but_these() -> None:
+    applications = {each.name for each in APPLICATIONS}
+    assert OURS.keys() - applications == {"topics", "keys", "trainer-gpu"}
+    assert compose.profiles(SERVICES) == PROFILES
+    assert not any(service.get("profiles") for name, service in OURS.items() if name != "trainer-gpu")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_image_is_a_target_of_the_dockerfile(name: str) -> None:
+    target = compose.product_image(OURS[name])
+    assert target in targets()
+    assert OURS[name]["image"].rpartition("/")[2].partition(":")[0] == target
+    heavy = {"model": "model", "trainer": "trainer-cpu", "trainer-gpu": "trainer-gpu"}
+    assert target == heavy.get(name, "core"), "torch stays out of what does not compute"
+
+
+def on_host(service: dict[str, Any], argument: str) -> str:
+    """An argument with the container's paths replaced by those of the files that are mounted there."""
+    for volume in service["volumes"]:
+        source, inside, *_ = volume.split(":")
+        if source.startswith("."):
+            argument = argument.replace(inside, str(ROOT / source))
+    return argument
+
+
+@pytest.mark.parametrize("name", sorted(OURS.keys() - {"keys"}))
+def test_each_command_is_one_of_the_product_with_options_that_it_has(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = OURS[name]
+    for variable, value in service["environment"].items():
+        monkeypatch.setenv(variable, value)
+    found = cast(Any, typer.main.get_command(app))
+    arguments = [on_host(service, argument) for argument in service["command"]]
+    while hasattr(found, "commands"):
+        found = found.commands[arguments.pop(0)]
+    found.make_context(name, arguments)  # raises for what the command does not have or lacks
+
+
+def test_the_first_key_is_made_by_a_command_of_the_product() -> None:
+    (script,) = OURS["keys"]["command"]
+    arguments = re.search(r"tentalis (keys create .*) > api-key", script)
+    assert arguments is not None
+    found = cast(Any, typer.main.get_command(app)).commands["keys"].commands["create"]
+    found.make_context("create", arguments[1].split()[2:])
+
+
+@pytest.mark.parametrize("chosen", [c for n in range(3) for c in combinations(sorted(PROFILES), n)], ids="+".join)
+def test_every_profile_starts_with_all_that_it_waits_for(chosen: tuple[str, ...]) -> None:
+    services = compose.active(compose.project(**CONFIGURED)["services"], *chosen)
+    volumes, secrets = PROJECT["volumes"], PROJECT["secrets"]
+    published = [port.split(":") for service in services.values() for port in service.get("ports", ())]
+    assert all(address == "127.0.0.1" for address, _, _ in published), "other machines need a decision of the operator"
+    assert len({port for _, port, _ in published}) == len(published)
+    for name, service in services.items():
+        assert ":" in service["image"].rpartition("/")[2], f"{name} has no tag"
+        for other, how in service.get("depends_on", {}).items():
+            assert other in services or how.get("required") is False, f"{name} waits for {other}"
+            ends = other in ("topics", "keys")
+            assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy")
+            assert ends or other not in services or "test" in services[other]["healthcheck"]
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert (ROOT / source).exists() if source.startswith(".") else source in volumes, f"{name}: {source}"
+        assert set(service.get("secrets", ())) <= secrets.keys()
+
+
+def test_secrets_come_from_files() -> None:
+    plain, given = PROJECT, compose.project(**CONFIGURED)
+    for name, service in OURS.items():
+        assert not any(service["environment"][key] for key in ("TENTALIS_SASL_PASSWORD_FILE", "TENTALIS_SSL_CA"))
+        environment = given["services"][name]["environment"]
+        assert environment["TENTALIS_SASL_PASSWORD_FILE"] == "/run/secrets/kafka_password"
+        assert environment["TENTALIS_SSL_KEY"] == "/run/secrets/kafka_key" and "kafka_key" in service["secrets"]
+        assert not any(key.endswith("PASSWORD") for key in environment)
+    assert {secret["file"] for secret in plain["secrets"].values()} == {"/dev/null"}
+    assert given["secrets"]["kafka_ca"]["file"] == "./ca.pem"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_containers_are_locked_down(name: str) -> None:
+    service = OURS[name]
+    assert service["read_only"] is True and service["cap_drop"] == ["ALL"] and service["tmpfs"] == ["/tmp"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "state:/var/lib/tentalis" in service["volumes"]
+
+
+def test_every_variable_is_in_the_example_and_no_other() -> None:
+    example = (ROOT / ".env.example").read_text("utf-8")
+    named = set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE)) - {"COMPOSE_PROFILES"}
+    # Further images, ports and settings can be changed without being advertised.
+    quiet = {name for name in compose.variables_of(compose.text()) if name.endswith(("_IMAGE", "_PORT"))}
+    read = compose.variables_of(compose.text()) - {"KAFKA_CLUSTER_ID", "KAFKA_HEAP_OPTS"}
+    assert named <= read and read - named <= quiet
+
+
+def test_the_example_shows_the_defaults() -> None:
+    defaults = set(re.findall(r"\$\{(\w+):?-([^}]*)\}", compose.text()))
+    first_part = (ROOT / ".env.example").read_text("utf-8").partition("# --- a Kafka of yours")[0]
+    shown = set(re.findall(r"^#([A-Z_]+)=(.*)$", first_part, re.MULTILINE))
+    assert len(shown) > 10 and shown - defaults == set()
+
+
+def test_the_broker_takes_the_records_that_the_topics_allow() -> None:
+    environment, limit = SERVICES["kafka"]["environment"], topics.table().record_limit_bytes
+    assert int(environment["KAFKA_MESSAGE_MAX_BYTES"]) == int(environment["KAFKA_REPLICA_FETCH_MAX_BYTES"]) == limit
+    assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+
+
+def options(service: str) -> dict[str, str]:
+    return dict(argument.split("=", 1) for argument in SERVICES[service]["command"] if "=" in argument)
+
+
+@pytest.mark.parametrize("file", ["trainer.yaml", "trainer-gpu.yaml"])
+def test_the_runs_fit_the_servers_and_the_simulated_users(file: str) -> None:
+    config = load_config(ROOT / "deploy" / "compose" / file, {})
+    command = SERVICES["manager"]["command"]
+    assert config.run_id == command[command.index("--run") + 1]
+    assert config.steps is not None, "the simulated users take their pace from the steps of the run"
+    server = options("vllm")["--served-model-name"] if config.device == "cuda" else options("model")["--served-name"]
+    assert config.base_model_name == server
+    model = options("vllm")["--model"] if config.device == "cuda" else options("model")["--policy-model"]
+    assert config.base_model == model
+
+
+@pytest.mark.parametrize("file", ["gateway.yaml", "gateway-ollama.yaml"])
+def test_the_gateways_answer_with_the_policy_that_is_trained(file: str) -> None:
+    settings = GatewaySettings.from_file(ROOT / "deploy" / "compose" / file, gateway_id="gateway")
+    assert [policy.name for policy in settings.policies] == ["assistant"]
+    hosts = {backend.url.split("/")[2] for backend in settings.backends}
+    assert hosts <= {"model:8000", "ollama:11434"}
+    assert SERVICES["vllm"]["networks"]["default"]["aliases"] == ["model"]
+
+
+def test_vllm_is_the_version_of_the_lock() -> None:
+    lock = (ROOT / "requirements-vllm.lock").read_text("utf-8")
+    version = re.search(r"^vllm==(\S+)", lock, re.MULTILINE)
+    assert version is not None and SERVICES["vllm"]["image"].endswith(f":v{version[1]}")
+
+
+def scraped(path: Path) -> dict[str, int]:
+    jobs = yaml.safe_load(path.read_text("utf-8"))["scrape_configs"]
+    return {name: each["port"] for job in jobs for each in job["dns_sd_configs"] for name in each["names"]}
+
+
+def test_prometheus_asks_every_process() -> None:
+    found = scraped(ROOT / "deploy" / "prometheus" / "prometheus.yml")
+    assert found.keys() == OURS.keys() - {"topics", "keys"}
+    assert {port for name, port in found.items() if name != "model"} == {compose.METRICS_PORT}
+    assert found["model"] == topology.named("model").port
+
+
+def test_the_dashboards_are_those_of_the_chart_with_the_services_of_compose() -> None:
+    pages = {page.name: page.read_text("utf-8") for page in (ROOT / "deploy" / "grafana" / "dashboards").glob("*.json")}
+    assert pages.keys() == {page.name for page in (ROOT / "helm/tentalis/files/dashboards").glob("*.json")}
+    assert "{{service}}" in pages["loop.json"] and not [name for name, text in pages.items() if "{{pod}}" in text]
+
+
+def test_processes_that_a_restart_does_not_repair_are_held() -> None:
+    for name in OURS.keys() - {"topics", "keys"}:
+        assert SERVICES[name]["environment"]["TENTALIS_HOLD"] == "5,7", name

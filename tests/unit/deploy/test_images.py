@@ -1,0 +1,116 @@
+"""The Dockerfile and the lists of its packages: they agree with the lock, and with what is installed."""
+
+import re
+import tomllib
+from fnmatch import fnmatch
+from importlib.metadata import requires
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+from tentalis.service.packages import normal
+from tests.support import ROOT
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+STORES = ("gs", "s3")
+LISTS = {"core": ("math", *STORES), "model": ("math", "serve", *STORES), "trainer": ("math", "train", *STORES)}
+
+
+def listed(name: str) -> list[Requirement]:
+    text = (ROOT / "deploy" / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    return [Requirement(line) for line in text.splitlines()]
+
+
+def locked() -> set[tuple[str, str]]:
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    return {(name, version) for name, version in re.findall(r"^([\w.-]+)==([^ ;\\\s]+)", lock, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", [*LISTS, "build"])
+def test_a_list_names_versions_of_the_lock(name: str) -> None:
+    found = {(each.name, str(each.specifier).removeprefix("==")) for each in listed(name)}
+    assert found and found - locked() == set(), "`make lock` writes the lists"
+
+
+def closure(lines: list[str]) -> set[str]:
+    """The packages that an installation of these requirements has here, by the metadata of what is installed."""
+    found: dict[str, set[str]] = {}
+    waiting = [Requirement(line) for line in lines]
+    while waiting:
+        wanted = waiting.pop()
+        name, extras = normal(wanted.name), {"", *wanted.extras}
+        new = extras - found.get(name, set())
+        found.setdefault(name, set()).update(extras)
+        for extra in new:
+            environment = default_environment() | {"extra": extra}
+            for line in requires(name) or ():
+                inner = Requirement(line)
+                if inner.marker is None or inner.marker.evaluate(environment):
+                    waiting.append(inner)
+    return set(found)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_complete(name: str) -> None:
+    extras = [line for extra in LISTS[name] for line in TABLE["optional-dependencies"][extra]]
+    here = {normal(each.name) for each in listed(name) if each.marker is None or each.marker.evaluate()}
+    assert here == closure([*TABLE["dependencies"], *extras]), "`make lock` writes the lists"
+
+
+def test_torch_is_only_where_it_is_used() -> None:
+    def names(name: str) -> set[str]:
+        return {each.name for each in listed(name)}
+
+    assert not any(each in ("torch", "triton", "transformers") or each.startswith("nvidia-") for each in names("core"))
+    assert names("core") < names("model") < names("trainer")
+    assert {"torch", "gguf", "accelerate"} <= names("model") and "deepspeed" in names("trainer") - names("model")
+
+
+def test_the_images_that_there_are() -> None:
+    parents = {stage: base for base, stage in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)}
+    for image in ("core", "model", "trainer-cpu", "trainer-gpu", "sandbox"):
+        lineage = [image]
+        while lineage[-1] in parents:
+            lineage.append(parents[lineage[-1]])
+        assert "base" in lineage, "its user is not root"
+        assert ("runtime" in lineage) == (image != "sandbox"), "its entry point is tentalis"
+        assert not {"tools", "packages-core"} & set(lineage), "it has no compiler"
+    base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0]
+    assert "USER 10001:10001" in base and "WORKDIR /var/lib/tentalis" in base
+    assert '\nENTRYPOINT ["tentalis"]\n' in DOCKERFILE.partition(" AS runtime\n")[2].partition("\nFROM ")[0]
+
+
+@pytest.mark.parametrize("image", ["core", "model", "trainer-cpu", "trainer-gpu"])
+def test_each_image_has_its_bill_of_materials_and_the_code_in_its_last_layers(image: str) -> None:
+    stage = DOCKERFILE.partition(f" AS {image}\n")[2].partition("\nFROM ")[0]
+    assert "/usr/share/doc/tentalis/sbom.cdx.json" in stage
+    copies = re.findall(r"^COPY .*$", stage, re.MULTILINE)
+    assert copies[-1] == "COPY --from=app /opt/app /opt/tentalis"
+
+
+def test_all_that_is_copied_exists_and_reaches_the_builder() -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line and line[0] != "#"]
+    allowed = [rule[1:] for rule in rules if rule.startswith("!")]
+    assert rules[0] == "*"
+    sources = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert {"requirements.lock", "deploy/requirements/core.txt", "tentalis", "pyproject.toml"} <= set(sources)
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert any(fnmatch(source, rule) or source.startswith(f"{rule}/") for rule in allowed), source
+    packages = {pattern.removesuffix("*") for pattern in ("schemas*", "streams*", "trainer*", "tentalis*")}
+    assert packages <= set(sources)
+
+
+def test_versions_are_those_of_the_project() -> None:
+    assert f"ARG VERSION={TABLE['version']}\n" in DOCKERFILE
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    uv = re.search(r"^UV_VERSION := (\S+)$", makefile, re.MULTILINE)
+    assert uv is not None and f"ARG UV_VERSION={uv[1]}\n" in DOCKERFILE
+    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"\$\{TENTALIS_VERSION:-([^}]+)\}", compose)) == {TABLE["version"]}
