@@ -1,0 +1,1 @@
+"""The drill itself, without a broker."""
