@@ -129,9 +129,9 @@ class LossConfig(ConfigModel):
     """Lower bound of the ratio is 1 - clip_low (clipped, dapo, and the distillation part)."""
     clip_high: Positive = 0.28
     """Upper bound of the ratio is 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """With a negative advantage the loss of a token is at most dual_clip * |advantage| (3 is usual); null:
-    unbounded."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = 3.0
+    """With a negative advantage the loss of a token is at most dual_clip * |advantage|, so that a single off-policy
+    token does not turn the whole gradient; null: unbounded."""
     log_ratio_clamp: Positive = 10.0
     """|log pi - log mu| is clamped to this before the exponential, so that no ratio overflows."""
     cispo_low: NotNegative = 0.0

@@ -57,7 +57,8 @@ def test_clip_vectors(kind: LossKind, ratio: float, advantage: float, expected: 
 
 
 def test_dual_clip_bounds_what_a_bad_token_costs() -> None:
-    assert one("clipped", 5.0, -1.0)[0] == pytest.approx(5.0)
+    assert one("clipped", 5.0, -1.0, dual_clip=None)[0] == pytest.approx(5.0)
+    assert one("clipped", 5.0, -1.0)[0] == pytest.approx(3.0), "the default"
     assert one("clipped", 5.0, -1.0, dual_clip=3.0) == (pytest.approx(3.0), 0.0)
     assert one("clipped", 2.0, -1.0, dual_clip=3.0)[0] == pytest.approx(2.0)
     assert one("clipped", 0.5, -1.0, dual_clip=3.0)[0] == pytest.approx(0.8)
