@@ -50,7 +50,7 @@ def trajectory(folder: Path) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     try:
         model = tiny_model(folder)
-        run_config = config(model, optimizer={"lr": 1e-3})
+        run_config = config(model, optimizer={"lr": 1e-3}, loss={"dual_clip": None})
         engine, rank_group = TrainingEngine(run_config, model, ranks.join_ranks(), "cpu"), ranks.join_ranks()
         steps = []
         for step in range(1, STEPS + 1):
