@@ -1,5 +1,8 @@
 """Builds the images, runs docker-compose.yml to its first adapters, and restarts each container once in the middle.
 
+The stack is started, asked and ended by the commands of docs/start/compose.md; those of docs/operations (blocks
+```console compose) upgrade it and rotate its keys.
+
     make test-docker [ARGS='--targets core,model,trainer-cpu --keep']
 
 Images are built on the stock bases where the engine can pull them, else on bases made here (`local_images.py`). The
@@ -16,9 +19,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,11 @@ from tentalis.local.ports import free_port
 from tests.docker.engine import Docker, NotAvailable, engine, say
 from tests.docker.images import TARGETS, BuiltImages, build_images, tag_of
 from tests.support import ROOT, compose
+from tests.support.transcript import PageMismatch, PageShell, ShownCommand, commands_of
 
+PROJECT, NEXT = "tentalis-test", "next"
 RUN, STEPS = "compose", 8
+FIRST_STEPS = "start/compose.md"
 FIRST_ADAPTER_S, DONE_S = 2400.0, 2400.0
 
 
@@ -40,6 +46,7 @@ class Report(BuiltImages):
     engine: str = ""
     up_s: float | None = None
     restarted: list[str] = field(default_factory=list)
+    commands: dict[str, int] = field(default_factory=dict)  # followed, by page
     first_adapter_s: float | None = None
     served: str | None = None
     verify: dict[str, int] = field(default_factory=dict)
@@ -55,7 +62,7 @@ class Stack:
 
     def __call__(self, *arguments: str, timeout: float = 120.0, check: bool = True) -> str:
         return self.docker(
-            "compose", "--project-name", "tentalis-test", "--file", str(ROOT / "docker-compose.yml"), *arguments,
+            "compose", "--project-name", PROJECT, "--file", str(ROOT / "docker-compose.yml"), *arguments,
             timeout=timeout, check=check, **self.variables,
         )  # fmt: skip
 
@@ -76,11 +83,32 @@ def trainer_config(folder: Path) -> Path:
     return path
 
 
+@dataclass
+class Operator:
+    """Follows the pages of docs in one shell, with the ports of this stack in the place of those that they name."""
+
+    shell: PageShell
+    ports: Mapping[str, str]
+    report: Report
+
+    def follow(self, page: str, name: str = "compose", commands: Sequence[ShownCommand] | None = None) -> None:
+        """Follows the blocks of one name, or some commands of them. Raises PageMismatch."""
+        given = commands_of(ROOT / "docs" / page, name) if commands is None else commands
+        say(f"following {len(given)} commands of {page}")
+        self.shell.follow([self._here(each) for each in given])
+        self.report.commands[page] = self.report.commands.get(page, 0) + len(given)
+
+    def _here(self, command: ShownCommand) -> ShownCommand:
+        text = command.text
+        for port, here in self.ports.items():
+            text = text.replace(f"127.0.0.1:{port}/", f"127.0.0.1:{here}/")
+        return replace(command, text=text)
+
+
 @contextmanager
-def up(stack: Stack, keep: bool) -> Iterator[None]:
-    """The stack, up and healthy; it and its volumes are gone afterwards, unless `keep`."""
+def cleared(stack: Stack, keep: bool) -> Iterator[None]:
+    """Shows the logs after a failure; the stack and its volumes are gone afterwards, unless `keep`."""
     try:
-        stack("up", "--detach", "--no-build", timeout=1800)
         yield
     except BaseException:
         with suppress(RuntimeError):
@@ -173,27 +201,38 @@ def check_images(docker: Docker, report: Report) -> None:
         docker(*plain, "tentalis", image, "--version")
 
 
-def loop(stack: Stack, port: int, keep: bool, report: Report) -> None:
+def loop(stack: Stack, operator: Operator, port: int, keep: bool, report: Report) -> None:
     """Runs the stack to its last step, with a restart of everything in the middle, and verifies its log."""
     began = time.monotonic()
-    with up(stack, keep):
+    page = commands_of(ROOT / "docs" / FIRST_STEPS)
+    learned = next(number for number, command in enumerate(page) if command.text.startswith("until"))
+    end = next(number for number, command in enumerate(page) if command.text.startswith("docker compose down"))
+    with cleared(stack, keep):
+        operator.follow(FIRST_STEPS, commands=page[:1])
         report.up_s = round(time.monotonic() - began, 1)
         say(f"up after {report.up_s} s")
+        operator.follow(FIRST_STEPS, commands=page[1:learned])
         wait_for("the first answers of the worker", FIRST_ADAPTER_S, lambda: answers(stack))
         restart_each(stack, report)
         report.served = wait_for("an adapter is served", FIRST_ADAPTER_S, lambda: served(stack))[0]["version"]
         report.first_adapter_s = round(time.monotonic() - began, 1)
         say(f"{report.served} is served after {report.first_adapter_s} s")
+        operator.follow("operations/upgrade.md")
+        operator.follow(FIRST_STEPS, commands=page[learned:end])
+        operator.follow("operations/in-a-cluster.md")
         last = f"@v{STEPS}"
         wait_for("the last step", DONE_S, lambda: any(str(row["version"]).endswith(last) for row in served(stack)))
         wait_for("trainer and manager end, all others are healthy", 300, lambda: not healthy(stack))
         check_gateway(stack, port, report)
+        operator.follow("operations/rotate.md")
         verdict = json.loads(
             stack.inside("tentalis", "verify", RUN, "--wait", "300", "-o", "json", check=False, timeout=600)
         )
         report.verify = {name: value for name, value in verdict.items() if isinstance(value, int)}
         report.problems += [str(problem) for problem in verdict["problems"]]
         report.problems += healthy(stack)
+        if not keep:
+            operator.follow(FIRST_STEPS, commands=page[end:])
 
 
 def write(report: Report) -> None:
@@ -209,6 +248,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     with engine(scratch) as docker, tempfile.TemporaryDirectory() as folder:
         report.engine = docker("version", "--format", "{{.Server.Version}}").strip()
         kafka = build_images(docker, scratch, tuple(options.targets.split(",")), report)
+        for target in report.built_s:
+            docker("tag", tag_of(target), tag_of(target).replace(":test", f":{NEXT}"))
         variables = {"TENTALIS_REGISTRY": "tentalis-test", "TENTALIS_VERSION": "test", "KAFKA_IMAGE": kafka}
         check_images(docker, report)
         if options.no_loop:
@@ -217,7 +258,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
         ports = {name: str(free_port(avoid=(port,))) for name in ("KAFKA_PORT", "TENTALIS_BRIDGE_PORT")}
         files = {"TENTALIS_TRAINER_CONFIG": str(trainer_config(Path(folder)))}
         stack = Stack(docker, variables | files | ports | {"TENTALIS_GATEWAY_PORT": str(port)})
-        loop(stack, port, options.keep, report)
+        environment = {"COMPOSE_PROJECT_NAME": PROJECT, "COMPOSE_FILE": str(ROOT / "docker-compose.yml"), "NEXT": NEXT}
+        environment |= docker.env | stack.variables
+        with PageShell(Path(folder) / "operator", environment, limit_s=FIRST_ADAPTER_S) as shell:
+            loop(stack, Operator(shell, {"8200": str(port)}, report), port, options.keep, report)
 
 
 def main() -> int:
@@ -232,7 +276,7 @@ def main() -> int:
     report = Report()
     try:
         run(options, report)
-    except (NotAvailable, RuntimeError, TimeoutError, OSError, subprocess.SubprocessError) as error:
+    except (NotAvailable, PageMismatch, RuntimeError, TimeoutError, OSError, subprocess.SubprocessError) as error:
         report.problems.append(str(error))
     if options.write:
         write(report)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_BRIDGE = Path("/sys/class/net/docker0")
+
 
 class NotAvailable(RuntimeError):
     """Something that the test needs is missing; the message says what to install."""
@@ -55,16 +57,17 @@ class Docker:
 
 @contextmanager
 def engine(folder: Path, *, with_compose: bool = True) -> Iterator[Docker]:
-    """Yields the engine that answers; without one, starts `dockerd` with its data in `folder`, which needs root.
+    """Yields the engine that answers; without one, starts `dockerd` with its data in `folder`, which needs root, and
+    takes back what that changes of the machine's network.
 
     Raises NotAvailable.
     """
-    require = require_compose if with_compose else lambda docker: None
     if shutil.which("docker") is None:
         raise NotAvailable("no docker command: install Docker (on Debian: apt-get install docker.io)")
     docker = Docker()
     if docker.succeeds("info"):
-        require(docker)
+        if with_compose:
+            require_compose(docker)
         yield docker
         return
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
@@ -73,7 +76,9 @@ def engine(folder: Path, *, with_compose: bool = True) -> Iterator[Docker]:
             "(on Debian: apt-get install docker.io): then the test starts its own"
         )
     docker = Docker({"DOCKER_HOST": f"unix://{folder}/docker.sock"})
-    require(docker)
+    if with_compose and not docker.succeeds("compose", "version"):
+        docker.env["DOCKER_CONFIG"] = str(_compose_plugin())
+        require_compose(docker)
     with _own(folder), (folder / "dockerd.log").open("ab") as log:
         command = _dockerd(folder)
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -98,11 +103,35 @@ def require_compose(docker: Docker) -> None:
         )
 
 
+def _compose_plugin() -> Path:
+    from tentalis.local.jars import cache_dir
+    from tests.docker import compose_plugin
+
+    return compose_plugin.built(cache_dir())
+
+
 @contextmanager
 def _own(folder: Path) -> Iterator[None]:
+    """Makes the folder of an engine; afterwards its socket is gone, packets are forwarded as they were before, and its
+    bridge is removed if it was not there before."""
     folder.mkdir(parents=True, exist_ok=True)
-    yield
-    (folder / "docker.sock").unlink(missing_ok=True)
+    policy, bridge = _forward_policy(), _BRIDGE.exists()
+    try:
+        yield
+    finally:
+        (folder / "docker.sock").unlink(missing_ok=True)
+        if policy and _forward_policy() != policy:
+            subprocess.run(["iptables", "-P", "FORWARD", policy], check=True)
+        if _BRIDGE.exists() and not bridge:
+            subprocess.run(["ip", "link", "delete", _BRIDGE.name], check=True)
+
+
+def _forward_policy() -> str:
+    """Returns the policy of the chain FORWARD, which dockerd sets to DROP; "" without iptables."""
+    if shutil.which("iptables") is None:
+        return ""
+    rules = subprocess.run(["iptables", "-S", "FORWARD"], capture_output=True, text=True, check=True).stdout
+    return rules.split()[2]
 
 
 def _dockerd(folder: Path) -> Sequence[str]:

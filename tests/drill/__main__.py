@@ -21,8 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.drill.fault import FAULTS, Fault, Sight
-from tests.drill.page import PAGES, follow, transcripts
 from tests.drill.sites import SITES, Site
+from tests.support import ROOT
+from tests.support.transcript import commands_of
+
+PAGES = ROOT / "docs" / "operations"
 
 
 @dataclass
@@ -61,7 +64,7 @@ def play(fault: Fault, site: Site) -> Result:
     try:
         acts = fault.play(site)
         compare(result, next(acts))
-        follow(transcripts(PAGES / fault.page)[fault.name], site.shell)
+        site.shell.follow(commands_of(PAGES / fault.page, fault.name))
         if next(acts, None) is not None:
             raise AssertionError(f"{fault.name} yields twice")
     except Exception:  # noqa: BLE001 - reported; the next fault is played all the same

@@ -6,13 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from tests.drill.fault import Sight
-from tests.support import ROOT
+from tests.support.transcript import ShownCommand, operator_environment
 
 PATIENCE_S = 240.0
 
@@ -22,15 +22,7 @@ class Shell:
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
-        tools = folder / "bin"
-        tools.mkdir(parents=True, exist_ok=True)
-        tentalis = tools / "tentalis"
-        tentalis.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tentalis.cli "$@"\n', encoding="utf-8")
-        tentalis.chmod(0o755)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TENTALIS_")}
-        kept |= {name: os.environ[name] for name in ("TENTALIS_CACHE",) if name in os.environ}
-        path = f"{tools}:{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"
-        self.env = kept | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "400", "OMP_NUM_THREADS": "1"} | env
+        self.env = operator_environment(folder, {"COLUMNS": "400", "OMP_NUM_THREADS": "1"} | env)
         self._groups: list[subprocess.Popen[bytes]] = []
 
     def run(self, command: str, timeout: float = PATIENCE_S) -> Sight:
@@ -53,6 +45,15 @@ class Shell:
             process = self._popen(f"exec {command}" if log else command, sink)
         self._groups.append(process)
         return process
+
+    def follow(self, commands: Sequence[ShownCommand]) -> None:
+        """Runs the commands of a transcript, one that ends with `&` in the background. Raises PageMismatch."""
+        for command in commands:
+            if command.text.endswith("&"):
+                self.begin(command.text[:-1])
+                continue
+            done = self.run(command.text)
+            command.check(done.code, done.says)
 
     def _popen(self, command: str, sink: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

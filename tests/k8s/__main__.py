@@ -4,8 +4,10 @@
 
 The cluster is that of KUBECONFIG (with --import COMMAND, which gives its nodes the images: `k3s ctr images import -`).
 Without KUBECONFIG, and as root, it is one node made here, of programs built from their Go modules. The images need a
-Docker engine, or dockerd. The last line on stdout is one JSON object; the exit code is 1 if there were problems, which
-stderr names. --write replaces the figures in docs/results/kubernetes.md.
+Docker engine, or dockerd. The commands of docs/start/helm.md install, test and uninstall the release.
+
+The last line on stdout is one JSON object; the exit code is 1 if there were problems, which stderr names. --write
+replaces the figures in docs/results/kubernetes.md.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import Any
 from tests.docker.engine import Docker, NotAvailable, engine, say
 from tests.docker.images import TARGETS, build_images, tag_of
 from tests.k8s import cluster as clusters
-from tests.k8s.scenario import NAMESPACE, RELEASE, SETTLED_S, Release, Report, life
+from tests.k8s.scenario import NAMESPACE, RELEASE, SETTLED_S, Release, Report, life, operator_of
 from tests.support import ROOT
+from tests.support.transcript import PageMismatch
 
 PAGE = ROOT / "docs" / "results" / "kubernetes.md"
 
@@ -87,9 +90,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
             say(report.cluster)
             made.load(docker, tagged(docker, kafka))
             say("the node has the images")
-            release = Release(made, scratch, values(kafka), report, options.settle)
+            changes = values(kafka)
             try:
-                life(release)
+                with operator_of(made, scratch, changes) as operator:
+                    life(Release(made, scratch, changes, report, operator, options.settle))
             except BaseException:
                 show(made)
                 raise
@@ -118,7 +122,7 @@ def main() -> int:
     report = Report()
     try:
         run(options, report)
-    except (NotAvailable, RuntimeError, TimeoutError, OSError, subprocess.SubprocessError, ValueError) as error:
+    except (NotAvailable, PageMismatch, RuntimeError, OSError, subprocess.SubprocessError, ValueError) as error:
         report.problems.append(str(error))
     if options.write:
         write(report)

@@ -6,16 +6,13 @@ The Go tool checks every module against its checksum database. A cold build take
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
-from tests.docker.engine import NotAvailable, say
+from tests.docker.engine import say
+from tests.docker.go_modules import build_program, go, require_go, write_module
 
 KUBERNETES, ETCD, COREDNS = "v1.34.4", "v3.6.4", "v1.12.4"
-GO = (1, 24)
 PROGRAMS = {
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -66,7 +63,7 @@ def built(folder: Path) -> Path:
     wanted = [programs / name for name in (*PROGRAMS, "coredns", "pause")]
     if all(path.exists() for path in wanted):
         return programs
-    _require_go()
+    require_go("to build a Kubernetes, or name a cluster with KUBECONFIG")
     programs.mkdir(parents=True, exist_ok=True)
     say("building Kubernetes from its Go modules: 8 to 15 minutes on two cores, once")
     kubernetes = _module(folder / "kubernetes", {"k8s.io/kubernetes": KUBERNETES, "go.etcd.io/etcd/server/v3": ETCD})
@@ -81,34 +78,16 @@ def built(folder: Path) -> Path:
     return programs
 
 
-def _require_go() -> None:
-    if shutil.which("go") is None:
-        raise NotAvailable(
-            f"no `go`: install Go {GO[0]}.{GO[1]} or newer to build a Kubernetes, or name a cluster with KUBECONFIG"
-        )
-
-
-def _go(folder: Path, *arguments: str) -> str:
-    env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=mod"}
-    done = subprocess.run(["go", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"go {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    return done.stdout
-
-
 def _module(folder: Path, required: dict[str, str]) -> Path:
     """Writes a module that requires others. The libraries that Kubernetes keeps in its own repository are replaced by
     their releases, which have its version with a 0 in front."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = ["module tentalis.test/parts", f"go {GO[0]}.{GO[1]}.0"]
-    lines += [f"require {name} {version}" for name, version in required.items()]
-    (folder / "go.mod").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_module(folder, required)
     if required:
         release = f"v0.{KUBERNETES.removeprefix('v1.')}"
-        downloaded = json.loads(_go(folder, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}"))
-        staged = json.loads(_go(folder, "mod", "edit", "-json", downloaded["GoMod"]))["Replace"]
+        downloaded = json.loads(go(folder, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}"))
+        staged = json.loads(go(folder, "mod", "edit", "-json", downloaded["GoMod"]))["Replace"]
         names = sorted(each["Old"]["Path"] for each in staged if each["New"]["Path"].startswith("./"))
-        _go(folder, "mod", "edit", *(f"-replace={name}={name}@{release}" for name in names))
+        go(folder, "mod", "edit", *(f"-replace={name}={name}@{release}" for name in names))
     return folder
 
 
@@ -120,8 +99,6 @@ def _versions() -> str:
 
 
 def _build(module: Path, package: str, program: Path, flags: str = "") -> None:
-    if program.exists():
-        return
     began = time.monotonic()
-    _go(module, "build", "-trimpath", "-ldflags", f"-s -w {flags}".strip(), "-o", str(program), package)
-    say(f"built {program.name} in {time.monotonic() - began:.0f} s")
+    if build_program(module, package, program, flags):
+        say(f"built {program.name} in {time.monotonic() - began:.0f} s")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +19,14 @@ from tentalis.kafka import topology
 from tentalis.kafka.topology import InStack
 from tests.docker.engine import say
 from tests.docker.images import BuiltImages
-from tests.k8s.cluster import HELM, Cluster
+from tests.k8s.cluster import Cluster
 from tests.support import ROOT
+from tests.support.transcript import PageShell, ShownCommand, commands_of
 
 CHART = ROOT / "helm" / "tentalis"
 RELEASE, NAMESPACE = "tentalis", "tentalis-test"
 STREAMS = tuple(each.name for each in topology.streams() if each.in_stack in (InStack.ALWAYS, InStack.WITH_GATEWAY))
+FIRST_STEPS = "start/helm.md"
 WAIT_S, TEST_S = 1200.0, 1800
 SETTLED_S = 960  # the deadline of a task of the simulated users, and a minute
 Values = dict[str, Any]
@@ -44,6 +48,7 @@ class Report(BuiltImages):
     refused_evictions: int = 0
     restarts: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    commands: dict[str, int] = field(default_factory=dict)  # followed, by page
     verify: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -61,6 +66,7 @@ class Release:
     scratch: Path
     changes: Values
     report: Report
+    operator: PageShell
     settle_s: int = SETTLED_S
 
     def helm(self, *arguments: str, timeout: float = WAIT_S + 60) -> str:
@@ -71,6 +77,12 @@ class Release:
         path = self.scratch / "values.yaml"
         path.write_text(yaml.safe_dump(self.changes), encoding="utf-8")
         return ["--values", str(CHART / "ci" / "trial-values.yaml"), "--values", str(path)]
+
+    def follow(self, page: str, name: str = "", commands: Sequence[ShownCommand] | None = None) -> None:
+        """Follows the blocks of one name of a page, or some of their commands. Raises PageMismatch."""
+        given = commands_of(ROOT / "docs" / page, name) if commands is None else commands
+        self.operator.follow(given)
+        self.report.commands[page] = self.report.commands.get(page, 0) + len(given)
 
     def upgrade(self, what: str) -> None:
         """Runs `helm upgrade` with the present values and waits until everything is ready."""
@@ -86,6 +98,11 @@ class Release:
             "exec", "-n", NAMESPACE, f"deploy/{RELEASE}-gateway", "-c", "gateway", "--", *command,
             timeout=timeout, check=False,
         )  # fmt: skip
+
+    def test_log(self) -> str:
+        """Returns what the pod of `helm test` says of the adapter that learned from its tasks."""
+        said = self.cluster.kubectl("logs", "-n", NAMESPACE, f"{RELEASE}-test")
+        return next(line for line in said.splitlines() if line.startswith("learned: "))
 
     def pods(self) -> list[dict[str, Any]]:
         """Returns the pods of processes that stay: no Jobs, no tests."""
@@ -169,35 +186,51 @@ def life(release: Release) -> None:
     release.wait_learned("scaling")
     evict_all(release)
     release.wait_learned("evictions")
+    release.follow("operations/in-a-cluster.md", "kubernetes")
     stop_load(release)
     verify(release)
     uninstall(release)
 
 
+@contextmanager
+def operator_of(cluster: Cluster, scratch: Path, changes: Values) -> Iterator[PageShell]:
+    """The shell of a newcomer in a checkout, with the values of the test, whose kubectl and helm use its namespace."""
+    cluster.kubectl("create", "namespace", NAMESPACE)
+    kubeconfig = scratch / "operator.kubeconfig"
+    shutil.copy(cluster.kubeconfig, kubeconfig)
+    here = ("config", "set-context", "--current", "--namespace", NAMESPACE, "--kubeconfig", str(kubeconfig))
+    cluster.kubectl(*here)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        PageShell(Path(folder), {"KUBECONFIG": str(kubeconfig)}, limit_s=TEST_S + 120) as shell,
+    ):
+        (Path(folder) / "bin" / "kubectl").symlink_to(cluster.kubectl_path)
+        (shell.folder / "helm").symlink_to(ROOT / "helm")
+        (shell.folder / "my-images.yaml").write_text(yaml.safe_dump(changes), encoding="utf-8")
+        yield shell
+
+
 def install(release: Release) -> None:
-    """Installs the release, and runs `helm test` while it watches for the first adapter."""
+    """Follows the page of the first steps to its end but one, and watches for the first adapter."""
     report, began = release.report, time.monotonic()
+    page = commands_of(ROOT / "docs" / FIRST_STEPS)
+    test = next(number for number, command in enumerate(page) if command.text.startswith("helm test"))
     with release.step("install"):
-        release.helm(
-            "install", RELEASE, str(CHART), "--create-namespace", *release.values(),
-            "--wait", "--timeout", f"{WAIT_S:.0f}s",
-        )  # fmt: skip
+        release.follow(FIRST_STEPS, commands=page[:1])
     report.installed_s = round(time.monotonic() - began, 1)
-    command = [str(HELM), "test", RELEASE, "-n", NAMESPACE, "--logs", "--timeout", f"{TEST_S + 60}s"]
-    with release.step("helm test"):
-        testing = subprocess.Popen(
-            command, env=release.cluster.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        try:
-            first = wait_for("a first adapter", TEST_S, release.served)
-            report.first_adapter_s = round(time.monotonic() - began, 1)
-            report.served["install"] = first
-            said, _ = testing.communicate(timeout=TEST_S + 120)
-        finally:
-            testing.kill()
-    if testing.returncode:
-        raise RuntimeError(f"helm test ended with {testing.returncode}:\n{said[-3000:]}")
-    report.tested = next(line for line in said.splitlines() if line.startswith("learned: "))
+    release.follow(FIRST_STEPS, commands=page[1:test])
+    with release.step("helm test"), ThreadPoolExecutor(1) as pool:
+        testing = pool.submit(release.follow, FIRST_STEPS, commands=page[test:-1])
+
+        def first() -> str:
+            if testing.done():
+                testing.result()
+            return release.served()
+
+        report.served["install"] = wait_for("a first adapter", TEST_S, first)
+        report.first_adapter_s = round(time.monotonic() - began, 1)
+        testing.result()
+    report.tested = release.test_log()
     say(report.tested)
 
 
@@ -283,7 +316,7 @@ def verify(release: Release) -> None:
 def uninstall(release: Release) -> None:
     """Uninstalls the release and notes what is left of it."""
     with release.step("uninstall"):
-        release.helm("uninstall", RELEASE, "--wait", "--timeout", "300s")
+        release.follow(FIRST_STEPS, commands=commands_of(ROOT / "docs" / FIRST_STEPS)[-1:])
     wait_for(
         "the pods are gone",
         120,

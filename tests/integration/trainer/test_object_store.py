@@ -92,14 +92,51 @@ def test_a_run_killed_in_its_uploads_continues_elsewhere_to_the_same_bytes(lab: 
     store.faults.clear()
     assert train(lab, run_config, store, url, lab.folder / "last") == 0, (lab.folder / "last.log").read_text()
     assert list(served(lab)) == [0, 1, 2] and list(served(lab).values()) == lab.hashes(run_config)
-    out, err = lab.folder / "replays.jsonl", lab.folder / "replays.log"
-    environment = lab.environment() | {"TENTALIS_STORE": url, "TENTALIS_HOME": str(lab.folder / "replays")}
-    wanted = [["replay", run_config.run_id, *more, "-o", "json"] for more in ((), ("--from-step", str(STEPS)))]
-    process = forked.start(forked.commands, json.dumps(wanted), environment, out, err)
-    process.join(240)
-    forked.end(process)
-    replayed = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(code, json.loads(text)["equal"]) for code, text, _ in replayed] == [(0, True)] * 2, err.read_text()
-    assert "fetched the checkpoint of step 1 from s3://" in replayed[1][2] + err.read_text()
     steps = list_sets(Location.parse(f"{url}/checkpoints/{run_config.run_id}")).sets
     assert sorted(name[:6] for name in steps) == ["000000", "000001", "000002"]
+    replays_exports_and_deletion(lab, run_config.run_id, store, url)
+
+
+def replays_exports_and_deletion(lab: Lab, run: str, store: ObjectStore, url: str) -> None:
+    """Commands of an operator whose machine has nothing of a run: they work on the store and the log alone."""
+    archive = f"{url}/archives/{run}"
+    before = store.keys(url)
+    whole, later, exported, imported, missing, planned, deleted = run_commands(
+        lab,
+        url,
+        ["replay", run, "-o", "json"],
+        ["replay", run, "--from-step", str(STEPS), "-o", "json"],
+        ["export", run, "--into", archive, "-o", "json"],
+        ["import", archive, "-o", "json"],
+        ["import", f"{url}/archives/another", "-o", "json"],
+        ["runs", "delete", run, "-o", "json"],
+        ["runs", "delete", run, "--yes", "-o", "json"],
+    )
+    assert [(code, json.loads(text)["equal"]) for code, text, _ in (whole, later)] == [(0, True)] * 2, later
+    assert "fetched the checkpoint of step 1 from s3://" in later[2]
+
+    assert (exported[0], json.loads(exported[1])["folder"]) == (0, archive), exported
+    assert {*json.loads(exported[1])["files"]} < {key.rsplit("/")[-1] for key in store.keys(archive)}
+    found = json.loads(imported[1])
+    assert (imported[0], {*found["written"].values()}) == (0, {0}) and found["present"]["StepResult"] == STEPS, imported
+    assert missing[0] == 1 and f"{url}/archives/another has no archive" in missing[2], missing
+
+    plan = {row["path"]: row["action"] for row in json.loads(planned[1])["folders"]}
+    assert (planned[0], deleted[0]) == (0, 0), deleted
+    gone = [path for path, action in plan.items() if action == "delete"]
+    assert gone and all(path.startswith(url) for path in plan), plan
+    kept = [key for key in before if not any(f"{url}/{key}".startswith(f"{path}/") for path in gone)]
+    assert kept != before and [key for key in store.keys(url) if not key.startswith("archives/")] == kept
+
+
+def run_commands(lab: Lab, url: str, *wanted: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each command, run on a machine of its own."""
+    out, err = lab.folder / "commands.jsonl", lab.folder / "commands.log"
+    environment = lab.environment() | {"TENTALIS_STORE": url, "TENTALIS_HOME": str(lab.folder / "elsewhere")}
+    process = forked.start(forked.commands, json.dumps(wanted), environment, out, err)
+    process.join(300)
+    forked.end(process)
+    logged = err.read_text()
+    done = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(done) == len(wanted), logged
+    return [(code, text, said + logged) for code, text, said in done]

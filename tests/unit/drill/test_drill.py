@@ -6,19 +6,29 @@ from typing import Any
 
 import pytest
 
-from tests.drill.__main__ import play
+from tests.drill.__main__ import PAGES, play
 from tests.drill.fault import FAULTS, Fault, Sight
-from tests.drill.page import PAGES, Command, NotAsWritten, follow, transcripts
 from tests.drill.shell import Shell
 from tests.drill.sites import SITES
+from tests.support import ROOT
+from tests.support.transcript import ShownCommand, transcripts
 
 SEEN = Sight(code=7, says="the topic is gone")
+IN_CONTAINERS = {"compose": "docker/__main__.py", "kubernetes": "k8s/scenario.py"}  # run by make test-docker, test-k8s
 
 
 def test_every_fault_has_its_transcript_and_every_transcript_its_fault() -> None:
-    found = {(page.name, name) for page in PAGES.glob("*.md") for name in transcripts(page)}
+    named = {(page.name, name) for page in PAGES.glob("*.md") for name in transcripts(page) if name}
+    found = {(page, name) for page, name in named if name not in IN_CONTAINERS}
     assert found == {(fault.page, fault.name) for fault in FAULTS.values()}
     assert len(FAULTS) >= 30 and {fault.site for fault in FAULTS.values()} == set(SITES)
+
+
+def test_every_transcript_in_containers_is_run_there() -> None:
+    named = {(page.name, name) for page in PAGES.glob("*.md") for name in transcripts(page) if name in IN_CONTAINERS}
+    assert {name for _, name in named} == IN_CONTAINERS.keys()
+    for page, name in named:
+        assert f'follow("operations/{page}"' in (ROOT / "tests" / IN_CONTAINERS[name]).read_text(encoding="utf-8")
 
 
 def test_the_index_by_symptom_names_every_page_with_a_transcript() -> None:
@@ -26,29 +36,12 @@ def test_the_index_by_symptom_names_every_page_with_a_transcript() -> None:
     assert {fault.page for fault in FAULTS.values() if f"({fault.page}" not in index} == set()
 
 
-def test_a_transcript_is_commands_with_codes_and_parts_of_their_output(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```console gone\n$ a \\\n  b\nexit 7\nsaid   so\n```\n\n- x\n\n  ```console gone\n  $ c &\n  ```\n"
-    )
-    assert transcripts(page) == {"gone": [Command("a b", 7, ("said so",)), Command("c &", 0, ())]}
-
-
-@pytest.mark.parametrize(
-    ("command", "wrong"),
-    [
-        (Command("echo it is so; exit 3", 3, ("it is",)), ""),
-        (Command("echo it is so", 3, ()), "ended with 0, the page says 3"),
-        (Command("echo it is so", 0, ("it was",)), "does not print 'it was'"),
-    ],
-)
-def test_a_command_that_does_another_thing_than_its_page_is_named(tmp_path: Path, command: Command, wrong: str) -> None:
+def test_a_command_in_the_background_is_begun_and_the_next_does_not_wait(tmp_path: Path) -> None:
     shell = Shell(tmp_path, {})
-    if not wrong:
-        follow([command], shell)
-        return
-    with pytest.raises(NotAsWritten, match=wrong):
-        follow([command], shell)
+    try:
+        shell.follow([ShownCommand("sleep 600 &"), ShownCommand("echo it is so; exit 3", ("it is",), 3, whole=False)])
+    finally:
+        shell.close()
 
 
 def played(monkeypatch: pytest.MonkeyPatch, folder: Path, sight: Sight, *, heals: bool = True) -> Any:
