@@ -19,7 +19,17 @@ from schemas.records.halves import (
     sample_of,
     topk_problem,
 )
-from schemas.records.policies import BackPressure, Canary, Pin, PolicyAck, PolicyUpdate, Promotion
+from schemas.records.policies import (
+    Assignment,
+    AssignmentAck,
+    AssignmentScope,
+    BackPressure,
+    Canary,
+    Pin,
+    PolicyAck,
+    PolicyUpdate,
+    Promotion,
+)
 from schemas.records.results import (
     Feedback,
     LogprobsMode,
@@ -58,6 +68,8 @@ RECORDS: dict[str, type[Record]] = {
         PolicyAck,
         Pin,
         BackPressure,
+        Assignment,
+        AssignmentAck,
         SessionEvent,
         Skill,
         MetaSignal,
@@ -70,6 +82,9 @@ __all__ = [
     "GIVEN_UP",
     "MAX_SAMPLES",
     "RECORDS",
+    "Assignment",
+    "AssignmentAck",
+    "AssignmentScope",
     "AuditRecord",
     "BackPressure",
     "BatchPlan",

@@ -1,8 +1,9 @@
-"""Versions of policies: their adapters, promotions, acknowledgements and pins; and the trainer's back-pressure."""
+"""Versions of policies: adapters, promotions, assignments, acknowledgements, pins; and the trainer's back-pressure."""
 
+from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.ids import policy_name
 from schemas.records.base import Finite, Float32s, Int, Int32s, Millis, Name, Record, RecordPart
@@ -80,6 +81,75 @@ class PolicyAck(Record):
     @property
     def key(self) -> str:
         return f"{self.server_id}/{self.policy}"
+
+
+class AssignmentScope(StrEnum):
+    """The place where an assignment holds."""
+
+    UNKNOWN = "unknown"
+    WORKER = "worker"
+    ENVIRONMENT = "environment"
+    SHARED = "shared"
+
+
+class Assignment(Record):
+    """The version that answers `percent` of the tasks of the policy `replaces`: at one worker, in one environment, or
+    everywhere. It holds until a later record under the same key.
+
+    `subject`: the worker's id or the environment's name, "" for shared. `version` None: the version of `policy` that is
+    served. `active` False: the assignment ends.
+    """
+
+    scope: AssignmentScope
+    subject: str = ""
+    replaces: Name
+    policy: Name
+    version: Annotated[Int, Field(ge=0)] | None = None
+    percent: Annotated[Finite, Field(gt=0.0, le=100.0)] = 100.0
+    event_time: Millis
+    active: bool
+    by: str = ""
+    reason: str = ""
+
+    @model_validator(mode="after")
+    def _check_subject(self) -> "Assignment":
+        if self.scope is not AssignmentScope.UNKNOWN and (self.scope is AssignmentScope.SHARED) == bool(self.subject):
+            raise ValueError(
+                f"an assignment of scope {self.scope.value} {'has no' if self.subject else 'needs a'} subject"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """`policy@vN`, or `policy@latest` for the version that is served."""
+        return f"{self.policy}@latest" if self.version is None else policy_name(self.policy, self.version)
+
+    @property
+    def key(self) -> str:
+        return f"assign/{self.scope.value}/{self.subject}/{self.replaces}"
+
+
+class AssignmentAck(Record):
+    """A server's acknowledgement of an assigned version: it loaded the adapter and checked its hash and its canary, or
+    failed to. It does not change which version the server serves by promotion."""
+
+    server_id: Name
+    policy: Name
+    version: Annotated[Int, Field(ge=0)]
+    event_time: Millis
+    sha256: Name
+    ok: bool
+    error: str | None = None
+    canary_max_diff: float | None = None
+    load_seconds: Finite = 0.0
+
+    @property
+    def name(self) -> str:
+        return policy_name(self.policy, self.version)
+
+    @property
+    def key(self) -> str:
+        return f"{self.server_id}/{self.name}/assigned"
 
 
 class Pin(Record):

@@ -1,13 +1,16 @@
-"""`tentalis policy`: lists, compares, promotes, rolls back and pins versions of policies."""
+"""`tentalis policy`: lists, compares, promotes, rolls back, pins, assigns and exports versions of policies."""
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tentalis.cli.policy_assign import assign, unassign
+from tentalis.cli.policy_compare import compare
+from tentalis.cli.shared.decide import decide
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
 from tentalis.cli.shared.output import (
@@ -28,10 +31,17 @@ if TYPE_CHECKING:
     from tentalis.service.settings import Settings
 
 app = typer.Typer(
-    help="Policy versions: list, compare, promote, roll back, pin.", no_args_is_help=True, rich_markup_mode=None
+    help="Policy versions: list, compare, promote, roll back, pin, assign, export.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
+app.command(short_help="Let a version answer the tasks of a worker, an environment, or a share of all.")(assign)
+app.command(short_help="End an assignment.")(unassign)
+app.command(short_help="Compare the rewards of two versions.")(compare)
+
 COLUMNS = ("version", "run", "step", "state", "guard", "served_by", "cannot_serve", "pinned")
+ASSIGNMENT_COLUMNS = ("scope", "subject", "tasks_of", "answered_by", "percent", "held_by", "by")
 
 
 Version = Annotated[str, typer.Argument(help="policy@vN, or a policy for its promoted version.")]
@@ -67,6 +77,25 @@ def list_versions(
     for name, why in {row["version"].partition("@")[0]: row["back_pressure"] for row in rows}.items():
         if why is not None:
             print_text(f"\n{name}: the trainer applies backpressure: {why}")
+    _print_assignments([row for row in view.assignment_rows() if policy in (None, row["tasks_of"])])
+
+
+def _print_assignments(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the assignments in force, and what keeps a server from holding one."""
+    if not rows:
+        return
+    print_text("\nassignments:")
+    print_table(ASSIGNMENT_COLUMNS, [[row[name] for name in ASSIGNMENT_COLUMNS] for row in rows])
+    for row in rows:
+        for server, why in row["cannot_hold"].items():
+            print_text(
+                f"{row['answered_by']}: the server {server} cannot hold it, so the served version answers there: {why}"
+            )
+        if row["held_by"] is None and not row["cannot_hold"]:
+            print_text(
+                f"{row['answered_by']}: no server has it yet, so the served version answers; `tentalis serve policies` "
+                "of each server loads it"
+            )
 
 
 @app.command(short_help="Show everything known about a version.")
@@ -117,7 +146,7 @@ def promote(
         view = _view(settings)
         update = view.find(version)
         _present(update)
-        _decide(settings, [_promotion(update, "manual", reason)], f"Serve {update.name}", dry_run, yes, output)
+        decide(settings, [_promotion(update, "manual", reason)], f"Serve {update.name}", dry_run, yes, output)
 
 
 @app.command(short_help="Serve an earlier version, continue training from it.")
@@ -139,7 +168,7 @@ def rollback(
         _present(update)
         _trainable(settings, view, update)
         question = f"Roll {update.policy} back to {update.name}, abandon later steps, and continue training from it"
-        _decide(settings, [_promotion(update, ROLLBACK, reason)], question, dry_run, yes, output)
+        decide(settings, [_promotion(update, ROLLBACK, reason)], question, dry_run, yes, output)
 
 
 @app.command(short_help="Protect a version from pruning.")
@@ -166,7 +195,7 @@ def pin(
             by=f"cli/{getpass.getuser()}",
             reason=reason,
         )
-        _decide(settings, [record], f"{'Unpin' if off else 'Pin'} {update.name}", dry_run, yes, output)
+        decide(settings, [record], f"{'Unpin' if off else 'Pin'} {update.name}", dry_run, yes, output)
 
 
 def _promotion(update: PolicyUpdate, mode: str, reason: str) -> Record:
@@ -213,23 +242,3 @@ def _trainable(settings: Settings, view: PolicyView, update: PolicyUpdate) -> No
             f"run {newest.run_id} cannot continue from {update.name}, which has another base model or LoRA rank. "
             f"To serve it anyway: tentalis policy promote {update.name}"
         )
-
-
-def _decide(
-    settings: Settings, records: Sequence[Record], question: str, dry_run: bool, yes: bool, output: OutputFormat
-) -> None:
-    from schemas import topics
-    from tentalis.kafka.codec import make_codec
-    from tentalis.kafka.producer import Publisher
-
-    if not dry_run and not yes:
-        typer.confirm(f"{question}?", abort=True, err=True)
-    if not dry_run:
-        publisher = Publisher(settings, "tentalis/cli", make_codec(settings))
-        for record in records:
-            publisher.send(topics.POLICIES, record)
-        publisher.flush()
-    if output is OutputFormat.TABLE:
-        typer.echo(f"{'would write' if dry_run else 'written'}: {question}", err=True)
-    else:
-        print_data(output, [record.model_dump(mode="json") for record in records])

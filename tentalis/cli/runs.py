@@ -167,6 +167,7 @@ def _deletion(settings: Settings, view: RunsView, run: RunHistory) -> list[Delet
         present = {part.version for part in parts if part.version is not None}
         promoted = [promotion.version for promotion in view.versions.promotions.get(run.policy, [])]
         pinned = {u.version for u in view.updates(run) if view.versions.pinned(u.name)}
+        pinned |= view.versions.assignments.versions(run.policy)
         newest = max(
             (update.version for update in view.versions.updates.values() if update.policy == run.policy), default=0
         )

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from schemas.ids import parse_policy_name, policy_name
-from schemas.records import EvalResult, PolicyAck, PolicyUpdate, Promotion, Record, RunManifest
+from schemas.records import AssignmentAck, EvalResult, PolicyAck, PolicyUpdate, Promotion, Record, RunManifest
+from tentalis.policies.assignments import Assignments
 from tentalis.policies.guard import CANDIDATE, LIVE, ROLLBACK, BadGuard, GuardMode, GuardRule
 from tentalis.policies.lineage import Lineage, Node
 
@@ -27,6 +28,8 @@ class PolicyLog:
         self._rules: dict[str, GuardRule] = {}
         self._manifests: list[RunManifest] = []
         self._verdicts: dict[str, EvalResult] = {}
+        self._assignments = Assignments()
+        self._held: dict[str, AssignmentAck] = {}
         self.unruled: dict[str, str] = {}
         """Maps each run without a usable promotion rule in its manifest to the reason: only a person promotes it."""
 
@@ -45,12 +48,14 @@ class PolicyLog:
                 self._acked[record.policy] = record
                 if record.ok:
                     self._served_versions[record.policy] = record.version
+            case AssignmentAck() if record.server_id == self._server_id:
+                self._held[record.name] = record
             case RunManifest():
                 self._manifest(record)
             case EvalResult() if record.experiment in (CANDIDATE, LIVE):
                 self._verdicts[record.policy] = record
             case _:
-                return
+                self._assignments.apply(record)
 
     def _ended_by(self, promotion: Promotion) -> str | None:
         """The run that a rollback ends: the last to publish, unless the rollback goes back to its newest version."""
@@ -208,6 +213,15 @@ class PolicyLog:
     def served_version(self, policy: str) -> int | None:
         """The version that the server last acknowledged as served, None if there is none."""
         return self._served_versions.get(policy)
+
+    def assigned(self) -> list[str]:
+        """The `policy@vN` that are assigned by number: the server holds them beside what it serves."""
+        return self._assignments.names()
+
+    def holds(self, name: str) -> bool:
+        """True if the server's last acknowledgement of the assigned `policy@vN` is that it holds it."""
+        ack = self._held.get(name)
+        return ack is not None and ack.ok
 
     def acknowledged(self, name: str) -> bool:
         """True if the server's last acknowledgement for this policy is that it serves `name`."""

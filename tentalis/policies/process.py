@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from schemas import topics
-from schemas.records import EvalResult, PolicyAck, PolicyUpdate, Promotion
+from schemas.records import EvalResult, PolicyUpdate, Promotion
 from tentalis.dlq.owner import ControlDeadLetters
 from tentalis.inference.protocol import Inference, InferenceError, ServerUnavailable
 from tentalis.kafka.codec import make_codec
@@ -24,7 +24,7 @@ from tentalis.policies.core import PolicyLog
 from tentalis.policies.guard import GuardMode
 from tentalis.policies.guardian import Guardian
 from tentalis.policies.live import LiveRollouts
-from tentalis.policies.sync import AdapterRejected, AdapterServer, AdapterSync
+from tentalis.policies.sync import AdapterRejected, AdapterServer, AdapterSync, ServerAck
 from tentalis.service import tracing
 from tentalis.service.health import Health, LoopWatch, served
 from tentalis.service.heartbeat import Heart
@@ -63,7 +63,7 @@ class PolicyMetrics:
         exporter.read(metrics.POLICIES_SERVER_UP, lambda: float(server_up()))
         exporter.read(CONSUMER_LAG, lag)
 
-    def acknowledged(self, ack: PolicyAck) -> None:
+    def acknowledged(self, ack: ServerAck) -> None:
         """Counts an acknowledgement that is on the log."""
         self._acks.labels("ok" if ack.ok else "refused").inc()
         if ack.ok:
@@ -250,7 +250,7 @@ class PolicyService:
         self._server_asked = True
         self.metrics.synced(self._log)
 
-    def _acknowledge(self, ack: PolicyAck) -> None:
+    def _acknowledge(self, ack: ServerAck) -> None:
         self._publisher.send(topics.POLICY_ACKS, ack, traceparent=self._traces.get(ack.name))
         self._publisher.flush()
         self._log.apply(ack, -1)

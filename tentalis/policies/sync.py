@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from schemas.ids import parse_policy_name
-from schemas.records import PolicyAck, PolicyUpdate
+from schemas.records import AssignmentAck, PolicyAck, PolicyUpdate
 from schemas.tensors import float32_view, int32_view
 from tentalis.inference.protocol import Float32, RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.policies.core import PolicyLog, surplus
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 CANARY_TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 WEIGHTS = "adapter_model.safetensors"
 FIRST_RETRY_S, LONGEST_RETRY_S = 15.0, 600.0
+
+
+ServerAck = PolicyAck | AssignmentAck
 
 
 class AdapterServer(Protocol):
@@ -115,7 +118,7 @@ class AdapterSync:
         server: AdapterServer,
         log_state: PolicyLog,
         server_id: str,
-        acknowledge: Callable[[PolicyAck], None],
+        acknowledge: Callable[[ServerAck], None],
         files: FileCache,
         traces: Mapping[str, str | None] = MappingProxyType({}),
         dtype: str | None = None,
@@ -151,6 +154,9 @@ class AdapterSync:
                 alternative = "nor is another version" if served is None else f"{served} is served instead"
                 problems.append(f"{promoted} is not served, {alternative}: {self._refusals[promoted].reason}")
         self.problem = "; ".join(problems)
+        for name in self._log.assigned():
+            if await self._holds(name, loaded):
+                serving.append(name)
         for name in surplus(loaded, serving, self._log.kept_versions):
             log.info("unloading %s", name)
             await self._unload(name)
@@ -167,7 +173,7 @@ class AdapterSync:
                 loaded.add(update.name)
             await self._canary(update)
         except AdapterRejected as error:
-            await self._refuse(update.name, str(error), error.canary_max_diff, update.name in loaded)
+            await self._refuse(update.name, error, PolicyAck, update.name in loaded)
             raise
 
     async def _loaded(self) -> set[str]:
@@ -184,9 +190,22 @@ class AdapterSync:
         if name in loaded and self._log.acknowledged(name):
             return True
         with tracing.span("swap", parent=self._traces.get(name), policy=name):
-            return await self._swap(name, loaded)
+            return await self._swap(name, loaded, PolicyAck)
 
-    async def _swap(self, name: str, loaded: set[str]) -> bool:
+    async def _holds(self, name: str, loaded: set[str]) -> bool:
+        """Returns True if the server has the assigned `name` now; loads and acknowledges it if needed.
+
+        A version that cannot be loaded is acknowledged with the reason, and its tasks get the served version.
+        """
+        refusal = self._refusals.get(name)
+        if refusal is not None and time.monotonic() < refusal.again_at:
+            return False
+        if name in loaded and self._log.holds(name):
+            return True
+        with tracing.span("swap", parent=self._traces.get(name), policy=name):
+            return await self._swap(name, loaded, AssignmentAck)
+
+    async def _swap(self, name: str, loaded: set[str], kind: type[ServerAck]) -> bool:
         started = time.monotonic()
         try:
             update = self._published(name)
@@ -195,21 +214,22 @@ class AdapterSync:
                 loaded.add(name)
             difference = await self._canary(update)
         except AdapterRejected as error:
-            await self._refuse(name, str(error), error.canary_max_diff, name in loaded)
+            await self._refuse(name, error, kind, name in loaded)
             loaded.discard(name)
             return False
         self._refusals.pop(name, None)
         seconds = time.monotonic() - started
-        self._acknowledge(self._ack(name, None, difference, seconds))
-        log.info("%s is served (%.2f s, canary difference %.1e)", name, seconds, difference)
+        self._acknowledge(self._ack(kind, name, None, difference, seconds))
+        verb = "served" if kind is PolicyAck else "held for its assignments"
+        log.info("%s is %s (%.2f s, canary difference %.1e)", name, verb, seconds, difference)
         return True
 
     def _published(self, name: str) -> PolicyUpdate:
         update = self._log.update(name)
         if update is None:
-            raise AdapterRejected(f"{name} is promoted, but was never published")
-        promotion = self._log.promotion(update.policy)
-        if promotion.name == name and promotion.sha256 != update.sha256:
+            raise AdapterRejected(f"{name} is to be served, but was never published")
+        promotion = self._log.promotion(update.policy) if update.policy in self._log.policies else None
+        if promotion is not None and promotion.name == name and promotion.sha256 != update.sha256:
             raise AdapterRejected(
                 f"{name} is promoted with sha256 {promotion.sha256}, but published with {update.sha256}"
             )
@@ -248,15 +268,15 @@ class AdapterSync:
             )
         return difference
 
-    async def _refuse(self, name: str, reason: str, difference: float | None, loaded: bool) -> None:
-        before = self._refusals.get(name)
+    async def _refuse(self, name: str, error: AdapterRejected, kind: type[ServerAck], loaded: bool) -> None:
+        before, reason = self._refusals.get(name), str(error)
         pause = FIRST_RETRY_S if before is None else min(LONGEST_RETRY_S, 2 * before.pause)
         self._refusals[name] = _Refusal(reason, pause, time.monotonic() + pause)
         if loaded:
             await self._unload(name)
         if before is None or before.reason != reason:
             log.error("%s is not served: %s", name, reason)
-            self._acknowledge(self._ack(name, reason, difference, 0.0))
+            self._acknowledge(self._ack(kind, name, reason, error.canary_max_diff, 0.0))
 
     async def _unload(self, name: str) -> None:
         try:
@@ -264,17 +284,24 @@ class AdapterSync:
         except UnknownModel:
             log.info("%s was already unloaded", name)
 
-    def _ack(self, name: str, error: str | None, difference: float | None, seconds: float) -> PolicyAck:
+    def _ack(
+        self, kind: type[ServerAck], name: str, error: str | None, difference: float | None, seconds: float
+    ) -> ServerAck:
         update = self._log.update(name)
         policy, version = parse_policy_name(name)
-        return PolicyAck(
+        return kind(
             server_id=self._server_id,
             policy=policy,
             version=version,
             event_time=now_ms(),
-            sha256=self._log.promotion(policy).sha256 if update is None else update.sha256,
+            sha256=self._sha256(name) if update is None else update.sha256,
             ok=error is None,
             error=error,
             canary_max_diff=difference,
             load_seconds=seconds,
         )
+
+    def _sha256(self, name: str) -> str:
+        """The weights that a version which was never published should have, as its promotion says."""
+        policy, _ = parse_policy_name(name)
+        return self._log.promotion(policy).sha256 if policy in self._log.policies else "unknown"

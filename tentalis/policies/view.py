@@ -8,6 +8,7 @@ import yaml
 
 from schemas.ids import parse_policy_name
 from schemas.records import (
+    AssignmentAck,
     EvalResult,
     Pin,
     PolicyAck,
@@ -17,6 +18,7 @@ from schemas.records import (
     RunManifest,
     StepResult,
 )
+from tentalis.policies.assignments import Assignments
 from tentalis.policies.backpressure import Backpressure
 from tentalis.policies.guard import CANDIDATE, LIVE
 from tentalis.policies.lineage import Lineage, Node
@@ -39,6 +41,8 @@ class PolicyView:
     results: dict[str, StepResult] = field(default_factory=dict)
     manifests: list[RunManifest] = field(default_factory=list)
     backpressure: Backpressure = field(default_factory=Backpressure)
+    assignments: Assignments = field(default_factory=Assignments)
+    holders: dict[str, dict[str, AssignmentAck]] = field(default_factory=dict)
 
     def apply(self, record: Record) -> None:
         """Applies a record."""
@@ -62,7 +66,10 @@ class PolicyView:
                 self.results[f"{record.policy}@v{record.policy_version}"] = record
             case RunManifest():
                 self.manifests.append(record)
+            case AssignmentAck():
+                self.holders.setdefault(record.name, {})[record.server_id] = record
             case _:
+                self.assignments.apply(record)
                 self.backpressure.apply(record)
 
     @property
@@ -94,6 +101,29 @@ class PolicyView:
             s for (p, s), version in self.last_good.items() if (p, version) == (update.policy, update.version)
         )
 
+    def assignment_rows(self) -> list[dict[str, Any]]:
+        """The assignments in force: one row of `tentalis policy list` each."""
+        rows = []
+        for each in self.assignments:
+            promoted = self.promotions.get(each.policy, [])
+            name = each.name if each.version is not None or not promoted else promoted[-1].name
+            acks = list(self.holders.get(name, {}).values())
+            served = self.served_by(self.updates[name]) if name in self.updates else []
+            rows.append(
+                {
+                    "scope": each.scope.value,
+                    "subject": each.subject or None,
+                    "tasks_of": each.replaces,
+                    "answered_by": each.name,
+                    "percent": each.percent,
+                    "held_by": ",".join(sorted({*served, *(ack.server_id for ack in acks if ack.ok)})) or None,
+                    "cannot_hold": {ack.server_id: ack.error or "no reason given" for ack in acks if not ack.ok},
+                    "by": each.by,
+                    "reason": each.reason,
+                }
+            )
+        return rows
+
     def state(self, update: PolicyUpdate) -> str:
         """promoted, refused, abandoned (its run continued from an earlier version), candidate, or past."""
         promoted = self.promotions.get(update.policy, [])
@@ -120,6 +150,11 @@ class PolicyView:
             "served_by": ",".join(self.served_by(update)) or None,
             "cannot_serve": ",".join(sorted(self.refusals.get(update.name, {}))) or None,
             "pinned": self.pinned(update.name),
+            "assigned_to": [
+                f"{each.scope.value} {each.subject}".rstrip()
+                for each in self.assignments
+                if each.policy == update.policy and each.version == update.version
+            ],
             "sha256": update.sha256,
             "location": update.location,
             "published": update.event_time,

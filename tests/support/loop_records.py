@@ -4,6 +4,9 @@ from typing import Any
 
 from schemas.ids import policy_name
 from schemas.records import (
+    Assignment,
+    AssignmentAck,
+    AssignmentScope,
     BatchPlan,
     Canary,
     Feedback,
@@ -192,3 +195,14 @@ def feedback_on(of: Result, feedback_id: str) -> Feedback:
         source=Source.USER,
         result=of,
     )
+
+
+def assignment(version: int | None, scope: AssignmentScope, subject: str = "", **more: Any) -> Assignment:
+    """An assignment of `assistant` in place of `assistant`; `version` None: the served one."""
+    values: dict[str, Any] = {"policy": "assistant", "replaces": "assistant", "event_time": T0, "active": True}
+    return Assignment(scope=scope, subject=subject, version=version, **(values | more))
+
+
+def assignment_ack(version: int, *, ok: bool = True, **more: Any) -> AssignmentAck:
+    values: dict[str, Any] = {"server_id": "local", "policy": "assistant", "event_time": T0, "sha256": "x"}
+    return AssignmentAck(version=version, ok=ok, error=None if ok else "no room", **(values | more))

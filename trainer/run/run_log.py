@@ -8,6 +8,7 @@ from schemas.records import BatchPlan, Pin, PolicyUpdate, Promotion, Record, Run
 from schemas.wire.codec import Codec, DecodeError
 from tentalis.kafka.consumer import Stored, read_to_end
 from tentalis.kafka.skipped import SKIPPED
+from tentalis.policies.assignments import Assignments
 from tentalis.policies.lineage import Lineage, Node
 from tentalis.service.settings import Settings
 
@@ -34,6 +35,7 @@ class RunLog:
     promotions: list[tuple[Promotion, int]] = field(default_factory=list)
     published_at: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    assignments: Assignments = field(default_factory=Assignments, compare=False)
     highest_version: int = -1
     read_to: int = field(default=-1, compare=False)
 
@@ -52,7 +54,12 @@ class RunLog:
             case Pin(policy=self.policy):
                 (self.pinned.add if record.pinned else self.pinned.discard)(record.version)
             case _:
-                return
+                self.assignments.apply(record)
+
+    @property
+    def protected(self) -> set[int]:
+        """The versions that are pinned or assigned: they are not pruned."""
+        return self.pinned | self.assignments.versions(self.policy)
 
     def drop_before(self, step: int) -> None:
         """Drops plans and results of steps before this one: a trainer past them does not need them."""

@@ -158,7 +158,7 @@ class RunState:
         promoted = [promotion.version for promotion, _ in self.run.promotions]
 
         def needed_versions(present: Collection[int]) -> set[int]:
-            return versions_to_keep(present, self.version, self.config.max_staleness, promoted, self.run.pinned)
+            return versions_to_keep(present, self.version, self.config.max_staleness, promoted, self.run.protected)
 
         runs = self.lineage.branches(self.run.run_id)
         local = {

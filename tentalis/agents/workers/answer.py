@@ -17,6 +17,7 @@ from tentalis.inference.protocol import (
     UnknownModel,
 )
 from tentalis.inference.result import result_of
+from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
 from tentalis.text.timestamps import now_ms
 
@@ -61,23 +62,31 @@ def without_texts(result: Result) -> Result:
 
 
 class Answerer:
-    """Answers tasks through an inference server, with the newest version that the server acknowledged.
+    """Answers tasks through an inference server: with the version that an assignment chooses, if the server has it,
+    else with the newest version that the server acknowledged as served.
 
     `patience_s`: seconds for which a call is retried while the server is unavailable or has lost its adapter.
     """
 
     def __init__(
-        self, inference: Inference, served: ServedVersions, *, worker_id: str, server_id: str, patience_s: float = 300.0
+        self,
+        inference: Inference,
+        served: ServedVersions,
+        assigned: AssignedVersions,
+        *,
+        worker_id: str,
+        server_id: str,
+        patience_s: float = 300.0,
     ) -> None:
         self._inference = inference
-        self._served = served
+        self._served, self._assigned = served, assigned
         self._worker_id = worker_id
         self._server_id = server_id
         self._patience_s = patience_s
         self._changed = asyncio.Event()
 
     def served_changed(self) -> None:
-        """Wakes the tasks that wait for a version. The caller calls it after `served` has changed."""
+        """Wakes the tasks that wait for a version. The caller calls it after a version or an assignment has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -100,8 +109,9 @@ class Answerer:
         sampling = task.sampling
         deadline: float | None = None
         pause = 0.25
+        lost: set[str] = set()
         while True:
-            model = await self._model(task.policy)
+            model = await self._model(task, lost)
             try:
                 return await self._inference.generate(
                     model,
@@ -115,6 +125,10 @@ class Answerer:
                     stop=sampling.stop,
                 )
             except (ServerUnavailable, UnknownModel) as error:
+                if isinstance(error, UnknownModel) and model not in lost and model != self._served.name(task.policy):
+                    log.warning("task %s: the server lost %s, which is assigned: %s", task.task_id, model, error)
+                    lost.add(model)
+                    continue
                 now = time.monotonic()
                 deadline = deadline or now + self._patience_s
                 if now + pause > deadline:
@@ -143,11 +157,23 @@ class Answerer:
             await self._change_within(left)
         log.warning("task %s was issued at %s, which this server has not acknowledged", task.task_id, wanted)
 
-    async def _model(self, policy: str) -> str:
-        while (name := self._served.name(policy)) is None:
-            log.info("no version of %s is served yet", policy)
+    async def _model(self, task: Task, lost: set[str]) -> str:
+        """Returns the `policy@vN` to ask; waits for one. `lost`: names that the server turned out not to have."""
+        while True:
+            assigned = self._assigned.name(
+                self._server_id,
+                task.policy,
+                served=self._served.name,
+                worker_id=self._worker_id,
+                environment=task.environment,
+                unit=task.task_id,
+            )
+            name = assigned if assigned is not None and assigned not in lost else self._served.name(task.policy)
+            if name is not None:
+                return name
+            log.info("no version of %s is served yet", task.policy)
             await self._change_within(30.0)
-        return name
+            lost.clear()
 
     async def _change_within(self, seconds: float) -> None:
         try:

@@ -29,6 +29,7 @@ from tentalis.kafka.metrics import CONSUMER_LAG
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.reader import Reader
 from tentalis.kafka.topic_watch import ending_on_changes
+from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.backpressure import Backpressure
 from tentalis.policies.served import ServedVersions
 from tentalis.service import tracing
@@ -162,6 +163,7 @@ class Worker:
         codec = make_codec(settings)
         self._codec = codec
         self._served = ServedVersions(options.server_id)
+        self._assigned = AssignedVersions()
         self._acks = Reader(settings, [topics.POLICY_ACKS, topics.POLICIES], codec)
         self._pressure = Backpressure()
         self._publisher = Publisher(settings, f"tentalis/worker/{options.worker_id}", codec)
@@ -173,6 +175,7 @@ class Worker:
         self._answerer = Answerer(
             inference,
             self._served,
+            self._assigned,
             worker_id=options.worker_id,
             server_id=options.server_id,
             patience_s=options.patience_s,
@@ -219,6 +222,7 @@ class Worker:
             consumer.poll(POLL_S / len(self._consumers))
         for _, record in self._acks.poll(0.0):
             self._served_changed |= self._served.apply(record)
+            self._served_changed |= self._assigned.apply(record)
             self._pressure.apply(record)
         shared = next(consumer for consumer in self._consumers if not consumer.targeted)
         self._lag = self._acks.lag() | shared.lag()

@@ -41,10 +41,9 @@ from tentalis.gateway.api.bodies import (
     UserFeedbackBody,
 )
 from tentalis.gateway.calls.backend_request import UNSEEN
-from tentalis.gateway.calls.session_id import MAIN
+from tentalis.gateway.calls.session_id import CHAT_ENVIRONMENT, MAIN
 from tentalis.inference.chat_messages import normalised, unseen, unspoken
 
-CHAT_ENVIRONMENT = "chat"
 TASK_TYPE_KEY = "task_type"
 _TIME_FIELDS = ("event_time", "opened_at")
 _POLARITY = {-1: Polarity.NEGATIVE, 0: Polarity.NONE, 1: Polarity.POSITIVE}

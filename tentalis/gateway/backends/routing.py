@@ -10,18 +10,22 @@ from tentalis.gateway.settings import BackendSettings, GatewaySettings, PolicySe
 
 ServedNameLookup = Callable[[str, str], str | None]
 """(server id, policy) -> `policy@vN` as that server serves it now, or None."""
+AssignedNameLookup = Callable[[str, str], str | None]
+"""(server id, policy) -> `policy@vN` that an assignment chooses for this call, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """The destination of a call. `policy`: the requested policy, "" for a plain model; `model`: the name that is sent;
-    `pinned`: the client named the version itself; `unserved`: no version is served yet, so the base model answers."""
+    """The destination of a call. `policy`: the policy that answers, "" for a plain model; `model`: the name that is sent;
+    `pinned`: the client named the version itself; `unserved`: no version is served yet, so the base model answers;
+    `assigned`: an assignment chose the version."""
 
     backend: BackendSettings
     model: str | None
     policy: str = ""
     pinned: bool = False
     unserved: bool = False
+    assigned: bool = False
     sampling: TrainableSampling | None = None
 
 
@@ -32,6 +36,7 @@ def route(
     user_id: str,
     worker_id: str,
     served: ServedNameLookup,
+    assigned: AssignedNameLookup,
     base_models: Mapping[str, Sequence[str]],
 ) -> CallRoute:
     """Returns the route of a call that asks for `model`.
@@ -45,6 +50,10 @@ def route(
     def to_policy(policy: PolicySettings, name: str) -> CallRoute:
         backend = by_name[policy.backend]
         assert backend.server_id is not None
+        chosen = assigned(backend.server_id, name)
+        if chosen is not None:
+            answering, _ = parse_policy_name(chosen)
+            return CallRoute(backend, chosen, answering, assigned=True, sampling=policy.sampling)
         version = served(backend.server_id, name)
         base = (base_models.get(backend.name) or (None,))[0]
         return CallRoute(backend, version or base, name, unserved=version is None, sampling=policy.sampling)

@@ -98,7 +98,7 @@ class BackendCall:
             self._metrics.holds.inc()
             await asyncio.sleep(min(pause, deadline - now))
             pause = min(_MAX_PAUSE_S, 2 * pause)
-            self._calls.reroute(call)
+            self._calls.reroute(call, unknown_model=response.status_code == 404)
 
     def _retry_seconds(self, call: GatewayCall, status: int) -> float | None:
         """Seconds for which a refusal is retried; None if it is passed on."""

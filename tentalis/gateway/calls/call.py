@@ -1,6 +1,7 @@
 """A call before a backend is asked: its caller, request and route."""
 
 import asyncio
+import logging
 import time
 import uuid
 from dataclasses import dataclass
@@ -14,7 +15,15 @@ from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.routing import CallRoute, route
 from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.calls.backend_request import BackendRequest, backend_request
-from tentalis.gateway.calls.session_id import MAIN, USER_ID, WORKER_ID, CallSession, call_session, recorded
+from tentalis.gateway.calls.session_id import (
+    CHAT_ENVIRONMENT,
+    MAIN,
+    USER_ID,
+    WORKER_ID,
+    CallSession,
+    call_session,
+    recorded,
+)
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
@@ -23,6 +32,8 @@ from tentalis.gateway.protocols.messages import checked
 from tentalis.gateway.protocols.openai import ClientProtocol
 from tentalis.gateway.settings import GatewaySettings
 from tentalis.inference.chat_messages import normalised, unspoken
+
+log = logging.getLogger(__name__)
 
 # Longest wait for an acknowledged version that a restarted server has not loaded yet.
 ADAPTER_WAIT_S = 30.0
@@ -33,7 +44,7 @@ _SERVED_POLL_S = 0.1
 @dataclass(slots=True)
 class GatewayCall:
     """A client's call. `recordable`: it may be recorded; `token_refusal`: the backend's error when it was asked for
-    tokens."""
+    tokens; `lost_version`: an assigned version that the backend turned out not to have."""
 
     event_id: str
     started: float
@@ -50,6 +61,7 @@ class GatewayCall:
     backend_request: BackendRequest
     asks_token_ids: bool
     token_refusal: str = ""
+    lost_version: str | None = None
 
     @property
     def task_id(self) -> str:
@@ -109,7 +121,10 @@ class CallBuilder:
         self._metrics.turns.labels(
             session.turn_type, session.decided_by.value, session.session_by.value, session.reason or "none"
         ).inc()
-        recordable, call_route = recorded(headers), await self.route(body.get("model"), user_id, worker_id)
+        recordable, call_route = (
+            recorded(headers),
+            await self.route(body.get("model"), user_id, worker_id, session.session_id),
+        )
         request_to_send, asks_token_ids = self._backend_request(body, call_route, protocol, recordable)
         return GatewayCall(
             # A retry gets another answer and is another turn, even with the same Idempotency-Key.
@@ -129,17 +144,24 @@ class CallBuilder:
             asks_token_ids=asks_token_ids,
         )
 
-    async def route(self, model: Any, user_id: str, worker_id: str) -> CallRoute:
-        """Returns the route of a request for this model. Raises APIError (400, 404, 503)."""
+    async def route(self, model: Any, user_id: str, worker_id: str, session_id: str) -> CallRoute:
+        """Returns the route of a request for this model. All calls of a session have the same assignment. Raises
+        APIError (400, 404, 503)."""
         if not (model is None or isinstance(model, str)):
             raise APIError(400, "model must be a string")
         await self._wait_for_served_versions()
-        return self._route(model, user_id, worker_id)
+        return self._route(model, user_id, worker_id, session_id)
 
-    def reroute(self, call: GatewayCall) -> None:
-        """Routes a call to the version served now, unless its client has pinned one. Raises APIError (404)."""
+    def reroute(self, call: GatewayCall, *, unknown_model: bool) -> None:
+        """Routes a call to the version that should answer it now, unless its client has pinned one. `unknown_model`:
+        the backend did not have the model; if an assignment chose it, the served version answers. Raises APIError
+        (404)."""
+        if unknown_model and call.route.assigned:
+            log.warning("%s has no %s, which is assigned", call.route.backend.name, call.route.model)
+            call.lost_version = call.route.model
         if not call.route.pinned:
-            call.route = self._route(call.body.get("model"), call.user_id, call.worker_id)
+            session_id, model = call.session.session_id, call.body.get("model")
+            call.route = self._route(model, call.user_id, call.worker_id, session_id, lost=call.lost_version)
             self.rebuild_request(call)
 
     def rebuild_request(self, call: GatewayCall) -> None:
@@ -162,13 +184,26 @@ class CallBuilder:
                 )
             await asyncio.sleep(_SERVED_POLL_S)
 
-    def _route(self, model: str | None, user_id: str, worker_id: str) -> CallRoute:
+    def _route(
+        self, model: str | None, user_id: str, worker_id: str, session_id: str, *, lost: str | None = None
+    ) -> CallRoute:
+        def assigned(server_id: str, policy: str) -> str | None:
+            found = self._served.assigned(
+                server_id,
+                policy,
+                worker_id=worker_id or self._settings.gateway_id,
+                environment=CHAT_ENVIRONMENT,
+                unit=session_id,
+            )
+            return None if found == lost else found
+
         return route(
             self._settings,
             model,
             user_id=user_id,
             worker_id=worker_id,
             served=self._served.name,
+            assigned=assigned,
             base_models=self._backends.base_models,
         )
 

@@ -41,7 +41,7 @@ class TokenCounter:
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
         body = self._protocol.prompt(client_body)
         user_id = caller.user_id(request.headers.get(USER_ID))
-        route = await self._calls.route(body.get("model"), user_id, request.headers.get(WORKER_ID, ""))
+        route = await self._calls.route(body.get("model"), user_id, request.headers.get(WORKER_ID, ""), "")
         request_body: dict[str, Any] = {name: body[name] for name in _TEMPLATE_FIELDS if name in body}
         if route.model is not None:
             request_body["model"] = route.model

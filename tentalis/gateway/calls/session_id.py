@@ -20,6 +20,8 @@ SESSION_ID, TURN_TYPE, SESSION_DONE = "x-session-id", "x-turn-type", "x-session-
 USER_ID, WORKER_ID, RECORD = "x-user-id", "x-worker-id", "x-tentalis-record"
 BODY_FIELDS = ("session_id", "turn_type", "session_done")
 MAIN, SIDE = "main", "side"
+CHAT_ENVIRONMENT = "chat"
+"""The environment of turns and of tasks without another."""
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off", ""})
 # Valid in a response header, in a URL and in a log line.
 _SESSION_ID_PATTERN = re.compile(r"[\x21-\x7e]{1,200}")

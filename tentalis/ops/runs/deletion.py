@@ -42,7 +42,7 @@ def plan_deletion(
     """Returns the decision for every folder.
 
     Args:
-        needed: versions that may be served again: promoted, candidates, targets of a rollback, pinned.
+        needed: versions that may be served again: promoted, candidates, targets of a rollback, pinned, assigned.
         children: runs that continue this one, by the step from which each does.
         resumable: it is the newest run of its policy, so a trainer that starts continues it.
     """
@@ -52,7 +52,7 @@ def plan_deletion(
 
 def _keep(part: StoredPart, needed: Collection[int], children: Mapping[str, int], newest: int | None) -> str:
     if part.version in needed:
-        return f"v{part.version} is served, waits for a decision, is pinned or is a target of a rollback"
+        return f"v{part.version} is served, waits for a decision, is pinned, assigned or a target of a rollback"
     if part.kind == "checkpoint":
         branches = sorted(name for name, step in children.items() if step == part.step)
         if branches:

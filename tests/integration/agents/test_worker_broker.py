@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from schemas import topics
-from schemas.records import BackPressure, Task
+from schemas.records import AssignmentScope, BackPressure, Task
 from tentalis.agents.workers.process import Worker, WorkerOptions
 from tentalis.inference.protocol import Inference
 from tentalis.kafka.offsets import committed_offsets, end_offsets
+from tentalis.policies.assignments import AssignedVersions
 from tentalis.text.timestamps import now_ms
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab, running
-from tests.support.loop_records import ack, task
+from tests.support.loop_records import ack, assignment, assignment_ack, task
 from tests.support.loop_server import LoopServer
 
 pytestmark = pytest.mark.broker
@@ -101,6 +102,41 @@ def test_tasks_of_a_run_wait_out_back_pressure_and_somebodys_question_does_not(l
         assert results(lab) == []
         lab.put(topics.POLICIES, said.model_copy(update={"closed": False}))
         eventually(exactly(lab, made), 30)
+
+
+def test_two_policies_are_served_mixed_and_a_restarted_worker_divides_the_tasks_in_the_same_way(lab: Lab) -> None:
+    lab.put(topics.POLICY_ACKS, ack(1, policy=lab.name), assignment_ack(7, policy=f"{lab.name}-b"))
+    arms = {f"{lab.name}@v1", f"{lab.name}-b@v7"}
+    half = assignment(7, AssignmentScope.WORKER, "w1", policy=f"{lab.name}-b", replaces=lab.name, percent=50.0)
+    lab.put(topics.POLICIES, half)
+    asked = tasks(lab, 16)
+    with running(worker(lab, LoopServer(sorted(arms))).run) as end:
+        lab.put(topics.TASKS, *asked)
+        eventually(exactly(lab, asked), 30)
+        end()
+    by_task = {
+        r.task.task_id: {s.policy_spans[0].policy for s in results(lab) if s.task == r.task} for r in results(lab)
+    }
+    assert all(len(versions) == 1 for versions in by_task.values()), "a group has one version"
+    assert set.union(*by_task.values()) == arms
+    folded = AssignedVersions()
+    for record in (half, assignment_ack(7, policy=f"{lab.name}-b")):
+        folded.apply(record)
+    expected = {
+        each.task_id: folded.name(
+            "local", lab.name, served=f"{lab.name}@v1".format, worker_id="w1", environment=lab.name, unit=each.task_id
+        )
+        or f"{lab.name}@v1"
+        for each in asked
+    }
+    assert {name: versions.pop() for name, versions in by_task.items()} == expected
+    lab.put(topics.POLICIES, half.model_copy(update={"active": False}))
+    more = tasks(lab, 8, first=16)
+    with running(worker(lab, LoopServer(sorted(arms))).run):
+        lab.put(topics.TASKS, *more)
+        eventually(exactly(lab, [*asked, *more]), 30)
+    late = {r.policy_spans[0].policy for r in results(lab) if r.task.task_id in {each.task_id for each in more}}
+    assert late == {f"{lab.name}@v1"}
 
 
 def test_what_a_stopped_worker_left_undone_another_one_does(lab: Lab) -> None:

@@ -23,6 +23,7 @@ from schemas.records import (
 from streams.apps.scoring.processor import Scoring
 from tentalis.agents.workers.answer import Answerer
 from tentalis.inference.client import OpenAIClient
+from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
 from tests.support.join_support import fold
 from tests.support.loop_records import T0, ack, task
@@ -78,7 +79,8 @@ def answered(server: FakeServer, mode: LogprobsMode | None = None, **sampling: A
     served = ServedVersions("local")
     served.apply(ack(1))
     of = task(terms=TERMS, sampling=Sampling(**sampling), verifier=Verifier(name="taste"))
-    return asyncio.run(Answerer(client, served, worker_id="w", server_id="local", patience_s=1.0).answer(of, T0))
+    answerer = Answerer(client, served, AssignedVersions(), worker_id="w", server_id="local", patience_s=1.0)
+    return asyncio.run(answerer.answer(of, T0))
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,24 @@ from typing import Any
 import pytest
 
 from schemas import topics
-from schemas.records import LogprobsMode, Opens, Sampling, Source, Status, Terms
+from schemas.records import AssignmentScope, LogprobsMode, Opens, Sampling, Source, Status, Terms
 from schemas.tensors import float32_view, int32_view
 from schemas.wire.codec import Codec
 from tentalis.agents.workers.answer import SERVED_AT_ISSUE, Answerer, failed_instead, seed_of, without_texts
 from tentalis.agents.workers.process import WorkerOptions, is_mine
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
-from tests.support.loop_records import T0, ack, task
+from tests.support.loop_records import T0, ack, assignment, assignment_ack, task
 from tests.support.loop_server import LoopServer
 
 
-def answerer(server: LoopServer, served: ServedVersions, patience: float = 5.0) -> Answerer:
-    return Answerer(server, served, worker_id="w", server_id="local", patience_s=patience)
+def answerer(
+    server: LoopServer, served: ServedVersions, patience: float = 5.0, assigned: AssignedVersions | None = None
+) -> Answerer:
+    return Answerer(
+        server, served, assigned or AssignedVersions(), worker_id="w", server_id="local", patience_s=patience
+    )
 
 
 def served_at(version: int) -> ServedVersions:
@@ -172,3 +177,38 @@ def test_served_follows_good_acknowledgements_of_its_server_also_backwards() -> 
     assert not served.apply(ack(6, server_id="other"))
     assert served.apply(ack(3)) and served.version("assistant") == 3, "a rollback is served too"
     assert served.version("other-policy") is None
+
+
+def assigned_to(version: int) -> AssignedVersions:
+    assigned = AssignedVersions()
+    for record in (assignment(version, AssignmentScope.WORKER, "w"), assignment_ack(version)):
+        assigned.apply(record)
+    return assigned
+
+
+def test_an_assigned_version_answers_all_samples_of_a_task() -> None:
+    server = LoopServer(["assistant@v3", "assistant@v2"])
+    results = within(answerer(server, served_at(3), assigned=assigned_to(2)).answer(task(n=3), T0))
+    assert {r.policy_spans[0].policy for r in results} == {"assistant@v2"}
+
+
+def test_the_served_version_answers_at_once_if_the_server_lost_the_assigned_one() -> None:
+    server = LoopServer(["assistant@v3"])
+    results = within(answerer(server, served_at(3), assigned=assigned_to(2)).answer(task(), T0))
+    assert [call["model"] for call in server.calls] == ["assistant@v2", "assistant@v3"]
+    assert {(r.status, r.policy_spans[0].policy) for r in results} == {(Status.OK, "assistant@v3")}
+
+
+def test_a_late_assignment_wakes_a_task_that_waits_for_a_version() -> None:
+    server, assigned = LoopServer(["assistant@v2"]), AssignedVersions()
+    waiting = answerer(server, ServedVersions("local"), assigned=assigned)
+
+    async def arrives() -> Any:
+        answering = asyncio.create_task(waiting.answer(task(), T0))
+        await asyncio.sleep(0)
+        for record in (assignment(2, AssignmentScope.ENVIRONMENT, "chat"), assignment_ack(2)):
+            assigned.apply(record)
+        waiting.served_changed()
+        return await answering
+
+    assert {r.policy_spans[0].policy for r in within(arrives())} == {"assistant@v2"}

@@ -310,7 +310,15 @@ def _settings(**policy: Any) -> GatewaySettings:
     )
 
 
-def _routed(settings: GatewaySettings, model: str | None, *served: str, user: str = "", worker: str = "") -> Any:
+def _routed(
+    settings: GatewaySettings,
+    model: str | None,
+    *served: str,
+    user: str = "",
+    worker: str = "",
+    assigned: dict[str, str] | None = None,
+) -> Any:
+    assigned = assigned or {}
     versions = dict(name.rsplit("@v", 1) for name in served)
     return route(
         settings,
@@ -320,6 +328,7 @@ def _routed(settings: GatewaySettings, model: str | None, *served: str, user: st
         served=lambda server, policy: (
             f"{policy}@v{versions[policy]}" if policy in versions and server == "sa" else None
         ),
+        assigned=lambda server, policy: assigned.get(policy) if server == "sa" else None,
         base_models={"a": ("base",), "b": ("big", "small")},
     )
 
@@ -341,6 +350,17 @@ def test_a_model_is_a_version_a_policy_a_base_model_or_a_pattern() -> None:
     assert refused.value.status == 404 and "assistant" in str(refused.value)
     unserved = _routed(settings, "assistant")
     assert (unserved.model, unserved.unserved) == ("base", True)
+
+
+def test_an_assignment_chooses_the_version_of_a_policy_and_of_no_version_that_the_client_named() -> None:
+    settings, chosen = _settings(workers={"w": "own"}), {"assistant": "terse@v7"}
+    found = _routed(settings, "assistant", "assistant@v3", assigned=chosen)
+    assert (found.model, found.policy, found.assigned, found.pinned) == ("terse@v7", "terse", True, False)
+    pinned = _routed(settings, "assistant@v1", "assistant@v3", assigned=chosen)
+    assert (pinned.model, pinned.assigned) == ("assistant@v1", False)
+    assert _routed(settings, "base", "assistant@v3", assigned=chosen).model == "base"
+    personal = _routed(settings, "assistant", "assistant@v3", "own@v2", worker="w", assigned=chosen)
+    assert personal.model == "own@v2", "tasks of the personal policy have assignments by its own name"
 
 
 def test_users_and_workers_have_adapters_of_their_own_once_they_are_served() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schemas.records import PolicyAck, PolicyUpdate
+from schemas.records import PolicyUpdate
 from tentalis.inference.protocol import ServerUnavailable
 from tentalis.policies import sync as sync_module
 from tentalis.policies.core import PolicyLog, surplus
@@ -17,6 +17,7 @@ from tentalis.policies.sync import (
     WEIGHTS,
     AdapterRejected,
     AdapterSync,
+    ServerAck,
     adapter_place,
     canary_difference,
     check_weights,
@@ -36,7 +37,7 @@ class Bench:
         self.folder = tmp_path
         self.server = LoopServer()
         self.log = PolicyLog("local")
-        self.acks: list[PolicyAck] = []
+        self.acks: list[ServerAck] = []
         self.offset = 0
         self.sync = self.restarted()
 
@@ -44,7 +45,7 @@ class Bench:
         files = FileCache(self.folder / "cache", 2**20)
         return AdapterSync(self.server, self.log, "local", self._acknowledge, files, dtype=dtype)
 
-    def _acknowledge(self, record: PolicyAck) -> None:
+    def _acknowledge(self, record: ServerAck) -> None:
         self.acks.append(record)
         self.log.apply(record, 0)
 
