@@ -10,6 +10,7 @@ import typer
 
 from tentalis.cli.policy_assign import assign, unassign
 from tentalis.cli.policy_compare import compare
+from tentalis.cli.policy_export import export
 from tentalis.cli.shared.decide import decide
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command(short_help="Let a version answer the tasks of a worker, an environment, or a share of all.")(assign)
 app.command(short_help="End an assignment.")(unassign)
 app.command(short_help="Compare the rewards of two versions.")(compare)
+app.command(short_help="Write a version to files for other servers.")(export)
 
 COLUMNS = ("version", "run", "step", "state", "guard", "served_by", "cannot_serve", "pinned")
 ASSIGNMENT_COLUMNS = ("scope", "subject", "tasks_of", "answered_by", "percent", "held_by", "by")

@@ -56,6 +56,18 @@ def load_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
     `shapes`: module name -> (in_features, out_features) of every linear layer an adapter may change. The result's
     `sha256` is that of the weight file as it was read. Raises AdapterMissing, AdapterRefused.
     """
+    config, pairs, content = read_pairs(folder)
+    weights = {
+        module: _weights(module, sides, config, shapes, folder / WEIGHTS_FILE, device)
+        for module, sides in pairs.items()
+    }
+    rank = max(a.shape[1] for a, _ in weights.values())
+    return LoraAdapter(name, str(folder), hashlib.sha256(content).hexdigest(), rank, weights)
+
+
+def read_pairs(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], bytes]:
+    """Reads a PEFT LoRA folder: its configuration; per module the matrices "A" [r, in] and "B" [out, r] that the file
+    has; and the file's bytes. Raises AdapterMissing, AdapterRefused."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -81,12 +93,13 @@ def load_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
         pairs.setdefault(match["module"], {})[match["side"]] = tensor
     if not pairs:
         raise AdapterRefused(f"{folder / WEIGHTS_FILE} holds no LoRA weights.")
-    weights = {
-        module: _weights(module, sides, config, shapes, folder / WEIGHTS_FILE, device)
-        for module, sides in pairs.items()
-    }
-    rank = max(a.shape[1] for a, _ in weights.values())
-    return LoraAdapter(name, str(folder), hashlib.sha256(content).hexdigest(), rank, weights)
+    return config, pairs, content
+
+
+def scaling_of(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """The factor of a module's change: alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+    alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank))
+    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def _check_config(config: Mapping[str, Any], folder: Path) -> None:
@@ -119,8 +132,7 @@ def _weights(
     rank = int(_by_pattern(config.get("rank_pattern"), module, config["r"]))
     if rank != a.shape[0]:
         raise AdapterRefused(f"{file}: {module!r} has rank {a.shape[0]}, adapter_config.json says {rank}.")
-    alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank))
-    scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scaling = scaling_of(config, module, rank)
     return a.t().contiguous().to(device), (b.t() * scaling).contiguous().to(device)
 
 

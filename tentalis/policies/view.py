@@ -216,6 +216,11 @@ class PolicyView:
         mine = [manifest for manifest in self.manifests if manifest.run_id == update.run_id]
         return yaml.safe_load(mine[-1].config) if mine else {}
 
+    def base_model(self, update: PolicyUpdate) -> str:
+        """The base model as the configuration of the version's run names it (a folder, a name or a hub id), else its
+        plain name."""
+        return str(self._config(update).get("base_model") or update.base_model)
+
     def before(self, policy: str) -> PolicyUpdate:
         """The version promoted before the current one: the default target of a rollback. Raises UnknownVersion."""
         promoted = self.promotions.get(policy, [])

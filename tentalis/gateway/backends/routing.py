@@ -16,9 +16,12 @@ AssignedNameLookup = Callable[[str, str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """The destination of a call. `policy`: the policy that answers, "" for a plain model; `model`: the name that is sent;
-    `pinned`: the client named the version itself; `unserved`: no version is served yet, so the base model answers;
-    `assigned`: an assignment chose the version."""
+    """The destination of a call.
+
+    `policy`: the policy that answers, "" for a plain model; `model`: the name that is sent; `pinned`: the client named
+    the version itself; `unserved`: no version is served yet, so the base model answers; `assigned`: an assignment chose
+    the version.
+    """
 
     backend: BackendSettings
     model: str | None
