@@ -8,7 +8,7 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz format lock clean
+.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz test-llama-cpp format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -83,6 +83,12 @@ lint: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint Dockerfile
+
+# A real llama.cpp, in a folder beside the environment: no extra has it.
+LLAMA_CPP_DIR = $(VENV)/llama-cpp
+test-llama-cpp: $(STAMP)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(LLAMA_CPP_DIR) --no-deps --require-hashes -r requirements-llama-cpp.lock 1>&2
+	@PYTHONPATH=$(LLAMA_CPP_DIR) $(BIN)/python -m pytest -q tests/integration/inference/test_llama_cpp.py
 
 chart: $(STAMP)
 	@$(BIN)/python -m helm.generate

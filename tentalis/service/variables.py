@@ -235,6 +235,27 @@ SERVER = Variable[str | None](
     "URL of the model server.",
     "`worker`, `serve policies`, `serve hinting`, `serve experience`, `serve gateway`",
 )
+INFERENCE_BACKEND = Variable[str | None](
+    "INFERENCE_BACKEND",
+    one_of("ollama", "openai"),
+    None,
+    "Kind of the model server of a worker without a server; `ollama` is http://localhost:11434 unless "
+    "INFERENCE_BASE_URL is set.",
+    "`worker`",
+)
+INFERENCE_BASE_URL = Variable[str | None](
+    "INFERENCE_BASE_URL", WEB_ADDRESS, None, "URL of the model server of a worker without a server.", "`worker`"
+)
+INFERENCE_API_KEY = Variable[str | None](
+    "INFERENCE_API_KEY", TEXT, None, "API key for the model server of a worker.", "`worker`", secret=True
+)
+VLLM_LORA_NAME = Variable[str | None](
+    "VLLM_LORA_NAME",
+    TEXT,
+    None,
+    "Name of the model that the server of INFERENCE_BASE_URL or INFERENCE_BACKEND is asked for.",
+    "`worker`",
+)
 VLLM = Variable[Path | None](
     f"{PREFIX}VLLM",
     PATH,

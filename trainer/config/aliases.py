@@ -235,7 +235,7 @@ VARIABLE_ALIASES: Mapping[str, SettingAlias] = {
 SWITCHES = frozenset(alias.switch.variable for alias in VARIABLE_ALIASES.values() if alias.switch is not None)
 
 _GATEWAY = "start `tentalis serve gateway`, which is both the proxy and the bridge (docs/concepts/gateway.md)"
-_SERVER = "`tentalis worker --server URL` names the server that answers tasks"
+_WORKER = "`tentalis worker` reads it; the trainer calls no model server"
 _META = "`tentalis serve aggregation` writes means per manager and worker; no manager is trained"
 _SKILLS = "there are no skills here"
 _TINKER = "training runs in `tentalis train`, on this machine"
@@ -244,10 +244,10 @@ _ROLLOUTS = "every rollout is on Kafka: `tentalis rollouts list` and `query` rea
 _SCORERS = f"there is no such scorer here; {_JUDGE}"
 
 IGNORED_VARIABLES: Mapping[str, str] = {
-    "INFERENCE_BACKEND": _SERVER,
-    "INFERENCE_BASE_URL": _SERVER,
-    "INFERENCE_API_KEY": "a backend's key is set in the gateway's file (`key_env`, `key_file`)",
-    "VLLM_LORA_NAME": "adapters are named policy@vN, and `tentalis serve policies` loads them",
+    "INFERENCE_BACKEND": _WORKER,
+    "INFERENCE_BASE_URL": _WORKER,
+    "INFERENCE_API_KEY": _WORKER,
+    "VLLM_LORA_NAME": _WORKER,
     "TRAINING_CHECKPOINT_DIR": "checkpoints are below TENTALIS_HOME",
     "TRAINING_GROUP_SIZE": "each task sets its number of samples: `tentalis manager --samples`",
     "TRAINING_KL_BETA": "see `loss.kl`; this was k1 against the base, whose gradient as a loss is zero on average",

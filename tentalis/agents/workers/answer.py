@@ -65,7 +65,8 @@ class Answerer:
     """Answers tasks through an inference server: with the version that an assignment chooses, if the server has it,
     else with the newest version that the server acknowledged as served.
 
-    `patience_s`: seconds for which a call is retried while the server is unavailable or has lost its adapter.
+    `patience_s`: seconds for which a call is retried while the server is unavailable or has lost its adapter. `model`:
+    the name of a model to ask instead, for a server that loads no adapters of this system.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Answerer:
         worker_id: str,
         server_id: str,
         patience_s: float = 300.0,
+        model: str | None = None,
     ) -> None:
         self._inference = inference
         self._served, self._assigned = served, assigned
         self._worker_id = worker_id
         self._server_id = server_id
         self._patience_s = patience_s
+        self._plain_model = model
         self._changed = asyncio.Event()
 
     def served_changed(self) -> None:
@@ -125,6 +128,8 @@ class Answerer:
                     stop=sampling.stop,
                 )
             except (ServerUnavailable, UnknownModel) as error:
+                if isinstance(error, UnknownModel) and model == self._plain_model:
+                    raise
                 if isinstance(error, UnknownModel) and model not in lost and model != self._served.name(task.policy):
                     log.warning("task %s: the server lost %s, which is assigned: %s", task.task_id, model, error)
                     lost.add(model)
@@ -143,7 +148,7 @@ class Answerer:
         The wait has a limit, because a rollback may have removed that version in the meantime.
         """
         wanted = task.metadata.get(SERVED_AT_ISSUE)
-        if wanted is None:
+        if wanted is None or self._plain_model is not None:
             return
         try:
             _, least = parse_policy_name(wanted)
@@ -158,7 +163,9 @@ class Answerer:
         log.warning("task %s was issued at %s, which this server has not acknowledged", task.task_id, wanted)
 
     async def _model(self, task: Task, lost: set[str]) -> str:
-        """Returns the `policy@vN` to ask; waits for one. `lost`: names that the server turned out not to have."""
+        """Returns the model to ask; waits for a `policy@vN`. `lost`: names that the server turned out not to have."""
+        if self._plain_model is not None:
+            return self._plain_model
         while True:
             assigned = self._assigned.name(
                 self._server_id,

@@ -53,7 +53,7 @@ STUCK_S = 300.0
 class WorkerOptions:
     """Options of a worker. `concurrency`: number of concurrent tasks, to fill the server's batch. `server_id`: the
     server whose acknowledgements count. `logprobs_mode`: the distribution of the server's log-probs; None: as the
-    server declares it."""
+    server declares it. `model`: the name of a plain model that answers instead of a policy's versions."""
 
     environment: str
     server_url: str
@@ -63,6 +63,7 @@ class WorkerOptions:
     patience_s: float = 300.0
     api_key: str | None = None
     logprobs_mode: LogprobsMode | None = field(default=None, kw_only=True)
+    model: str | None = field(default=None, kw_only=True)
 
 
 class TaskConsumer:
@@ -179,6 +180,7 @@ class Worker:
             worker_id=options.worker_id,
             server_id=options.server_id,
             patience_s=options.patience_s,
+            model=options.model,
         )
         self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[TaskConsumer, Stored]] = {}
         self._served_changed = False
@@ -312,19 +314,24 @@ def run(
     server_id: str = "local",
     concurrency: int = 8,
     logprobs_mode: str | None = None,
+    api_key: str | None = None,
+    model: str | None = None,
     metrics_port: int | None = None,
 ) -> None:
     """Answers tasks of `environment` through the inference server at the URL `server`, until SIGTERM.
 
     `worker_id` (default: host name and environment) must be unique and stay the same over restarts. `logprobs_mode`:
-    raw or processed, the distribution of the server's log-probs; None: as the server declares it. Raises PortTaken.
+    raw or processed, the distribution of the server's log-probs; None: as the server declares it. `api_key`: for the
+    server. `model`: a plain model of the server, which answers instead of a policy's versions. Raises PortTaken.
     """
     from tentalis.inference.client import OpenAIClient
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line per request
     name = worker_id or f"{socket.gethostname()}-{environment}"
     mode = None if logprobs_mode is None else LogprobsMode(logprobs_mode)
-    options = WorkerOptions(environment, server, server_id, name, concurrency, logprobs_mode=mode)
+    options = WorkerOptions(
+        environment, server, server_id, name, concurrency, api_key=api_key, logprobs_mode=mode, model=model
+    )
 
     async def main(stop: threading.Event) -> None:
         async with OpenAIClient(

@@ -6,14 +6,22 @@ from typing import Annotated
 
 import typer
 
-from tentalis.cli.serve.options import Logprobs, Server, ServerId
-from tentalis.cli.shared.options import Bootstrap, MetricsPort
+from tentalis.cli.serve.options import Logprobs, ServerId
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.options import Bootstrap, MetricsPort, variable_option
 from tentalis.cli.shared.settings import settings_of_role
 from tentalis.cli.shared.startup import configure_logging
+from tentalis.service import variables
+from tentalis.service.exit_codes import ExitCode
+
+Server = Annotated[str | None, variable_option(variables.SERVER, "--server")]
+
+
+OLLAMA = "http://localhost:11434"
 
 
 def worker(
-    server: Server,
+    server: Server = None,
     environment: Annotated[str, typer.Option(help="Environment whose tasks it answers.")] = "chat",
     worker_id: Annotated[
         str | None, typer.Option("--worker-id", help="Id of the worker. Default: host name and environment.")
@@ -29,21 +37,52 @@ def worker(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Name of a model of the server that answers instead of the policy's versions: for Ollama and other "
+            "servers that load no adapters. Its answers are scored, but not trained on.",
+            show_default=False,
+        ),
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Number of tasks answered at once.")] = 8,
     port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Answers tasks with the newest policy that the model server has acknowledged."""
+    """Answers tasks with the newest policy that the model server has acknowledged, or with a plain model (--model).
+
+    Without --server, the variables INFERENCE_BASE_URL, INFERENCE_BACKEND and VLLM_LORA_NAME name server and model.
+    """
     configure_logging("INFO")
+    url, named = model_server(server, model)
     from tentalis.agents.workers import run
 
     run(
         settings_of_role("worker", bootstrap),
         environment=environment,
-        server=server,
+        server=url,
         worker_id=worker_id,
         server_id=server_id,
         concurrency=concurrency,
         logprobs_mode=None if logprobs_mode is None else logprobs_mode.value,
+        api_key=variables.INFERENCE_API_KEY.read(),
+        model=named,
         metrics_port=port,
     )
+
+
+def model_server(server: str | None, model: str | None) -> tuple[str, str | None]:
+    """The URL of the model server and the plain model to ask. Raises CommandError without a server."""
+    if server is not None:
+        return server, model
+    url = variables.INFERENCE_BASE_URL.read()
+    if url is None and variables.INFERENCE_BACKEND.read() == "ollama":
+        url = OLLAMA
+    if url is None:
+        raise CommandError(
+            f"no model server is named: give --server URL, or set {variables.SERVER.name} or "
+            f"{variables.INFERENCE_BASE_URL.name}",
+            ExitCode.USAGE,
+        )
+    return url, model or variables.VLLM_LORA_NAME.read()

@@ -79,3 +79,21 @@ def test_the_rewards_of_two_versions_are_compared_by_task(bench: Bench) -> None:
     nothing = bench.run("policy", "compare", f"{name}@v0", name)
     assert nothing.exit_code == 0 and f"no rewards of {name}@v0" in nothing.stdout
     assert bench.run("policy", "compare", name, name, "--since", "soon").exit_code == 2
+
+
+def test_a_version_is_exported_by_its_name_and_a_damaged_one_is_not(bench: Bench) -> None:
+    name, target = bench.name, bench.folder / "exported"
+    arguments = ("policy", "export", name, "--format", "safetensors", "--to", str(target))
+    done = bench.run(*arguments)
+    assert done.exit_code == 0, done.stderr
+    assert (target / "adapter_model.safetensors").read_bytes() == b"w1" and "vllm serve BASE" in done.stdout
+    again = bench.run(*arguments)
+    assert again.exit_code == 1 and "exists" in again.stderr
+    (bench.folder / "v1" / "adapter_model.safetensors").write_bytes(b"damaged")
+    damaged = bench.run(*arguments[:-1], str(bench.folder / "other"))
+    assert damaged.exit_code == 1 and "is damaged" in damaged.stderr and not (bench.folder / "other").exists()
+    assert bench.run("policy", "export", name, "--format", "onnx", "--to", str(target)).exit_code == 2
+    absent = bench.run(
+        "policy", "export", name, "--format", "gguf", "--to", str(bench.folder / "g"), "--base", "/nowhere"
+    )
+    assert absent.exit_code == 1 and "--base" in absent.stderr

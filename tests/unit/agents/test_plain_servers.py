@@ -72,14 +72,18 @@ class FakeServer:
         return httpx.Response(200, json={"model": "assistant@v1", "choices": choices, **prompt})
 
 
-def answered(server: FakeServer, mode: LogprobsMode | None = None, **sampling: Any) -> list[Result]:
+def answered(
+    server: FakeServer, mode: LogprobsMode | None = None, model: str | None = None, **sampling: Any
+) -> list[Result]:
     """What a worker makes of the server's answers to a task of two samples."""
     client = OpenAIClient("http://server", logprobs_mode=mode)
     client._http = httpx.AsyncClient(base_url=client.base_url, transport=httpx.MockTransport(server))
     served = ServedVersions("local")
     served.apply(ack(1))
     of = task(terms=TERMS, sampling=Sampling(**sampling), verifier=Verifier(name="taste"))
-    answerer = Answerer(client, served, AssignedVersions(), worker_id="w", server_id="local", patience_s=1.0)
+    answerer = Answerer(
+        client, served, AssignedVersions(), worker_id="w", server_id="local", patience_s=1.0, model=model
+    )
     return asyncio.run(answerer.answer(of, T0))
 
 
@@ -152,3 +156,12 @@ def test_the_mode_of_log_probs_is_the_servers_and_never_guessed(
     assert result.logprobs_mode is recorded
     trained = not_trainable_by_ratio(sample_of(result)) is None
     assert trained == (recorded is LogprobsMode.PROCESSED and "top_p" not in sampling)
+
+
+def test_a_plain_model_answers_without_any_acknowledged_version_and_is_recorded_under_its_own_name() -> None:
+    server = FakeServer(ids=False)
+    for result in answered(server, model="qwen2.5:1.5b"):
+        assert result.status is Status.OK
+        assert "gives no token ids" not in str(result.error)
+        assert not_trainable_by_ratio(sample_of(result))
+    assert {body["model"] for body in server.bodies if "messages" in body} == {"qwen2.5:1.5b"}
