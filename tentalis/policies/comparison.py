@@ -12,6 +12,7 @@ import numpy as np
 from schemas.records import Outcome, OutcomeKind, Record
 
 RESAMPLES = 4_000
+_DRAWS = 1_000_000
 FEW_TASKS = 10
 """Below this number of tasks on a side, a percentile interval is too narrow to be relied on."""
 
@@ -109,9 +110,12 @@ def interval(one: Sequence[float], other: Sequence[float]) -> tuple[float, float
     generator = np.random.default_rng(0)
 
     def resampled(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        # Resample by resample: a matrix of all would need gigabytes for a long log.
         array = np.asarray(values, dtype=np.float64)
-        return np.array([array[generator.integers(0, len(array), len(array))].mean() for _ in range(RESAMPLES)])
+        rows = max(1, _DRAWS // len(array))  # in blocks: a matrix of all resamples would not fit for a long log
+        blocks = [min(rows, RESAMPLES - done) for done in range(0, RESAMPLES, rows)]
+        return np.concatenate(
+            [array[generator.integers(0, len(array), (block, len(array)))].mean(axis=1) for block in blocks]
+        )
 
     low, high = np.percentile(resampled(one) - resampled(other), [2.5, 97.5])
     return float(low), float(high)
