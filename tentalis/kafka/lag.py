@@ -62,24 +62,32 @@ class LagProbe:
             except (Forbidden, NoSuchTopic) as error:
                 self.lags, self.reachable = {}, True
                 log.warning("no consumer lag: %s", error)
-            except (KafkaException, Unreachable) as error:  # the broker restarts, which the view shows elsewhere
+            except (
+                KafkaException,
+                Unreachable,
+                TimeoutError,
+            ) as error:  # the broker restarts, which the view shows elsewhere
                 self.reachable = False
                 log.debug("no consumer lag: %s", error)
             self._stop.wait(self._every_s)
 
 
 def consumer_lags(settings: Settings, groups: Groups) -> dict[str, int]:
-    """Returns the lag in records of every group with commits. Raises KafkaException if the broker does not answer."""
-    from tentalis.kafka.offsets import committed_offsets, end_offsets
+    """Returns the lag in records of every group with commits.
+
+    Transaction markers after the last record are no lag. Raises KafkaException or TimeoutError if the broker does not
+    answer.
+    """
+    from tentalis.kafka.offsets import committed_offsets, end_offsets, without_markers
 
     ends = {topic: end_offsets(settings, topic) for topic in {topic for names in groups.values() for topic in names}}
     lags = {}
     for group, names in groups.items():
         committed = committed_offsets(settings, group, names)
         if committed:
-            lags[group] = sum(
-                max(0, ends[topic][partition] - offset) for (topic, partition), offset in committed.items()
-            )
+            behind = {place: offset for place, offset in committed.items() if ends[place[0]][place[1]] > offset}
+            unread = without_markers(settings, behind)
+            lags[group] = sum(ends[topic][partition] - offset for (topic, partition), offset in unread.items())
     return lags
 
 

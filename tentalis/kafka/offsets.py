@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from tentalis.kafka import topology
 from tentalis.kafka.acls import READERS, Operation
 from tentalis.kafka.config import consumer_config
 from tentalis.kafka.errors import DENIED, ELECTING, NoSuchTopic, passes, refused
@@ -115,6 +116,17 @@ def oldest_records(
     finally:
         consumer.close()
     return found
+
+
+def without_markers(settings: Settings, starts: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    """Returns the offsets, per (topic, partition), that have a record at or after them.
+
+    Only topics that are written in transactions are read: a transaction ends with a marker, an offset without a record.
+    Raises TimeoutError, KafkaException.
+    """
+    marked = {place: offset for place, offset in starts.items() if place[0] in topology.transactional_topics()}
+    found = oldest_records(settings, marked)
+    return {place: offset for place, offset in starts.items() if place not in marked or place in found}
 
 
 def commit_offsets(settings: Settings, group: str, offsets: Mapping[tuple[str, int], int]) -> None:

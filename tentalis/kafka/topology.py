@@ -305,6 +305,11 @@ def _feeds(one: Application, other: Application) -> bool:
     return one != other and not set(one.produces).isdisjoint(other.consumes)
 
 
+def transactional_topics() -> set[str]:
+    """The topics that are written in transactions."""
+    return {topic for each in APPLICATIONS if each.transactional for topic in each.produces}
+
+
 def application_of(group: str) -> Application | None:
     """The application of the pipeline that a consumer group belongs to; None for other groups."""
     return next((each for each in pipeline() if each.has_group(group)), None)

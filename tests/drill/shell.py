@@ -14,7 +14,7 @@ from typing import IO
 from tests.drill.fault import Sight
 from tests.support.transcript import ShownCommand, operator_environment
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 
 
 class Shell:

@@ -45,7 +45,7 @@ class Stack:
             raise RuntimeError(
                 f"the full disk needs a file system of its own, and so the right to mount: {mounted.stderr}"
             )
-        up = self.shell.run("tentalis up --detach --policy-model $MODEL", 400)
+        up = self.shell.run("tentalis up --detach --policy-model $MODEL", 900)
         assert up.code == 0, up.says
         self.settings = Settings(bootstrap=f"127.0.0.1:{self._ports()['broker']}", home=self.home)
         self.work = Workload(self.settings, policy="drill")

@@ -9,7 +9,14 @@ from confluent_kafka.admin import AdminClient
 from tentalis.kafka.config import client_config
 from tentalis.kafka.errors import NoSuchTopic
 from tentalis.kafka.groups import ConsumerGroup, describe_groups, group_names
-from tentalis.kafka.offsets import commit_offsets, committed_offsets, offset_ranges, offsets_at, oldest_records
+from tentalis.kafka.offsets import (
+    commit_offsets,
+    committed_offsets,
+    offset_ranges,
+    offsets_at,
+    oldest_records,
+    without_markers,
+)
 from tentalis.ops.groups.core import (
     ABSENT,
     GroupLag,
@@ -64,9 +71,9 @@ def _lag(
         for topic in application.consumes
         for p in sorted(ranges[topic])
     ]
-    if ages and committed:
-        unread = {(each.topic, each.partition): each.position for each in partitions if each.records}
-        oldest = oldest_records(settings, unread)
+    if committed:
+        behind = {(each.topic, each.partition): each.position for each in partitions if each.records}
+        unread = oldest_records(settings, behind) if ages else without_markers(settings, behind)
         partitions = [
             PartitionLag(
                 each.topic,
@@ -74,8 +81,8 @@ def _lag(
                 each.committed,
                 each.start,
                 # Behind the last record there may be offsets without one, such as the marker of a transaction.
-                each.end if (each.topic, each.partition) in oldest or not each.records else each.position,
-                oldest.get((each.topic, each.partition)),
+                each.end if (each.topic, each.partition) in unread or not each.records else each.position,
+                unread.get((each.topic, each.partition)) if ages else None,
             )
             for each in partitions
         ]

@@ -6,7 +6,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tentalis.kafka.consumer import Follower, GroupConsumer
+from schemas import topics
+from tentalis.kafka.consumer import Follower, GroupConsumer, Stored
+from tentalis.kafka.lag import consumer_lags
+from tentalis.kafka.offsets import end_offsets
+from tentalis.kafka.topology import CONTROL_GROUP
+from tentalis.local.broker import EmbeddedBroker
+from tentalis.ops.groups.process import read_groups
 from tentalis.service.settings import Settings
 from tests.support.kafka_fixture import Kafka, eventually
 
@@ -40,3 +46,28 @@ def test_lag_counts_what_was_not_read(kafka: Kafka, unique: str) -> None:
     finally:
         member.close()
         follower.close()
+
+
+def test_the_marker_of_a_transaction_is_no_lag(own_broker: EmbeddedBroker) -> None:
+    settings = Settings(bootstrap=own_broker.bootstrap)
+    client = {"bootstrap.servers": own_broker.bootstrap}
+    admin = AdminClient(client)
+    for made in admin.create_topics([NewTopic(name, 1, 1) for name in topics.CONTROL]).values():
+        made.result(30)
+    producer = Producer(client | {"transactional.id": "marker"})
+    producer.init_transactions(30)
+    consumer = GroupConsumer(settings, CONTROL_GROUP, topics.CONTROL)
+    read: list[Stored] = []
+    for count in (1, 2):
+        producer.begin_transaction()
+        producer.produce(topics.RUNS, b"{}", b"run")
+        producer.commit_transaction(30)
+        if count == 1:
+            eventually(lambda: read.extend(consumer.poll(0.5)) or read, 30)
+            consumer.commit(read)
+            assert end_offsets(settings, topics.RUNS)[0] == 2 and read[-1].offset == 0
+            assert consumer_lags(settings, {CONTROL_GROUP: topics.CONTROL}) == {CONTROL_GROUP: 0}
+            assert read_groups(settings, [CONTROL_GROUP])[0].records == 0
+    consumer.close()
+    assert consumer_lags(settings, {CONTROL_GROUP: topics.CONTROL})[CONTROL_GROUP] > 0
+    assert read_groups(settings, [CONTROL_GROUP])[0].records > 0
