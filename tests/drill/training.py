@@ -12,7 +12,7 @@ from tests.drill.fault import Sight, fault
 from tests.integration.trainer.test_trainer_run import Lab
 from tests.support.inference_lab import make_model
 from tests.support.kafka_fixture import Kafka
-from tests.support.trainer_lab import tiny_model
+from tests.support.trainer_lab import rollouts, tiny_model
 
 STOPS = "training-stops.md"
 LOST = "lost-topics.md"
@@ -33,6 +33,10 @@ class Run:
         assert code == 0, f"the trainer ended with {code}: {self.lab.log_text(self.config)[-3000:]}"
         bench.shell.env |= {"RUN": self.config.run_id, "CONFIG": str(self.lab.write_config(self.config))}
         bench.shell.env["POLICY"] = self.lab.policy
+
+    def put_others(self, groups: int) -> None:
+        """Writes rollouts of other tasks: a known id with other content would count as forged."""
+        self.lab.put(*rollouts(groups, policy=self.lab.policy, prefix=f"{self.lab.policy}-other-", seed=1))
 
     def again(self) -> Sight:
         """Starts the trainer as an operator does."""
@@ -78,7 +82,7 @@ def garbage_before_the_trainer(bench: Bench) -> Iterator[Sight]:
     run = Run(bench, "garbage", steps=1)
     for partition in range(8):
         bench.work.garbage(topics.ROLLOUTS, 150, partition)
-    run.lab.put_groups(3, seed=1)
+    run.put_others(3)
     yield run.again()
     run.done(2)
 
@@ -87,7 +91,7 @@ def garbage_before_the_trainer(bench: Bench) -> Iterator[Sight]:
 def lost_rollouts(bench: Bench) -> Iterator[Sight]:
     run = Run(bench, "lost")
     recreate(bench.settings, topics.ROLLOUTS)
-    run.lab.put_groups(3, seed=1)
+    run.put_others(3)
     yield run.again()
     run.done(3)
 
