@@ -67,7 +67,7 @@ def sample_of(result: Result) -> Sample:
         worker_id=result.worker_id,
         status=result.status,
         token_ids=result.prompt_token_ids + result.response_token_ids,
-        loss_mask=b"\0" * n_prompt + b"\1" * n_response,
+        loss_mask=b"\0" * n_prompt + result.response_mask,
         sampler_logprobs=b"\0" * (4 * n_prompt) + (result.sampler_logprobs or b"\0" * (4 * n_response)),
         logprobs_mode=result.logprobs_mode,
         sampling=result.sampling,

@@ -6,16 +6,49 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from schemas.ids import derived_id, sha256_hex
-from schemas.records.base import Float32s, Int, Int32s, Millis, Name, Record, RecordPart, Unit, check_finite
+from schemas.records.base import (
+    Finite,
+    Float32s,
+    Int,
+    Int32s,
+    Mask,
+    Millis,
+    Name,
+    Record,
+    RecordPart,
+    Unit,
+    check_finite,
+)
 from schemas.records.tasks import Sampling, Source, Task
 
 
 class Status(StrEnum):
-    """Success or failure of an answer."""
+    """Success or failure of an answer. infra: the infrastructure failed, which says nothing about the policy: such an
+    answer has no reward, and is not in the statistics of its group."""
 
     UNKNOWN = "unknown"
     OK = "ok"
     FAILED = "failed"
+    INFRA = "infra"
+
+
+class Ending(StrEnum):
+    """The ending of an episode; none: the answer is not an episode.
+
+    done: the environment ended it. truncated: the tokens of a turn or the context were used up. turn_limit: the turns
+    were. timed_out: the time was. refused: the server refused a request. failed: it ended without an answer. infra: the
+    infrastructure failed.
+    """
+
+    UNKNOWN = "unknown"
+    NONE = "none"
+    DONE = "done"
+    TRUNCATED = "truncated"
+    TURN_LIMIT = "turn_limit"
+    TIMED_OUT = "timed_out"
+    REFUSED = "refused"
+    FAILED = "failed"
+    INFRA = "infra"
 
 
 class LogprobsMode(StrEnum):
@@ -42,8 +75,28 @@ class ToolCall(RecordPart):
     result: str | None = None
 
 
+class TurnSpan(RecordPart):
+    """Response tokens [start, end) that the policy sampled in one turn of an episode."""
+
+    start: Annotated[Int, Field(ge=0)]
+    end: Annotated[Int, Field(ge=0)]
+    finish_reason: str = ""
+
+
+class StepReward(RecordPart):
+    """Reward parts that the environment gave for response tokens [start, end)."""
+
+    start: Annotated[Int, Field(ge=0)]
+    end: Annotated[Int, Field(ge=0)]
+    parts: dict[str, Finite] = {}
+
+
 class Result(Record):
-    """An answer to one sample of a task, together with the task."""
+    """An answer to one sample of a task, together with the task.
+
+    For r response tokens: loss_mask uint8[r], 1 where the policy chose the token and 0 where the environment did; empty
+    if the policy chose all. sampler_logprobs float32[r], 0 outside the mask.
+    """
 
     ID_FIELD = "result_id"
     result_id: Name
@@ -66,6 +119,14 @@ class Result(Record):
     finish_reason: str = ""
     server_id: str = ""
     elapsed_s: Annotated[float, AfterValidator(check_finite), Field(ge=0.0)] = 0.0
+    loss_mask: Mask = b""
+    ending: Ending = Ending.NONE
+    turns: tuple[TurnSpan, ...] = ()
+    step_rewards: tuple[StepReward, ...] = ()
+    rewards: dict[str, Finite] = {}
+    wall: str = ""
+    rendered_turns: tuple[Int, ...] = ()
+    attempts: Annotated[Int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "Result":
@@ -84,9 +145,27 @@ class Result(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_spans(self) -> "Result":
+        n = len(self.response_token_ids) // 4
+        if self.loss_mask and len(self.loss_mask) != n:
+            raise ValueError(f"{len(self.loss_mask)} mask bytes for {n} response tokens")
+        if set(self.loss_mask) - {0, 1}:
+            raise ValueError("the mask of the response has values other than 0 and 1")
+        for name, spans in (("turn", self.turns), ("step", self.step_rewards)):
+            for span in spans:
+                if not span.start <= span.end <= n:
+                    raise ValueError(f"a {name} has the tokens [{span.start}, {span.end}) of {n} response tokens")
+        return self
+
     @property
     def key(self) -> str:
         return self.task.task_id
+
+    @property
+    def response_mask(self) -> bytes:
+        """uint8[r], 1 for each response token that the policy chose."""
+        return self.loss_mask or b"\1" * (len(self.response_token_ids) // 4)
 
     @property
     def response_digest(self) -> str:

@@ -19,8 +19,8 @@ class OutcomeKind(StrEnum):
     """The result of joining one sample.
 
     rl, opd, both: a rollout with a reward, a hint, or both. empty: halves came, but nothing to train on. expired: no
-    half came before the deadline. failed: the answer failed. A superseded result and a late half have their own
-    outcomes.
+    half came before the deadline. failed: the answer failed. infra: the infrastructure failed: no reward, and
+    nothing to train on. A superseded result and a late half have their own outcomes.
     """
 
     UNKNOWN = "unknown"
@@ -32,6 +32,7 @@ class OutcomeKind(StrEnum):
     FAILED = "failed"
     SUPERSEDED = "superseded"
     LATE = "late"
+    INFRA = "infra"
 
 
 class Outcome(Record):

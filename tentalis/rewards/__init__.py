@@ -19,6 +19,7 @@ from tentalis.rewards.registry import (
     vote_counts,
 )
 from tentalis.rewards.verdict import (
+    INFRASTRUCTURE_FAILED,
     BadVerifierData,
     FeedbackJudge,
     GradingJudge,
@@ -34,6 +35,7 @@ from tentalis.rewards.verdict import (
 )
 
 __all__ = [
+    "INFRASTRUCTURE_FAILED",
     "BadVerifierData",
     "FeedbackJudge",
     "GradingJudge",

@@ -10,10 +10,12 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from schemas.records import Result, Status, Task
+from tentalis.rewards.episode import ENVIRONMENT_GROUP, EpisodeScorer
 from tentalis.rewards.mathematics import BoxedMathVerifier, Gsm8kVerifier, ReasoningGymVerifier
 from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.style_scorer import StyleScorer
 from tentalis.rewards.verdict import (
+    INFRASTRUCTURE_FAILED,
     FeedbackJudge,
     GradingJudge,
     Judge,
@@ -28,6 +30,12 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     # The gateway's turns name next_state. Without a judge model that is these rules, as the scorer's name shows.
     "chat": {"taste": StyleScorer(), "next_state": NextStateRules()},
     "math": {"gsm8k": Gsm8kVerifier(), "math": BoxedMathVerifier(), "reasoning_gym": ReasoningGymVerifier()},
+    "toolcall": {
+        "episode": EpisodeScorer(),
+        "gsm8k": Gsm8kVerifier(),
+        "math": BoxedMathVerifier(),
+        "reasoning_gym": ReasoningGymVerifier(),
+    },
 }
 PLUGIN_GROUP = "tentalis.scorers"
 _NAME_ONLY: set[tuple[str, str]] = set()
@@ -56,7 +64,10 @@ def register(environment: str, name: str, scorer: Scorer, *, replace: bool = Fal
 
 @cache
 def load_plugins() -> None:
-    """Registers the scorers of installed packages, once. Raises BadPlugin."""
+    """Registers the scorers of installed packages, and `episode` for their environments, once. Raises BadPlugin."""
+    for point in entry_points(group=ENVIRONMENT_GROUP):
+        if "episode" not in ENVIRONMENTS.get(point.name, {}):
+            register(point.name, "episode", EpisodeScorer())
     for point in entry_points(group=PLUGIN_GROUP):
         environment, _, name = point.name.partition(".")
         if not environment or not name:
@@ -128,11 +139,13 @@ def scorer_name(task: Task) -> str:
 def settled_verdict(scorer: Scorer | None, result: Result) -> Verdict | None:
     """Returns the verdict on a result that needs no scorer, None if it needs one.
 
-    A failed result is a negative signal (-1, `failed` 1). Without a scorer, and for a status unknown to this version,
-    the reward is unknown.
+    A failed result is a negative signal (-1, `failed` 1). The reward is unknown if the infrastructure failed, without a
+    scorer, and for a status unknown to this version.
     """
     if result.status is Status.FAILED:
         return Verdict(-1.0, {"failed": 1.0})
+    if result.status is Status.INFRA:
+        return INFRASTRUCTURE_FAILED
     if scorer is None or result.status is not Status.OK:
         return Verdict.unknown()
     return None

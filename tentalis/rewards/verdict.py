@@ -64,6 +64,10 @@ class Verdict:
         return cls(None, {"unverified": 1.0, **components})
 
 
+INFRASTRUCTURE_FAILED = Verdict(None, {"infra": 1.0})
+"""The verdict on a result with status infra: unknown, so the sample is in no group and is not trained on."""
+
+
 class ResultVerifier(Protocol):
     """A scorer that applies a rule. Pure: the same task and result give the same verdict."""
 

@@ -155,6 +155,8 @@ def _joined(
     has_opd = hint is not None and usable_hint(hint)
     if sample.status is Status.FAILED:
         kind = OutcomeKind.FAILED
+    elif sample.status is Status.INFRA:
+        kind = OutcomeKind.INFRA
     elif has_rl:
         kind = OutcomeKind.BOTH if has_opd else OutcomeKind.RL
     else:

@@ -3,11 +3,11 @@
 from typing import Any
 
 from schemas.ids import derived_id
-from schemas.records import Feedback, Open, Opens, Result, Score, Source, Task, TokenSpan, sample_of
+from schemas.records import Feedback, Open, Opens, Result, Score, Source, Status, Task, TokenSpan, sample_of
 from schemas.tensors import float32_bytes
 from streams.fold.halves import named, opened_at
 from tentalis import rewards
-from tentalis.rewards import FeedbackJudge, RewardError, Verdict, grade
+from tentalis.rewards import INFRASTRUCTURE_FAILED, FeedbackJudge, RewardError, Verdict, grade
 
 FEEDBACK_SCORER = "feedback/1"
 
@@ -78,7 +78,7 @@ def judge_of(feedback: Feedback) -> FeedbackJudge | None:
     A grade in the feedback takes precedence, unless the scorer makes it a part of the reward.
     """
     result = feedback.result
-    if result is None or feedback.source is not result.task.terms.rl:
+    if result is None or feedback.source is not result.task.terms.rl or result.status is Status.INFRA:
         return None
     try:
         scorer = rewards.scorer_of(result.task)
@@ -98,12 +98,15 @@ def score_of_feedback(
     that judged; else the verdict is the grade of the feedback.
 
     Feedback from the reward's source always makes a half. Feedback from a source that the terms name for the hint only
-    makes none: its polarity is about the hint, and a late half for every complaint would add no information.
+    makes none: its polarity is about the hint, and a late half for every complaint would add no information. A grade of
+    a result with status infra does not count: it would be a verdict on the infrastructure.
     """
     result = feedback.result
     if result is None:
         return None
-    if verdict is None:
+    if result.status is Status.INFRA:
+        verdict = INFRASTRUCTURE_FAILED
+    elif verdict is None:
         reward = grade(feedback)
         verdict = Verdict(reward, {} if reward is None else {"feedback": reward})
     terms = result.task.terms

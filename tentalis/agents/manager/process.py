@@ -11,7 +11,7 @@ from schemas.records import BackPressure, Feedback, Record, Result, Task
 from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
 from tentalis.agents.scenarios import Scenario, make_scenario
-from tentalis.agents.workers.answer import SERVED_AT_ISSUE
+from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Stored
 from tentalis.kafka.errors import RecordTooLarge

@@ -5,7 +5,7 @@ from tentalis.service.metrics import LONG_SECONDS, Metric, MetricKind
 WORKER_TASKS = Metric(
     "tentalis_worker_tasks_total",
     MetricKind.COUNTER,
-    "Tasks answered: ok, or failed in at least one sample.",
+    "Tasks answered: ok; or at least one sample failed, or has no answer because the infrastructure failed (infra).",
     ("worker",),
     ("status",),
     "tasks",

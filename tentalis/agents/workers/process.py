@@ -11,14 +11,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from confluent_kafka import TopicPartition
 
 from schemas import topics
 from schemas.records import LogprobsMode, Result, Status, Task
 from schemas.wire.codec import DecodeError
+from tentalis.agents.environments import Environment
+from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.workers import metrics
 from tentalis.agents.workers.answer import Answerer, failed_instead, without_texts
+from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
+from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.agents.workers.progress import OffsetProgress
 from tentalis.inference.protocol import Inference
 from tentalis.kafka import topology
@@ -53,7 +58,8 @@ STUCK_S = 300.0
 class WorkerOptions:
     """Options of a worker. `concurrency`: number of concurrent tasks, to fill the server's batch. `server_id`: the
     server whose acknowledgements count. `logprobs_mode`: the distribution of the server's log-probs; None: as the
-    server declares it. `model`: the name of a plain model that answers instead of a policy's versions."""
+    server declares it. `model`: the name of a plain model that answers instead of a policy's versions. `limits`: those
+    of episodes."""
 
     environment: str
     server_url: str
@@ -64,6 +70,7 @@ class WorkerOptions:
     api_key: str | None = None
     logprobs_mode: LogprobsMode | None = field(default=None, kw_only=True)
     model: str | None = field(default=None, kw_only=True)
+    limits: EpisodeLimits = field(default=EpisodeLimits(), kw_only=True)
 
 
 class TaskConsumer:
@@ -152,14 +159,23 @@ class WorkerMetrics:
         for result in results:
             self._samples.labels(result.status.value).inc()
             self._tokens.inc(len(result.response_token_ids) // 4)
-        self._tasks.labels("ok" if all(result.status is Status.OK for result in results) else "failed").inc()
+        statuses = {result.status for result in results}
+        ending = next((status for status in (Status.INFRA, Status.FAILED) if status in statuses), Status.OK)
+        self._tasks.labels(ending.value).inc()
         self._seconds.observe(max((result.elapsed_s for result in results), default=0.0))
 
 
 class Worker:
     """Takes tasks from its consumers, answers up to `concurrency` at once, publishes the results and commits."""
 
-    def __init__(self, options: WorkerOptions, settings: Settings, inference: Inference) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        settings: Settings,
+        inference: Inference,
+        make_environment: Callable[[], Environment] | None = None,
+    ) -> None:
+        """`make_environment`: makes the environment of an episode; None: one completion answers a sample."""
         self._options = options
         codec = make_codec(settings)
         self._codec = codec
@@ -173,8 +189,8 @@ class Worker:
             TaskConsumer(settings, shared, targeted=False),
             TaskConsumer(settings, f"{shared}-{options.worker_id}", targeted=True),
         )
-        self._answerer = Answerer(
-            inference,
+        self._answerer: Answerer | EpisodePlayer
+        self._policies = PolicyCalls(
             self._served,
             self._assigned,
             worker_id=options.worker_id,
@@ -182,6 +198,11 @@ class Worker:
             patience_s=options.patience_s,
             model=options.model,
         )
+        names = {"worker_id": options.worker_id, "server_id": options.server_id}
+        if make_environment is None:
+            self._answerer = Answerer(inference, self._policies, **names)
+        else:
+            self._answerer = EpisodePlayer(inference, self._policies, make_environment, options.limits, **names)
         self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[TaskConsumer, Stored]] = {}
         self._served_changed = False
         self._lag: Lags = {}
@@ -232,7 +253,7 @@ class Worker:
     def _start_queued(self) -> None:
         if self._served_changed:
             self._served_changed = False
-            self._answerer.served_changed()
+            self._policies.changed()
         for consumer in self._consumers:
             while consumer.held and self._free and not self._unwanted(consumer.held[0][1]):
                 stored, task = consumer.held.popleft()
@@ -316,28 +337,44 @@ def run(
     logprobs_mode: str | None = None,
     api_key: str | None = None,
     model: str | None = None,
+    limits: EpisodeLimits | None = None,
+    tools: Path | None = None,
+    allow_unsandboxed: bool = False,
     metrics_port: int | None = None,
 ) -> None:
     """Answers tasks of `environment` through the inference server at the URL `server`, until SIGTERM.
 
     `worker_id` (default: host name and environment) must be unique and stay the same over restarts. `logprobs_mode`:
     raw or processed, the distribution of the server's log-probs; None: as the server declares it. `api_key`: for the
-    server. `model`: a plain model of the server, which answers instead of a policy's versions. Raises PortTaken.
+    server. `model`: a plain model of the server, which answers instead of a policy's versions. For an environment with
+    episodes: `limits`, the file `tools`, and `allow_unsandboxed`, which lets actions run without a wall.
+
+    Raises PortTaken, BadEnvironment, BadTools, MissingExtra or WallMissing.
     """
     from tentalis.inference.client import OpenAIClient
+
+    make_environment = prepared_environment(environment, tools=tools, allow_unsandboxed=allow_unsandboxed)
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line per request
     name = worker_id or f"{socket.gethostname()}-{environment}"
     mode = None if logprobs_mode is None else LogprobsMode(logprobs_mode)
     options = WorkerOptions(
-        environment, server, server_id, name, concurrency, api_key=api_key, logprobs_mode=mode, model=model
+        environment,
+        server,
+        server_id,
+        name,
+        concurrency,
+        api_key=api_key,
+        logprobs_mode=mode,
+        model=model,
+        limits=limits or EpisodeLimits(),
     )
 
     async def main(stop: threading.Event) -> None:
         async with OpenAIClient(
             options.server_url, options.api_key, logprobs_mode=mode, check_logprobs=True
         ) as inference:
-            worker = Worker(options, settings, inference)
+            worker = Worker(options, settings, inference, make_environment)
             with served(Health(worker.metrics.exporter, worker.not_ready, worker.turns.stuck), metrics_port):
                 await worker.run(stop)
 

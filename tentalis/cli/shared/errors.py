@@ -13,6 +13,8 @@ EXIT_CODES = {
     "schemas.namespace.BadNamespace": ExitCode.USAGE,
     "schemas.wire.codec.SchemasUnavailable": ExitCode.UNREACHABLE,
     "schemas.wire.registry.SchemaRefused": ExitCode.DRIFT,
+    "tentalis.agents.environments.registry.BadEnvironment": ExitCode.USAGE,
+    "tentalis.agents.environments.tools.BadTools": ExitCode.USAGE,
     "tentalis.dlq.limits.TooManyDead": ExitCode.NEEDS_OPERATOR,
     "tentalis.kafka.admin.Impossible": ExitCode.DRIFT,
     "tentalis.kafka.preflight.TopicsMissing": ExitCode.DRIFT,

@@ -28,7 +28,7 @@ NOT_TAUGHT: dict[str, Any] = {
     "the teacher's likeliest tokens": (0, b"", b""),
 }
 HAS = {OutcomeKind.RL: (True, False), OutcomeKind.OPD: (False, True), OutcomeKind.BOTH: (True, True)}
-WITHOUT_ROLLOUT = {OutcomeKind.EMPTY, OutcomeKind.EXPIRED, OutcomeKind.SUPERSEDED}
+WITHOUT_ROLLOUT = {OutcomeKind.EMPTY, OutcomeKind.EXPIRED, OutcomeKind.SUPERSEDED, OutcomeKind.INFRA}
 
 
 def rollouts_are_unaltered(index: Index) -> Iterator[VerifyProblem]:
@@ -64,7 +64,7 @@ def _same_tokens(rollout: Rollout, result: Result) -> bool:
         return True  # an answer that failed keeps its reward and loses its tokens
     return (
         rollout.token_ids == result.prompt_token_ids + result.response_token_ids
-        and rollout.loss_mask == bytes(n_prompt) + b"\1" * n_response
+        and rollout.loss_mask == bytes(n_prompt) + (result.loss_mask or b"\1" * n_response)
         and rollout.sampler_logprobs == bytes(4 * n_prompt) + (result.sampler_logprobs or bytes(4 * n_response))
         and rollout.sampling == result.sampling
         and [(s.start, s.policy) for s in rollout.policy_spans]

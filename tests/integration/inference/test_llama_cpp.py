@@ -16,11 +16,11 @@ from schemas.records import Sampling, Status, not_trainable_by_ratio, sample_of
 from tentalis.agents.workers.answer import Answerer
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.gguf_adapter import write_gguf_adapter
-from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
 from tests.support.hf_gguf import write_gguf_model
 from tests.support.inference_lab import make_adapter, make_model
 from tests.support.loop_records import T0, task
+from tests.support.worker_lab import policy_calls
 
 llama_cpp: Any = pytest.importorskip("xllamacpp")
 
@@ -86,9 +86,8 @@ def test_a_worker_answers_with_a_plain_model_and_the_answers_are_not_trainable(t
 
     async def answered() -> Any:
         async with OpenAIClient(server.listening_address, check_logprobs=True) as client:
-            answerer = Answerer(
-                client, ServedVersions("local"), AssignedVersions(), worker_id="w", server_id="local", model="base"
-            )
+            calls = policy_calls(ServedVersions("local"), model="base")
+            answerer = Answerer(client, calls, worker_id="w", server_id="local")
             return await answerer.answer(of, T0)
 
     (result,) = asyncio.run(answered())

@@ -23,11 +23,11 @@ from schemas.records import (
 from streams.apps.scoring.processor import Scoring
 from tentalis.agents.workers.answer import Answerer
 from tentalis.inference.client import OpenAIClient
-from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
 from tests.support.join_support import fold
 from tests.support.loop_records import T0, ack, task
 from tests.support.stream_records import CODEC, on_log, read
+from tests.support.worker_lab import policy_calls
 from trainer.data.candidates import offer_of
 
 OURS = {"owned_by": "tentalis", "logprobs_mode": "processed_logprobs"}
@@ -81,9 +81,8 @@ def answered(
     served = ServedVersions("local")
     served.apply(ack(1))
     of = task(terms=TERMS, sampling=Sampling(**sampling), verifier=Verifier(name="taste"))
-    answerer = Answerer(
-        client, served, AssignedVersions(), worker_id="w", server_id="local", patience_s=1.0, model=model
-    )
+    calls = policy_calls(served, patience_s=1.0, model=model)
+    answerer = Answerer(client, calls, worker_id="w", server_id="local")
     return asyncio.run(answerer.answer(of, T0))
 
 

@@ -10,21 +10,22 @@ from schemas import topics
 from schemas.records import AssignmentScope, LogprobsMode, Opens, Sampling, Source, Status, Terms
 from schemas.tensors import float32_view, int32_view
 from schemas.wire.codec import Codec
-from tentalis.agents.workers.answer import SERVED_AT_ISSUE, Answerer, failed_instead, seed_of, without_texts
+from tentalis.agents.workers.answer import Answerer, failed_instead, seed_of, without_texts
+from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.agents.workers.process import WorkerOptions, is_mine
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
 from tests.support.loop_records import T0, ack, assignment, assignment_ack, task
 from tests.support.loop_server import LoopServer
+from tests.support.worker_lab import policy_calls
 
 
 def answerer(
     server: LoopServer, served: ServedVersions, patience: float = 5.0, assigned: AssignedVersions | None = None
 ) -> Answerer:
-    return Answerer(
-        server, served, assigned or AssignedVersions(), worker_id="w", server_id="local", patience_s=patience
-    )
+    calls = policy_calls(served, assigned, patience_s=patience)
+    return Answerer(server, calls, worker_id="w", server_id="local")
 
 
 def served_at(version: int) -> ServedVersions:
@@ -92,18 +93,18 @@ def test_an_adapter_swapped_meanwhile_is_used_at_the_retry() -> None:
         answering = asyncio.create_task(worker.answer(task(), T0))
         await server.called.wait()
         served.apply(ack(2))
-        worker.served_changed()
+        worker._policies.changed()
         return await answering
 
     results = within(play())
     assert results[0].policy_spans[0].policy == "assistant@v2"
 
 
-def test_patience_ends_in_failed_results() -> None:
+def test_patience_ends_in_results_that_blame_the_infrastructure() -> None:
     server = LoopServer(["assistant@v1"])
     server.away = ServerUnavailable("connection refused")
     results = within(answerer(server, served_at(1), patience=0.5).answer(task(), T0))
-    assert [r.status for r in results] == [Status.FAILED] * 2
+    assert [r.status for r in results] == [Status.INFRA] * 2
     assert "connection refused" in (results[0].error or "")
     assert results[0].policy_spans == () and results[0].logprobs_mode is LogprobsMode.NONE
 
@@ -113,6 +114,7 @@ def test_a_refusal_fails_at_once() -> None:
     server.failures.append(RequestRefused(400, "the prompt is too long"))
     results = within(answerer(server, served_at(1)).answer(task(), T0))
     assert len(server.calls) == 1
+    assert results[0].status is Status.FAILED
     assert "too long" in (results[0].error or "")
 
 
@@ -120,7 +122,7 @@ def test_a_server_that_returns_too_little_or_nonsense_fails_only_those_samples()
     server = LoopServer(["assistant@v1"])
     server.missing = 1
     results = within(answerer(server, served_at(1)).answer(task(n=3), T0))
-    assert [r.status for r in results] == [Status.OK, Status.OK, Status.FAILED]
+    assert [r.status for r in results] == [Status.OK, Status.OK, Status.INFRA]
     assert "2 of 3" in (results[2].error or "")
 
 
@@ -136,7 +138,7 @@ def test_it_waits_until_a_version_is_served_and_the_one_at_issue_is_known(issued
         await asyncio.sleep(0.05)
         assert not server.calls
         served.apply(ack(2))
-        worker.served_changed()
+        worker._policies.changed()
         return await answering
 
     assert within(play())[0].policy_spans[0].policy == "assistant@v2"
@@ -208,7 +210,7 @@ def test_a_late_assignment_wakes_a_task_that_waits_for_a_version() -> None:
         await asyncio.sleep(0)
         for record in (assignment(2, AssignmentScope.ENVIRONMENT, "chat"), assignment_ack(2)):
             assigned.apply(record)
-        waiting.served_changed()
+        waiting._policies.changed()
         return await answering
 
     assert {r.policy_spans[0].policy for r in within(arrives())} == {"assistant@v2"}

@@ -124,6 +124,12 @@ def plausible(model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, An
                 values["policy_spans"] = [
                     span.model_copy(update={"start": span.start % (tokens + 1)}) for span in values["policy_spans"]
                 ]
+                values["loss_mask"] = bytes(byte % 2 for byte in values["loss_mask"])
+                for spans in ("turns", "step_rewards"):
+                    values[spans] = [
+                        span.model_copy(update={"start": span.start % (tokens + 1), "end": tokens})
+                        for span in values[spans]
+                    ]
             case "Sample":
                 values["sample_index"] = values["sample_index"] % values["head"].n_samples
             case "Feedback":

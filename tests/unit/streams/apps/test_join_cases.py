@@ -535,3 +535,15 @@ def test_a_request_is_remembered_as_long_as_its_sources_are_kept() -> None:
     for at, outcome in ((ttl, {"late"}), (ttl + 1, {"both"})):
         halves = (at, score(s, at=START + at)), (at, hint(s, at=START + at))
         assert set(kinds(fold((0, forget(user_id="user-t1")), *halves).outcomes).values()) == outcome
+
+
+def test_a_sample_whose_infrastructure_failed_is_in_no_group_and_in_no_rollout() -> None:
+    task = head(n=3, opd=None)
+    lost = sample(task, 2, "r2", status=Status.INFRA)
+    scores = [score(sample(task, i, f"r{i}"), reward) for i, reward in enumerate((0.0, 1.0))]
+    written = fold((10, open_(task)), *((20, each) for each in scores), (30, score(lost, None)))
+    assert kinds(written.outcomes) == {"t1/0": "rl", "t1/1": "rl", "t1/2": "infra"}
+    assert (written.outcomes["t1/2"].reward, written.outcomes["t1/2"].rollout_id) == (None, None)
+    assert {(r.n_closed, r.n_rewarded, r.group_mean, r.group_std) for r in written.rollouts.values()} == {
+        (3, 2, 0.5, 0.5)
+    }

@@ -101,6 +101,21 @@ def test_a_failed_result_has_a_negative_score() -> None:
     assert score.reward == -1.0 and score.components == {"failed": 1.0}
 
 
+def test_a_result_whose_infrastructure_failed_has_no_reward_whoever_grades_it() -> None:
+    away: dict[str, Any] = {
+        "status": Status.INFRA,
+        "text": "",
+        "response": (),
+        "sampler_logprobs": b"",
+        "error": "away",
+    }
+    scored = one(run(on_log(topics.RESULTS, make_result(**away))), Score)
+    assert scored.reward is None and scored.components == {"infra": 1.0}
+    graded = make_feedback(make_result(make_task(terms=USER_TERMS), **away), score=0.0, polarity=Polarity.NEGATIVE)
+    half = one(run(on_log(topics.FEEDBACK, graded)), Score)
+    assert half.reward is None and half.components == {"infra": 1.0}
+
+
 def test_an_unknown_reward_is_written_too() -> None:
     score = one(run(on_log(topics.RESULTS, make_result(make_task(verifier=None)))), Score)
     assert score.reward is None and score.components["unverified"] == 1.0 and score.scorer == "none/1"

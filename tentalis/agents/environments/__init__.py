@@ -1,0 +1,15 @@
+"""Environments. In: a task, and the policy's text of each turn. Out: observations, reward parts and a score.
+
+An environment knows no tokens, no policy and no Kafka: the worker owns the loop (`agents/workers/episodes.py`). Begin
+reading with `protocol`; `registry` finds environments by name, `toolcall` is the first one.
+"""
+
+from tentalis.agents.environments.protocol import (
+    Environment,
+    EnvironmentFault,
+    EnvironmentOptions,
+    Observation,
+    Transition,
+)
+
+__all__ = ["Environment", "EnvironmentFault", "EnvironmentOptions", "Observation", "Transition"]

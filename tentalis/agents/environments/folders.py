@@ -1,0 +1,46 @@
+"""The folders of episodes: one each, below the system's temporary folder, named by the process that holds it.
+
+A killed process leaves its folders; the next one that starts on this machine removes them.
+"""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+PREFIX = "tentalis-episode-"
+_NAME = re.compile(rf"{PREFIX}(\d+)-")
+
+
+def new_folder() -> Path:
+    """Makes the folder of an episode, for this user alone. Raises OSError."""
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, also if an episode took its own rights to it away. Links are removed, not followed."""
+    for path, folders, _ in os.walk(folder):
+        for name in folders:
+            entry = Path(path, name)
+            if not entry.is_symlink():
+                entry.chmod(0o700)
+    shutil.rmtree(folder, onerror=lambda _, path, error: log.warning("%s was not removed: %s", path, error[1]))
+
+
+def remove_abandoned() -> list[Path]:
+    """Removes the folders of processes that are gone. Returns them."""
+    found = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        holder = _NAME.match(folder.name)
+        if holder is None or psutil.pid_exists(int(holder.group(1))) or folder.stat().st_uid != os.getuid():
+            continue
+        log.info("the folder of an episode was left by a process that is gone: %s", folder)
+        remove_folder(folder)
+        found.append(folder)
+    return found

@@ -1,0 +1,79 @@
+"""The protocol of an environment, and the values that pass through it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from schemas.records import Message, Task, ToolCall
+from tentalis.agents.sandbox import Wall
+
+
+class EnvironmentFault(Exception):
+    """The environment, not the policy, failed: a sandbox did not start, a server is unavailable.
+
+    The worker begins the episode again. If that does not help, the result has the status infra: no reward, in no group.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentOptions:
+    """Options of an environment in this process.
+
+    `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
+    """
+
+    wall: Callable[[], Wall]
+    tools: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Messages that the policy sees before its next turn; none from the role assistant."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The result of a step. `rewards`: parts of the reward of this step, by name. `observation` is ignored if `done`.
+    `tool_calls`: the calls that the step made, with their outputs."""
+
+    observation: Observation = Observation(())
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    done: bool = False
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class Environment(Protocol):
+    """One episode at a time: `reset`, then `step` for each turn of the policy, then `score` and `close`.
+
+    Any method may raise EnvironmentFault. Another exception counts as one too: a defect of an environment is never
+    blamed on the policy.
+    """
+
+    @property
+    def wall(self) -> str:
+        """Name/version of the wall that confined the actions; empty if the environment runs none."""
+        ...
+
+    async def reset(self, task: Task) -> Observation:
+        """Begins an episode and returns the prompt: the task's messages, with the instructions of the environment."""
+        ...
+
+    async def step(self, action: str) -> Transition:
+        """Takes the policy's text of one turn. A wrong action is an observation, not an exception."""
+        ...
+
+    async def score(self) -> Mapping[str, float]:
+        """Returns the parts of the reward of the episode so far. `reward` is the whole, in [-1, 1]; without it, the
+        task's verifier must grade the result."""
+        ...
+
+    async def close(self) -> None:
+        """Frees what the episode holds. Called once after every reset, also after a fault."""
+        ...
+
+
+EnvironmentMaker = Callable[[EnvironmentOptions], Environment]
+"""Makes an environment. An entry point of `tentalis.environments` names one: a class or a function."""

@@ -1,0 +1,189 @@
+"""The environment toolcall: the policy calls Python or tools of a file, sees their output, and answers.
+
+A turn without a call is the answer and ends the episode. Calls run behind a wall, in a folder that lives as long as the
+episode. The task's verifier data are `ToolcallData`; with another verifier than `episode`, that one grades the answer.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from schemas.records import Message, Task, ToolCall
+from tentalis.agents.environments.folders import new_folder, remove_folder
+from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
+from tentalis.agents.environments.tools import (
+    PYTHON_SIGNATURE_PARAMETERS,
+    PYTHON_TOOL,
+    RequestedCall,
+    Tool,
+    ToolFile,
+    argument_problem,
+    instructions,
+    read_tools,
+    requested_calls,
+    signature,
+)
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, SandboxFault
+from tentalis.rewards.answers import same_latex, stated_answer
+from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
+from tentalis.text.tool_output import head_and_tail, readable_text
+
+log = logging.getLogger(__name__)
+
+PYTHON = str(Path(sys.executable).resolve())
+PYTHON_LIMITS = Limits()
+SHOWN_CHARACTERS = 8000
+"""Characters of a tool's output that the policy sees: its head and tail."""
+WORK, INPUT = "work", "input"
+"""Folders of an episode: the policy's, and that of code and arguments, which it cannot write to."""
+MOST_CALLS = 8
+"""Calls of one turn that are carried out."""
+
+
+class ToolcallData(VerifierData):
+    """The reference answer, and the reward of an answer that is not it. `encourage_calls`: ReTool's rule, where a wrong
+    answer costs less the more calls were made: min(-0.6, -1 + 0.05 * (calls - 2))."""
+
+    answer: str | None = None
+    wrong: float = 0.0
+    encourage_calls: bool = False
+
+
+class ToolcallEnvironment:
+    """See the module docstring. Raises BadTools or WallMissing."""
+
+    def __init__(self, options: EnvironmentOptions) -> None:
+        self._wall = options.wall()
+        self._file = ToolFile() if options.tools is None else read_tools(options.tools)
+        self._tools = {tool.name: tool for tool in self._file.tools}
+        self._home = None if options.tools is None else options.tools.resolve().parent
+        self._folder: Path | None = None
+        self._data = ToolcallData()
+        self._answer: str | None = None
+        self._calls = self._refused = 0
+
+    @property
+    def wall(self) -> str:
+        """See Environment.wall."""
+        return self._wall.name
+
+    async def reset(self, task: Task) -> Observation:
+        """See Environment.reset: the task's messages with the list of tools in the system message."""
+        self._answer, self._calls, self._refused = None, 0, 0
+        self._data = ToolcallData()
+        if task.verifier is not None and task.verifier.name == "episode":
+            try:
+                self._data = data_of(task, ToolcallData)
+            except BadVerifierData as error:
+                raise EnvironmentFault(str(error)) from error
+        try:
+            self._folder = new_folder()
+            (self._folder / WORK).mkdir()
+            (self._folder / INPUT).mkdir()
+        except OSError as error:
+            raise EnvironmentFault(f"no folder for the episode: {error}") from error
+        return Observation(self._prompt(task))
+
+    def _prompt(self, task: Task) -> tuple[Message, ...]:
+        signatures = [tool.signature for tool in self._file.tools]
+        if self._file.python:
+            signatures.append(signature(PYTHON_TOOL, "Runs Python code.", PYTHON_SIGNATURE_PARAMETERS))
+        said, rest = "", task.messages
+        if rest[0].role == "system":
+            said, rest = f"{rest[0].content}\n\n", rest[1:]
+        return (Message(role="system", content=said + instructions(signatures)), *rest)
+
+    async def step(self, action: str) -> Transition:
+        """See Environment.step."""
+        requested = requested_calls(action)
+        if not requested:
+            self._answer = action
+            return Transition(done=True)
+        made: list[ToolCall] = []
+        for number, call in enumerate(requested):
+            output = await self._carried_out(call, number)
+            made.append(ToolCall(name=call.name or "?", arguments=json.dumps(dict(call.arguments)), result=output))
+        content = "\n".join(f"<tool_response>\n{call.result}\n</tool_response>" for call in made)
+        return Transition(Observation((Message(role="user", content=content),)), tool_calls=tuple(made))
+
+    async def _carried_out(self, call: RequestedCall, number: int) -> str:
+        problem = call.problem
+        if problem is None and number >= MOST_CALLS:
+            problem = f"only the first {MOST_CALLS} calls of a turn are carried out"
+        tool = self._tools.get(call.name)
+        if problem is None and tool is None and not (call.name == PYTHON_TOOL and self._file.python):
+            names = [*self._tools, *([PYTHON_TOOL] if self._file.python else [])]
+            problem = f"no tool {call.name!r}; the tools are {', '.join(names)}"
+        if problem is None:
+            problem = argument_problem(PYTHON_SIGNATURE_PARAMETERS if tool is None else tool.parameters, call.arguments)
+        if problem is not None:
+            self._refused += 1
+            return head_and_tail(f"error: {problem}", SHOWN_CHARACTERS)
+        self._calls += 1
+        stop = threading.Event()
+        try:
+            return shown(await asyncio.to_thread(self._run, tool, call.arguments, stop))
+        except asyncio.CancelledError:
+            stop.set()
+            raise
+        except (SandboxFault, OSError) as error:
+            raise EnvironmentFault(str(error)) from error
+
+    def _run(self, tool: Tool | None, arguments: Mapping[str, object], stop: threading.Event) -> CommandOutput:
+        assert self._folder is not None, "step before reset"
+        work, given = self._folder / WORK, self._folder / INPUT
+        if tool is None:
+            script = given / "main.py"
+            script.write_text(str(arguments["code"]), encoding="utf-8", errors="replace")
+            command = [PYTHON, "-I", "-u", str(script)]
+            return self._wall.run(command, work, PYTHON_LIMITS, readable=(given,), stop=stop)
+        stdin = given / "arguments.json"
+        stdin.write_text(json.dumps(dict(arguments)), encoding="utf-8")
+        limits = Limits(
+            time_s=tool.timeout_s, cpu_s=int(tool.timeout_s) + 1, memory_mb=tool.memory_mb, network=tool.network
+        )
+        readable = (given,) if self._home is None else (given, self._home)
+        command = self._command(tool.command)
+        return self._wall.run(command, work, limits, stdin=stdin, readable=readable, stop=stop)
+
+    def _command(self, command: Sequence[str]) -> list[str]:
+        """Returns a command with the files of the tool file's folder in full, and this Python for `python`."""
+        words = [PYTHON if word == "python" and not index else word for index, word in enumerate(command)]
+        if self._home is None:
+            return words
+        return [str(self._home / word) if (self._home / word).is_file() else word for word in words]
+
+    async def score(self) -> Mapping[str, float]:
+        """See Environment.score."""
+        parts = {"calls": float(self._calls), "refused_calls": float(self._refused)}
+        if self._data.answer is None:
+            return parts
+        stated = None if self._answer is None else stated_answer(self._answer) or self._answer.strip()
+        right = stated is not None and same_latex(stated, self._data.answer)
+        wrong = self._data.wrong
+        if self._data.encourage_calls:
+            wrong = min(-0.6, -1.0 + 0.05 * (self._calls - 2))
+        return parts | {"answer": float(right), "reward": 1.0 if right else max(-1.0, wrong)}
+
+    async def close(self) -> None:
+        """See Environment.close: removes the folder."""
+        if self._folder is not None:
+            await asyncio.to_thread(remove_folder, self._folder)
+            self._folder = None
+
+
+def shown(output: CommandOutput) -> str:
+    """Returns what the policy sees of a command: its output, head and tail, and how it ended unless all went well."""
+    text = readable_text(output.stdout + (b"\n" if output.stdout and output.stderr else b"") + output.stderr).strip()
+    ending = {
+        CommandEnd.TIMED_OUT: "stopped: the time limit was reached",
+        CommandEnd.TOO_MUCH_OUTPUT: "stopped: the output was too long",
+        CommandEnd.KILLED: "killed: a limit of memory or CPU was reached, or a signal came",
+        CommandEnd.EXITED: f"exit code {output.exit_code}" if output.exit_code else "",
+    }[output.end]
+    parts = (head_and_tail(text, SHOWN_CHARACTERS), f"[{ending}]" if ending else "")
+    return "\n".join(part for part in parts if part) or "[no output]"

@@ -1,0 +1,18 @@
+"""Walls around actions that a model chose. In: a command and limits. Out: its output, exit code and why it ended.
+
+Begin reading with `wall` (the interface and the limits) and `choose` (which wall this machine has).
+"""
+
+from tentalis.agents.sandbox.choose import NO_WALL, WallMissing, choose_wall
+from tentalis.agents.sandbox.wall import CommandEnd, CommandOutput, Limits, SandboxFault, Wall
+
+__all__ = [
+    "NO_WALL",
+    "CommandEnd",
+    "CommandOutput",
+    "Limits",
+    "SandboxFault",
+    "Wall",
+    "WallMissing",
+    "choose_wall",
+]

@@ -1,0 +1,90 @@
+"""The interface of a wall: runs one command inside a folder, under limits."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+MIB = 1024 * 1024
+
+
+class SandboxFault(Exception):
+    """A wall could not be built or its command not be started: the infrastructure failed, not the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one command. Memory and file size in MiB, output in bytes, times in seconds.
+
+    `memory_mb` is for all processes of the command together, `file_mb` for each file that it writes. `network`: the
+    endpoints it may connect to (`host:port`); empty: none.
+    """
+
+    time_s: float = 120.0
+    cpu_s: int = 120
+    memory_mb: int = 4096
+    processes: int = 32
+    open_files: int = 256
+    file_mb: int = 64
+    output_bytes: int = 64 * 1024
+    network: tuple[str, ...] = ()
+
+
+class CommandEnd(StrEnum):
+    """The end of a command: by itself, at the time limit, at the output limit, or by a signal."""
+
+    EXITED = "exited"
+    TIMED_OUT = "timed_out"
+    TOO_MUCH_OUTPUT = "too_much_output"
+    KILLED = "killed"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    """The output of a command, both streams within the limit of `Limits.output_bytes`. `exit_code` is None unless it
+    ended by itself."""
+
+    stdout: bytes
+    stderr: bytes
+    end: CommandEnd
+    exit_code: int | None
+
+
+class Wall(Protocol):
+    """A wall around commands. All methods may be called from several threads."""
+
+    @property
+    def name(self) -> str:
+        """Name/version of the wall, as results record it."""
+        ...
+
+    def run(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        limits: Limits,
+        *,
+        stdin: Path | None = None,
+        readable: Sequence[Path] = (),
+        stop: threading.Event | None = None,
+    ) -> CommandOutput:
+        """Runs a command with `folder` as its working and only writable folder. Blocks until it and everything that it
+        started have ended.
+
+        `stdin`: a readable file to read from; None: nothing to read. `readable`: further folders and files that it
+        may read, beside those of the operating system and of Python. `stop`: ends the command when it is set; used for
+        one command. Raises SandboxFault.
+        """
+        ...
+
+
+_BLOCK = 512
+"""Bytes of a block of `ulimit -f` in a POSIX shell."""
+
+
+def limited_command(command: Sequence[str], limits: Limits, stdin: Path | None) -> list[str]:
+    """Returns a command that sets the limits of the operating system and becomes `command`."""
+    script = f'ulimit -t {limits.cpu_s}; ulimit -f {limits.file_mb * MIB // _BLOCK}; exec "$@" <"$0"'
+    return ["/bin/sh", "-c", script, str(stdin or "/dev/null"), *command]

@@ -1,0 +1,314 @@
+"""Plays the episodes of a task: one per sample, each one result. The worker owns loop, tokens and policy of every turn.
+
+A turn: the policy samples on all tokens so far; the environment takes its text as an action; the tokens of the
+observation are appended. Text is never tokenised again. Each turn is sampled by the version that is assigned or
+served at that moment, which its span records.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from schemas.ids import derived_id
+from schemas.records import Ending, Message, Result, Status, Task, ToolCall, result_id
+from tentalis.agents.environments import Environment, EnvironmentFault, Observation
+from tentalis.agents.workers.answer import seed_of
+from tentalis.agents.workers.episode_tokens import EpisodeTokens, appended_tokens
+from tentalis.agents.workers.policy_calls import PolicyCalls
+from tentalis.inference import protocol
+from tentalis.inference.protocol import (
+    Generation,
+    Inference,
+    NotTokenExact,
+    RequestRefused,
+    ServerUnavailable,
+    UnknownModel,
+)
+from tentalis.inference.result import sampled_mode
+from tentalis.text.timestamps import now_ms
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+"""Pause before the second attempt at an episode; it doubles."""
+_PROBE = "A question."
+_PROBE_ANSWERS = ("Yes", "No, never")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """`max_turns`: turns of the policy in one episode. `parallel`: episodes of this worker at once. `environment_s`:
+    seconds that the environment may take in one episode, all steps together; waits for the model server do not count.
+    `attempts`: attempts at an episode whose infrastructure fails."""
+
+    max_turns: int = 10
+    parallel: int = 16
+    environment_s: float = 600.0
+    attempts: int = 3
+
+
+class InfrastructureFault(Exception):
+    """An attempt at an episode failed, and not by the policy."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """What an attempt has produced so far."""
+
+    tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
+    messages: list[Message] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    rewards: dict[str, float] = field(default_factory=dict)
+    ending: Ending = Ending.DONE
+    error: str | None = None
+    wall: str = ""
+    left_s: float = 0.0
+
+
+class EpisodePlayer:
+    """Answers tasks with episodes of an environment. `make` makes a new environment for each attempt."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        policies: PolicyCalls,
+        make: Callable[[], Environment],
+        limits: EpisodeLimits,
+        *,
+        worker_id: str,
+        server_id: str,
+    ) -> None:
+        self._inference = inference
+        self._policies = policies
+        self._make = make
+        self._limits = limits
+        self._worker_id = worker_id
+        self._server_id = server_id
+        self._free = asyncio.Semaphore(limits.parallel)
+
+    async def answer(self, task: Task, opened_at: int) -> list[Result]:
+        """Returns the n results of a task, in sample order. `opened_at`: the append time of the task's record, in ms.
+
+        A result is ok however its episode ended, failed if the server refused a request, and infra if the
+        infrastructure failed in every attempt. Waits without a limit until a version is served.
+        """
+        return list(await asyncio.gather(*(self._sample(task, index, opened_at) for index in range(task.n_samples))))
+
+    async def _sample(self, task: Task, index: int, opened_at: int) -> Result:
+        async with self._free:
+            started = time.monotonic()
+            pause = FIRST_PAUSE_S
+            for attempt in range(1, self._limits.attempts + 1):
+                try:
+                    episode = await self._attempt(task, index)
+                    return self._result(task, index, opened_at, started, attempt, episode)
+                except InfrastructureFault as fault:
+                    log.warning(
+                        "task %s, sample %d, attempt %d of %d: %s",
+                        task.task_id,
+                        index,
+                        attempt,
+                        self._limits.attempts,
+                        fault,
+                    )
+                    reason = str(fault)
+                if attempt < self._limits.attempts:
+                    await asyncio.sleep(pause)
+                    pause *= 2
+            lost = Episode(ending=Ending.INFRA, error=reason)
+            return self._result(task, index, opened_at, started, self._limits.attempts, lost)
+
+    async def _attempt(self, task: Task, index: int) -> Episode:
+        """Plays one attempt. Raises InfrastructureFault."""
+        episode = Episode(left_s=self._limits.environment_s)
+        try:
+            environment = self._make()
+            try:
+                await self._play(environment, task, index, episode)
+            finally:
+                await environment.close()
+        except (ServerUnavailable, UnknownModel, NotTokenExact, EnvironmentFault) as error:
+            raise InfrastructureFault(str(error)) from error
+        except RequestRefused as error:
+            log.error("task %s, sample %d: %s", task.task_id, index, error)
+            return Episode(ending=Ending.REFUSED, error=str(error))
+        except InfrastructureFault:
+            raise
+        except Exception as error:
+            log.exception("task %s, sample %d: the environment has a defect", task.task_id, index)
+            raise InfrastructureFault(f"{type(error).__name__}: {error}") from error
+        return episode
+
+    async def _play(self, environment: Environment, task: Task, index: int, episode: Episode) -> None:
+        await self._policies.wait_for_issued(task)
+        try:
+            async with asyncio.timeout(self._limits.environment_s):
+                observation = await environment.reset(task)
+        except TimeoutError as error:
+            raise InfrastructureFault(f"no reset within {self._limits.environment_s:g} s") from error
+        episode.messages += observation.messages
+        episode.tokens.begin(await self._rendered(task, episode.messages))
+        episode.ending = await self._turns(environment, task, index, episode)
+        episode.wall = environment.wall
+        try:
+            async with asyncio.timeout(self._limits.environment_s):
+                episode.rewards = _checked_rewards(await environment.score())
+        except TimeoutError as error:
+            raise InfrastructureFault(f"no score within {self._limits.environment_s:g} s") from error
+
+    async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
+        """Plays turns until the episode ends. Returns its ending."""
+        for turn in range(self._limits.max_turns):
+            try:
+                generation = await self._turn(task, index, turn, episode)
+            except RequestRefused as error:
+                if turn and _context_is_full(error):
+                    return Ending.TRUNCATED
+                raise
+            completion = generation.completions[0]
+            mode = sampled_mode(generation.logprobs_mode, task.sampling)
+            episode.tokens.sample(completion, generation.model, mode)
+            episode.texts.append(completion.text)
+            if completion.finish_reason == "length":
+                return Ending.TRUNCATED
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(episode.left_s):
+                    transition = await environment.step(completion.text)
+            except TimeoutError:
+                return Ending.TIMED_OUT
+            episode.left_s -= time.monotonic() - started
+            episode.calls += transition.tool_calls
+            if transition.rewards:
+                episode.tokens.reward(_checked_parts(transition.rewards))
+            if transition.done:
+                return Ending.DONE
+            if turn + 1 < self._limits.max_turns:
+                await self._observe(task, episode, completion, transition.observation)
+        return Ending.TURN_LIMIT
+
+    async def _turn(self, task: Task, index: int, turn: int, episode: Episode) -> Generation:
+        sampling = task.sampling
+        generation = await self._policies.call(
+            task,
+            lambda model: self._inference.generate(
+                model,
+                episode.tokens.context,
+                n=1,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_tokens,
+                seed=seed_of(derived_id("turn", task.task_id, index, turn)),
+                stop=sampling.stop,
+            ),
+        )
+        if not generation.completions or generation.completions[0].token_ids is None:
+            raise NotTokenExact("the server gives no token ids, which an episode needs")
+        return generation
+
+    async def _observe(
+        self, task: Task, episode: Episode, completion: protocol.Completion, observation: Observation
+    ) -> None:
+        """Appends an observation to the tokens, or renders the conversation anew if the template cannot append."""
+        assert completion.token_ids is not None
+        episode.messages += [Message(role="assistant", content=completion.text), *observation.messages]
+        end_token = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
+        tokens = await self._appended(task, observation.messages, end_token)
+        if tokens is not None:
+            episode.tokens.observe(tokens)
+            return
+        log.warning(
+            "task %s: the chat template cannot append to turn %d; the prompt is rendered anew, and the turns before "
+            "it are not trained on",
+            task.task_id,
+            episode.tokens.n_turns,
+        )
+        episode.tokens.render_anew(await self._rendered(task, episode.messages))
+
+    async def _appended(self, task: Task, messages: Sequence[Message], end_token: int) -> list[int] | None:
+        """Returns the tokens between the end of a turn and the beginning of the next one, or None; see
+        `appended_tokens`."""
+        question = Message(role="user", content=_PROBE)
+        probes = [[question, Message(role="assistant", content=said)] for said in _PROBE_ANSWERS]
+        answered = [await self._rendered_array(task, probe, generation=False) for probe in probes]
+        continued = [await self._rendered_array(task, [*probe, *messages], generation=True) for probe in probes]
+        return appended_tokens(answered, continued, end_token)
+
+    async def _rendered(self, task: Task, messages: Sequence[Message]) -> list[int]:
+        return [int(token) for token in await self._rendered_array(task, messages, generation=True)]
+
+    async def _rendered_array(self, task: Task, messages: Sequence[Message], *, generation: bool) -> protocol.Int32:
+        wired = [{"role": message.role, "content": message.content} for message in messages]
+        return await self._policies.call(
+            task, lambda model: self._inference.render(model, wired, add_generation_prompt=generation)
+        )
+
+    def _result(
+        self, task: Task, index: int, opened_at: int, started: float, attempts: int, episode: Episode
+    ) -> Result:
+        """Returns the result of an episode. Raises InfrastructureFault if the server's answers cannot be one."""
+        status = {Ending.INFRA: Status.INFRA, Ending.REFUSED: Status.FAILED}.get(episode.ending, Status.OK)
+        values = episode.tokens.fields()
+        spans, tokens = tuple(episode.tokens.spans), values["response_token_ids"]
+        text = episode.texts[-1] if episode.texts else ""
+        assert isinstance(tokens, bytes)
+        try:
+            return Result.model_validate(
+                {
+                    **values,
+                    "result_id": result_id(task.task_id, index, spans, tokens, text),
+                    "event_time": now_ms(),
+                    "opened_at": opened_at,
+                    "task": task,
+                    "sample_index": index,
+                    "worker_id": self._worker_id,
+                    "status": status,
+                    "error": episode.error,
+                    "text": text,
+                    "steps": tuple(episode.texts),
+                    "sampling": task.sampling,
+                    "tool_calls": tuple(episode.calls),
+                    "server_id": self._server_id,
+                    "elapsed_s": time.monotonic() - started,
+                    "ending": episode.ending,
+                    "rewards": episode.rewards,
+                    "wall": episode.wall,
+                    "attempts": attempts,
+                }
+            )
+        except ValidationError as error:
+            raise InfrastructureFault(f"the server's answers cannot be a result: {error}") from error
+
+
+def _context_is_full(error: RequestRefused) -> bool:
+    """Returns True if the server refused a prompt because it exceeds the model's context (`tentalis serve model` and
+    vLLM say so with status 400)."""
+    return error.status == 400 and "context" in error.message
+
+
+def _checked_parts(parts: object) -> dict[str, float]:
+    """Returns reward parts of an environment. Raises EnvironmentFault if one is not a finite number."""
+    if not hasattr(parts, "items"):
+        raise EnvironmentFault(f"the environment's rewards are a {type(parts).__name__}, not a mapping")
+    checked: dict[str, float] = {}
+    for name, value in parts.items():
+        if isinstance(value, bool | int | float) and math.isfinite(value):
+            checked[str(name)] = float(value)
+        else:
+            raise EnvironmentFault(f"the environment's reward {name!r} is {value!r}, not a finite number")
+    return checked
+
+
+def _checked_rewards(parts: object) -> dict[str, float]:
+    """Like `_checked_parts`; `reward` must be in [-1, 1]."""
+    checked = _checked_parts(parts)
+    if abs(checked.get("reward", 0.0)) > 1.0:
+        raise EnvironmentFault(f"the environment's reward is {checked['reward']}, outside [-1, 1]")
+    return checked

@@ -1,0 +1,126 @@
+"""Calls of the model server under the assigned or the served version, with waits and retries."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from schemas.ids import parse_policy_name
+from schemas.records import Task
+from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.policies.assignments import AssignedVersions
+from tentalis.policies.served import ServedVersions
+
+log = logging.getLogger(__name__)
+
+# Metadata key of a task: the version that was served at issue, whose acknowledgement is on the log already.
+SERVED_AT_ISSUE = "served"
+WAIT_FOR_ISSUED_S = 10.0
+LONGEST_PAUSE_S = 5.0
+T = TypeVar("T")
+
+
+class PolicyCalls:
+    """Makes calls about tasks: with the version that an assignment chooses, if the server has it, else with the newest
+    version that the server acknowledged as served.
+
+    `patience_s`: seconds for which a call is retried while the server is unavailable or has lost its adapter. `model`:
+    the name of a model to ask instead, for a server that loads no adapters of this system.
+    """
+
+    def __init__(
+        self,
+        served: ServedVersions,
+        assigned: AssignedVersions,
+        *,
+        worker_id: str,
+        server_id: str,
+        patience_s: float = 300.0,
+        model: str | None = None,
+    ) -> None:
+        self._served, self._assigned = served, assigned
+        self._worker_id = worker_id
+        self._server_id = server_id
+        self._patience_s = patience_s
+        self._plain_model = model
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """Wakes the calls that wait for a version, after a version or an assignment has changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def call(self, task: Task, request: Callable[[str], Awaitable[T]]) -> T:
+        """Returns the answer of `request`, called with the name of the model or adapter (`policy@vN`) to use.
+
+        Waits without a limit until a version is served. Raises ServerUnavailable or UnknownModel after `patience_s`,
+        and RequestRefused at once.
+        """
+        deadline: float | None = None
+        pause = 0.25
+        lost: set[str] = set()
+        while True:
+            model = await self._model(task, lost)
+            try:
+                return await request(model)
+            except (ServerUnavailable, UnknownModel) as error:
+                if isinstance(error, UnknownModel) and model == self._plain_model:
+                    raise
+                if isinstance(error, UnknownModel) and model not in lost and model != self._served.name(task.policy):
+                    log.warning("task %s: the server lost %s, which is assigned: %s", task.task_id, model, error)
+                    lost.add(model)
+                    continue
+                now = time.monotonic()
+                deadline = deadline or now + self._patience_s
+                if now + pause > deadline:
+                    raise
+                log.warning("task %s: %s; retrying in %.1f s", task.task_id, error, pause)
+                await self._change_within(pause)
+                pause = min(LONGEST_PAUSE_S, 2 * pause)
+
+    async def wait_for_issued(self, task: Task) -> None:
+        """Waits until this server has acknowledged the version that was served when the task was issued.
+
+        The wait has a limit, because a rollback may have removed that version in the meantime.
+        """
+        wanted = task.metadata.get(SERVED_AT_ISSUE)
+        if wanted is None or self._plain_model is not None:
+            return
+        try:
+            _, least = parse_policy_name(wanted)
+        except ValueError as error:
+            raise RequestRefused(400, f"the task's metadata {SERVED_AT_ISSUE!r}: {error}") from error
+        deadline = time.monotonic() + WAIT_FOR_ISSUED_S
+        while (left := deadline - time.monotonic()) > 0:
+            version = self._served.version(task.policy)
+            if version is not None and version >= least:
+                return
+            await self._change_within(left)
+        log.warning("task %s was issued at %s, which this server has not acknowledged", task.task_id, wanted)
+
+    async def _model(self, task: Task, lost: set[str]) -> str:
+        """Returns the model to ask; waits for a `policy@vN`. `lost`: names that the server turned out not to have."""
+        if self._plain_model is not None:
+            return self._plain_model
+        while True:
+            assigned = self._assigned.name(
+                self._server_id,
+                task.policy,
+                served=self._served.name,
+                worker_id=self._worker_id,
+                environment=task.environment,
+                unit=task.task_id,
+            )
+            name = assigned if assigned is not None and assigned not in lost else self._served.name(task.policy)
+            if name is not None:
+                return name
+            log.info("no version of %s is served yet", task.policy)
+            await self._change_within(30.0)
+            lost.clear()
+
+    async def _change_within(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return

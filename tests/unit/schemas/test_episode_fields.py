@@ -1,0 +1,90 @@
+"""The fields of an episode: read from earlier records with their defaults, checked, and carried into the sample."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from pydantic import ValidationError
+
+import schemas
+from schemas import topics
+from schemas.digest import rollout_digest
+from schemas.records import Ending, Result, StepReward, TurnSpan, sample_of
+from schemas.tensors import float32_bytes
+from schemas.wire.codec import Codec
+from tests.support.loop_records import T0, result, task
+from tests.support.trainer_lab import rollouts
+
+ROOT = Path(schemas.__file__).parent
+
+
+def test_a_result_written_by_the_first_version_is_read_with_defaults(tmp_path: Path) -> None:
+    written = json.loads(result(task()).model_dump_json())
+    first = fastavro.parse_schema(json.loads((ROOT / "versions/1/Result.avsc").read_text()))
+    now = fastavro.parse_schema(json.loads((ROOT / "Result.avsc").read_text()))
+    old = {field["name"] for field in json.loads((ROOT / "versions/1/Result.avsc").read_text())["fields"]}
+    added = {name: value for name, value in written.items() if name not in old}
+    assert added == {
+        "loss_mask": "",
+        "ending": "none",
+        "turns": [],
+        "step_rewards": [],
+        "rewards": {},
+        "wall": "",
+        "rendered_turns": [],
+        "attempts": 0,
+    }
+    plain = result(task()).model_dump()
+    plain["event_time"], plain["opened_at"] = T0, T0
+    path = tmp_path / "old"
+    with path.open("wb") as file:
+        fastavro.schemaless_writer(file, first, {name: plain[name] for name in old})
+    with path.open("rb") as file:
+        read: Any = fastavro.schemaless_reader(file, first, now)
+    assert Result.model_validate(read) == result(task())
+
+
+def test_an_episode_survives_the_wire() -> None:
+    made = result(
+        task(),
+        loss_mask=b"\1\0\1",
+        ending=Ending.TURN_LIMIT,
+        turns=(TurnSpan(start=0, end=1, finish_reason="stop"), TurnSpan(start=2, end=3)),
+        step_rewards=(StepReward(start=0, end=1, parts={"call": 1.0}),),
+        rewards={"reward": 0.5},
+        wall="sandlock/0.9.0",
+        rendered_turns=(1,),
+        attempts=2,
+    )
+    codec = Codec()
+    value = codec.encode(topics.RESULTS, made)
+    assert codec.decode(value, topic=topics.RESULTS, partition=0, offset=0) == made
+
+
+def test_tokens_of_the_environment_are_outside_the_mask_of_the_sample() -> None:
+    made = result(task(), loss_mask=b"\1\0\1", sampler_logprobs=float32_bytes([-1.0, 0.0, -0.1]))
+    assert sample_of(made).loss_mask == b"\0\0\1\0\1"
+    assert sample_of(result(task())).loss_mask == b"\0\0\1\1\1", "an empty mask: the policy chose all"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"loss_mask": b"\1"}, "1 mask bytes for 3 response tokens"),
+        ({"loss_mask": b"\1\2\1"}, "other than 0 and 1"),
+        ({"turns": (TurnSpan(start=2, end=4),)}, r"tokens \[2, 4\) of 3"),
+        ({"turns": (TurnSpan(start=2, end=1),)}, r"tokens \[2, 1\) of 3"),
+        ({"step_rewards": (StepReward(start=0, end=9),)}, r"tokens \[0, 9\) of 3"),
+    ],
+)
+def test_spans_and_masks_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        result(task(), **fields)
+
+
+def test_the_digest_of_a_rollout_covers_its_mask() -> None:
+    (made,) = rollouts(1, 1)
+    masked = made.model_copy(update={"loss_mask": made.loss_mask[:-1] + b"\0"})
+    assert rollout_digest(masked) != rollout_digest(made)
