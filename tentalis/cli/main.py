@@ -53,6 +53,7 @@ COMMANDS = (
     ("keys", "tentalis.cli.keys:app", "API keys of the gateway: create, list, revoke."),
     ("serve", "tentalis.cli.serve.app:app", "Run one process of the stack."),
     ("worker", "tentalis.cli.serve.worker:worker", "Answer tasks with the newest policy."),
+    ("env", "tentalis.cli.env:app", "Environments: list, show, try one in the terminal."),
     ("manager", "tentalis.cli.serve.manager:manager", "Send tasks, and feedback of simulated users."),
     ("train", "tentalis.cli.train:train", "Train on rollouts and publish adapters."),
     ("size", "tentalis.cli.size:size", "Calculate what a load needs."),

@@ -18,6 +18,15 @@ from tentalis.agents.sandbox.streams import AttendedOutput
 from tentalis.agents.sandbox.wall import MIB, CommandEnd, CommandOutput, Limits, SandboxFault, limited_command
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
+# Landlock has no rules for these: they would change files and processes of this user outside the folder, or, for root,
+# make devices. So rights, owners, times and attributes of files cannot be changed inside the folder either.
+DENIED_CALLS = (
+    *("chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat"),
+    *("utime", "utimes", "utimensat", "futimesat"),
+    *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
+    *("mknod", "mknodat", "chroot", "pivot_root"),
+    *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
+)
 
 
 class SandlockWall:
@@ -46,6 +55,7 @@ class SandlockWall:
             fs_readable=[*allowed, *(str(path) for path in readable)],
             fs_writable=[str(folder), "/dev/null"],
             net_allow=list(limits.network),
+            extra_deny_syscalls=list(DENIED_CALLS),
             clean_env=True,
             env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
             max_memory=limits.memory_mb * MIB,

@@ -1,0 +1,131 @@
+"""Plays one episode in the terminal, by hand or with a model server; nothing is written to Kafka."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from schemas.problems import problems
+from schemas.records import Message, Task, Verifier
+from tentalis.agents.environments.protocol import Environment
+from tentalis.inference.client import OpenAIClient
+from tentalis.inference.protocol import RequestRefused
+from tentalis.text.timestamps import now_ms
+
+Show = Callable[[str], None]
+
+
+class NotATask(ValueError):
+    """Input that is not a task; the message has the reason."""
+
+
+class Player(Protocol):
+    """Plays the policy's turns."""
+
+    async def turn(self, messages: list[dict[str, str]]) -> str | None:
+        """Returns the text of the next turn, None to give up."""
+        ...
+
+
+class ByHand:
+    """A person. `typed` returns the next turn, None at the end of the input."""
+
+    def __init__(self, typed: Callable[[], str | None]) -> None:
+        self._typed = typed
+
+    async def turn(self, messages: list[dict[str, str]]) -> str | None:
+        """See Player.turn."""
+        return await asyncio.to_thread(self._typed)
+
+
+class ByModel:
+    """A model server with OpenAI's API. `model` None: the first one that it lists."""
+
+    def __init__(self, server: str, model: str | None, max_tokens: int) -> None:
+        self._server, self._model, self._max_tokens = server, model, max_tokens
+
+    async def turn(self, messages: list[dict[str, str]]) -> str | None:
+        """See Player.turn. Raises InferenceError."""
+        async with OpenAIClient(self._server) as client:
+            if self._model is None:
+                cards = await client.models()
+                if not cards:
+                    raise RequestRefused(404, f"{self._server} serves no model")
+                self._model = str(cards[0]["id"])
+            generation = await client.generate(self._model, messages, max_tokens=self._max_tokens)
+        return generation.completions[0].text
+
+
+def trial_task(environment: str, question: str, data: str) -> Task:
+    """Makes a task with one user message and the verifier `episode`. Raises NotATask."""
+    try:
+        json.loads(data)
+    except ValueError as error:
+        raise NotATask(f"--data is not JSON: {error}") from error
+    try:
+        return Task(
+            task_id="trial",
+            event_time=now_ms(),
+            policy="trial",
+            environment=environment,
+            messages=(Message(role="user", content=question),),
+            verifier=Verifier(name="episode", data=data),
+        )
+    except ValidationError as error:
+        raise NotATask(f"not a task: {problems(error, 'task')}") from error
+
+
+def first_messages(make: Callable[[], Environment], environment: str) -> tuple[str, list[dict[str, str]]]:
+    """Returns the wall of an environment, and the messages with which an episode begins. Raises EnvironmentFault."""
+
+    async def begun() -> tuple[str, list[dict[str, str]]]:
+        made = make()
+        try:
+            observation = await made.reset(trial_task(environment, "...", "{}"))
+            return made.wall, [_wired(message) for message in observation.messages]
+        finally:
+            await made.close()
+
+    return asyncio.run(begun())
+
+
+def play_trial(make: Callable[[], Environment], task: Task, player: Player, max_turns: int, show: Show) -> None:
+    """Plays one episode and shows each message, reward and the score. Raises EnvironmentFault or InferenceError."""
+    asyncio.run(_play(make(), task, player, max_turns, show))
+
+
+async def _play(environment: Environment, task: Task, player: Player, max_turns: int, show: Show) -> None:
+    try:
+        messages: list[dict[str, str]] = []
+        observation = await environment.reset(task)
+        for turn in range(max_turns):
+            for message in observation.messages:
+                messages.append(_wired(message))
+                show(f"[{message.role}]\n{message.content}\n")
+            text = await player.turn(messages)
+            if text is None:
+                show("[given up]")
+                break
+            messages.append({"role": "assistant", "content": text})
+            show(f"[turn {turn + 1}]\n{text}\n")
+            transition = await environment.step(text)
+            if transition.rewards:
+                show(f"[rewards of the step] {_listed(dict(transition.rewards))}")
+            if transition.done:
+                break
+            observation = transition.observation
+        else:
+            show("[the turns are over]")
+        show(f"[score] {_listed(dict(await environment.score())) or 'none'}")
+    finally:
+        await environment.close()
+
+
+def _wired(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content}
+
+
+def _listed(parts: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in sorted(parts.items()))

@@ -1,0 +1,100 @@
+"""`tentalis env`: lists environments, shows their tools and limits, and plays one episode in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tools
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, readable, show
+from tentalis.service.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tentalis.agents.environments import Environment
+
+app = typer.Typer(help="Environments: list, show, try.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(help="Name of the environment.")]
+
+
+@app.command("list", short_help="List the environments with episodes.")
+def list_environments(output: Format = OutputFormat.TABLE) -> None:
+    """Lists the environments whose tasks are played as episodes, with their origin."""
+    from tentalis.agents.environments.registry import known_environments
+
+    rows = [{"environment": entry.name, "origin": entry.origin} for entry in known_environments()]
+    show(output, ("environment", "origin"), rows)
+
+
+@app.command("show", short_help="Show the prompt and the wall of an environment.")
+def show_environment(
+    name: Name,
+    tools: Tools = None,
+    allow_unsandboxed: AllowUnsandboxed = False,
+    output: Format = OutputFormat.TABLE,
+) -> None:
+    """Shows the messages with which an episode begins, and the wall that confines its actions on this machine."""
+    from tentalis.agents.environments.trial import first_messages
+
+    wall, messages = first_messages(_maker(name, tools, allow_unsandboxed), name)
+    if output is not OutputFormat.TABLE:
+        print_data(output, {"environment": name, "wall": wall, "messages": messages})
+        return
+    print_text(f"wall: {wall or 'runs no actions'}")
+    for message in messages:
+        print_text(f"\n[{message['role']}]\n{readable(message['content'])}")
+
+
+@app.command("try", short_help="Play one episode in the terminal, by hand or with a model.")
+def try_environment(
+    name: Name,
+    question: Annotated[str, typer.Argument(help="The user's message.")],
+    data: Annotated[str, typer.Option("--data", help="Data of the verifier `episode`, as JSON.")] = "{}",
+    server: Annotated[
+        str | None,
+        typer.Option("--server", help="URL of a model server that plays. Default: you do.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model of the server. Default: its first one.", show_default=False)
+    ] = None,
+    max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Turns of the player.")] = 10,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of one turn of a model.")] = 512,
+    tools: Tools = None,
+    allow_unsandboxed: AllowUnsandboxed = False,
+) -> None:
+    """Plays one episode step by step and prints its score. By hand, a turn is what you type up to an empty line."""
+    from tentalis.agents.environments.trial import ByHand, ByModel, NotATask, Player, play_trial, trial_task
+
+    try:
+        task = trial_task(name, question, data)
+    except NotATask as error:
+        raise CommandError(str(error), ExitCode.USAGE) from error
+    player: Player = ByHand(_typed) if server is None else ByModel(server, model, max_tokens)
+    play_trial(_maker(name, tools, allow_unsandboxed), task, player, max_turns, lambda text: print_text(readable(text)))
+
+
+def _typed() -> str | None:
+    """Returns what a person types up to an empty line; None at the end of the input."""
+    print_text("[your turn; end it with an empty line]")
+    lines: list[str] = []
+    while True:
+        try:
+            line = input()
+        except EOFError:
+            return "\n".join(lines) if lines else None
+        if not line:
+            return "\n".join(lines)
+        lines.append(line)
+
+
+def _maker(name: str, tools: Path | None, allow_unsandboxed: bool) -> Callable[[], Environment]:
+    from tentalis.agents.environments.registry import BadEnvironment, prepared_environment
+
+    made = prepared_environment(name, tools=tools, allow_unsandboxed=allow_unsandboxed)
+    if made is None:
+        raise BadEnvironment(f"no environment {name!r} with episodes: see `tentalis env list`")
+    return made

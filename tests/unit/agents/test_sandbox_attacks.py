@@ -1,0 +1,243 @@
+"""Attacks from inside a wall: each is what a model could write, with what must not have happened afterwards.
+
+An attack prints `won` if it got what it wanted; besides, the test looks at the machine from outside.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tentalis.agents.environments.toolcall import PYTHON
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall, WallMissing, choose_wall
+
+LIMITS = Limits(time_s=20.0, cpu_s=10, memory_mb=256, processes=8, open_files=64, file_mb=4, output_bytes=20_000)
+SECRET = "the-secret-of-the-worker"
+
+
+@pytest.fixture(scope="module")
+def wall() -> Wall:
+    try:
+        return choose_wall()
+    except WallMissing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the attacker's folder `work`, and beside it what it must not reach."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_answer.py").write_text("assert False")
+    (tmp_path / "secret").write_text(SECRET)
+    return tmp_path
+
+
+def attack(wall: Wall, place: Path, code: str, limits: Limits = LIMITS) -> CommandOutput:
+    script = place / "main.py"
+    script.write_text(code.replace("PLACE", str(place)).replace("WORKER", str(os.getpid())))
+    return wall.run([PYTHON, "-I", str(script)], place / "work", limits, readable=(script,))
+
+
+READS = {
+    "file beside": "print('won', open('PLACE/secret').read())",
+    "symbolic link": "import os; os.symlink('PLACE/secret', 'x'); print('won', open('x').read())",
+    "handle of a file": (
+        "import ctypes; libc = ctypes.CDLL(None); b = ctypes.create_string_buffer(200)\n"
+        "ctypes.memmove(b, (128).to_bytes(4, 'little'), 4); m = ctypes.c_int()\n"
+        "libc.name_to_handle_at(-100, b'PLACE/secret', b, ctypes.byref(m), 0)\n"
+        "if libc.open_by_handle_at(-100, b, 0) >= 0: print('won')"
+    ),
+    "hard link": "import os; os.link('PLACE/secret', 'x'); print('won', open('x').read())",
+    "dot dot": "print('won', open('../secret').read())",
+    "rename": "import os; os.rename('PLACE/secret', 'x'); print('won', open('x').read())",
+    "the shell": "import os; os.system('cat PLACE/secret && echo won')",
+    "root of the process": "print('won', open('/proc/self/root/PLACE/secret').read())",
+    "cwd of the worker": "import os; print('won', os.listdir('/proc/WORKER/cwd'))",
+    "environment of the worker": "print('won', open('/proc/WORKER/environ', 'rb').read())",
+    "memory of the worker": "open('/proc/WORKER/mem', 'rb').seek(4096); print('won')",
+    "descriptors of the worker": "import os; print('won', os.listdir('/proc/WORKER/fd'))",
+    "passwords": "print('won', open('/etc/shadow').read())",
+    "home of root": "import os; print('won', os.listdir('/root'))",
+    "every folder": "import os; print('won', os.listdir('/'))",
+    "kernel memory": "print('won', open('/dev/mem', 'rb').read(1))",
+    "inherited descriptors": (
+        "import os\nfor n in range(3, 256):\n  try: data = os.pread(n, 64, 0)\n  except OSError: continue\n"
+        "  if b'the-secret' in data: print('won')"
+    ),
+    "own environment": "import os\nif 'the-secret' in str(os.environ): print('won')",
+    "python of the worker": "import tentalis; print('won')",
+}
+ACTS = {
+    "write beside": "open('PLACE/reward', 'w').write('1.0'); print('won')",
+    "patch the tests": "open('PLACE/tests/test_answer.py', 'w').write('pass'); print('won')",
+    "delete the tests": "import shutil; shutil.rmtree('PLACE/tests'); print('won')",
+    "rights of a file": "import os; os.chmod('PLACE/secret', 0o777); print('won')",
+    "rights by a descriptor": "import os, site; os.fchmod(os.open(site.__file__, 0), 0o777); print('won')",
+    "owner of a file": "import os; os.chown('PLACE/secret', 1, 1); print('won')",
+    "times of a file": "import os; os.utime('PLACE/secret', (1, 1)); print('won')",
+    "attributes of a file": "import os; os.setxattr('PLACE/secret', 'user.x', b'1'); print('won')",
+    "truncation": "import os; os.truncate('PLACE/secret', 0); print('won')",
+    "priority of the worker": "import os; os.setpriority(os.PRIO_PROCESS, WORKER, 19); print('won')",
+    "processors of the worker": "import os; os.sched_setaffinity(WORKER, {0}); print('won')",
+    "ring": (
+        "import ctypes; b = ctypes.create_string_buffer(200)\n"
+        "if ctypes.CDLL(None).syscall(425, 4, b) >= 0: print('won')"
+    ),
+    "import hook": "import site; open(site.__file__, 'a').write('x'); print('won')",
+    "system folder": "open('/usr/bin/evil', 'w').write('x'); print('won')",
+    "temporary folder": "open('/tmp/tentalis-evil', 'w').write('x'); print('won')",
+    "shared memory": "open('/dev/shm/tentalis-evil', 'w').write('x'); print('won')",
+    "device": "import os; os.mknod('disk', 0o60600, os.makedev(8, 0)); print('won')",
+    "signal to the worker": "import os; os.kill(WORKER, 0); print('won')",
+    "signal to the parent": "import os; os.kill(os.getppid(), 0); print('won')",
+    "ptrace": (
+        "import ctypes; libc = ctypes.CDLL(None)\nif libc.ptrace(16, WORKER, 0, 0) == 0: print('won')"  # attach
+    ),
+    "mount": (
+        "import ctypes; libc = ctypes.CDLL(None)\nif libc.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0: print('won')"
+    ),
+    "namespaces": "import ctypes; libc = ctypes.CDLL(None)\nif libc.unshare(0x10000000) == 0: print('won')",
+    "clock": "import time; time.clock_settime(time.CLOCK_REALTIME, 0.0); print('won')",
+    "host name": "import socket; socket.sethostname('evil'); print('won')",
+    "chroot": "import os; os.chroot('.'); print('won')",
+    "limits raised": (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))\n"
+        "if resource.getrlimit(resource.RLIMIT_CPU)[0] == -1: print('won')"
+    ),
+    "loopback": "import socket; socket.create_connection(('127.0.0.1', PORT), 2); print('won')",
+    "metadata address": "import socket; socket.create_connection(('169.254.169.254', 80), 2); print('won')",
+    "datagram": (
+        "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.sendto(b'x', ('127.0.0.1', PORT)); print('won')"
+    ),
+    "raw socket": "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); print('won')",
+    "unix socket": "import socket; s = socket.socket(socket.AF_UNIX); s.connect('PLACE/socket'); print('won')",
+    "abstract socket": (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0tentalis-test-WORKER'); print('won')"
+    ),
+    "listener": "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print('won')",
+}
+
+
+@pytest.fixture
+def listeners(place: Path) -> Iterator[int]:
+    """Servers on loopback, on a path and on an abstract name; yields the port of the first."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as by_path,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        by_path.bind(str(place / "socket"))
+        abstract.bind(f"\0tentalis-test-{os.getpid()}")
+        for each in (by_path, abstract):
+            each.listen()
+        yield int(tcp.getsockname()[1])
+
+
+@pytest.mark.parametrize("name", READS)
+def test_nothing_outside_is_read(wall: Wall, place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENTALIS_TEST_SECRET", SECRET)
+    with (place / "secret").open() as held:
+        os.set_inheritable(held.fileno(), True)
+        output = attack(wall, place, READS[name])
+    assert output.end is CommandEnd.EXITED
+    assert b"won" not in output.stdout and SECRET.encode() not in output.stdout + output.stderr
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_nothing_outside_is_changed_or_reached(wall: Wall, place: Path, listeners: int, name: str) -> None:
+    output = attack(wall, place, ACTS[name].replace("PORT", str(listeners)))
+    assert output.end is CommandEnd.EXITED and b"won" not in output.stdout
+    assert not (place / "reward").exists()
+    assert (place / "tests/test_answer.py").read_text() == "assert False"
+    assert (place / "secret").read_text() == SECRET
+    for path in ("/usr/bin/evil", "/tmp/tentalis-evil", "/dev/shm/tentalis-evil"):
+        assert not Path(path).exists()
+
+
+@pytest.mark.xfail(strict=True, reason="sandlock cannot tell prlimit of another process from a process's own")
+def test_the_limits_of_the_worker_cannot_be_changed(wall: Wall, place: Path) -> None:
+    code = "import resource; resource.prlimit(WORKER, resource.RLIMIT_CORE, (0, 0)); print('won')"
+    assert b"won" not in attack(wall, place, code).stdout
+
+
+def children() -> set[int]:
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if mark in " ".join(each.cmdline()):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left(wall: Wall, place: Path) -> None:
+    before = children()
+    bomb = "import os, time\nn = 0\ntry:\n  while True:\n    if os.fork() == 0:\n      time.sleep(600)\n    n += 1\n"
+    output = attack(wall, place, bomb + "except OSError: print('forked', n)")
+    assert output.end is CommandEnd.EXITED
+    assert int(output.stdout.split()[1]) <= LIMITS.processes
+    assert children() <= before
+
+
+def test_a_daemon_does_not_outlive_its_command(wall: Wall, place: Path) -> None:
+    mark = f"{place}/main.py"
+    code = (
+        "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0:\n    time.sleep(600)\n  os._exit(0)"
+    )
+    assert attack(wall, place, code + "\nprint('gone')").stdout == b"gone\n"
+    assert marked(mark) == []
+
+
+def test_zombies_do_not_fill_the_machine(wall: Wall, place: Path) -> None:
+    before = children()
+    storm = (
+        "import os\ntry:\n  for _ in range(1000):\n    if os.fork() == 0: os._exit(0)\nexcept OSError: print('full')"
+    )
+    assert attack(wall, place, storm).end is CommandEnd.EXITED
+    assert children() <= before
+
+
+def test_memory_is_bounded(wall: Wall, place: Path) -> None:
+    output = attack(wall, place, "x = b'x' * (1 << 30); print('won')")
+    assert b"won" not in output.stdout
+
+
+def test_a_file_is_bounded(wall: Wall, place: Path) -> None:
+    attack(wall, place, "with open('big', 'wb') as f:\n  for _ in range(64): f.write(b'x' * (1 << 20))\nprint('won')")
+    assert (place / "work/big").stat().st_size <= LIMITS.file_mb << 20
+
+
+def test_endless_output_ends_the_command_and_is_cut(wall: Wall, place: Path) -> None:
+    output = attack(wall, place, "import sys\nwhile True: sys.stdout.write('x' * 10_000)")
+    assert output.end is CommandEnd.TOO_MUCH_OUTPUT and len(output.stdout) == LIMITS.output_bytes
+
+
+@pytest.mark.parametrize(
+    "code", ["import time; time.sleep(600)", "import signal, time\nsignal.signal(15, 1)\ntime.sleep(600)"]
+)
+def test_what_does_not_end_is_ended(wall: Wall, place: Path, code: str) -> None:
+    output = attack(wall, place, code, Limits(time_s=1.0, memory_mb=256))
+    assert output.end is CommandEnd.TIMED_OUT and output.exit_code is None
+
+
+def test_the_caller_can_end_a_command(wall: Wall, place: Path) -> None:
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    command = [PYTHON, "-I", "-c", "import time; time.sleep(600)"]
+    output = wall.run(command, place / "work", Limits(time_s=60.0, memory_mb=256), stop=stop)
+    assert output.end is CommandEnd.KILLED
+
+
+def test_an_exit_code_is_the_commands_own(wall: Wall, place: Path) -> None:
+    assert attack(wall, place, "import os; os._exit(7)").exit_code == 7
+    assert attack(wall, place, "print(6 * 7)") == CommandOutput(b"42\n", b"", CommandEnd.EXITED, 0)
