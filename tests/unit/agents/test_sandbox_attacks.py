@@ -6,7 +6,7 @@ An attack prints `won` if it got what it wanted; besides, the test looks at the 
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -27,14 +27,19 @@ def wall() -> Wall:
         pytest.skip(str(error))
 
 
+def made_place(folder: Path) -> Path:
+    """A folder with the attacker's folder `work`, and beside it what it must not reach."""
+    (folder / "work").mkdir()
+    (folder / "tests").mkdir()
+    (folder / "tests/test_answer.py").write_text("assert False")
+    (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o600)
+    return folder
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with the attacker's folder `work`, and beside it what it must not reach."""
-    (tmp_path / "work").mkdir()
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests/test_answer.py").write_text("assert False")
-    (tmp_path / "secret").write_text(SECRET)
-    return tmp_path
+    return made_place(tmp_path)
 
 
 def attack(wall: Wall, place: Path, code: str, limits: Limits = LIMITS) -> CommandOutput:
@@ -53,7 +58,7 @@ READS = {
         "if libc.open_by_handle_at(-100, b, 0) >= 0: print('won')"
     ),
     "hard link": "import os; os.link('PLACE/secret', 'x'); print('won', open('x').read())",
-    "dot dot": "print('won', open('../secret').read())",
+    "dot dot": "print('won', open('../../secret').read())",
     "rename": "import os; os.rename('PLACE/secret', 'x'); print('won', open('x').read())",
     "the shell": "import os; os.system('cat PLACE/secret && echo won')",
     "root of the process": "print('won', open('/proc/self/root/PLACE/secret').read())",
@@ -123,38 +128,76 @@ ACTS = {
 }
 
 
-@pytest.fixture
-def listeners(place: Path) -> Iterator[int]:
-    """Servers on loopback, on a path and on an abstract name; yields the port of the first."""
+RUNNER = """
+import os, sys
+for name, code in ATTACKS.items():
+    os.mkdir(f"PLACE/work/{name}")
+    os.chdir(f"PLACE/work/{name}")
+    print(f"== {name}", flush=True)
+    try:
+        exec(code, {})
+    except BaseException as error:
+        print(type(error).__name__, flush=True)
+print("== end")
+"""
+"""Runs attacks one after another, each in a folder of its own."""
+
+
+def reports(output: CommandOutput) -> dict[str, str]:
+    """What each attack printed, by its name. Every attack ran: the last line is there."""
+    assert output.end is CommandEnd.EXITED and output.stdout.endswith(b"== end\n"), output
+    parts = (part.partition("\n") for part in output.stdout.decode(errors="replace").split("== ")[1:])
+    return {name: said for name, _, said in parts}
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_place(tmp_path_factory.mktemp("attacks"))
+
+
+@pytest.fixture(scope="module")
+def read(wall: Wall, outside: Path) -> dict[str, str]:
+    """The reports of READS, with the secret in the worker's environment and in an open file that is inherited."""
+    with pytest.MonkeyPatch.context() as patch, (outside / "secret").open() as held:
+        patch.setenv("TENTALIS_TEST_SECRET", SECRET)
+        os.set_inheritable(held.fileno(), True)
+        output = attack(wall, outside, RUNNER.replace("ATTACKS", repr(READS)))
+    assert SECRET.encode() not in output.stdout + output.stderr
+    return reports(output)
+
+
+@pytest.fixture(scope="module")
+def acted(wall: Wall, outside: Path) -> dict[str, str]:
+    """The reports of ACTS, with servers on loopback, on a path and on an abstract name."""
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as by_path,
         socket.socket(socket.AF_UNIX) as abstract,
     ):
-        by_path.bind(str(place / "socket"))
+        by_path.bind(str(outside / "socket"))
         abstract.bind(f"\0tentalis-test-{os.getpid()}")
         for each in (by_path, abstract):
             each.listen()
-        yield int(tcp.getsockname()[1])
+        code = RUNNER.replace("ATTACKS", repr(ACTS)).replace("PORT", str(tcp.getsockname()[1]))
+        return reports(attack(wall, outside, code, replace(LIMITS, time_s=60.0)))
 
 
 @pytest.mark.parametrize("name", READS)
-def test_nothing_outside_is_read(wall: Wall, place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENTALIS_TEST_SECRET", SECRET)
-    with (place / "secret").open() as held:
-        os.set_inheritable(held.fileno(), True)
-        output = attack(wall, place, READS[name])
-    assert output.end is CommandEnd.EXITED
-    assert b"won" not in output.stdout and SECRET.encode() not in output.stdout + output.stderr
+def test_nothing_outside_is_read(read: dict[str, str], name: str) -> None:
+    assert "won" not in read[name]
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_nothing_outside_is_changed_or_reached(wall: Wall, place: Path, listeners: int, name: str) -> None:
-    output = attack(wall, place, ACTS[name].replace("PORT", str(listeners)))
-    assert output.end is CommandEnd.EXITED and b"won" not in output.stdout
-    assert not (place / "reward").exists()
-    assert (place / "tests/test_answer.py").read_text() == "assert False"
-    assert (place / "secret").read_text() == SECRET
+def test_nothing_outside_is_changed_or_reached(acted: dict[str, str], name: str) -> None:
+    assert "won" not in acted[name]
+
+
+@pytest.mark.usefixtures("acted")
+def test_the_machine_is_as_before(outside: Path) -> None:
+    assert not (outside / "reward").exists()
+    assert (outside / "tests/test_answer.py").read_text() == "assert False"
+    secret = outside / "secret"
+    assert secret.read_text() == SECRET and secret.stat().st_mode & 0o777 == 0o600 and secret.stat().st_mtime > 1
     for path in ("/usr/bin/evil", "/tmp/tentalis-evil", "/dev/shm/tentalis-evil"):
         assert not Path(path).exists()
 
