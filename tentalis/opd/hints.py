@@ -8,6 +8,8 @@ RULE_HINTER = "rule/4"
 MIN_CHARS = 10
 MAX_CHARS = 400
 MAX_SENTENCES = 3
+READ_CHARS = 20_000
+"""Characters read of a text: a request stands at its beginning."""
 
 _REQUEST = re.compile(r"\bplease\b\s+(\S.*)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
@@ -28,7 +30,7 @@ def rule_hint(text: str) -> str | None:
     >>> rule_hint("no!") is None
     True
     """
-    printable = "".join(char if char.isprintable() else " " for char in text)
+    printable = "".join(char if char.isprintable() else " " for char in text[:READ_CHARS])
     sentences = _SENTENCE_END.split(" ".join(printable.split()))[:MAX_SENTENCES]
     requests = [f"Please {found[1]}" for sentence in sentences if (found := _REQUEST.search(sentence))]
     hint = " ".join(requests or sentences)

@@ -21,14 +21,22 @@ _NUMBER = re.compile(
 )
 _STATED = re.compile(r"(?:final\s+)?answer\s*(?:is|are|was|:|=|\bto\b[^.:=\n]{0,80}?\bis\b)\s*:?\s*", re.IGNORECASE)
 _HASHES = re.compile(r"####\s*(.*)")
-_TAG = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_BRACE = re.compile(r"(?<!\\)[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 
 TOLERANCE = Fraction(1, 10**6)
+MAX_CHARS = 65_536
+"""Only the last characters of a longer text are read: an answer ends with its result."""
+MAX_LATEX_CHARS = 1000
+"""A longer LaTeX answer equals only a reference with the same characters."""
+_MAX_DIGITS = 4000
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
     part = match.groupdict()
+    if match.end() - match.start() > _MAX_DIGITS:
+        return None
     negative = (part["sign"] in ("-", "−")) != bool(part["sign2"])
     try:
         if part["ld"] is not None:
@@ -50,11 +58,8 @@ def last_number(text: str) -> Fraction | None:
     >>> [str(last_number(t)) for t in ("7 or $1,234.50.", "1 1/2 cups", "it is -\\frac{3}{4}", "minutes: 10-3")]
     ['2469/2', '3/2', '-3/4', '3']
     """
-    found = None
-    for match in _NUMBER.finditer(_tidied(text)):
-        value = _value(match)
-        found = value if value is not None else found
-    return found
+    matches = list(_NUMBER.finditer(_tidied(text)))
+    return next((value for match in reversed(matches) if (value := _value(match)) is not None), None)
 
 
 def first_number(text: str) -> Fraction | None:
@@ -64,7 +69,7 @@ def first_number(text: str) -> Fraction | None:
 
 def _tidied(text: str) -> str:
     # A range or a difference ("10-3") is two numbers, not one and a negative one.
-    text = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+    text = text[-MAX_CHARS:].replace("{,}", ",").replace("\\,", "").replace("\\!", "")
     return re.sub(r"(?<=\d)\s?([-–−])\s?(?=[\d$])", r" \1 ", text)
 
 
@@ -74,32 +79,55 @@ def boxed(text: str) -> str | None:
     >>> boxed(r"so \boxed{1} or rather \boxed{\frac{1}{\sqrt{2}}}.")
     '\\frac{1}{\\sqrt{2}}'
     """
+    text = text[-MAX_CHARS:]
+    closing = _closing_braces(text)
     for match in reversed(list(_BOX.finditer(text))):
         start = match.end()
         if text[start] != "{":  # \boxed 3
             return text[start:].split(maxsplit=1)[0].rstrip(".,;$")
-        depth = 0
-        for index in range(start, len(text)):
-            if text[index] in "{}" and text[index - 1] != "\\":
-                depth += 1 if text[index] == "{" else -1
-                if depth == 0:
-                    return text[start + 1 : index].strip()
+        if start in closing:
+            return text[start + 1 : closing[start]].strip()
     return None
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    """The position of the closing brace of each opening brace that is closed. Braces after a backslash do not count."""
+    closing, opened = dict[int, int](), list[int]()
+    for match in _BRACE.finditer(text):
+        if match.group() == "{":
+            opened.append(match.start())
+        elif opened:
+            closing[opened.pop()] = match.start()
+    return closing
 
 
 def stated_answer(text: str) -> str | None:
     """Returns the answer that the text states, to the end of that line; the last statement wins. None without one."""
-    found: list[tuple[int, str]] = []
-    for pattern in (_HASHES, _TAG):
-        found += [(match.start(), match.group(1).strip()) for match in pattern.finditer(text) if match.group(1).strip()]
+    text = text[-MAX_CHARS:]
+    found = [(match.start(), match.group(1).strip()) for match in _HASHES.finditer(text) if match.group(1).strip()]
+    found += _tagged(text)
     for match in _STATED.finditer(text):
-        rest = text[match.end() :].split("\n", 1)[0].strip()
+        end = text.find("\n", match.end())
+        rest = text[match.end() : end if end >= 0 else len(text)].strip()
         if rest:
             found.append((match.start(), rest))
     in_box = boxed(text)
     if in_box is not None:
         found.append((max(text.rfind("\\boxed"), text.rfind("\\fbox")), in_box))
     return max(found, key=lambda statement: statement[0])[1] if found else None
+
+
+def _tagged(text: str) -> list[tuple[int, str]]:
+    """The place and the content of each answer tag that is closed and not empty."""
+    found, opened = list[tuple[int, str]](), None
+    for tag in _TAG.finditer(text):
+        if not tag.group(1):
+            opened = opened or tag
+        elif opened is not None:
+            content = text[opened.end() : tag.start()].strip()
+            found += [(opened.start(), content)] if content else []
+            opened = None
+    return found
 
 
 def final_number(text: str) -> Fraction | None:
@@ -153,7 +181,7 @@ _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|textrm)\{([^{}]*)\}")
 _SHORT_FRAC = re.compile(r"\\frac(\d|[a-zA-Z])(\d|[a-zA-Z])")
 _HALF_FRAC = re.compile(r"\\frac(\d|[a-zA-Z])(?=\{)")
 _SHORT_SQRT = re.compile(r"\\sqrt(\d|[a-zA-Z])")
-_UNITS = re.compile(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\{\s*[^{}]*\}(?:\^\{?\d\}?)?$")
+_UNITS = re.compile(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?$")
 _SLASH = re.compile(r"^(-?)(\d+)/(\d+)$")
 _NUMERIC = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?|-?\\frac\{-?\d+\}\{\d+\}")
 
@@ -180,6 +208,8 @@ def same_latex(answer: str, reference: str) -> bool:
 
     Tuples, intervals and lists are compared element by element. Algebra is not simplified.
     """
+    if max(len(answer), len(reference)) > MAX_LATEX_CHARS:
+        return answer.strip() == reference.strip()
     a, b = normalised(answer), normalised(reference)
     if a == b:
         return True

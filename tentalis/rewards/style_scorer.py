@@ -26,12 +26,12 @@ from tentalis.rewards.prompting import request_of
 from tentalis.rewards.verdict import Verdict, VerifierData, data_of
 from tentalis.text.words import all_stems, content_stems, is_function_word, sentences, words
 
-_LIST_LINE = re.compile(r"^\s*(?:[-*+•‣◦▪–—·]\s+\S|\(?(?:\d{1,2}|[A-Za-z]|[ivx]{1,4})[.)]\s+\S)", re.MULTILINE)
+_LIST_LINE = re.compile(r"^[^\S\n]*(?:[-*+•‣◦▪–—·]\s+\S|\(?(?:\d{1,2}|[A-Za-z]|[ivx]{1,4})[.)]\s+\S)", re.MULTILINE)
 _FIRST_ITEM = re.compile(r"(?:^|[\s:(])1[.)]\s+\S")
 _SECOND_ITEM = re.compile(r"(?:^|[\s:(])2[.)]\s+\S")
 _INLINE_BULLETS = re.compile(r"\s[•‣◦▪]\s")
 _MARKUP = re.compile(
-    r"\*\*|__\S|^\s{0,3}#{1,6}\s|^\s*[=-]{3,}\s*$|```|^\s*\||</?(?:b|strong|ul|ol|li|h[1-6])>", re.MULTILINE
+    r"\*\*|__\S|^\s{0,3}#{1,6}\s|^[^\S\n]*[=-]{3,}\s*$|```|^[^\S\n]*\||</?(?:b|strong|ul|ol|li|h[1-6])>", re.MULTILINE
 )
 _SEPARATOR = re.compile(r"[,;:/|](?!\d)")
 _ENDS_SENTENCE = re.compile(r"(?<!\.)[.!?][\"'”’)\]]*$")

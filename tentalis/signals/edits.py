@@ -1,9 +1,13 @@
 """Detects a message that is an edited copy of the answer before it."""
 
+from collections import Counter
 from difflib import SequenceMatcher
 
 MAX_TOKENS = 600
 MIN_TOKENS = 8
+MAX_PAIRS = 30_000
+"""Limit of pairs of equal words, one of each text: the time of a comparison grows with it."""
+_MAX_CHARS = 20 * MAX_TOKENS
 _MIN_SHARED = 0.5
 _MIN_RUN = 3
 
@@ -12,12 +16,18 @@ def find_edit(answer: str, message: str) -> str | None:
     """Returns the changes, if the message repeats most of the answer in order and differs within it; else None.
 
     At least half of the answer's words must recur in runs of three or more. Text before or after them is talk about the
-    answer; an exact quotation is not an edit.
+    answer; an exact quotation is not an edit. Long texts, and texts that repeat the same words very often, are not
+    compared.
     """
+    if len(answer) > _MAX_CHARS or len(message) > 2 * _MAX_CHARS:
+        return None
     before, after = _tokens(answer), _tokens(message)
     if not MIN_TOKENS <= len(before) <= MAX_TOKENS or not MIN_TOKENS <= len(after) <= 2 * MAX_TOKENS:
         return None
     if len(set(before) & set(after)) < _MIN_SHARED * len(set(before)):
+        return None
+    counts = Counter(after)
+    if sum(counts[token] for token in before) > MAX_PAIRS:
         return None
     blocks = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
     runs = [block for block in blocks if block.size >= _MIN_RUN]

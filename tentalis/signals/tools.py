@@ -7,6 +7,13 @@ from typing import Any
 _LINES = 40
 """Lines read from the beginning and from the end, where failures are reported."""
 
+LINE_CHARS = 400
+"""Characters read of each line: some patterns need time that grows with the square of this number."""
+READ_CHARS = 100_000
+"""Characters read of an output that is not JSON: half from the beginning, half from the end."""
+JSON_CHARS = 1_000_000
+"""A longer output is not parsed as JSON."""
+
 _FAILURE_START = re.compile(
     r"""^\s*(?:
         traceback\ \(most\ recent\ call\ last\)
@@ -63,14 +70,16 @@ def find_failure(output: str) -> str | None:
     Failure words in the middle of a text do not count: a tool may read about errors, or list them.
     """
     text = output.strip()
-    if text[:1] in "{[":
+    if text[:1] in ("{", "[") and len(text) <= JSON_CHARS:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             pass
         else:
             return _in_json(value)
-    lines = text.splitlines()
+    if len(text) > READ_CHARS:
+        text = text[: READ_CHARS // 2] + "\n" + text[-READ_CHARS // 2 :]
+    lines = [line[:LINE_CHARS] for line in text.splitlines()]
     if not lines:
         return None
     head = next(line for line in lines if line.strip())

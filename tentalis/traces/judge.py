@@ -10,6 +10,8 @@ from dataclasses import dataclass
 GOOD, BAD = 80, 40
 """A composite of at least GOOD has the label 1, one below BAD the label -1."""
 
+# Characters in which an error message or a refusal begins.
+_BEGINNING = 500
 _WORD = re.compile(r"\w+")
 _FAILED = re.compile(
     r"^\s*(traceback \(most recent call last\)|(fatal |internal |runtime |uncaught )?(error|exception)\b"
@@ -64,11 +66,12 @@ def judge(prompt: str, response: str, *, tool_errors: int = 0) -> Judgement:
     response_words = [word.lower() for word in _WORD.findall(response)]
     if not response_words:
         return Judgement(0, -1, dict.fromkeys(("answered", "whole", "willing", "on_topic", "varied", "tools"), 0))
-    failed = bool(_FAILED.search(response))
+    beginning = response.lstrip()[:_BEGINNING].replace("\u2019", "'")
+    failed = bool(_FAILED.search(beginning))
     parts = {
         "answered": 20,
         "whole": 0 if failed else 20,
-        "willing": 0 if _REFUSED.search(response.replace("\u2019", "'")) else 15,
+        "willing": 0 if _REFUSED.search(beginning) else 15,
         "on_topic": round(25 * min(1.0, 3 * _topic_overlap(prompt, set(response_words)))),
         "varied": round(10 * min(1.0, max(0.0, (_trigram_variety(response_words) - 0.4) / 0.4))),
         "tools": {0: 10, 1: 5}.get(max(0, tool_errors), 0),

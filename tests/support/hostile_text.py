@@ -1,0 +1,253 @@
+"""Runs every function that reads text from outside over texts that make careless patterns slow.
+
+Run as a program: prints the name of each scanner that used more than CPU_S seconds of CPU time for one text, or that
+raised. The limit is CPU time of a child process, so a busy machine does not change the answer. A linear scanner needs a
+tenth of it at most; a quadratic one needs several times as much.
+"""
+
+import importlib
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from schemas.records import Message
+from tentalis.gateway.calls import session_id
+from tentalis.opd.hints import rule_hint
+from tentalis.opd.verdict import vote_of
+from tentalis.rewards import answers, steps, style_scorer
+from tentalis.signals import AnsweredTurn, ToolOutput, UserMessage, detect, edits, phrases, questions, tools
+from tentalis.text import words
+
+judge_module = importlib.import_module("tentalis.traces.judge")
+CHARS = 40_000
+CPU_S = 3
+
+_UNITS = (
+    *(
+        "1 errors ",
+        "1 tests failed ",
+        "1 passed ",
+        "exit code ",
+        "a: ",
+        "a/",
+        "x:1:",
+        "failed to a",
+        "error[",
+        "=",
+        "<",
+    ),
+    *(
+        "\n",
+        " ",
+        "\t",
+        "\r\n",
+        "\n\n ",
+        "\u2028",
+        "a",
+        "a ",
+        "ab ",
+        "A",
+        "_",
+        "1",
+        "1 ",
+        "1,",
+        "1,111",
+        "1/",
+        "1-",
+        ".",
+        ". ",
+    ),
+    *("<answer>", "<answer>\n", "</answer>", "answer is ", "final ", "answer ", "answer to ", "#### ", "#"),
+    *(
+        "\\boxed{",
+        "\\boxed ",
+        "\\boxed",
+        "\\frac{",
+        "\\frac{1}{",
+        "\\text{ ",
+        "\\sqrt",
+        "1\\text{ ",
+        "{",
+        "}",
+        "(1,",
+        "[",
+        "\\",
+    ),
+    *("no, ", "not ", "not a, ", "i said ", "i mean, ", ", i mean", "thanks ", "ok ", "please ", "again ", "you got "),
+    *("- ", "* ", "1. ", "| ", "**", "```", "> ", "!", "?", "'", '"', "’", "!'", ",", ";", "😀", "e\u0301", "é"),
+    *("generate a title ", "heartbeat ", "### task: ", "which ", "could not ", "tool ", "java.", "a.b"),
+)
+_HEADS = (
+    "<answer>",
+    "\\boxed",
+    "1\\text{",
+    "answer is",
+    "final",
+    "please",
+    "exit code",
+    "-",
+    "1",
+    "no",
+    "i'm sorry",
+    "a",
+    "#",
+)
+_BLANKS = ("\n", " ", "\t ", "a", ".", "1", "\n\n")
+
+
+def hostile_texts(length: int = CHARS) -> Iterator[str]:
+    """Yields texts of about `length` characters: a unit repeated, with an end that cannot match."""
+    for unit in _UNITS:
+        yield unit * (length // len(unit)) + "\x00"
+    for head in _HEADS:
+        for blank in _BLANKS:
+            yield head + blank * (length // len(blank)) + "\x00"
+
+
+def _side(text: str) -> object:
+    return session_id.side_sign([Message(role="system", content=text), Message(role="user", content=text)], {})
+
+
+def _edit(text: str) -> object:
+    tokens = text.split() or list(text)
+    cut = " ".join(tokens[: edits.MAX_TOKENS]) if len(tokens) > 1 else " ".join(text[: edits.MAX_TOKENS])
+    broken = " ".join(word if at % 7 else "other" for at, word in enumerate(cut.split()))
+    return edits.find_edit(cut, text), edits.find_edit(cut, broken), edits.find_edit(broken, cut + " " + cut)
+
+
+def _turn(text: str) -> object:
+    turn = AnsweredTurn(text, text)
+    return detect(turn, UserMessage(text)), detect(turn, ToolOutput(text))
+
+
+SCANNERS: dict[str, Callable[[str], object]] = {
+    "signals.detect": _turn,
+    "signals.find_failure": tools.find_failure,
+    "signals.question_back": questions.question_back,
+    "signals.find_edit": _edit,
+    "hints.rule_hint": rule_hint,
+    "verdict.vote_of": vote_of,
+    "answers.stated_answer": answers.stated_answer,
+    "answers.final_number": answers.final_number,
+    "answers.boxed": answers.boxed,
+    "answers.same_latex": lambda text: answers.same_latex(text, text + "1"),
+    "steps.paragraphs": lambda text: steps.step_starts(text, steps._PARAGRAPHS.split(text)[:64]),
+    "style.check_style": lambda text: style_scorer.check_style(text, text, stopped=True),
+    "traces.judge": lambda text: judge_module.judge(text, text),
+    "words.sentences": words.sentences,
+    "words.content_stems": words.content_stems,
+    "session_id.side_sign": _side,
+    "session_id.derived": lambda text: session_id.derived_session_id("", "", [Message(role="system", content=text)]),
+}
+
+BOUNDED: dict[str, int] = {
+    "tentalis.signals.phrases": phrases.MAX_CHARS,
+    "tentalis.signals.questions": questions.MAX_CHARS,
+    "tentalis.signals.tools": tools.LINE_CHARS,
+    "tentalis.gateway.calls.session_id": session_id._SEARCHED_CHARS,
+    "tentalis.opd.hints": CHARS,
+    "tentalis.rewards.answers": CHARS,
+    "tentalis.rewards.steps": CHARS,
+    "tentalis.rewards.style_scorer": CHARS,
+    "tentalis.rewards.votes": CHARS,
+    "tentalis.text.words": CHARS,
+    "tentalis.traces.judge": judge_module._BEGINNING,
+    "tentalis.inference.chat_messages": CHARS,
+    "tentalis.text.timestamps": 0,
+    "tentalis.traces.client": 0,
+    "tentalis.inference.lora": 0,
+}
+"""Modules with patterns, and the number of characters of outside text that their patterns see; 0: they see none."""
+
+
+def patterns_of(module: object) -> list[re.Pattern[str]]:
+    """The compiled patterns among the globals of a module, also within tuples."""
+    found: list[re.Pattern[str]] = []
+    waiting = list(vars(module).values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, re.Pattern):
+            found.append(value)
+        elif isinstance(value, tuple):
+            waiting += value
+    return found
+
+
+def _with_patterns(length: int, patterns: list[re.Pattern[str]]) -> Callable[[], None]:
+    def run() -> None:
+        for text in hostile_texts(length):
+            _limit_cpu()
+            for pattern in patterns:
+                for _ in pattern.finditer(text):
+                    pass
+
+    return run
+
+
+def _over(scanner: Callable[[str], object]) -> Callable[[], None]:
+    def run() -> None:
+        for text in hostile_texts():
+            _limit_cpu()
+            scanner(text)
+
+    return run
+
+
+def jobs() -> dict[str, Callable[[], None]]:
+    """The work of each child process, by name."""
+    work = {name: _over(scanner) for name, scanner in SCANNERS.items()}
+    for module, length in BOUNDED.items():
+        if length:
+            work[module] = _with_patterns(length, patterns_of(importlib.import_module(module)))
+    return work
+
+
+def _limit_cpu() -> None:
+    """Lets the process use CPU_S seconds of CPU time from now on."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + 1 + CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def _status(run: Callable[[], None]) -> int:
+    """Runs a job in a child with a limit of CPU time; returns its wait status."""
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def modules_with_patterns(root: Path) -> set[str]:
+    """The modules under these packages that use `re`, by name."""
+    packages = ("signals", "rewards", "opd", "text", "traces", "gateway", "inference")
+    files = (file for package in packages for file in (root / "tentalis" / package).rglob("*.py"))
+    return {
+        ".".join(file.relative_to(root).with_suffix("").parts)
+        for file in files
+        if re.search(r"^(import re|from re import)\b", file.read_text(), re.M)
+    }
+
+
+def main() -> None:
+    """Prints the names of the jobs that did not end in time, one a line."""
+    wanted = sys.argv[1:]
+    for name, run in jobs().items():
+        if not wanted or name in wanted:
+            began = os.times().children_user
+            status = _status(run)
+            print(f"{name} {os.times().children_user - began:.1f} {status}", file=sys.stderr, flush=True)
+            if status:
+                print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main()
