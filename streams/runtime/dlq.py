@@ -102,4 +102,4 @@ def check(limits: DeadLetterLimits, records: Sequence[LogRecord], dead: Sequence
         (item.record.topic, item.record.offset): f"at stage {item.stage}: {item.error_class}: {item.error}"
         for item in dead
     }
-    limits.check((record, causes.get((record.topic, record.offset))) for record in records)
+    limits.check((record, causes.get((record.topic, record.offset)), record.key) for record in records)

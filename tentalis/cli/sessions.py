@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Recorded conversations: list, show, label.", no_args_is_help=True, rich_markup_mode=None)
 
 LISTED = ("session", "user", "main", "side", "tasks", "policies", "ended", "last")
-TURNS = ("turn", "kind", "at", "asked", "answered", "signals", "reward", "trained")
+TURNS = ("turn", "kind", "at", "asked", "answered", "signals", "feedback", "reward", "trained")
+# Outcomes whose reward is counted and not trained.
+_UNTRAINED = ("late", "superseded")
 PREVIEW = 40
 
 
@@ -148,7 +150,8 @@ def _moment(text: str) -> int:
 
 
 def _turn_row(turn: dict[str, Any]) -> list[Any]:
-    rewards = [readable(each["reward"]) for each in turn["outcomes"] if each["reward"] is not None]
+    rewards = [_reward(each) for each in turn["outcomes"] if each["reward"] is not None]
+    graded = [f"{each['source']} {each['verdict']}" for each in turn["feedback"] if each["verdict"] != "none"]
     trained = [f"{each['run']} step {each['step']} -> {each['version']}" for each in turn["trained"]]
     return [
         turn["turn"],
@@ -157,9 +160,17 @@ def _turn_row(turn: dict[str, Any]) -> list[Any]:
         _short(turn["asked"]),
         _short(turn["answered"]),
         " ".join(turn["signals"]) or None,
-        " ".join(rewards) or None,
+        "; ".join(graded) or None,
+        "; ".join(rewards) or None,
         "; ".join(trained) or (turn["no_task"] and f"no: {turn['no_task']}"),
     ]
+
+
+def _reward(outcome: dict[str, Any]) -> str:
+    """The reward of an outcome; "explicit" if a grade decided it, and the kind if it was not trained."""
+    explicit = "explicit" if outcome["explicit"] else ""
+    kind = outcome["kind"] if outcome["kind"] in _UNTRAINED else ""
+    return " ".join(part for part in (str(readable(outcome["reward"])), explicit, kind) if part)
 
 
 def _short(text: str) -> str:

@@ -39,7 +39,8 @@ class DeadLetterWriter:
         """
         outcomes = [each for each in outcomes if each[1] is None or not self._letters.skipped(each[0])]
         self._limits.check(
-            (stored, None if error is None else f"at stage {error.stage}: {error.reason}") for stored, error in outcomes
+            (stored, None if error is None else f"at stage {error.stage}: {error.reason}", None)
+            for stored, error in outcomes
         )
         failed = [(stored, error) for stored, error in outcomes if error is not None and not self._letters.has(stored)]
         for stored, error in failed:

@@ -19,6 +19,7 @@ from tentalis.gateway.calls.proxy import ModelProxy
 from tentalis.gateway.http.errors import APIError, openai_error
 from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
 from tentalis.gateway.http.origin_guard import OriginGuard
+from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.anthropic import MessagesProtocol
 from tentalis.gateway.protocols.openai import ChatProtocol, ClientProtocol, CompletionProtocol
@@ -88,7 +89,9 @@ RouteInstaller = Callable[[FastAPI, GatewayDependencies], None]
 
 def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = ()) -> FastAPI:
     """Builds the application. While it is up, it drains the spool and learns which models the backends serve."""
-    proxy = ModelProxy(deps.settings, deps.keys, deps.backends, deps.served, deps.recorder, deps.metrics)
+    usage = KeyUsage(deps.settings.limits)
+    deps.metrics.watch_keys(usage)
+    proxy = ModelProxy(deps.settings, deps.keys, deps.backends, deps.served, deps.recorder, deps.metrics, usage)
 
     failures: list[str] = []
 
@@ -162,6 +165,7 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
         """Ends a session: its last turn gets no next state."""
         return await proxy.end_session(request, session_id)
 
+    app.state.usage = usage
     for install in extensions:
         install(app, deps)
     app.state.health = health

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from tentalis.gateway.http.usage import KeyUsage
 from tentalis.kafka.consumer import Lags
 from tentalis.kafka.metrics import CONSUMER_LAG
 from tentalis.service.metrics import LONG_SECONDS, Exporter, Metric, MetricKind
@@ -66,6 +67,24 @@ GATEWAY_HOLDS = Metric(
 )
 
 
+GATEWAY_KEY_REQUESTS = Metric(
+    "tentalis_gateway_key_requests_total",
+    MetricKind.COUNTER,
+    "Requests of each API key by result: admitted, or refused because of a limit. The label is the key's id.",
+    ("gateway",),
+    ("key", "result"),
+    "requests",
+)
+GATEWAY_KEY_TOKENS = Metric(
+    "tentalis_gateway_key_tokens_total",
+    MetricKind.COUNTER,
+    "Tokens of the prompts and answers of each API key. The label is the key's id.",
+    ("gateway",),
+    ("key",),
+    "tokens",
+)
+
+
 class GatewayMetrics:
     """Registers and updates a gateway's metrics. `spooled`: counts the records on disk. `lag`: the records behind."""
 
@@ -79,6 +98,18 @@ class GatewayMetrics:
         self._recorded = exporter.counter(GATEWAY_RECORDED)
         exporter.read(GATEWAY_SPOOLED, spooled)
         exporter.read(CONSUMER_LAG, lag)
+
+    def watch_keys(self, usage: KeyUsage) -> None:
+        """Registers the usage of the API keys."""
+        self.exporter.read(GATEWAY_KEY_TOKENS, lambda: {(key,): use.tokens for key, use in usage.by_key().items()})
+        self.exporter.read(
+            GATEWAY_KEY_REQUESTS,
+            lambda: {
+                (key, result): count
+                for key, use in usage.by_key().items()
+                for result, count in (("admitted", use.requests), ("refused", use.refused))
+            },
+        )
 
     def call_finished(self, path: str, started: float) -> None:
         """Counts a call that was answered in full."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 from schemas.bounds import MIN_TEMPERATURE
 from schemas.problems import problems
 from schemas.records import LogprobsMode
+from tentalis.gateway.http.usage import KeyLimits
 from tentalis.gateway.recording.spool import MAX_SPOOL_BYTES
 from tentalis.text.yaml_file import BadYaml, read_mapping
 
@@ -127,7 +128,8 @@ class GatewaySettings(_StrictModel):
     a backend that swaps its weights. `header_s`, `body_s`, `stall_s`: seconds for a request's head, for its body, and
     for a client to read response data. `body_bytes`: size limit of a body. `drain_s`: seconds for running calls after
     SIGTERM. `bridge`: whether to run the bridge; `bridge_horizon_s`, `bridge_facts`: maximum age and number of records
-    in its offset index (docs/reference/bridge.md).
+    in its offset index (docs/reference/bridge.md). `limits`: see KeyLimits. `client_templates`: whether a request may
+    bring its own chat template (chat_template), a program that the backend runs.
     """
 
     gateway_id: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "gateway"
@@ -142,6 +144,8 @@ class GatewaySettings(_StrictModel):
     stall_s: Annotated[float, Field(gt=0)] = 60.0
     drain_s: Annotated[int, Field(ge=0)] = 60
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
+    limits: KeyLimits = KeyLimits()
+    client_templates: bool = False
     bridge: bool = True
     bridge_horizon_s: Annotated[float, Field(gt=0)] = 3600.0
     bridge_facts: Annotated[int, Field(gt=0)] = 100_000

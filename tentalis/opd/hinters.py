@@ -10,9 +10,10 @@ from schemas.records import Feedback, Result, Source
 from tentalis.opd.hints import RULE_HINTER, rule_hint
 from tentalis.opd.select import Selection, select_hints
 from tentalis.opd.verdict import END, START, VoteStatus, vote_of
-from tentalis.rewards.next_state_rules import TOOL_ROLES
 from tentalis.rewards.prompting import clipped, fenced
+from tentalis.signals import TOOL_ROLES
 from tentalis.signals.phrases import correction
+from tentalis.signals.spoken import spoken
 
 NO_HINTER = "none/1"
 NOTHING_SAID, PRAISE, EVIDENCE, OFF = "nothing_said", "praise", "evidence", "off"
@@ -61,8 +62,8 @@ class RuleHinter:
     """`rule_hint`: the feedback's own request is the hint. For machines without a judge model, and for tests.
 
     The next message of a conversation need not be about the answer. Only a message that corrects the answer or asks for
-    another gives a hint (`tentalis.signals`, English only); thanks and new questions do not. Tool output never does: a
-    third party may have written it, such as the author of a fetched page.
+    another gives a hint (`tentalis.signals`, English only); thanks and new questions do not. Tool output never does, in
+    whichever role it comes, nor do quotations, pasted documents and code: a third party may have written them.
     """
 
     name = RULE_HINTER
@@ -72,7 +73,7 @@ class RuleHinter:
         by_tool = feedback.author in TOOL_ROLES
         if feedback.source is Source.NEXT_STATE and (by_tool or correction(feedback.text) is None):
             return HintProposal(reason=VoteStatus.DECLINED.value)
-        hint = rule_hint(feedback.text)
+        hint = rule_hint(spoken(feedback.text))
         return HintProposal(reason=VoteStatus.TOO_SHORT.value) if hint is None else HintProposal((hint,))
 
 

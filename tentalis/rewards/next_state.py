@@ -4,20 +4,21 @@ The judge asks for m votes at once. The last `\boxed{}` of each vote counts and 
 binary judge, with a prompt of our own). Votes that cannot change the decision are cancelled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.records import Feedback, Result, Source, Task
 from tentalis.rewards.chat import ChatClient
+from tentalis.rewards.explicit import GRADERS, explicit_verdict
 from tentalis.rewards.naming import versioned
 from tentalis.rewards.next_state_terms import check_terms
 from tentalis.rewards.prompting import clipped, fenced, request_of
 from tentalis.rewards.verdict import Verdict
 from tentalis.rewards.votes import VoteCounts, boxed_score, decide, is_decided
 
-VERSION = "next_state/1"
+VERSION = "next_state/2"
 
 SYSTEM = """\
 You grade one reply of an assistant by what happened right after it.
@@ -61,7 +62,8 @@ class NextStateJudge:
     """The verifier `next_state` of chat where the file of scorers configures it. See the module's docstring."""
 
     sources = frozenset({Source.NEXT_STATE})
-    grades = False
+    grades = True
+    graders = GRADERS
 
     def __init__(self, chat: ChatClient, settings: NextStateSettings) -> None:
         self._chat = chat
@@ -73,6 +75,13 @@ class NextStateJudge:
     def check(self, task: Task) -> None:
         """Raises BadVerifierData if the task's terms do not fit this judge."""
         check_terms(task, self.sources, self.name)
+
+    async def judge_grades(
+        self, task: Task, result: Result, feedback: Feedback, grades: Mapping[Source, float]
+    ) -> Verdict:
+        """Returns the explicit grade if there is one, else the verdict of the next message. Raises as
+        `judge_feedback`."""
+        return explicit_verdict(feedback, grades) or await self.judge_feedback(task, result, feedback)
 
     async def judge_feedback(self, task: Task, result: Result, feedback: Feedback) -> Verdict:
         """Returns the majority's verdict: -1, 0 or 1, with the counts of votes; unknown if no message came next.

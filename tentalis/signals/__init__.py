@@ -6,6 +6,7 @@ Begin with `detect` in core.py.
 
 from tentalis.signals.core import (
     NAMES,
+    TOOL_ROLES,
     AnsweredTurn,
     NextEvent,
     SessionEnd,
@@ -14,13 +15,16 @@ from tentalis.signals.core import (
     ToolOutput,
     UserMessage,
     detect,
+    event_of,
     feedback_of,
     from_signal,
     names_in,
+    shows_success,
 )
 
 __all__ = [
     "NAMES",
+    "TOOL_ROLES",
     "AnsweredTurn",
     "NextEvent",
     "SessionEnd",
@@ -29,7 +33,9 @@ __all__ = [
     "ToolOutput",
     "UserMessage",
     "detect",
+    "event_of",
     "feedback_of",
     "from_signal",
     "names_in",
+    "shows_success",
 ]

@@ -7,9 +7,13 @@ from enum import StrEnum
 from schemas.ids import derived_id
 from schemas.records import Feedback, Polarity, Result, Source
 from tentalis.signals import edits, phrases, questions, tools
+from tentalis.signals.language import is_english
+from tentalis.signals.spoken import is_observation, spoken
 
 EVIDENCE_CHARS = 300
+_LANGUAGE_CHARS = 2000
 _AUTHOR = "signal:"
+TOOL_ROLES = frozenset({"tool", "function"})
 
 
 class SignalName(StrEnum):
@@ -94,6 +98,23 @@ def detect(previous: AnsweredTurn, event: NextEvent, enabled: Collection[str] = 
     return found
 
 
+def event_of(role: str, text: str) -> NextEvent | None:
+    """The event that a message of this role is; None for the roles of the assistant and of the system. Tool output in
+    the user's role, as text agents send it, is tool output."""
+    if role in TOOL_ROLES:
+        return ToolOutput(text)
+    if role != "user":
+        return None
+    return ToolOutput(text) if is_observation(text) else UserMessage(text)
+
+
+def shows_success(event: NextEvent) -> bool:
+    """True if an event is evidence that the answer before it did its job: thanks, or a tool that reports success."""
+    if isinstance(event, ToolOutput):
+        return tools.find_success(event.text) is not None
+    return isinstance(event, UserMessage) and phrases.accepts(event.text)
+
+
 def feedback_of(signal: Signal, result: Result, event_id: str, event_time: int) -> Feedback:
     """A signal as Feedback on the result it is about. `event_id` identifies the event that showed it, so that the same
     event read again makes the same feedback. `event_time` in ms."""
@@ -116,15 +137,18 @@ def from_signal(feedback: Feedback) -> bool:
 
 
 def _reasked(turn: AnsweredTurn, event: NextEvent) -> str | None:
-    return (
-        event.text if isinstance(event, UserMessage) and questions.repeats_question(turn.question, event.text) else None
-    )
+    if not isinstance(event, UserMessage) or not is_english(event.text[:_LANGUAGE_CHARS]):
+        return None
+    return event.text if questions.repeats_question(turn.question, event.text) else None
 
 
 def _correction(turn: AnsweredTurn, event: NextEvent) -> str | None:
     if not isinstance(event, UserMessage):
         return None
-    return event.text if questions.insists(turn.question, event.text) else phrases.correction(event.text)
+    said = spoken(event.text)
+    if said and is_english(said) and questions.insists(turn.question, said):
+        return said
+    return phrases.correction(event.text)
 
 
 def _edit(turn: AnsweredTurn, event: NextEvent) -> str | None:
@@ -158,5 +182,6 @@ _DETECTORS: dict[SignalName, Callable[[AnsweredTurn, NextEvent], str | None]] = 
 
 
 def _shortened(text: str) -> str:
-    text = " ".join(text.split())
+    # A lone surrogate, which JSON can hold inside a string, cannot be written to the log.
+    text = " ".join(text[: 10 * EVIDENCE_CHARS].split()).encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= EVIDENCE_CHARS else text[: EVIDENCE_CHARS - 1] + "…"

@@ -1,6 +1,9 @@
-"""Phrases that approve of an answer, and phrases that object to it."""
+"""Phrases that approve of an answer, and phrases that object to it. English only; only the user's own words count."""
 
 import re
+
+from tentalis.signals.language import is_english
+from tentalis.signals.spoken import spoken
 
 MAX_CHARS = 1500
 """Only this many characters of a message are read: a complaint comes before a pasted document."""
@@ -96,6 +99,19 @@ _CHANGES = (
     r"\bi(?:'m| am) [^.?!]{1,40}, (?:i|as i) (?:told you|said)\b",
     r"\bgive me (?:a )?(?:different|better) (?:one|version|answer)\b",
 )
+_AFTER_PRAISE = re.compile(
+    r"\s*(?:$|[.,!;:)…–—\-]|[\U0001F300-\U0001FAFF❤]|(?:thanks|thank|job|work|answer|one|summary|explanation|example"
+    r"|idea|list|plan|advice|info|so much|very much|much|a lot|again|for (?:the|that|this|your|it|all|now|me)|man|mate"
+    r"|now|fine|well|great|perfectly|me|us|you|everyone|that|this|it|and|here|is (?:all|it)|will|needed)\b)",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(
+    r"\b(?:but|however|not|no|never|nothing|none|nobody|still|wrong|errors?|except|although|though|unfortunately|another"
+    r"|fail\w*|broke\w*|crash\w*|ruin\w*|delet\w*|lost|useless|waste\w*|worse|instead|missing|forgot|ignor\w*|idiot|joke"
+    r"|again and again|third time|second time|one more time|hours?|same (?:mistake|problem)|confus\w*|apart from)\b"
+    r"|n't\b|🙄|😒|🤦|👎|/s\b",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|\n+")
 
 
@@ -116,13 +132,35 @@ def thanks(message: str) -> bool:
     return _IRONIC.match(text) is None and any(pattern.match(text) for pattern in _APPROVALS)
 
 
+def accepts(message: str) -> bool:
+    """True if a message shows that the answer did its job: thanks or praise, and no doubt after it.
+
+    >>> [accepts(text) for text in ("Great, thanks!", "It works.", "Great, another error.", "Perfect numbers?")]
+    [True, True, False, False]
+    """
+    said = spoken(message)
+    text = said[:MAX_CHARS].replace("’", "'")
+    if not thanks(text) or not is_english(text):
+        return False
+    found = max((match.end() for pattern in _APPROVALS if (match := pattern.match(text))), default=0)
+    rest = text[found:]
+    return (
+        _AFTER_PRAISE.match(rest) is not None
+        and _DOUBT.search(rest) is None
+        and "?" not in _SENTENCE_END.split(text)[0]
+        and (" " in text.strip() or len(said) == len(message.strip()))
+    )
+
+
 def correction(message: str) -> str | None:
     """The sentence of a message that calls the answer before it wrong or asks for a change; None if there is none.
 
-    Only the first three sentences of a message count. A message that begins with thanks is a correction only if "but"
-    follows.
+    Only the first three sentences of the user's own words count. A message that begins with thanks is a correction only
+    if "but" follows.
     """
-    text = message[:MAX_CHARS].replace("’", "'").strip()
+    text = spoken(message)[:MAX_CHARS].replace("’", "'").strip()
+    if not is_english(text):
+        return None
     if thanks(text):
         _, but, text = text.partition(" but ")
         if not but:

@@ -46,9 +46,15 @@ _SHELL = re.compile(
     re.IGNORECASE,
 )
 _COMPILER = re.compile(r"^[\w./\\-]+:\d+:\d+: (?:fatal )?error\b", re.IGNORECASE)
-_EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: (?:code|status))\s*[:=]?\s*(-?\d+)", re.IGNORECASE)
+_EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: (?:code|status))\s*[:=]?\s*(-?\d{1,10})", re.IGNORECASE)
 _FAILED_TESTS = re.compile(r"\b([1-9]\d*) (?:tests? )?(?:failed|failures?|errors?)\b", re.IGNORECASE)
 _SUMMARY = re.compile(r"\b\d+ (?:tests? )?(?:passed|failed|failures?|errors?)\b.*\b(?:in [\d.]+ ?s|passed|failed)|^=+ ")
+_RETURN_CODE = re.compile(r"<(?:returncode|exit_?code)>\s?(-?\d{1,10})\s?</", re.IGNORECASE)
+_PASSED = re.compile(
+    r"\b[1-9]\d{0,8} (?:tests? )?passed\b|^OK \(\d{1,8} tests?\)|\bBUILD SUCCESS(?:FUL)?\b|^test result: ok\b"
+    r"|^Your command ran successfully\b",
+    re.IGNORECASE,
+)
 _ERROR_FIELDS = (
     "error",
     "errors",
@@ -87,11 +93,57 @@ def find_failure(output: str) -> str | None:
         code = _EXIT.search(line)
         if code is not None and int(code.group(1)) != 0 and len(lines) <= 2 * _LINES:
             return line
+        returned = _RETURN_CODE.search(line)
+        if returned is not None and int(returned.group(1)) != 0:
+            return line
         if _SHELL.search(line) or _COMPILER.search(line):
             return line
         if _SUMMARY.search(line) and _FAILED_TESTS.search(line):
             return line
     return head if _FAILURE_START.search(head) else None
+
+
+def find_success(output: str) -> str | None:
+    """The line (or the JSON field) that reports the tool's success; None if there is none, or a failure."""
+    text = output.strip()
+    if find_failure(text) is not None:
+        return None
+    if text[:1] == "{" and len(text) <= JSON_CHARS:
+        try:
+            return _success_in_json(json.loads(text))
+        except (ValueError, RecursionError):
+            pass
+    for line in _read_lines(text):
+        code = _EXIT.search(line) or _RETURN_CODE.search(line)
+        if (code is not None and int(code.group(1)) == 0) or _PASSED.search(line):
+            return line
+    return None
+
+
+def _success_in_json(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    for name in _SUCCESS_FIELDS:
+        if value.get(name) is True:
+            return json.dumps({name: True})
+    for name in _STATUS_FIELDS:
+        status = value.get(name)
+        if status in ("ok", "success", "succeeded", "completed") or (
+            isinstance(status, int) and not isinstance(status, bool) and 200 <= status <= 299
+        ):
+            return json.dumps({name: status})
+    for name in ("exit_code", "returncode"):
+        if isinstance(value.get(name), int) and not isinstance(value[name], bool) and value[name] == 0:
+            return json.dumps({name: 0})
+    return json.dumps({"isError": False}) if value.get("isError") is False else None
+
+
+def _read_lines(text: str) -> list[str]:
+    """The lines in which an output reports how it went: the first and the last _LINES, each cut."""
+    if len(text) > READ_CHARS:
+        text = text[: READ_CHARS // 2] + "\n" + text[-READ_CHARS // 2 :]
+    lines = [line[:LINE_CHARS] for line in text.splitlines()]
+    return [*lines[:_LINES], *lines[max(_LINES, len(lines) - _LINES) :]]
 
 
 def _in_json(value: Any) -> str | None:

@@ -18,7 +18,7 @@ from tentalis.gateway.calls import session_id
 from tentalis.opd.hints import rule_hint
 from tentalis.opd.verdict import vote_of
 from tentalis.rewards import answers, steps, style_scorer
-from tentalis.signals import AnsweredTurn, ToolOutput, UserMessage, detect, edits, phrases, questions, tools
+from tentalis.signals import AnsweredTurn, ToolOutput, UserMessage, detect, edits, phrases, questions, spoken, tools
 from tentalis.text import words
 
 judge_module = importlib.import_module("tentalis.traces.judge")
@@ -126,6 +126,9 @@ def _turn(text: str) -> object:
 SCANNERS: dict[str, Callable[[str], object]] = {
     "signals.detect": _turn,
     "signals.find_failure": tools.find_failure,
+    "signals.find_success": tools.find_success,
+    "signals.accepts": phrases.accepts,
+    "signals.spoken": spoken.spoken,
     "signals.question_back": questions.question_back,
     "signals.find_edit": _edit,
     "hints.rule_hint": rule_hint,
@@ -145,6 +148,7 @@ SCANNERS: dict[str, Callable[[str], object]] = {
 
 BOUNDED: dict[str, int] = {
     "tentalis.signals.phrases": phrases.MAX_CHARS,
+    "tentalis.signals.spoken": spoken.READ_CHARS,
     "tentalis.signals.questions": questions.MAX_CHARS,
     "tentalis.signals.tools": tools.LINE_CHARS,
     "tentalis.gateway.calls.session_id": session_id._SEARCHED_CHARS,

@@ -25,6 +25,8 @@ from tentalis.rewards import GradingJudge, RewardError
 
 log = logging.getLogger(__name__)
 
+GRADE_HORIZON_MS = 30 * 3_600_000
+"""Least horizon of grades: a lone thumb counts when its session ends, which an idle one does after 23 hours."""
 PREFIX = "grades/"
 _REF = struct.Struct(">Qq")
 

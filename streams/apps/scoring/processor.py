@@ -24,7 +24,7 @@ from schemas.records import Open, Record, Result, Score, Source, Task
 from schemas.wire.codec import Codec
 from streams.apps.scoring import metrics
 from streams.apps.scoring.core import judge_of, opened_by_feedback, opened_by_task, score_of_feedback, score_of_result
-from streams.apps.scoring.grades import PREFIX, Grades
+from streams.apps.scoring.grades import GRADE_HORIZON_MS, PREFIX, Grades
 from streams.apps.scoring.judging import Judging
 from streams.fold.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, measure_pairing, said_in
 from streams.runtime.call_cache import CallCache
@@ -258,4 +258,4 @@ def build(settings: Settings, *, feedback_horizon_ms: int = HORIZON_MS) -> Scori
         return Scoring(codec)
     reader = KafkaLogReader(settings)
     pairing = Pairing(codec, reader, feedback_horizon_ms)
-    return Scoring(codec, pairing=pairing, grades=Grades(codec, reader, feedback_horizon_ms))
+    return Scoring(codec, pairing=pairing, grades=Grades(codec, reader, max(feedback_horizon_ms, GRADE_HORIZON_MS)))

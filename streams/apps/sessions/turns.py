@@ -115,5 +115,5 @@ def signals_of(
 
 def shown_by(said: Sequence[Message]) -> list[signals.NextEvent]:
     """Converts the replies of users and tools into the events that the detectors take."""
-    kinds = {"user": signals.UserMessage, "tool": signals.ToolOutput}
-    return [kinds[message.role](message.content) for message in said if message.role in kinds]
+    events = (signals.event_of(message.role, message.content) for message in said)
+    return [event for event in events if event is not None]

@@ -13,6 +13,7 @@ from schemas.records import MAX_SAMPLES, Opens, Sampling, Source
 
 MAX_TRACES = 100
 MAX_MESSAGES = 4096
+MAX_FEEDBACK_CHARS = 20_000
 # Visible ASCII without a slash: an id is used in URLs, in log lines and before "/sample_index".
 RecordId = Annotated[str, Field(pattern=r"^[!-.0-~]{1,200}$")]
 SessionId = Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]
@@ -165,7 +166,7 @@ class FeedbackBody(BridgeModel):
     manager_id: ShortText = ""
     worker_id: ShortText = ""
     score: Score
-    textual_feedback: str = ""
+    textual_feedback: Annotated[str, Field(max_length=MAX_FEEDBACK_CHARS)] = ""
     created_at: datetime | None = None
     feedback_id: RecordId = Field(
         default="", description="Derived from the rest if it is not given.", json_schema_extra=_omit_default
@@ -197,7 +198,9 @@ class UserFeedbackBody(BridgeModel):
     sample_index: SampleIndex | None = None
     thumb: Annotated[str, Field(pattern="^(up|down)$")] = Field(default="", json_schema_extra=_omit_default)
     score: Score = Field(default=-1.0, json_schema_extra=_omit_default)
-    comment: Annotated[str, Field(min_length=1)] = Field(default="", json_schema_extra=_omit_default)
+    comment: Annotated[str, Field(min_length=1, max_length=MAX_FEEDBACK_CHARS)] = Field(
+        default="", json_schema_extra=_omit_default
+    )
     feedback_id: RecordId = Field(
         default="", description="Derived from the rest if it is not given.", json_schema_extra=_omit_default
     )
@@ -266,7 +269,7 @@ class TraceFeedback(BridgeModel):
     feedback_id: RecordId
     trace_id: RecordId
     recorded_at: Annotated[int, Field(ge=0, lt=2**53)]
-    text: str
+    text: Annotated[str, Field(max_length=MAX_FEEDBACK_CHARS)]
     polarity: Literal[-1, 0, 1]
 
 
@@ -374,8 +377,10 @@ class TaskStatus(BaseModel):
 
 
 class HealthAnswer(BaseModel):
-    """The bridge's health. `degraded`: the log cannot be read or written now; `reason` holds the cause."""
+    """The bridge's health. `degraded`: the log cannot be read or written now, or a stream application has worked before
+    and has no running process now (`halted` names it); `reason` holds the cause."""
 
     status: Literal["ok", "degraded"]
     reason: str = ""
+    halted: list[str] = []
     facts: int

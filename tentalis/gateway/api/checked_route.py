@@ -12,6 +12,7 @@ from schemas.problems import problems
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Keys, Scope, presented
+from tentalis.gateway.http.usage import KeyUsage
 
 SCOPES: dict[str, Scope | None] = {
     "/tasks/assign": Scope.TASKS,
@@ -28,7 +29,9 @@ SCOPES: dict[str, Scope | None] = {
 """The scope that a key needs, by path; None: no key is required."""
 
 
-def checked_route(keys: Keys, body_bytes: int, body_s: float, count: Callable[[str, int], None]) -> type[APIRoute]:
+def checked_route(
+    keys: Keys, body_bytes: int, body_s: float, count: Callable[[str, int], None], usage: KeyUsage
+) -> type[APIRoute]:
     """Returns a class of routes that check the key before anything else, accept JSON with any content type, and answer
     errors in the format of earlier systems. The caller is in the request's state."""
 
@@ -47,6 +50,7 @@ def checked_route(keys: Keys, body_bytes: int, body_s: float, count: Callable[[s
                 try:
                     if scope is not None:
                         request.state.caller = keys.caller(presented(request.scope["headers"]), scope)
+                        usage.admit(request.state.caller.key_id)
                     if not known.issuperset(request.query_params):
                         there = f"this path takes {', '.join(sorted(known))}" if known else "this path takes none"
                         raise APIError(422, f"unknown query parameter: {there}")

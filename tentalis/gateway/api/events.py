@@ -82,6 +82,8 @@ def encode_event(name: str, content: dict[str, Any], event_id: str = "") -> byte
 class _Client:
     event_names: frozenset[str]
     user: str | None
+    everybody: bool = True
+    key_id: str = ""
     queue: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED_EVENTS))
     final_event: bytes | None = None  # sent after the queue, to end the stream
 
@@ -105,7 +107,7 @@ class LiveEvents:
             return
         name, user, content = event
         encoded: bytes | None = None
-        for client in [c for c in self._clients if name in c.event_names and c.user in (None, user)]:
+        for client in [c for c in self._clients if name in c.event_names and (c.everybody or c.user == user)]:
             encoded = encoded or encode_event(name, content, f"{ref.topic}/{ref.partition}/{ref.offset}")
             try:
                 client.queue.put_nowait(encoded)
@@ -124,18 +126,45 @@ class LiveEvents:
         if client.queue.empty():
             client.queue.put_nowait(b": no more\n\n")  # wakes the stream
 
-    def watch(self, names: frozenset[str], user: str | None, seconds: float) -> AsyncGenerator[bytes]:
-        """Streams the events of these names from now on, for `seconds`. `user`: only this user's events; None: all. A
-        stream takes one of MAX_CLIENTS places from the first read until it is closed.
+    def watch(
+        self,
+        names: frozenset[str],
+        user: str | None,
+        seconds: float,
+        *,
+        everybody: bool = False,
+        key_id: str = "",
+        max_of_key: int = MAX_CLIENTS,
+    ) -> AsyncGenerator[bytes]:
+        """Streams the events of these names from now on, for `seconds`. `user`: only this user's events; None: those
+        that belong to no user; `everybody`: all. A stream takes one of MAX_CLIENTS places, and one of the `max_of_key`
+        places of its key, from the first read until it is closed.
 
-        Raises APIError (503) if all places are taken.
+        Raises APIError: 429 if all places of the key are taken, 503 if all places are.
         """
+        if self._streams_of(key_id) >= max_of_key:
+            raise APIError(
+                429,
+                f"this key has {max_of_key} open event streams, which is its limit: close one",
+                "rate_limit_error",
+                retry_after_s=10,
+            )
         if self._open >= MAX_CLIENTS:
             raise APIError(503, f"all {MAX_CLIENTS} streams are in use: try again later", "api_error", retry_after_s=10)
-        return self._stream(_Client(names, user), seconds, asyncio.get_running_loop().time)
+        client = _Client(names, user, everybody, key_id)
+        return self._stream(client, seconds, max_of_key, asyncio.get_running_loop().time)
 
-    async def _stream(self, client: _Client, seconds: float, clock: Callable[[], float]) -> AsyncGenerator[bytes]:
+    def _streams_of(self, key_id: str) -> int:
+        """The open streams of a key; 0 for callers without a key."""
+        return sum(client.key_id == key_id for client in self._clients) if key_id else 0
+
+    async def _stream(
+        self, client: _Client, seconds: float, max_of_key: int, clock: Callable[[], float]
+    ) -> AsyncGenerator[bytes]:
         deadline = clock() + seconds
+        if self._streams_of(client.key_id) >= max_of_key:  # others of the same key were opened at the same time
+            yield encode_event("end", {"reason": f"this key has {max_of_key} open event streams, which is its limit"})
+            return
         self._open += 1
         self._clients.add(client)
         try:

@@ -39,6 +39,13 @@ def components() -> dict[str, str]:
     return {name: own[application] for name, application in EARLIER_COMPONENTS.items()} | own
 
 
+def halted(groups: Mapping[str, GroupAnswer]) -> list[str]:
+    """The stream applications whose consumer group exists and has no members: they have worked before, and no process
+    does their work now. `groups`: by name."""
+    own = {each.name: each.consumer_group() for each in topology.streams()}
+    return [name for name, group in own.items() if group in groups and groups[group].state == "inactive"]
+
+
 class ConsumerGroupView:
     """Queries the broker on demand, at most every REFRESH_S seconds, on a separate thread."""
 

@@ -22,6 +22,7 @@ def install(app: FastAPI, deps: GatewayDependencies) -> None:
         policy_owners=settings.policy_owners,
         horizon_ms=horizon_ms,
         max_records=max_records,
+        feedback_per_turn=settings.limits.feedback_per_turn,
     )
     deps.on_shutdown.append(bridge.events.close)
     app.include_router(
@@ -30,6 +31,7 @@ def install(app: FastAPI, deps: GatewayDependencies) -> None:
             deps.keys,
             body_bytes=settings.body_bytes,
             body_s=settings.body_s,
+            usage=app.state.usage,
             count=lambda path, status: call_counter.labels(path, str(status)).inc(),
         )
     )

@@ -46,8 +46,8 @@ class Lookups:
         found = await self._log.records(self._offset_index.by_key(topics.OUTCOMES, task_id)[:MAX_RESULTS], Outcome)
         return {outcome.sample_index: outcome for _, outcome in found}
 
-    async def is_owned_by(self, task_id: str, results: Sequence[Result], user: str) -> bool:
-        """True if a task belongs to a user. `results`: those of the task."""
+    async def is_owned_by(self, task_id: str, results: Sequence[Result], user: str | None) -> bool:
+        """True if a task belongs to a user, or to nobody if `user` is None. `results`: those of the task."""
         if results:
             return all(result.task.user_id == user for result in results)
         found = await self.task(task_id)

@@ -34,6 +34,7 @@ from tentalis.gateway.calls.session_id import RECORD, recorded
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Caller, Keys
 from tentalis.gateway.http.response import WorkResponse, send_piece
+from tentalis.gateway.http.usage import KeyLimits, KeyUsage
 
 LONGEST_WATCH_S = 3600.0
 _WHY = {
@@ -109,6 +110,7 @@ def router(
     body_bytes: int,
     body_s: float,
     count: Callable[[str, int], None] = lambda path, status: None,
+    usage: KeyUsage | None = None,
     longest_poll_s: float = LONGEST_POLL_S,
     longest_watch_s: float = LONGEST_WATCH_S,
 ) -> APIRouter:
@@ -117,6 +119,7 @@ def router(
     Args:
         body_bytes, body_s: size limit of a body, and time limit for its arrival (s).
         count: called with the path and status of every answer.
+        usage: the usage of the API keys, and their limits.
         longest_poll_s: longest wait of a task status request.
         longest_watch_s: longest duration of an event stream.
     """
@@ -126,11 +129,12 @@ def router(
         async with bridge.running():
             yield
 
-    routes = APIRouter(route_class=checked_route(keys, body_bytes, body_s, count), lifespan=lifespan)
+    usage = usage or KeyUsage(KeyLimits())
+    routes = APIRouter(route_class=checked_route(keys, body_bytes, body_s, count, usage), lifespan=lifespan)
     _add_tasks(routes, bridge, longest_poll_s)
     _add_feedback(routes, bridge)
     _add_sessions(routes, bridge)
-    _add_training(routes, bridge, longest_watch_s)
+    _add_training(routes, bridge, longest_watch_s, usage.limits.event_streams)
     return routes
 
 
@@ -216,7 +220,7 @@ def _add_sessions(routes: APIRouter, bridge: Bridge) -> None:
         return await bridge.traces(body.items, caller, user_id)
 
 
-def _add_training(routes: APIRouter, bridge: Bridge, longest_watch_s: float) -> None:
+def _add_training(routes: APIRouter, bridge: Bridge, longest_watch_s: float, max_streams: int) -> None:
     @routes.get("/training/status", responses=_codes(401, 403, 503), dependencies=_KEY_REQUIRED, tags=["training"])
     async def training(request: Request) -> TrainingStatus:
         """Returns the training runs, the served policies, and the members and lag of the consumer groups."""
@@ -250,7 +254,14 @@ def _add_training(routes: APIRouter, bridge: Bridge, longest_watch_s: float) -> 
         the event `dropped` and is disconnected."""
         caller, _ = _caller_of(request, user)
         names = frozenset(NAMES if types is None else types.split(","))
-        stream = bridge.events.watch(names, caller.user, min(seconds, longest_watch_s))
+        stream = bridge.events.watch(
+            names,
+            caller.user,
+            min(seconds, longest_watch_s),
+            everybody=caller.sees_everybody,
+            key_id=caller.key_id,
+            max_of_key=max_streams,
+        )
 
         async def send_all(send: Send) -> None:
             async with aclosing(stream):
@@ -263,5 +274,5 @@ def _add_training(routes: APIRouter, bridge: Bridge, longest_watch_s: float) -> 
 
     @routes.get("/health", tags=["training"])
     async def health() -> HealthAnswer:
-        """Reports if the bridge can read and write the log."""
-        return bridge.health()
+        """Reports if the bridge can read and write the log, and which stream applications have halted."""
+        return await bridge.health()

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from schemas import topics
 from schemas.ids import derived_id, turn_task_id
-from schemas.records import Task
+from schemas.records import Feedback, Task
 from tentalis import rewards
 from tentalis.gateway.api import log_ids, mapping
 from tentalis.gateway.api.bodies import (
@@ -33,7 +33,7 @@ from tentalis.gateway.api.bodies import (
 )
 from tentalis.gateway.api.errors import conflict_error, validation_as_api_errors
 from tentalis.gateway.api.events import LiveEvents
-from tentalis.gateway.api.groups import TRAINER, TRAINING_LOOP, components
+from tentalis.gateway.api.groups import TRAINER, TRAINING_LOOP, components, halted
 from tentalis.gateway.api.idempotent import IdempotentWriter
 from tentalis.gateway.api.long_poll import LongPolls
 from tentalis.gateway.api.lookups import Lookups
@@ -43,10 +43,12 @@ from tentalis.gateway.api.training import TrainingStatus, TrainingView
 from tentalis.gateway.calls.session_id import namespaced
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Caller
+from tentalis.gateway.http.usage import KeyLimits
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.text.timestamps import now_ms
 
 LONGEST_POLL_S = 30.0
+HEALTH_TIMEOUT_S = 2.0
 HORIZON_MS = 3_600_000
 MAX_RECORDS = 100_000
 _TRACE_ITEM: TypeAdapter[Trace | TraceFeedback] = TypeAdapter(
@@ -63,6 +65,7 @@ class Bridge:
         horizon_ms: maximum age (by append time) of records that are found: for the status of a task, for feedback that
             names a turn, and for detecting a repeated post.
         max_records: maximum number of records in the offset index.
+        feedback_per_turn: maximum number of feedback records of a task, from all sources, for feedback of a user.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class Bridge:
         policy_owners: Mapping[str, frozenset[str]] = MappingProxyType({}),
         horizon_ms: int = HORIZON_MS,
         max_records: int = MAX_RECORDS,
+        feedback_per_turn: int = KeyLimits().feedback_per_turn,
     ) -> None:
+        self._feedback_per_turn = feedback_per_turn
         self._log = log
         self._gateway_id, self._policy, self._policy_owners = gateway_id, policy, policy_owners
         self._offset_index = OffsetIndex(max_records, horizon_ms)
@@ -194,6 +199,7 @@ class Bridge:
                 feedback_id=_log_id_if_given(caller, body.feedback_id),
                 now_ms=now_ms(),
             )
+        self._check_feedback_count(feedback)
         await self._writer.append_feedback(feedback)
         return FeedbackTaken(task_id=body.task_id or task_id, feedback_id=body.feedback_id or feedback.feedback_id)
 
@@ -242,12 +248,20 @@ class Bridge:
             with validation_as_api_errors():
                 feedback_id = log_ids.log_id(caller, trace.feedback_id)
                 feedback = mapping.trace_feedback_of(trace, feedback_id, task_id, user_id or caller.key_id, result)
+            self._check_feedback_count(feedback)
             await self._writer.append_feedback(feedback)
             return TraceTaken(id=trace.feedback_id, status="published")
         except APIError as error:
             if error.status >= 500:
                 raise
             return TraceTaken(id=item_id, status="refused", error=str(error))
+
+    def _check_feedback_count(self, feedback: Feedback) -> None:
+        """Raises APIError (429) for new feedback on a task that has as much as is allowed."""
+        known = len(self._offset_index.by_key(topics.FEEDBACK, feedback.task_id))
+        repeated = self._offset_index.by_id(topics.FEEDBACK, feedback.feedback_id) is not None
+        if known >= self._feedback_per_turn and not repeated:
+            raise APIError(429, f"this turn has {known} feedback records, which is the limit", "rate_limit_error")
 
     def _check_policy_access(self, caller: Caller, policy: str) -> None:
         """Raises APIError (403) for another user's personal policy."""
@@ -281,7 +295,7 @@ class Bridge:
     async def _status(self, task_id: str, given_id: str, caller: Caller) -> tuple[TaskStatus, int]:
         """Returns the current status, and the least number of results that the task needs."""
         results = await self._lookups.results(task_id)
-        if caller.user is not None and not await self._lookups.is_owned_by(task_id, results, caller.user):
+        if not caller.sees_everybody and not await self._lookups.is_owned_by(task_id, results, caller.user):
             return TaskStatus(task_id=given_id, status="pending", known=False), 1
         if not results:
             return TaskStatus(task_id=given_id, status="pending", known=self._lookups.has_task(task_id)), 1
@@ -326,14 +340,27 @@ class Bridge:
             age_s=None if groups is None else age_s,
         )
 
-    def health(self) -> HealthAnswer:
+    async def health(self) -> HealthAnswer:
         """GET /health."""
-        stale_reason = self._log.stale_reason
+        stale_reason, halted = self._log.stale_reason, await self._halted()
+        reasons = [stale_reason] if stale_reason else []
+        if halted:
+            reasons.append(f"no process does the work of {', '.join(halted)}: `tentalis status` shows the cause")
         return HealthAnswer(
-            status="ok" if stale_reason is None else "degraded",
-            reason=stale_reason or "",
+            status="degraded" if reasons else "ok",
+            reason="; ".join(reasons),
+            halted=halted,
             facts=len(self._offset_index),
         )
+
+    async def _halted(self) -> list[str]:
+        """The stream applications that have worked before and have no running process now, by name."""
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                groups, _ = await self._log.consumer_groups()
+        except TimeoutError:  # the log does not answer either, which `stale_reason` reports
+            return []
+        return halted(groups or {})
 
     @property
     def stale_reason(self) -> str | None:

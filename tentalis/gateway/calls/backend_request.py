@@ -82,6 +82,19 @@ def backend_request(body: Mapping[str, Any], route: CallRoute, *, chat: bool, to
     return BackendRequest(sent, requested, (n or 1) * prompts, bool(stream))
 
 
+def refuse_templates(body: Mapping[str, Any]) -> None:
+    """Raises APIError (400) for a request that brings its own chat template: a program that the backend would run."""
+    settings = body.get("chat_template_kwargs")
+    if not (settings is None or isinstance(settings, dict)):
+        raise APIError(400, "chat_template_kwargs must be an object")
+    if body.get("chat_template") is not None or "chat_template" in (settings or {}):
+        raise APIError(
+            400,
+            "chat_template is not allowed here: the model's own template is used. An operator allows it by the "
+            "gateway's setting client_templates",
+        )
+
+
 def _prompts(prompt: Any) -> int:
     """The number of prompts in a plain completion: several in a list of strings or of token id lists."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)

@@ -14,7 +14,7 @@ from schemas.records import Message
 from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.routing import CallRoute, route
 from tentalis.gateway.backends.served import ServedView
-from tentalis.gateway.calls.backend_request import BackendRequest, backend_request
+from tentalis.gateway.calls.backend_request import BackendRequest, backend_request, refuse_templates
 from tentalis.gateway.calls.session_id import (
     CHAT_ENVIRONMENT,
     MAIN,
@@ -27,6 +27,7 @@ from tentalis.gateway.calls.session_id import (
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
+from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.messages import checked
 from tentalis.gateway.protocols.openai import ClientProtocol
@@ -94,17 +95,21 @@ class CallBuilder:
         backends: BackendClients,
         served: ServedView,
         metrics: GatewayMetrics,
+        usage: KeyUsage,
     ) -> None:
         self._settings, self._keys, self._backends = settings, keys, backends
-        self._served, self._metrics = served, metrics
+        self._served, self._metrics, self._usage = served, metrics, usage
 
     async def build(self, request: Request, protocol: ClientProtocol) -> GatewayCall:
         """Builds the call of a request. Raises APIError."""
         started = time.monotonic()
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
+        self._usage.admit(caller.key_id)
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
         body = protocol.body(client_body)
-        checked_messages = checked(protocol.messages(body))
+        if not self._settings.client_templates:
+            refuse_templates(body)
+        checked_messages = checked(protocol.messages(body), self._settings.limits.messages)
         messages = normalised(checked_messages)
         headers = request.headers
         user_id = caller.user_id(headers.get(USER_ID))
@@ -217,4 +222,13 @@ class CallBuilder:
     ) -> tuple[BackendRequest, bool]:
         """Returns the backend request, and whether it asks for tokens."""
         asks_token_ids = recordable and not token_refusal and self._backends[call_route.backend.name].asks_token_ids
-        return backend_request(body, call_route, chat=protocol.chat, tokens=asks_token_ids), asks_token_ids
+        made = backend_request(body, call_route, chat=protocol.chat, tokens=asks_token_ids)
+        limits = self._settings.limits
+        if made.n > limits.choices:
+            raise APIError(
+                400, f"{made.n:,} answers are asked for (n, or n times prompts); the limit is {limits.choices}"
+            )
+        stops = made.body.get("stop")
+        if isinstance(stops, list) and len(stops) > limits.stops:
+            raise APIError(400, f"stop has {len(stops):,} strings; the limit is {limits.stops}")
+        return made, asks_token_ids

@@ -11,6 +11,8 @@ from schemas.bounds import logprobs_in_bounds
 from schemas.records import ToolCall
 from schemas.tensors import float32_bytes, int32_bytes
 
+_CHARS_PER_TOKEN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class RequestedFields:
@@ -73,6 +75,15 @@ class AnswerCapture:
             for _, call in sorted(self._calls.items())
             if call.name
         )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and answer: as the backend reports them, else counted, else a quarter of the characters."""
+        total = (self.usage or {}).get("total_tokens")
+        if isinstance(total, int) and not isinstance(total, bool):
+            return max(0, total)
+        counted = len(self.prompt_token_ids or ()) + len(self._response)
+        return counted or sum(map(len, self._text)) // _CHARS_PER_TOKEN
 
     def encoded_tokens(self) -> tuple[bytes, bytes, bytes] | None:
         """Prompt ids, response ids and log-probs in the log's encoding. None if one is missing or invalid, if there is

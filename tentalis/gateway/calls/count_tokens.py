@@ -8,11 +8,13 @@ from starlette.responses import JSONResponse, Response
 
 from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.calls.backend_call import error_message, read_body
+from tentalis.gateway.calls.backend_request import refuse_templates
 from tentalis.gateway.calls.call import CallBuilder
 from tentalis.gateway.calls.session_id import USER_ID, WORKER_ID
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Keys, Scope, presented
+from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.protocols.anthropic import MessagesProtocol
 from tentalis.gateway.settings import GatewaySettings
 
@@ -24,7 +26,10 @@ _TEMPLATE_FIELDS = ("model", "messages", "tools", "chat_template_kwargs")
 class TokenCounter:
     """POST /v1/messages/count_tokens. Nothing is recorded."""
 
-    def __init__(self, settings: GatewaySettings, keys: Keys, calls: CallBuilder, backends: BackendClients) -> None:
+    def __init__(
+        self, settings: GatewaySettings, keys: Keys, calls: CallBuilder, backends: BackendClients, usage: KeyUsage
+    ) -> None:
+        self._usage = usage
         self._settings, self._keys, self._calls, self._backends = settings, keys, calls, backends
         self._protocol = MessagesProtocol()
 
@@ -38,8 +43,11 @@ class TokenCounter:
 
     async def _count(self, request: Request) -> int:
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
+        self._usage.admit(caller.key_id)
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
         body = self._protocol.prompt(client_body)
+        if not self._settings.client_templates:
+            refuse_templates(body)
         user_id = caller.user_id(request.headers.get(USER_ID))
         route = await self._calls.route(body.get("model"), user_id, request.headers.get(WORKER_ID, ""), "")
         request_body: dict[str, Any] = {name: body[name] for name in _TEMPLATE_FIELDS if name in body}

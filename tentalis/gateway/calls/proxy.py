@@ -23,6 +23,7 @@ from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Keys, Scope, presented
 from tentalis.gateway.http.response import WorkResponse, send_response
 from tentalis.gateway.http.sse import EventTooLong
+from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.openai import ClientProtocol, dumps
 from tentalis.gateway.recording.recorder import TurnRecorder
@@ -42,10 +43,12 @@ class ModelProxy:
         served: ServedView,
         recorder: TurnRecorder,
         metrics: GatewayMetrics,
+        usage: KeyUsage,
     ) -> None:
         self._settings, self._keys, self._backends, self._metrics = settings, keys, backends, metrics
-        self._calls = CallBuilder(settings, keys, backends, served, metrics)
-        self.count_tokens = TokenCounter(settings, keys, self._calls, backends).answer
+        self._usage = usage
+        self._calls = CallBuilder(settings, keys, backends, served, metrics, usage)
+        self.count_tokens = TokenCounter(settings, keys, self._calls, backends, usage).answer
         self._backend_call = BackendCall(backends, self._calls, metrics, settings.hold_s)
         self._turn_writer = TurnWriter(recorder, metrics, settings.gateway_id)
 
@@ -76,19 +79,23 @@ class ModelProxy:
 
     async def _answer(self, call: GatewayCall, send: Send) -> None:
         try:
-            response = await self._backend_call.send(call)
-            try:
-                if call.backend_request.stream:
-                    await self._send_stream(call, response, send)
-                else:
-                    await self._send_whole(call, response, send)
-            finally:
-                await response.aclose()
+            with self._usage.running(call.caller.key_id):
+                await self._forward(call, send)
         except APIError as error:
             self._metrics.calls.labels(call.protocol.path, str(error.status)).inc()
             if error.status >= 500 and not isinstance(error, TurnNotRecorded):
                 self._turn_writer.record_failed(call, AnswerCapture())
             await send_response(send, _error_response(call.protocol, error, call.headers))
+
+    async def _forward(self, call: GatewayCall, send: Send) -> None:
+        response = await self._backend_call.send(call)
+        try:
+            if call.backend_request.stream:
+                await self._send_stream(call, response, send)
+            else:
+                await self._send_whole(call, response, send)
+        finally:
+            await response.aclose()
 
     async def _send_whole(self, call: GatewayCall, response: httpx.Response, send: Send) -> None:
         body = await read_body(response)
@@ -111,6 +118,7 @@ class ModelProxy:
         except MALFORMED_ANSWER as error:
             raise APIError(502, f"the backend {name} answered without a completion", "server_error") from error
         await self._turn_writer.record(call, capture)
+        self._usage.spend(call.caller.key_id, capture.tokens)
         self._metrics.call_finished(call.protocol.path, call.started)
         await send_response(send, Response(encoded, headers=headers, media_type="application/json"))
 
@@ -123,6 +131,7 @@ class ModelProxy:
 
         async def record_turn() -> None:
             await self._turn_writer.record(call, relay.capture)
+            self._usage.spend(call.caller.key_id, relay.capture.tokens)
             self._metrics.call_finished(call.protocol.path, call.started)
 
         try:

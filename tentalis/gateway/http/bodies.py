@@ -11,6 +11,7 @@ from tentalis.gateway.http.errors import APIError
 
 # At most this many bytes of a refused body are read and dropped, so that the client can read the answer.
 _MAX_DISCARDED_BYTES = 64 * 2**20
+_PARSED_ON_LOOP_BYTES = 64 * 2**10
 # Later code, here and in the backend, walks through bodies recursively. Tool schemas have about ten levels.
 MAX_NESTING = 100
 
@@ -24,7 +25,10 @@ async def body_of(request: Request, max_bytes: int, time_limit_s: float) -> dict
         raise APIError(408, f"the body did not arrive within {time_limit_s:g} s") from error
     except ClientDisconnect as error:
         raise APIError(400, "the client disconnected before the end of the body") from error
-    return parse_object(data)
+    if len(data) <= _PARSED_ON_LOOP_BYTES:
+        return parse_object(data)
+    # On a thread, so that a large body delays other clients' streams less.
+    return await asyncio.to_thread(parse_object, data)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -43,7 +43,8 @@ class BadKeys(Exception):
 
 
 class ApiKey(BaseModel):
-    """A key as stored in the file. `user`: its owner; a key without an owner may act for any user (X-User-Id)."""
+    """A key as stored in the file. `user`: its owner; a key without an owner may act for any user (X-User-Id), and
+    without X-User-Id reads only records that belong to no user, unless it has the scope admin."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,6 +71,11 @@ class Caller(BaseModel):
     key_id: str = ""
     scopes: frozenset[Scope] = frozenset(Scope)
     user: str | None = None
+
+    @property
+    def sees_everybody(self) -> bool:
+        """True if the caller may read the records of every user: no key is required, or the key has the scope admin."""
+        return self.user is None and (not self.key_id or Scope.ADMIN in self.scopes)
 
     def user_id(self, given: str | None) -> str:
         """The user of a call. `given`: X-User-Id. Raises APIError: 400, and 403 if the key belongs to another user."""

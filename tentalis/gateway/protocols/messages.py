@@ -5,10 +5,12 @@ from typing import Any
 from tentalis.gateway.http.errors import APIError
 
 
-def checked(messages: Any) -> list[dict[str, Any]]:
-    """Returns the messages if they are a list of objects with roles. Raises APIError (400)."""
+def checked(messages: Any, most: int) -> list[dict[str, Any]]:
+    """Returns the messages if they are a list of at most `most` objects with roles. Raises APIError (400)."""
     if not isinstance(messages, list) or not messages:
         raise APIError(400, "messages must be a list of at least one message")
+    if len(messages) > most:
+        raise APIError(400, f"there are {len(messages):,} messages; the limit is {most:,}")
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             raise APIError(400, f"messages[{at}] must be an object, not {type(message).__name__}")

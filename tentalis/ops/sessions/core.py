@@ -16,6 +16,10 @@ SIGNAL = "signal:"
 """Prefix of the author of a feedback that is an implicit signal."""
 
 
+EXPLICIT = "explicit"
+"""The reward's component that shows that a thumb or a score decided it (`tentalis.rewards.explicit`)."""
+
+
 class UnknownSession(Exception):
     """The log has no turn of a session."""
 
@@ -151,7 +155,10 @@ class TurnFacts:
                 for each in self.feedback
                 if not each.author.startswith(SIGNAL)
             ],
-            "outcomes": [{"kind": each.kind.value, "reward": each.reward} for each in self.outcomes],
+            "outcomes": [
+                {"kind": each.kind.value, "reward": each.reward, "explicit": EXPLICIT in each.components}
+                for each in self.outcomes
+            ],
             "trained": [
                 {"rollout": rollout, "run": at.run_id, "step": at.step, "version": at.version}
                 for rollout, at in sorted(self.trained.items())

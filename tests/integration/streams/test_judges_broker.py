@@ -103,7 +103,7 @@ def test_judges_vote_at_once_and_a_vote_that_hangs_holds_no_other(apps: Apps, te
             apps.end(name)
     of_turn, of_step, made = halves(Score)["turn"], halves(Score)["steps"], halves(Hint)["turn"]
     assert isinstance(of_turn, Score) and isinstance(of_step, Score) and isinstance(made, Hint)
-    assert of_turn.reward == -1.0 and of_turn.scorer.startswith("next_state/1+")
+    assert of_turn.reward == -1.0 and of_turn.scorer.startswith("next_state/2+")
     assert Counter(of_turn.votes) == {"-1": 2, "cancelled": 1, "unparsable": 1}, "three decide"
     assert of_step.reward == 0.5 and of_step.components["steps_unknown"] == 0.0
     assert (made.kind, made.hints) == (HintKind.ACCEPTED, (HINT,))

@@ -172,7 +172,7 @@ def test_a_record_that_fails_goes_alone(lab: Lab) -> None:
 def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
     lab.produce(10)
     for number in range(12):
-        lab.producer.produce(lab.topic, b"bad:%d" % number, b"k", partition=1)
+        lab.producer.produce(lab.topic, b"bad:%d" % number, b"k%d" % number, partition=1)
     assert lab.producer.flush(10) == 0
     worker = lab.start("--dead-run", "10")
     assert worker.wait(60) == 5

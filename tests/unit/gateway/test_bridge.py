@@ -127,7 +127,7 @@ def test_a_users_key_sees_and_speaks_of_that_users_tasks_alone(tmp_path: Path) -
 
 def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    service = create(path, [Scope.TASKS, Scope.FEEDBACK, Scope.TRACES])
+    service, operator = create(path, [Scope.TASKS, Scope.FEEDBACK, Scope.TRACES]), create(path, [Scope.ADMIN])
 
     async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
         def as_(user: str = "") -> dict[str, str]:
@@ -156,10 +156,12 @@ def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: P
             assert (await client.post(route, json=told, headers=as_("ann"))).status_code == 201, told
             assert len(log.topics[topics.FEEDBACK]) == number + 1
         assert (await client.get("/tasks/t/status", headers=as_("ann"))).json()["status"] == "completed"
-        # For nobody in particular it goes on speaking of every task, as services do that know their users themselves.
+        # For nobody in particular it may give feedback on every task, and reads only tasks that belong to nobody.
         told = {"task_id": "ann:t", "score": 0}
         assert (await client.post("/feedback", json=told, headers=as_())).status_code == 201
-        assert (await client.get("/tasks/ann:t/status", headers=as_())).json()["status"] == "completed"
+        assert not (await client.get("/tasks/ann:t/status", headers=as_())).json()["known"]
+        admin = {"Authorization": f"Bearer {operator}"}
+        assert (await client.get("/tasks/ann:t/status", headers=admin)).json()["status"] == "completed"
 
     run(body, keys=Keys(path))
 
@@ -167,19 +169,21 @@ def test_a_services_key_touches_what_is_the_users_for_whom_it_speaks(tmp_path: P
 def test_who_watches_for_a_user_sees_what_is_that_users_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     service, ann = create(path, [Scope.EVENTS]), create(path, [Scope.EVENTS], user="ann")
+    admin = create(path, [Scope.ADMIN])
 
     async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
         async def watched(headers: dict[str, str]) -> str:
             return (await client.get("/v1/events?seconds=0.5", headers=headers)).text
 
-        ways = (as_(service, **{"X-User-Id": "ann"}), as_(ann), as_(service))
+        ways = (as_(service, **{"X-User-Id": "ann"}), as_(ann), as_(service), as_(admin))
         watching = asyncio.gather(*map(watched, ways))
         while not watching.done():
             for user in ("ann", "bob"):
                 log.put(topics.TASKS, task(f"of-{user}", user_id=user))
             await asyncio.sleep(0.02)
         assert [("of-ann" in text, "of-bob" in text) for text in watching.result()] == [(True, False)] * 2 + [
-            (True, True)
+            (False, False),
+            (True, True),
         ]
         assert (await client.get("/v1/events", headers=as_(ann, **{"X-User-Id": "bob"}))).status_code == 403
 
@@ -544,8 +548,8 @@ def test_events_are_live_bounded_and_say_nothing_of_what_was_said() -> None:
         events = LiveEvents()
         everything = frozenset({"task", "result"})
         slow, quick, ann = (
-            events.watch(everything, None, 60),
-            events.watch(everything, None, 60),
+            events.watch(everything, None, 60, everybody=True),
+            events.watch(everything, None, 60, everybody=True),
             events.watch(everything, "ann", 60),
         )
         for stream in (slow, quick, ann):
@@ -563,14 +567,14 @@ def test_events_are_live_bounded_and_say_nothing_of_what_was_said() -> None:
             await stream.aclose()  # type: ignore[attr-defined]
         assert not events.has_clients
 
-        many = [events.watch(everything, None, 60) for _ in range(MAX_CLIENTS)]
+        many = [events.watch(everything, None, 60, everybody=True) for _ in range(MAX_CLIENTS)]
         for stream in many:
             await anext(stream)
         with pytest.raises(APIError, match="all 64 streams are in use: try again later"):
-            events.watch(everything, None, 60)
+            events.watch(everything, None, 60, everybody=True)
         for stream in many:
             await stream.aclose()  # type: ignore[attr-defined]
-        over = [text async for text in events.watch(everything, None, 0.05)]
+        over = [text async for text in events.watch(everything, None, 0.05, everybody=True)]
         assert over[-1].startswith(b"event: end")
 
     asyncio.run(main())

@@ -171,7 +171,7 @@ def test_opting_out_takes_the_word_off() -> None:
 
 @given(histories)
 def test_normalised_messages_are_texts_in_the_same_order(history: list[dict[str, Any]]) -> None:
-    found = normalised(checked(history))
+    found = normalised(checked(history, 100))
     assert len(found) == len(history)
     for was, now in zip(history, found, strict=True):
         assert now.role == ("system" if was["role"] == "developer" else was["role"])

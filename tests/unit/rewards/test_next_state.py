@@ -268,7 +268,7 @@ def test_the_name_says_model_votes_and_prompt_but_not_where_the_model_is(monkeyp
         return NextStateJudge(chat, NextStateSettings(**({"kind": "next_state", "judge": "j"} | settings))).name
 
     plain = name()
-    assert re.fullmatch(r"next_state/1\+[0-9a-f]{8}", plain)
+    assert re.fullmatch(r"next_state/2\+[0-9a-f]{8}", plain)
     assert plain == name() == name({"url": "http://b", "time_limit_s": 3.0}, judge="k")
     others = [
         name({"model": "n"}),
@@ -305,7 +305,7 @@ def halves(*feedback: Feedback, app: Scoring | None = None) -> list[Any]:
 def test_the_reward_of_a_turn_comes_from_what_came_next() -> None:
     opened, score = halves(next_message("No, it is 56."))
     assert isinstance(opened, Open) and isinstance(score, Score)
-    assert (score.reward, score.scorer, score.source) == (-1.0, "next_state_rules/1", Source.NEXT_STATE)
+    assert (score.reward, score.scorer, score.source) == (-1.0, "next_state_rules/2", Source.NEXT_STATE)
     assert score.components == {"next_state": -1.0, "signal.correction": 1.0}
     assert score.feedback_id is not None and score.opened_at == opened.opened_at == 5_000
     assert halves(next_message("No, it is 56."))[1] == score, "the same half each time"
@@ -327,7 +327,7 @@ def test_votes_are_on_the_score_and_many_turns_are_asked_about_at_once(judged_by
             made = [read(output) for output in (await app.process(3, records)).outputs]
             scores = [half for half in made if isinstance(half, Score)]
             assert [score.votes for score in scores] == [("1", "1", "1")] * 2
-            assert all(score.scorer.startswith("next_state/1+") for score in scores)
+            assert all(score.scorer.startswith("next_state/2+") for score in scores)
             exporter = Exporter("scoring")
             app.measure(exporter)
             text = exporter.exposition().decode()

@@ -100,8 +100,8 @@ def test_a_detector_that_is_switched_off_in_the_rules_costs_no_answer_its_reward
         return names["chat.next_state"], verdict.reward
 
     rules, without = reward(), reward(signals=["correction", "edit", "tool_failure", "abandoned"])
-    assert rules == ("next_state_rules/1", -1.0)
-    assert without == ("next_state_rules/1-without-reasked", 1.0)
+    assert rules == ("next_state_rules/2", -1.0)
+    assert without == ("next_state_rules/2-without-reasked", None)
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_the_join_makes_a_rollout_of_its_own_of_it_whatever_comes_first(order: t
         sample=sample_of(said.result),
         source=Source.NEXT_STATE,
         reward=1.0,
-        scorer="next_state/1",
+        scorer="next_state/2",
     )
     none = hint_half(said, said.result, JOINED, hinter="none/1", kind=HintKind.NONE)
     halves = [score, none, experience]

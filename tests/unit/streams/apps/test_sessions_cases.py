@@ -243,6 +243,12 @@ def test_implicit_signals_are_feedback_of_the_environment_and_each_can_be_switch
     assert [author for _, author, _ in closed.heard] == [""]
 
 
+def test_a_lone_surrogate_inside_a_tool_s_json_is_evidence_that_can_be_written() -> None:
+    failing = turn("2", "hello", "hi", 'tool: {"error": "\\ud800"}')
+    heard = fold((0, ONE), (10, failing), limits=SEEING).heard
+    assert heard[1] == ("1", "signal:tool_failure", '{"error": "?"}')
+
+
 def test_an_answer_without_text_does_not_show_that_a_turn_was_late() -> None:
     later = turn("2", "hello", "assistant: ", "tool: 1")
     assert not came_late(later, turn("1", "hello").model_copy(update={"response": ""}))

@@ -237,9 +237,9 @@ def test_a_state_value_without_its_offset_is_refused() -> None:
 def test_past_the_limit_of_dead_letters_nothing_of_the_batch_is_sent() -> None:
     script = Script(lambda records: Effects(dead=[Dead(r, "decode", "bad", "ValueError") for r in records]))
     made, sink, _ = runner(script)
-    run(made.run(3, [record(n) for n in range(5)]))
+    run(made.run(3, [record(n, key=f"k{n}") for n in range(5)]))
     with pytest.raises(TooManyDead, match=r"6 records in a row.*in\[3\]@5 at stage decode: ValueError: bad"):
-        run(made.run(3, [record(5)]))
+        run(made.run(3, [record(5, key="k5")]))
     assert len(sink.sent) == 1
 
 
@@ -273,11 +273,11 @@ def all_dead(records: Sequence[LogRecord]) -> Effects:
 def test_a_letter_that_is_on_the_log_is_not_written_again_and_still_counts() -> None:
     on_log = OnLog(written=range(3))
     made, sink, _ = runner(Script(all_dead), letters=on_log)
-    run(made.run(3, [record(n) for n in range(4)]))
+    run(made.run(3, [record(n, key=f"k{n}") for n in range(4)]))
     assert [[dict(p.headers)["tentalis.dlq.original-offset"] for p in call] for call in sink.sent] == [[b"3"]]
     assert (on_log.reads, made.counts.dead) == (1, 1)
     with pytest.raises(TooManyDead, match="6 records in a row"):
-        run(made.run(3, [record(4), record(5)]))
+        run(made.run(3, [record(4, key="k4"), record(5, key="k5")]))
 
 
 def test_records_that_an_operator_skipped_are_passed_over() -> None:

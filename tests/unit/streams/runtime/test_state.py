@@ -135,7 +135,7 @@ def test_a_tombstone_stays_one_in_the_dead_letters() -> None:
 
 
 def records(count: int) -> list[LogRecord]:
-    return [LogRecord("in", 0, offset, 0, "k", b"") for offset in range(count)]
+    return [LogRecord("in", 0, offset, 0, f"k{offset}", b"") for offset in range(count)]
 
 
 def dead(batch: list[LogRecord]) -> list[Dead]:
@@ -148,6 +148,25 @@ def test_a_run_of_failures_stops_and_a_handful_does_not() -> None:
     check(limits, batch, dead(batch[:100]))
     with pytest.raises(TooManyDead, match=r"101 records in a row could not be processed \(limit 100\)"):
         check(limits, batch, dead(batch[:101]))
+
+
+def test_a_run_of_failures_of_one_key_quarantines_that_key() -> None:
+    limits = DeadLetterLimits(run=100, ratio=0.5, window=1000)
+    batch = [LogRecord("in", 0, offset, 0, "bad", b"") for offset in range(5000)]
+    check(limits, batch, dead(batch))
+    assert limits.quarantined == {"bad"}
+    others = [LogRecord("in", 0, 5000 + offset, 0, f"k{offset % 6}", b"") for offset in range(120)]
+    with pytest.raises(TooManyDead, match="in a row"):
+        check(limits, others, dead(others))
+
+
+def test_a_quarantine_ends_when_the_window_has_moved_on() -> None:
+    limits = DeadLetterLimits(run=5, ratio=0.5, window=20)
+    bad = [LogRecord("in", 0, offset, 0, "bad", b"") for offset in range(9)]
+    check(limits, bad, dead(bad))
+    good = [LogRecord("in", 0, 100 + offset, 0, "good", b"") for offset in range(21)]
+    check(limits, good, [])
+    assert limits.quarantined == frozenset()
 
 
 def test_a_ratio_of_failures_stops_once_the_window_is_full() -> None:
