@@ -25,6 +25,10 @@ def derived_id(kind: str, *parts: str | int | float | Sequence[object] | None) -
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+GUESSED_SESSION = "auto-"
+"""Prefix of the name of a session that the gateway guessed, because its client named none."""
+
+
 def turn_task_id(session_id: str, session_event_id: str) -> str:
     """The id of the task that the application `sessions` makes from a main turn; arguments are ids on the log."""
     return derived_id("turn", session_id, session_event_id)

@@ -11,8 +11,8 @@ GRADERS = frozenset({Source.USER, Source.OPERATOR})
 
 
 def explicit_verdict(feedback: Feedback, grades: Mapping[Source, float]) -> Verdict | None:
-    """Returns the verdict of the explicit grades; None without one. An operator's grade counts more than the user's, and
-    a grade in the feedback itself more than both. `grades`: of the other sources, each in [-1, 1]."""
+    """Returns the verdict of the explicit grades; None without one. An operator's grade counts more than the user's,
+    and a grade in the feedback itself more than both. `grades`: of the other sources, each in [-1, 1]."""
     own = grade(feedback)
     if own is not None:
         return Verdict(own, {"feedback": own})

@@ -34,10 +34,11 @@ _LATER_OBSERVATION = re.compile(
 )
 _ANNOUNCES = re.compile(
     r"\b(?:translate|summari[sz]e|proof-?read|explain|classify|analy[sz]e|rewrite|reply|respond|answer|read|review|check"
-    r"|says?|said|wrote|writes|written|reads|states|prints?|printed|shows?|returned|returns|quote[sd]?|here (?:is|are)"
-    r"|here's|email|e-mail|mail|message|document|article|page|website|review|ticket|issue|log|error|output|text"
-    r"|code|following|below|prompt|instructions?|comment|post|story|snippet|paragraph|transcript|file|readme)\b"
-    r"[^:\n]{0,80}:",
+    r"|quote|here (?:is|are)|here's|email|e-mail|mail|message|document|article|page|website|review|ticket|issue|log"
+    r"|error|output|text|code|following|below|prompt|instructions?|comment|post|story|snippet|paragraph|transcript|file|readme)\b"
+    r"[^:\n]{0,80}:"
+    r"|\b(?:says?|said|wrote|writes|written|reads|states|prints?|printed|shows?|returned|returns|quotes?d?)"
+    r"(?: to \w{1,30}| back)?\s{0,3}:",
     re.IGNORECASE,
 )
 _TAG_BLOCK = re.compile(r"<[a-zA-Z!/?]")

@@ -3,13 +3,14 @@
 from collections.abc import Collection, Sequence
 from itertools import dropwhile, takewhile
 
-from schemas.ids import derived_id
+from schemas.ids import GUESSED_SESSION, derived_id
 from schemas.records import Feedback, Message, Result, SessionEvent, Source
 from tentalis import signals
 
 MOST_TEXT = 256 * 1024
 """The most characters of a next state: a judge reads no more, and feedback must fit into a record beside its result."""
 CUT = "\n[cut]"
+_REASONING_END = "</think>"
 
 
 # --- replies to a turn ------------------------------------------------------------------------------------------------
@@ -26,9 +27,15 @@ def said_to(turn: SessionEvent, later: SessionEvent) -> tuple[Message, ...]:
     - Any other request (the client shortened or changed the conversation): the reply is the newest message that is not
       the assistant's.
 
+    Where the gateway guessed the session, two people's conversations may share its name. Then a request has replies
+    only if it certainly continues the turn: it repeats the turn's request and then its answer.
+
     System messages are ignored: clients put the time of day there.
     """
     had, has = _said(turn.messages), _said(later.messages)
+    if _is_guessed(turn.session_id):
+        continues = len(has) > len(had) and has[: len(had)] == had and _is_answer(turn, has[len(had)])
+        return _first_said(has[len(had) :]) if continues else ()
     if len(has) > len(had) and has[: len(had)] == had:
         rest = has[len(had) :]
         return _first_said(rest) if _may_be(turn, next(filter(_by_assistant, rest), None)) else ()
@@ -66,6 +73,19 @@ def _may_be(turn: SessionEvent, answer: Message | None) -> bool:
         return True
     heard, told = answer.content.strip(), turn.response.strip()
     return heard in told or told in heard
+
+
+def _is_guessed(session_id: str) -> bool:
+    return session_id.rpartition("/")[2].startswith(GUESSED_SESSION)
+
+
+def _is_answer(turn: SessionEvent, message: Message) -> bool:
+    """Returns true if a message is certainly the turn's answer: the same text, or all that follows the turn's
+    reasoning. An answer without text is one that called tools."""
+    if not _by_assistant(message):
+        return False
+    heard, told = message.content.strip(), turn.response.strip()
+    return heard == told or (heard != "" and _REASONING_END in told and told.endswith(heard))
 
 
 def _by_assistant(message: Message) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from schemas.ids import derived_id
+from schemas.ids import GUESSED_SESSION, derived_id
 from schemas.records import Message
 from tentalis.gateway.http.errors import APIError
 from tentalis.inference.chat_messages import texts
@@ -134,7 +134,7 @@ def derived_session_id(owner: str, user_id: str, messages: Sequence[Message]) ->
         _without_changing_words(next(texts(messages, "system"), "")),
         next(texts(messages, "user"), messages[0].content if messages else ""),
     ]
-    return "auto-" + derived_id("session", owner, user_id, conversation_start)
+    return GUESSED_SESSION + derived_id("session", owner, user_id, conversation_start)
 
 
 def _without_changing_words(text: str) -> str:

@@ -123,17 +123,17 @@ WHAT_CAME_NEXT = [
     ("tool", "Traceback (most recent call last):\n  File 'x'\nValueError: no", -1.0),
     ("tool", '{"error": "no such city"}', -1.0),
     ("tool", "exit code: 2", -1.0),
-    ("tool", '{"temperature": 21}', 1.0),
-    ("tool", "3 files changed", 1.0),
+    ("tool", '{"temperature": 21}', None),
+    ("tool", "3 files changed", None),
     ("user", "Thanks, that helps!", 1.0),
-    ("user", "Now write a haiku about winter.", 1.0),
-    ("user", "hm", 0.0),
+    ("user", "Now write a haiku about winter.", None),
+    ("user", "hm", None),
 ]
 
 
 @pytest.mark.parametrize(("role", "text", "reward"), WHAT_CAME_NEXT)
-def test_change_requests_and_tool_errors_are_negative_and_plain_success_is_positive(
-    role: str, text: str, reward: float
+def test_change_requests_and_tool_errors_are_negative_and_what_shows_nothing_is_unknown(
+    role: str, text: str, reward: float | None
 ) -> None:
     """By rules; the judge model is told the same below."""
     feedback = next_message(text, role)
@@ -369,7 +369,7 @@ def test_a_judge_that_never_answers_leaves_the_reward_unknown(judged_by: Callabl
 
 def test_a_grade_that_comes_with_the_feedback_stands() -> None:
     _, score = halves(next_message("No, it is 56.", polarity=Polarity.POSITIVE))
-    assert (score.reward, score.scorer) == (1.0, FEEDBACK_SCORER)
+    assert (score.reward, score.scorer, score.components) == (1.0, "next_state_rules/2", {"feedback": 1.0})
 
 
 def test_a_thumb_that_comes_too_is_a_half_of_its_own_by_its_grade() -> None:

@@ -15,6 +15,7 @@ from schemas.records import (
     Result,
     Rollout,
     Sampling,
+    SessionEvent,
     SessionEventKind,
     Source,
     Status,
@@ -204,6 +205,25 @@ def test_what_is_said_to_another_answer_is_not_said_to_this_one() -> None:
     assert said_to(turn("a", "q", answer="Green."), later) == ()
     for own in ("Blue.", " Blue.\n", "<think>Sky?</think>Blue."):
         assert [message.content for message in said_to(turn("a", "q", answer=own), later)] == ["no, shorter"]
+
+
+def test_in_a_guessed_session_only_what_certainly_continues_a_turn_replies_to_it() -> None:
+    """Two people who begin alike share a guessed session: what one says must not be said of the other's answer."""
+
+    def guessed(ident: str, *texts: str, answer: str = "") -> SessionEvent:
+        return turn(ident, *texts, answer=answer, session="*key/auto-1")
+
+    mine = guessed("1", "hello", answer="Hi there!")
+    assert [m.content for m in said_to(mine, guessed("2", "hello", "Hi there!", "That's wrong."))] == ["That's wrong."]
+    others = guessed("2", "hello", "Hi", "That's wrong.")
+    assert said_to(mine, others) == ()
+    assert said_to(turn("1", "hello", answer="Hi there!"), turn("2", "hello", "Hi", "That's wrong.")) != ()
+    compacted = guessed("3", "The conversation so far: hello, hi there.", "Fine.", "That's wrong.")
+    edited, regenerated = guessed("4", "hello, again"), guessed("5", "hello")
+    assert [said_to(mine, each) for each in (compacted, edited, regenerated)] == [(), (), ()]
+    thinking = guessed("1", "hello", answer="<think>A greeting.</think>Hi!")
+    assert said_to(thinking, guessed("2", "hello", "Hi!", "Thanks."))[0].content == "Thanks."
+    assert fold((0, mine), (10, others)).heard[0] == ("1", "", "")
 
 
 def test_which_message_is_the_next_state() -> None:
