@@ -138,9 +138,19 @@ def test_a_restart_between_them_changes_nothing(cut: int) -> None:
 
 
 def test_nothing_is_kept_where_no_reward_has_grades_for_parts() -> None:
+    alone = make_result(make_task(terms=Terms(rl=Source.RESULT), verifier=Verifier(name="taste"), n_samples=1))
+    lab = Lab(thumb("t", result=alone))
+    lab.run(*lab.logs.topics[topics.FEEDBACK])
+    assert not lab.state
+
+
+def test_a_thumb_before_the_next_message_is_the_reward_and_a_later_one_is_late() -> None:
     alone = make_result(make_task(terms=TASK.terms, verifier=Verifier(name="next_state"), n_samples=1))
     lab = Lab(thumb("t", result=alone), next_state(result=alone))
-    assert lab.score().reward == 1.0 and not lab.state
+    score = lab.score()
+    assert (score.reward, score.components["explicit"], len(lab.state)) == (-1.0, -1.0, 1)
+    assert Lab(thumb("t", UP, result=alone), next_state("", result=alone)).score().reward == 1.0, "a thumb alone"
+    assert Lab(next_state(result=alone), thumb("t", result=alone)).score().reward == 1.0
 
 
 def test_a_task_that_nobody_can_judge_holds_nothing_up() -> None:
