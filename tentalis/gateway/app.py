@@ -138,20 +138,7 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
     _add_call_route(app, proxy, "/v1/completions", CompletionProtocol())
     _add_call_route(app, proxy, "/v1/messages", MessagesProtocol())
 
-    @app.get("/v1/models", responses=_responses(401, 403, 503))
-    async def models(request: Request) -> dict[str, Any]:
-        """Lists the policies and base models that clients can ask for."""
-        deps.caller(request, Scope.CHAT)
-        return {"object": "list", "data": _models(deps)}
-
-    @app.get("/v1/models/{name:path}", responses=_responses(401, 403, 404, 503))
-    async def model(name: str, request: Request) -> dict[str, Any]:
-        """Returns one model."""
-        deps.caller(request, Scope.CHAT)
-        for card in _models(deps):
-            if card["id"] == name:
-                return card
-        raise APIError(404, f"there is no model {name!r} here; GET /v1/models lists the models", "not_found_error")
+    _add_model_routes(app, deps)
 
     @app.post("/v1/messages/count_tokens", include_in_schema=False, response_model=None)
     async def count_tokens(request: Request) -> Response:
@@ -186,6 +173,23 @@ def _add_call_route(app: FastAPI, proxy: ModelProxy, path: str, protocol: Client
         return await proxy.answer(request, protocol)
 
     app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path, include_in_schema=False)
+
+
+def _add_model_routes(app: FastAPI, deps: GatewayDependencies) -> None:
+    @app.get("/v1/models", responses=_responses(401, 403, 503))
+    async def models(request: Request) -> dict[str, Any]:
+        """Lists the policies and base models that clients can ask for."""
+        deps.caller(request, Scope.CHAT)
+        return {"object": "list", "data": _models(deps)}
+
+    @app.get("/v1/models/{name:path}", responses=_responses(401, 403, 404, 503))
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        """Returns one model."""
+        deps.caller(request, Scope.CHAT)
+        for card in _models(deps):
+            if card["id"] == name:
+                return card
+        raise APIError(404, f"there is no model {name!r} here; GET /v1/models lists the models", "not_found_error")
 
 
 def _models(deps: GatewayDependencies) -> list[dict[str, Any]]:

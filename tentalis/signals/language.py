@@ -1,4 +1,4 @@
-"""Whether the rules can read a message: they know English only. Pure."""
+"""Recognises the messages that the rules can read: those in English. Pure."""
 
 from tentalis.text.words import FUNCTION_WORDS, words
 
