@@ -1,6 +1,7 @@
 """Topics moved to more partitions on a real broker, in the middle of the traffic: nothing lost, nothing twice."""
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -78,13 +79,14 @@ def outcomes(apps: Apps) -> Counter[str]:
     return Counter(each.key for each in apps.read(topics.OUTCOMES, Outcome))
 
 
+@pytest.mark.parametrize("state", ["memory", "rocksdb"])
 def test_partitions_grown_in_mid_run_are_moved_to_and_nothing_is_lost(
-    own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: str, own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(bootstrap=own_broker.bootstrap, home=tmp_path)
     admin = AdminClient(client_config(settings))
     tasks = [task(number) for number in range(TASKS)]
-    with Apps(settings, tmp_path) as apps:
+    with Apps(settings, tmp_path, state) as apps:
         apps.start("join", program=LOOKS_OFTEN)
         apps.start("scoring")
         apps.put(topics.TASKS, *tasks)
@@ -131,16 +133,20 @@ def test_partitions_grown_in_mid_run_are_moved_to_and_nothing_is_lost(
         assert same.returncode == 0, same.stdout + same.stderr
         # One that began before the move knows the old numbers of partitions for minutes.
         apps.publisher = Publisher(settings, "test", apps.codec)
-        apps.start("join", program=LOOKS_OFTEN, instance="join-2")
-        apps.start("scoring", instance="scoring-2")
+        # The same instances: with RocksDB they meet the databases of the old changelogs.
+        apps.start("join", program=LOOKS_OFTEN)
+        apps.start("scoring")
         apps.put(topics.RESULTS, *map(answer, tasks[TASKS * 3 // 4 :]))
         apps.put(topics.RESULTS, *map(answer, tasks[: TASKS // 4]))  # the same answers once more
         apps.wait(lambda: len(outcomes(apps)) >= TASKS)
         eventually(lambda: len(apps.read(topics.HALVES, Score)) >= TASKS, 60)
-        apps.end("join-2")
-        apps.end("scoring-2")
+        apps.end("join")
+        apps.end("scoring")
         found = apps.read(topics.OUTCOMES, Outcome)
         assert Counter(each.key for each in found) == Counter(f"{each.task_id}/0" for each in tasks)
         assert OutcomeKind.EXPIRED not in {each.kind for each in found}
         assert apps.dead(topics.HALVES) == [] and apps.dead(topics.RESULTS) == []
+        for name in ("join", "scoring"):
+            rebuilt = re.findall(r"the state in \S+/(\d+) is a copy of another changelog", apps.log_of(name))
+            assert {int(partition) for partition in rebuilt} == (set(range(8)) if state == "rocksdb" else set())
     assert [str(each) for each in verify(settings, "run").problems] == []
