@@ -259,7 +259,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         files = {"TENTALIS_TRAINER_CONFIG": str(trainer_config(Path(folder)))}
         stack = Stack(docker, variables | files | ports | {"TENTALIS_GATEWAY_PORT": str(port)})
         environment = {"COMPOSE_PROJECT_NAME": PROJECT, "COMPOSE_FILE": str(ROOT / "docker-compose.yml"), "NEXT": NEXT}
-        environment |= docker.env | stack.variables
+        environment |= {**docker.env, **stack.variables}
         with PageShell(Path(folder) / "operator", environment, limit_s=FIRST_ADAPTER_S) as shell:
             loop(stack, Operator(shell, {"8200": str(port)}, report), port, options.keep, report)
 

@@ -84,7 +84,7 @@ def _commands(page: Path, name: str, block: str) -> list[ShownCommand]:
             first += "\n" + rest.pop(0)[2:]
         codes = [int(named[1]) for line in rest if (named := _EXIT.fullmatch(line.strip()))]
         shows = tuple(line for line in rest if line.strip() and not _EXIT.fullmatch(line.strip()))
-        found.append(ShownCommand(first.strip(), shows, *codes[:1] or [0], whole=not name))
+        found.append(ShownCommand(first.strip(), shows, codes[0] if codes else 0, whole=not name))
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schemas import topics
-from schemas.records import PolicyUpdate, Promotion
+from schemas.records import PolicyUpdate
 from tentalis.kafka.consumer import read_to_end
 from tentalis.service.exit_codes import ExitCode
 from tentalis.storage.file_set import list_sets, read_file, read_manifest
@@ -78,7 +78,7 @@ def served(lab: Lab) -> dict[int, str]:
 def test_a_run_killed_in_its_uploads_continues_elsewhere_to_the_same_bytes(lab: Lab, store: ObjectStore) -> None:
     lab.put_groups(2 * STEPS + 1)
     url = f"{store.bucket()}/team"
-    run_config = lab.config("stored", steps=STEPS, max_staleness=1)
+    run_config = lab.config("stored", steps=STEPS)
     for number, text in enumerate(KILLS):
         at = text.format(run=run_config.run_id, policy=lab.policy)
         # A machine of its own for each: nothing but the store and the log is left of the one before.
@@ -100,11 +100,6 @@ def test_a_run_killed_in_its_uploads_continues_elsewhere_to_the_same_bytes(lab: 
 def replays_exports_and_deletion(lab: Lab, run: str, store: ObjectStore, url: str) -> None:
     """Commands of an operator whose machine has nothing of a run: they work on the store and the log alone."""
     archive = f"{url}/archives/{run}"
-    before = store.keys(url)
-    for version in (1, STEPS):  # v2 is served, v1 is a target of a rollback, v0 is neither
-        promotion = Promotion(policy=lab.policy, version=version, event_time=1, sha256="s", mode="always")
-        lab.publisher.send(topics.POLICIES, promotion)
-    lab.publisher.flush()
     whole, later, exported, imported, missing, planned, deleted = run_commands(
         lab,
         url,
@@ -125,12 +120,8 @@ def replays_exports_and_deletion(lab: Lab, run: str, store: ObjectStore, url: st
     assert (imported[0], {*found["written"].values()}) == (0, {0}) and found["present"]["BatchPlan"] == STEPS, imported
     assert missing[0] == 1 and f"{url}/archives/another has no archive" in missing[2], missing
 
-    plan = {row["path"]: row["action"] for row in json.loads(planned[1])["folders"]}
-    assert (planned[0], deleted[0]) == (0, 0), deleted
-    gone = [path for path, action in plan.items() if action == "delete"]
-    assert len(gone) == 2 and all(path.startswith(url) for path in plan), plan
-    kept = [key for key in before if not any(f"{url}/{key}".startswith(f"{path}/") for path in gone)]
-    assert kept != before and [key for key in store.keys(url) if not key.startswith("archives/")] == kept
+    actions = {row["action"].partition(":")[0] for row in json.loads(planned[1])["folders"]}
+    assert (planned[0], deleted[0], actions) == (0, 0, {"keep"}), planned  # nothing is promoted: all may be served yet
 
 
 def run_commands(lab: Lab, url: str, *wanted: list[str]) -> list[tuple[int, str, str]]:
