@@ -25,7 +25,7 @@ from tentalis.local.state import StateDir
 
 runner = CliRunner()
 
-PROCESSES = {"topics wait", "train", "worker", "manager"}
+PROCESSES = {"topics wait", "train", "worker", "manager", "env try"}
 """With `serve NAME`: commands that run until their work is done. Their output is a log."""
 INTERRUPTS = {"down", "restart", "stop"}
 """Commands that interrupt processes, without loss: they ask only on a terminal, so that scripts can use them."""
@@ -60,7 +60,7 @@ READS = {
     *("dlq list", "dlq show", "groups describe", "groups lag", "groups list", "keys list"),
     *("policy diff", "policy list", "policy show", "rollouts list", "rollouts query", "rollouts show"),
     *("runs compare", "runs list", "runs show", "schemas check", "schemas fingerprint", "schemas list", "schemas show"),
-    *("sessions list", "sessions show"),
+    *("env list", "env show", "sessions list", "sessions show"),
     *("topics describe", "topics diff", "topics list", "topics plan", "topics produce-rate"),
 }
 

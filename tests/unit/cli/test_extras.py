@@ -63,6 +63,9 @@ COMPUTES = (
     # The model server, but not its client; the trainer and replays, but not their configuration and data.
     "tentalis.inference.",
     "trainer.",
+    # Environments that run actions of a model, but not the worker that plays them.
+    "tentalis.agents.environments.tool",
+    "tentalis.agents.sandbox.sandlock_wall",
 )
 
 
@@ -83,7 +86,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 def test_only_what_computes_needs_an_extra_to_be_imported(failed: dict[str, str]) -> None:
     assert [name for name in failed if not name.startswith(COMPUTES)] == []
-    assert set(failed.values()) == {"torch"}
+    assert set(failed.values()) == {"torch", "jsonschema", "sandlock"}
     assert {"tentalis.inference.engine", "trainer.step.step", "trainer.replay.replay"} <= failed.keys()
 
 
@@ -111,7 +114,10 @@ def test_commands_without_torch(tmp_path: Path) -> None:
         ["demo"],
         ["demo", "--scenario", "math"],
     ]
-    done = output(COMMANDS, json.dumps(commands), home=tmp_path)
+    environments = [["env", "list"], ["env", "try", "toolcall", "What is 6 * 7?"]]
+    done = output(COMMANDS, json.dumps([*commands, *environments]), home=tmp_path)
+    assert [done[" ".join(each)][0] for each in environments] == [0, 2], done
+    assert "pip install 'tentalis[environments]'" in done[" ".join(environments[1])][1]
     works, refused = commands[:4], commands[4:]
     assert [done[" ".join(each)][0] for each in works] == [0] * len(works), done
     for each, extras in zip(refused, ("train", "train", "serve", "local,serve,train", *2 * ["local"]), strict=True):
