@@ -144,7 +144,7 @@ print("== end")
 
 
 def reports(output: CommandOutput) -> dict[str, str]:
-    """What each attack printed, by its name. Every attack ran: the last line is there."""
+    """Returns the output of each attack by its name. All attacks ran: the last line is there."""
     assert output.end is CommandEnd.EXITED and output.stdout.endswith(b"== end\n"), output
     parts = (part.partition("\n") for part in output.stdout.decode(errors="replace").split("== ")[1:])
     return {name: said for name, _, said in parts}
