@@ -58,7 +58,7 @@ class InfrastructureFault(Exception):
 
 @dataclass(slots=True)
 class Episode:
-    """What an attempt has produced so far."""
+    """The state of an attempt: all that it has produced so far."""
 
     tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
     messages: list[Message] = field(default_factory=list)
