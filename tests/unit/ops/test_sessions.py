@@ -77,7 +77,7 @@ def test_details_separate_signals_from_what_people_said() -> None:
         ("user", "positive"),
         ("next_state", 0.25),
     ]
-    assert details["outcomes"] == [{"kind": "both", "reward": 1.0}]
+    assert details["outcomes"] == [{"kind": "both", "reward": 1.0, "explicit": False}]
     assert details["trained"] == [{"rollout": "t/0", "run": "run-1", "step": 4, "version": "assistant@v5"}]
     assert (details["asked"], details["answered"], details["no_task"]) == ("question", "an answer", None)
 
