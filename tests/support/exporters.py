@@ -14,6 +14,7 @@ from streams.runtime.delivery import DeliveryCounts
 from streams.runtime.processor import Processor
 from tentalis.agents.manager.process import ManagerMetrics
 from tentalis.agents.workers.process import WorkerMetrics
+from tentalis.gateway.http.usage import KeyLimits, KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.inference.engine import EngineStats
 from tentalis.inference.server import ServerMetrics
@@ -41,7 +42,9 @@ def exporter_of(process: str) -> Exporter:
         case "hinting":
             return exporter_of_app(Hinting(codec, cast(Any, None)))
         case "gateway":
-            return GatewayMetrics(lambda: 0).exporter
+            gateway = GatewayMetrics(lambda: 0)
+            gateway.watch_keys(KeyUsage(KeyLimits()))
+            return gateway.exporter
         case "experience":
             nobody = cast(Any, None)
             return exporter_of_app(Experience(codec, nobody, nobody, nobody, nobody, idle_ms=1))

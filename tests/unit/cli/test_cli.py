@@ -136,7 +136,8 @@ def test_each_command_is_a_module_named_as_the_command() -> None:
     # Processes with commands of their own, outside the group.
     processes = {"worker", "manager"}
     folder = Path(tentalis.cli.__file__).parent
-    assert names(folder, ("__init__", "__main__", "main", "groups_skip")) == set(tree.commands) - processes - {"serve"}
+    parts = ("groups_skip", "policy_assign", "policy_compare", "policy_export")
+    assert names(folder, ("__init__", "__main__", "main", *parts)) == set(tree.commands) - processes - {"serve"}
     # A stream application without options of its own needs no module here.
     plain = {each.name for each in topology.streams()}
     assert names(folder / "serve", SERVE_HELPERS) | plain == set(serve.commands) | processes

@@ -89,7 +89,10 @@ def test_a_tools_failure_and_images_are_carried_and_are_the_next_state() -> None
     assert tool == {"role": "tool", "tool_call_id": "t1", "content": "Error: no sky\n[image]"}
     assert find_failure(tool["content"])
     assert carrier["role"] == "user" and carrier["content"][1]["image_url"]["url"] == "data:image/png;base64,AA"
-    assert normalised(checked(shape.messages(body)))[-1].model_dump() == {"role": "tool", "content": tool["content"]}
+    assert normalised(checked(shape.messages(body), 100))[-1].model_dump() == {
+        "role": "tool",
+        "content": tool["content"],
+    }
     # What the user says beside it is a message of the user's.
     also = {"type": "text", "text": "so?"}
     body = shape.body({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": [result, image, also]}]})
