@@ -19,7 +19,7 @@ from tentalis.opd.hints import rule_hint
 from tentalis.opd.verdict import vote_of
 from tentalis.rewards import answers, steps, style_scorer
 from tentalis.signals import AnsweredTurn, ToolOutput, UserMessage, detect, edits, phrases, questions, spoken, tools
-from tentalis.text import words
+from tentalis.text import tool_output, words
 
 judge_module = importlib.import_module("tentalis.traces.judge")
 CHARS = 40_000
@@ -78,6 +78,7 @@ _UNITS = (
     ),
     *("no, ", "not ", "not a, ", "i said ", "i mean, ", ", i mean", "thanks ", "ok ", "please ", "again ", "you got "),
     *("- ", "* ", "1. ", "| ", "**", "```", "> ", "!", "?", "'", '"', "’", "!'", ",", ";", "😀", "e\u0301", "é"),
+    *("\x1b[", "\x1b[0", "\x1b]", "\x1b", "<|"),
     *("generate a title ", "heartbeat ", "### task: ", "which ", "could not ", "tool ", "java.", "a.b"),
 )
 _HEADS = (
@@ -140,6 +141,7 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "steps.paragraphs": lambda text: steps.step_starts(text, steps._PARAGRAPHS.split(text)[:64]),
     "style.check_style": lambda text: style_scorer.check_style(text, text, stopped=True),
     "traces.judge": lambda text: judge_module.judge(text, text),
+    "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
     "words.sentences": words.sentences,
     "words.content_stems": words.content_stems,
     "session_id.side_sign": _side,
@@ -157,6 +159,7 @@ BOUNDED: dict[str, int] = {
     "tentalis.rewards.steps": CHARS,
     "tentalis.rewards.style_scorer": CHARS,
     "tentalis.rewards.votes": CHARS,
+    "tentalis.text.tool_output": CHARS,
     "tentalis.text.words": CHARS,
     "tentalis.traces.judge": judge_module._BEGINNING,
     "tentalis.inference.chat_messages": CHARS,

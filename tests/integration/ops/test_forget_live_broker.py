@@ -56,7 +56,7 @@ def said(session: str, number: int) -> SessionEvent:
     """The turn of that number, counted from 0: whatever was said before is in its request."""
     person = TALKS[session]
     texts = [
-        f"{person.word} {i // 2} {COMPLAINT}" if i % 2 == 0 else f"{person.word} it is" for i in range(2 * number + 1)
+        f"{COMPLAINT} {person.word} {i // 2}" if i % 2 == 0 else f"{person.word} it is" for i in range(2 * number + 1)
     ]
     return turn(
         f"{session} {number}",

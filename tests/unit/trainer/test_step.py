@@ -60,6 +60,9 @@ BATCHES = [rollouts(2, 4, seed=step, prefix=f"s{step}-") for step in range(3)]
 
 
 def test_a_step_is_that_of_plain_adamw(run_config: TrainerConfig) -> None:
+    # These rollouts are far off-policy. Where dual_clip bounds their tokens, gradients are rounding noise, whose sign
+    # alone decides a step of Adam.
+    run_config = run_config.model_copy(update={"loss": run_config.loss.model_copy(update={"dual_clip": None})})
     engine = engine_of(run_config)
     plain = LoraPolicy(Path(run_config.base_model), "tiny-base", run_config.lora, run_config.seed, "cpu", torch.float32)
     parameters = [parameter for _, parameter in plain.adapter_parameters()]

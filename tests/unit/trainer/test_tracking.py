@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from schemas.records import Source, Terms
+from tests.support.kafka_fixture import eventually
 from tests.support.trainer_lab import config, rollout
 from trainer.config.trainer_config import TrackingConfig
 from trainer.data import batch_stats
@@ -43,8 +44,13 @@ def test_weights_and_biases_offline(
     trackers.close()
     assert "tracking with" not in caplog.text, caplog.text
     (path,) = (tmp_path / "tracking").rglob("*.wandb")
-    found = {item.key or "/".join(item.nested_key): item.value_json for item in history_of(path.read_bytes())}
-    assert found["train/rl_loss"] == "0.5" and found["_step"] == "1", found
+
+    def written() -> bool:  # another process writes the file
+        found = {item.key or "/".join(item.nested_key): item.value_json for item in history_of(path.read_bytes())}
+        assert (found.get("train/rl_loss"), found.get("_step")) == ("0.5", "1"), found
+        return True
+
+    eventually(written, 60, 0.5)
 
 
 def history_of(data: bytes) -> list[Any]:
