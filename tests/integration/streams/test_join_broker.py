@@ -170,7 +170,7 @@ def asked(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-@pytest.mark.parametrize("state", ["memory", "rocksdb"])
+@pytest.mark.parametrize("state", ["memory", pytest.param("rocksdb", marks=pytest.mark.long)])
 def test_at_its_bound_the_input_waits_and_goes_on_where_there_is_room(
     settings: Settings, workers: list[JoinWorker], tmp_path: Path, state: str
 ) -> None:

@@ -41,7 +41,7 @@ from tests.support.stream_records import make_feedback, make_result, make_task, 
 pytestmark = pytest.mark.broker
 
 
-@pytest.fixture(params=["memory", "rocksdb"])
+@pytest.fixture(params=["memory", pytest.param("rocksdb", marks=pytest.mark.long)])
 def apps(own_broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Apps]:
     with Apps(Settings(bootstrap=own_broker.bootstrap), tmp_path, request.param) as apps:
         yield apps

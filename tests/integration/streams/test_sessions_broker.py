@@ -100,7 +100,7 @@ def events(number: int, first: int, last: int) -> list[Record]:
     return [*found, end(f"{name}-end", name)] if last == 4 and number % 3 == 1 else found
 
 
-@pytest.mark.parametrize("state", ["memory", "rocksdb"])
+@pytest.mark.parametrize("state", ["memory", pytest.param("rocksdb", marks=pytest.mark.long)])
 def test_killed_in_the_middle_they_write_what_the_log_says(
     own_broker: EmbeddedBroker, tmp_path: Path, state: str
 ) -> None:

@@ -107,7 +107,7 @@ def refuses(worker: JoinWorker, code: int = ExitCode.PERMANENT) -> str:
     return next(line for line in reversed(worker.log.read_text().splitlines()) if " ends: " in line)
 
 
-@pytest.mark.parametrize("state", ["memory", "rocksdb"])
+@pytest.mark.parametrize("state", STATES)
 def test_a_lost_changelog_is_refused(settings: Settings, workers: list[JoinWorker], tmp_path: Path, state: str) -> None:
     open_tasks(settings, heads("task"))
     run_once(settings, workers, tmp_path, "--state", state)
