@@ -90,6 +90,7 @@ def garbage_before_the_trainer(bench: Bench) -> Iterator[Sight]:
 @fault("bench", LOST, code=7, says=f"{topics.ROLLOUTS} was deleted and created again")
 def lost_rollouts(bench: Bench) -> Iterator[Sight]:
     run = Run(bench, "lost")
+    bench.work.verify_so_far()
     recreate(bench.settings, topics.ROLLOUTS)
     run.put_others(3)
     yield run.again()
