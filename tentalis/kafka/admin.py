@@ -327,16 +327,8 @@ class KafkaAdmin:
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
-        not_yet = {
-            KafkaError.NOT_LEADER_FOR_PARTITION,
-            KafkaError.LEADER_NOT_AVAILABLE,
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError.UNKNOWN_LEADER_EPOCH,
-            KafkaError.FENCED_LEADER_EPOCH,
-            KafkaError.REPLICA_NOT_AVAILABLE,
-            KafkaError._NOENT,
-            KafkaError._TRANSPORT,
-        }
+        from tentalis.kafka.errors import ELECTING
+
         metadata = self._metadata()
         if any(name not in metadata or len(metadata[name].partitions) != count for name, count in wanted.items()):
             return False
@@ -346,7 +338,7 @@ class KafkaAdmin:
             for place, future in self._client.list_offsets(places).items():
                 self._result(future, Operation.DESCRIBE, place.topic)
         except KafkaException as error:
-            if error.args[0].code() in not_yet:
+            if error.args[0].code() in ELECTING | {KafkaError._TRANSPORT}:
                 return False
             raise
         return True

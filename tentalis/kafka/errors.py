@@ -103,12 +103,17 @@ def wants_certificate(said: str) -> bool:
     return "alert" in said.lower() and "certificate" in said.lower()
 
 
-# Answers of a broker that has just started, and of a client that asked such a broker for its metadata.
+# Answers of a broker that has just started or just became a leader, and of a client that asked it for its metadata.
 ELECTING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+        # The client's metadata and the broker disagree about the leader's epoch; librdkafka names neither retriable.
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._NOENT,  # no leaders found

@@ -39,7 +39,7 @@ from tests.support.join_support import head, hint, open_, sample, score
 from tests.support.kafka_fixture import eventually
 
 settings, name = Settings.from_env(), sys.argv[1]
-publisher, task, now = Publisher(settings, "test", make_codec(settings)), head(name, 1), now_ms()
+publisher, task, now = Publisher(settings, "test", make_codec(settings)), head(name, 1, deadline_ms=60_000), now_ms()
 of = sample(task, 0)
 for record in (open_(task, now), score(of, 1.0, at=now), hint(of, at=now)):
     publisher.send(topics.HALVES, record)

@@ -34,7 +34,16 @@ def client(monkeypatch: pytest.MonkeyPatch) -> TopicClient:
     return TopicClient(Settings(bootstrap="127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT, KafkaError._TIMED_OUT])
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._NOENT,
+        KafkaError._TIMED_OUT,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    ],
+)
 def test_offsets_are_asked_for_again_while_a_broker_starts(client: TopicClient, code: int) -> None:
     client._client = RestartedBroker(code, refusals=2)
     assert {place: (r.begin, r.end) for place, r in client.ranges([("tentalis.tasks.v1", 3)]).items()} == {
