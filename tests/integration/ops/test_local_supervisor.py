@@ -335,11 +335,11 @@ def test_a_process_says_itself_what_keeps_it_from_being_ready(
 ) -> None:
     beat = tmp_path / "beat"
     beat.write_text("v3 is damaged")
-    supervisor = supervise(python("policies", BEATING, str(beat), heartbeat=True, ready_timeout=1.0, hang_after=30.0))
+    supervisor = supervise(python("policies", BEATING, str(beat), heartbeat=True, ready_timeout=4.0, hang_after=30.0))
     eventually(lambda: supervisor.status()["policies"]["state"] == "degraded", 20)
     assert supervisor.status()["policies"]["message"] == "v3 is damaged"
     with pytest.raises(SupervisorError, match="policies degraded"):
-        supervisor.wait_ready(2.0)  # longer than it may take to become ready: it works, so it is left alone
+        supervisor.wait_ready(6.0)  # longer than it may take to become ready: it works, so it is left alone
     beat.write_text("")
     supervisor.wait_ready(20)
     assert supervisor.status()["policies"]["restarts"] == 0

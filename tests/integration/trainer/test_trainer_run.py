@@ -255,6 +255,7 @@ def test_a_second_trainer_of_a_policy_takes_it_over_whatever_its_run(lab: Lab) -
         forked.end(process)
 
 
+@pytest.mark.long  # tests/unit/trainer/test_ranks.py holds a step over two ranks against the step over one
 def test_two_ranks_train_the_same_plans_as_one(lab: Lab) -> None:
     lab.put_groups(7)
     one, two = lab.config("one"), lab.config("two")

@@ -56,34 +56,26 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (1, "")
 
 
-CONVERSION = """
-from tentalis.inference.gguf_model import convert_gguf
-from tests.support.tiny_gguf import tiny_gguf
-convert_gguf(tiny_gguf(folder / "tiny.gguf"), folder / "model", "tiny", "tiny", lambda *progress: None)
-"""
-SERVER = """
+LOADING = """
+import sys
+from pathlib import Path
 import torch
+from tentalis.inference.gguf_model import convert_gguf
 from tentalis.inference.runtime import ModelRuntime
-ModelRuntime(folder, torch.device("cpu"), torch.float32)
-"""
-TRAINER = """
+from tests.support.tiny_gguf import tiny_gguf
 from tests.support.trainer_lab import config
 from trainer.distributed import ranks
 from trainer.step.engine import TrainingEngine
-TrainingEngine(config(folder), folder, ranks.join_ranks(), "cpu")
+
+model, folder = Path(sys.argv[1]), Path(sys.argv[2])
+convert_gguf(tiny_gguf(folder / "tiny.gguf"), folder / "model", "tiny", "tiny", lambda *progress: None)
+ModelRuntime(model, torch.device("cpu"), torch.float32)
+TrainingEngine(config(model), model, ranks.join_ranks(), "cpu")
 """
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder that the model server and the trainer read."""
-    return make_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.mark.parametrize("program", [CONVERSION, SERVER, TRAINER], ids=["first start", "model server", "trainer"])
-def test_libraries_and_a_model_are_loaded_without_a_word(program: str, model: Path, tmp_path: Path) -> None:
-    folder = tmp_path if program is CONVERSION else model
-    setting = "import sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
-    done = run("-c", setting + program, str(folder), home=tmp_path)
+def test_a_first_start_a_model_server_and_a_trainer_load_their_libraries_without_a_word(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "made" / "tiny")
+    done = run("-c", LOADING, str(model), str(tmp_path), home=tmp_path)
     said = [line for line in (done.stdout + done.stderr).splitlines() if line and "noise" not in line]
     assert (done.returncode, said) == (0, [])
