@@ -26,9 +26,9 @@ from tests.support.apps_lab import Apps
 from tests.support.kafka_fixture import eventually
 from tests.support.stream_records import make_result, make_task
 
-pytestmark = [pytest.mark.broker, pytest.mark.long]
+pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(1800)]
 
-TASKS, PARTITIONS = 400, 12
+TASKS, PARTITIONS = 4000, 12
 LOOKS_OFTEN = (
     "-c",
     "from streams.runtime import worker; worker.ENDS_S = 1.0; from tentalis.cli.main import app; app()",

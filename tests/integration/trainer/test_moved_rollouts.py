@@ -1,5 +1,7 @@
-"""A rollouts topic that is moved to more partitions in the middle of a run: trained on, and replayed equal."""
+"""A rollouts topic that is moved to more partitions in the middle of a run: trained on, replayed equal, replayed with
+another setting, and taken back to a version from before the move."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from schemas import keyed_partitions
 from tentalis.local.broker import EmbeddedBroker
 from tests.integration.trainer.test_rollouts_topic_lost import trained
-from tests.integration.trainer.test_trainer_run import Lab
+from tests.integration.trainer.test_trainer_run import Lab, promote
 from tests.support.kafka_fixture import Kafka
 from tests.support.trainer_lab import tiny_model
 
@@ -32,8 +34,19 @@ def test_a_run_goes_on_after_a_move_and_is_replayed(
     monkeypatch.setenv(keyed_partitions.VARIABLE, "12")
     code, said = trained(lab, 2)
     assert code == 0 and "was moved to 12 partitions" in said, said
-    run = lab.run_log(lab.config())
+    first = lab.config()
+    run = lab.run_log(first)
     rows = [row.rollout_id for step in (1, 2) if (plan := run.latest_plan(step)) is not None for row in plan.rows]
     assert rows and len(set(rows)) == len(rows), "no rollout is trained twice"
-    exit_code, report = lab.replay(lab.config())
+    exit_code, report = lab.replay(first)
     assert exit_code == 0, report
+    other = tentalis(lab, "replay", first.run_id, "--set", "learning_rate=0.002", "-o", "json")
+    assert other.returncode == 0, other.stdout + other.stderr
+    assert len(json.loads(other.stdout)["steps"]) == 3, other.stdout
+    promote(lab, 1, "rollback")
+    code, said = trained(lab, 1)
+    assert code == 0, said
+    branch = lab.run_log(first.model_copy(update={"run_id": f"{first.run_id}.1"}))
+    assert branch.first_manifest is not None and branch.first_manifest.parent_step == 1
+    again = [row.rollout_id for plan in branch.plans.values() for row in plan.rows]
+    assert again and not {*again} & {*rows}, "no rollout is trained twice"

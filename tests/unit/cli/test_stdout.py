@@ -59,17 +59,19 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(tmp_path: Path) -> 
 LOADING = """
 import sys
 from pathlib import Path
-import torch
+model, folder = Path(sys.argv[1]), Path(sys.argv[2])
+
 from tentalis.inference.gguf_model import convert_gguf
-from tentalis.inference.runtime import ModelRuntime
 from tests.support.tiny_gguf import tiny_gguf
+convert_gguf(tiny_gguf(folder / "tiny.gguf"), folder / "model", "tiny", "tiny", lambda *progress: None)
+
+import torch
+from tentalis.inference.runtime import ModelRuntime
+ModelRuntime(model, torch.device("cpu"), torch.float32)
+
 from tests.support.trainer_lab import config
 from trainer.distributed import ranks
 from trainer.step.engine import TrainingEngine
-
-model, folder = Path(sys.argv[1]), Path(sys.argv[2])
-convert_gguf(tiny_gguf(folder / "tiny.gguf"), folder / "model", "tiny", "tiny", lambda *progress: None)
-ModelRuntime(model, torch.device("cpu"), torch.float32)
 TrainingEngine(config(model), model, ranks.join_ranks(), "cpu")
 """
 
