@@ -199,9 +199,10 @@ def check_images(docker: Docker, report: Report) -> None:
         if ("torch" in {each["name"] for each in listed}) == (target == "core") or len(listed) < 50:
             report.problems.append(f"{target}: its bill of materials has {len(listed)} components")
         docker(*plain, "tentalis", image, "--version")
-        # Raises without a wall for the actions of a model, and tries the wall with a command.
+        # Raises without a wall for the actions of a model, and tries the wall with a command. The user has no
+        # capability: in the bounding set it makes Docker's seccomp profile allow what sandlock needs.
         wall = "from tentalis.agents.sandbox.choose import choose_wall; print(choose_wall().name)"
-        docker(*plain, "python", image, "-c", wall)
+        docker(plain[0], "--cap-add", "SYS_PTRACE", *plain[1:], "python", image, "-c", wall)
 
 
 def loop(stack: Stack, operator: Operator, port: int, keep: bool, report: Report) -> None:

@@ -72,7 +72,11 @@ class SandlockWall:
                 stderr=StdioMode.PIPED,
             )
         except (SandlockError, RuntimeError, OSError) as error:
-            raise SandboxFault(f"sandlock could not start a command: {error}") from error
+            raise SandboxFault(
+                f"sandlock could not start a command: {error}. In a container, its seccomp profile must allow "
+                "pidfd_getfd and process_vm_readv: Docker's does with --cap-add SYS_PTRACE "
+                "(docs/concepts/environments.md)"
+            ) from error
         with process:
             return _output(process, limits, stop or threading.Event())
 
