@@ -47,9 +47,10 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/tentalis demo $(ARGS)
 
-# Two files at a time, each of the two processes with a broker of its own; one at a time on a broker that is given to
-# all. In the order of the folders: the longest files come first, and the short ones even out the end.
-JOBS ?= $(if $(filter-out embedded container,$(TENTALIS_TEST_KAFKA)),0,2)
+# Three processes, each with a broker of its own; one at a time on a broker that is given to all. In the order of the
+# folders: the longest files come first, and the short ones even out the end. The third process begins at the end
+# (tests/support/scheduling.py).
+JOBS ?= $(if $(filter-out embedded container,$(TENTALIS_TEST_KAFKA)),0,3)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)

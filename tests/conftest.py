@@ -1,7 +1,9 @@
 """Fixtures and Hypothesis settings for all tests."""
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["tests.support.kafka_fixture", "tests.support.registry_fixture"]
@@ -12,3 +14,13 @@ os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 # Without deadlines, a busy machine does not fail a test.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Schedules three processes or more; fewer take the files in order."""
+    if len(config.getvalue("tx") or ()) < 3 and (config.getvalue("numprocesses") or 0) < 3:
+        return None
+    from tests.support.scheduling import FromBothEnds
+
+    return FromBothEnds(config, log)
