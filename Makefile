@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= passive
 
 help:
 	@echo "make demo [ARGS='--scenario math']   the whole loop on a real Kafka with a real model"
-	@echo "make test [ARGS='-k join'] [JOBS=2]  all tests; make test-fast: only those without broker, model or kills;"
+	@echo "make test [ARGS='-k join'] [JOBS=3]  all tests; make test-fast: only those without broker, model or kills;"
 	@echo "                                     make test-long: second forms of a few tests"
 	@echo "make vllm [VLLM_LOCK=FILE]           installs vLLM in an environment of its own, in the cache"
 	@echo "make test-vllm [ARGS='-k score']     the tests of model servers, against a real vLLM"
