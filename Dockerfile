@@ -10,7 +10,7 @@ ARG RUNTIME_IMAGE=python:${PYTHON_VERSION}-slim
 
 FROM ${BUILD_IMAGE} AS tools
 ARG UV_VERSION=0.13.9
-# Byte code that does not depend on times: the root is read-only at run time, and the layers are the same in each build.
+# Byte code that does not depend on times, because the root is read-only at run time.
 ENV UV_NO_CACHE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_COMPILE_BYTECODE=1 PYC_INVALIDATION_MODE=UNCHECKED_HASH
 RUN python -m venv /opt/tools && /opt/tools/bin/python -m pip install --no-cache-dir "uv==${UV_VERSION}"
 ENV PATH=/opt/tools/bin:${PATH}

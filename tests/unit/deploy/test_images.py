@@ -15,7 +15,8 @@ from tests.support import ROOT
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 STORES = ("gs", "s3")
-LISTS = {"core": ("math", *STORES), "model": ("math", "serve", *STORES), "trainer": ("math", "train", *STORES)}
+EVERYWHERE = ("environments", "math", *STORES)
+LISTS = {"core": EVERYWHERE, "model": ("serve", *EVERYWHERE), "trainer": ("train", *EVERYWHERE)}
 
 
 def listed(name: str) -> list[Requirement]:
