@@ -101,7 +101,7 @@ class KafkaSink:
             The offset of the last record.
         Raises:
             NoSuchPartition: before anything is sent.
-            NotDelivered: the broker rejected a record, or did not confirm it in time.
+            RecordNotDelivered: the broker rejected a record, or did not confirm it in time.
         """
         producer = self._started()
         for topic, partition in {(record.topic, record.partition) for record in records}:
@@ -141,7 +141,7 @@ class KafkaSink:
         """Returns when no record is in flight, including those whose senders were cancelled.
 
         Raises:
-            NotDelivered: a record is still in flight after `patience` seconds.
+            RecordNotDelivered: a record is still in flight after `patience` seconds.
         """
         try:
             async with asyncio.timeout(self._patience):

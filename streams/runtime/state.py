@@ -285,7 +285,7 @@ async def read_changelog(
         progressed: called after each read.
 
     Raises:
-        Diverged: before anything is read.
+        ChangelogDiverged: before anything is read.
         ForeignRecord: a record that the application did not write.
         ChangelogError: nothing was read for a minute.
     """

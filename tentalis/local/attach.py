@@ -24,7 +24,7 @@ def has_log(settings: Settings) -> bool:
 def broker_alone(settings: Settings) -> Iterator[Settings]:
     """Starts the broker on the log of the state directory, yields settings that point to it, then stops it.
 
-    Raises StateError if another process holds the directory, BrokerError if the broker does not start.
+    Raises StateDirError if another process holds the directory, BrokerError if the broker does not start.
     """
     with StateDir(settings.home) as state:
         broker = EmbeddedBroker(

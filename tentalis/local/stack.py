@@ -77,8 +77,8 @@ class Stack:
 def build_stack(options: StackOptions) -> Stack:
     """Chooses ports and builds the process specs. Secrets reach processes by the environment, never by argv.
 
-    Raises StateError if another process has taken the broker's port, BadSecurity if the settings ask for security that
-    the local broker does not offer.
+    Raises StateDirError if another process has taken the broker's port, BadSecurity if the settings ask for security
+    that the local broker does not offer.
     """
     settings, ports = options.settings, None
     if settings.bootstrap is None:

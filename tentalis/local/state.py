@@ -83,7 +83,7 @@ class StateDir:
         """Takes the lock for the life of this process, creates the folders and kills leftovers of a killed run.
 
         Raises:
-            StateError: another process holds the directory, or it is not writable.
+            StateDirError: another process holds the directory, or it is not writable.
         """
         try:
             for name in FOLDERS:
@@ -173,7 +173,7 @@ class StateDir:
         a `fixed` port, which users may have written down, is never replaced.
 
         Raises:
-            StateError: a fixed port is taken; the message names the process.
+            StateDirError: a fixed port is taken; the message names the process.
         """
         if self._lock is None:
             raise RuntimeError("acquire the state directory (`with`) before choosing ports in it")
@@ -209,7 +209,7 @@ def request_stop(path: Path, timeout: float = 15.0) -> int | None:
         The id of the stopped process, or None if none ran.
 
     Raises:
-        StateError: the process still holds the directory after `timeout` seconds.
+        StateDirError: the process still holds the directory after `timeout` seconds.
     """
     state = StateDir(path)
     pid = state.holder()

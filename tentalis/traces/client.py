@@ -110,7 +110,7 @@ class TraceClient:
             done: True if the session is over; the default is True only without a `session_id`.
             prompt_token_ids, response_token_ids, logprobs, sampling: training on the trace needs all of them.
         Raises:
-            SpoolFull, SpoolError, ValueError (invalid session id), TypeError (not serialisable as JSON).
+            TraceSpoolFull, SpoolError, ValueError (invalid session id), TypeError (not serialisable as JSON).
         """
         if session_id is not None and not _SESSION.fullmatch(session_id):
             raise ValueError("a session id must have 1 to 160 visible ASCII characters, without blanks and slashes")

@@ -43,7 +43,7 @@ class StopRequest:
         self._requested.set()
 
     def check(self) -> None:
-        """Marks a safe point. Raises Stopped if a stop was requested."""
+        """Marks a safe point. Raises StopRequested if a stop was requested."""
         self._heartbeat.beat()
         if self.requested:
             raise StopRequested

@@ -181,7 +181,7 @@ def import_run(folder: Path, settings: Settings, *, dry_run: bool = False) -> Im
 
     Every file, and every rollout, manifest and plan, is checked before anything is written. If a rollout is redacted on
     the log, its content is not written; a redacted rollout in the archive is written after existing content on the log.
-    With `dry_run` everything is checked and counted, and nothing is written. Raises BadArchive, Conflict.
+    With `dry_run` everything is checked and counted, and nothing is written. Raises BadArchive, ImportConflict.
     """
     index = _read_index(folder)
     archived = {name: list(_read_records(folder, index, name)) for name in TOPICS}
@@ -268,8 +268,8 @@ def _policy_of(record: Record) -> str:
 
 
 def _check_not_trained_here(runs: Collection[str], policies: Collection[str], settings: Settings, codec: Codec) -> None:
-    """Raises Conflict if another run has published a version of one of the policies on this log: an imported run beside
-    it would interfere with its version numbers and with reports on its rollouts."""
+    """Raises ImportConflict if another run has published a version of one of the policies on this log: an imported
+    run beside it would interfere with its version numbers and with reports on its rollouts."""
     published = {
         record.policy: record.run_id
         for stored in (read_to_end(settings, topics.POLICIES) if policies else ())
@@ -286,7 +286,7 @@ def _check_not_trained_here(runs: Collection[str], policies: Collection[str], se
 def _missing_records(
     name: str, records: Sequence[Record], settings: Settings, codec: Codec, imported: ImportedRun
 ) -> list[Record]:
-    """Returns the archived records that the log lacks. Raises Conflict."""
+    """Returns the archived records that the log lacks. Raises ImportConflict."""
     archived = {record.key: record for record in records}
     present: set[str] = set()
     redacted: set[str] = set()

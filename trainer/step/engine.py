@@ -81,7 +81,7 @@ class TrainingEngine:
         return self.policy.adapter_bytes()
 
     def forward(self, batch: PackedBatch, entropy_gradient: bool = False, n_likeliest: int = 0) -> TokenScores:
-        """Returns log-probs, entropies and candidates' log-probs of the trained tokens (see Policy.forward)."""
+        """Returns log-probs, entropies and candidates' log-probs of the trained tokens (see LoraPolicy.forward)."""
         result: TokenScores = self._engine(batch, entropy_gradient, n_likeliest)
         return result
 

@@ -123,7 +123,7 @@ class RecordSpool:
 
     def put(self, record: SpooledRecord) -> None:
         """Returns once the record is durable on disk; ignores a further record of the same id. Raises OSError
-        (SpoolFull) if the record is not stored; nothing is left of it then."""
+        (RecordSpoolFull) if the record is not stored; nothing is left of it then."""
         name, data = _file_name(record.event_id), record.to_bytes()
         with self._mutex:
             if record.event_id in self._entries:
