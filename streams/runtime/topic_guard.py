@@ -200,8 +200,8 @@ class TopicGuard:
 
 
 WAYS_ON = (
-    "Ways on: restore the topic from a backup or, for a run, its rollouts with `tentalis import` from an export; "
+    "What to do: restore the topic from a backup or, for a run, its rollouts with `tentalis import` from an export; "
     "rebuild the changelog of the join with `tentalis state rebuild join`; or start once with --accept-loss, which "
-    "goes on without the records and writes what is given up to tentalis.outcomes.v1 and tentalis.audit.v1 "
+    "continues without the records and writes what is given up to tentalis.outcomes.v1 and tentalis.audit.v1 "
     "(docs/operations/lost-topics.md)"
 )

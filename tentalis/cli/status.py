@@ -68,7 +68,7 @@ def status(
 
 
 class LostTopics:
-    """The topics that applications of a stack have lost, asked for now and then."""
+    """The topics that applications of a stack have lost, looked up at most once per interval."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -283,8 +283,8 @@ def apply(
         losses = [] if accept_loss else lost_topics(settings)
         if losses:
             raise CommandError(
-                f"nothing was changed, because topics were lost. {'; '.join(losses)}. Restore them, or go on without "
-                "them with --accept-loss (docs/operations/lost-topics.md)",
+                f"nothing was changed, because topics were lost. {'; '.join(losses)}. Restore them, or continue "
+                "without them with --accept-loss (docs/operations/lost-topics.md)",
                 ExitCode.PERMANENT,
             )
         changes, schemas = _planned(settings)

@@ -43,7 +43,7 @@ def train(
         typer.Option(
             "--accept-loss",
             envvar=variables.ACCEPT_LOSS.name,
-            help="Go on where the rollouts topic was deleted, created again or cut off: train on with the new topic. "
+            help="Continue after the rollouts topic was deleted, created again or cut off: train with the new topic. "
             "What is given up is written to the audit topic.",
         ),
     ] = False,

@@ -167,7 +167,7 @@ def scales(given: Sequence[str], *, gateway: bool) -> dict[str, int]:
             names = ", ".join(one.name for one in able)
             hint = "; --ranks sets the number of training processes" if name == "trainer" else ""
             raise CommandError(
-                f"--scale {each}: {name} runs once or not at all; {names} can scale{hint}", ExitCode.USAGE
+                f"--scale {each}: there can be only one process of {name}; {names} can scale{hint}", ExitCode.USAGE
             )
         if int(text) > (most := topology.most_processes(application)):
             raise CommandError(

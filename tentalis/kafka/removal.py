@@ -107,7 +107,7 @@ def lost(topic: Description, records: int, unread: Mapping[str, int], *, whole: 
         said.append("dead letters that were not replayed yet can no longer be")
     if whole and topic.managed:
         said.append(
-            "`tentalis topics apply --accept-loss` creates it anew, empty and with offsets from 0; applications that "
+            "`tentalis topics apply --accept-loss` creates it again, empty and with offsets from 0; applications that "
             "have read it then end with 7 until they are started once with --accept-loss"
         )
     return said

@@ -115,7 +115,7 @@ def partitions_for(workers: int) -> int:
     found = next((count for count in PARTITIONS if count >= 2 * workers), None)
     if found is None:
         raise BadLoad(
-            f"the busiest application needs {workers} workers; the figures say nothing about more than "
+            f"the busiest application needs {workers} workers; there are no measurements for more than "
             f"{PARTITIONS[-1]} partitions"
         )
     return found

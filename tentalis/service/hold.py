@@ -1,9 +1,8 @@
-"""Holds a process that has ended until it is told to go, for supervisors that restart whatever ends.
+"""Keeps an ended process in place until SIGTERM, for supervisors that restart whatever ends.
 
 Kubernetes and Docker start an ended process again, with ever longer pauses, although a restart does not repair what
-ExitCode.NEEDS_OPERATOR and ExitCode.PERMANENT stand for, and a finished run has nothing left to do.
-
-`python -m tentalis.service.hold PROCESS CODE PORT` is what such a process becomes: its memory and its GPU are free.
+ExitCode.NEEDS_OPERATOR and ExitCode.PERMANENT stand for, and a finished run has nothing left to do. So such a process
+replaces itself by `python -m tentalis.service.hold PROCESS CODE PORT`, which frees its memory and its GPU.
 """
 
 import logging
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def become_held(process: str, code: int, port: int) -> NoReturn:
-    """Replaces this process by one that serves health on `port`, and ends with `code` when it is told to."""
+    """Replaces this process by one that serves health on `port`, and ends with `code` at SIGTERM."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -30,9 +29,8 @@ def become_held(process: str, code: int, port: int) -> NoReturn:
 
 
 def hold(process: str, code: int, port: int) -> None:
-    """Returns at SIGTERM or SIGINT. Until then `/healthz` on `port` is fine; `/readyz` is too if the work is done
-    (ExitCode.OK), else it gives the exit code. Must be called on the main thread. Raises PortTaken.
-    """
+    """Returns at SIGTERM or SIGINT. Until then `/healthz` on `port` answers 200. `/readyz` answers 200 if the work
+    is done (ExitCode.OK), else 503 with the exit code. Must be called on the main thread. Raises PortTaken."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -47,7 +45,7 @@ def reason(code: int) -> str | None:
     if code == ExitCode.OK:
         return None
     (meaning,) = [each.summary for each in ExitCode if each == code]
-    return f"ended with exit code {code} ({meaning}): its log says why; mend that, then restart it"
+    return f"ended with exit code {code} ({meaning}): its log has the reason; remove the cause, then restart it"
 
 
 if __name__ == "__main__":

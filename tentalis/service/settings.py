@@ -69,7 +69,7 @@ class Settings(BaseModel):
     store_cache_bytes: int = variables.STORE_CACHE_BYTES.default
     security: Security = Security()
     accept_loss: bool = False
-    """Go on where a topic was lost, and record what is given up."""
+    """Continue after a topic was lost, and record what is given up."""
     dead_letters: DeadLetterThresholds = DeadLetterThresholds()
 
     @model_validator(mode="after")

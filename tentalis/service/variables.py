@@ -260,7 +260,7 @@ VLLM = Variable[Path | None](
     f"{PREFIX}VLLM",
     PATH,
     None,
-    "The executable `vllm`, of an environment of its own.",
+    "The executable `vllm`, in its own Python environment.",
     "`serve vllm`, and `up --server vllm` through it",
     default_text="that of `make vllm` in `TENTALIS_CACHE`, or the one on PATH",
 )
@@ -373,8 +373,8 @@ ACCEPT_LOSS = Variable(
     f"{PREFIX}ACCEPT_LOSS",
     TRUTH,
     False,
-    "Go on where a topic was deleted, created again or cut off. What is given up is written to the outcomes and to the "
-    "audit topic. Without it, such a start ends with 7 and says what would be lost.",
+    "Continue after a topic was deleted, created again or cut off. What is given up is written to the outcomes and to "
+    "the audit topic. Without it, such a start ends with 7 and says what would be lost.",
     "stream applications, `train`, `topics apply` and `up`",
 )
 

@@ -255,7 +255,7 @@ def _check_supported(base: Any) -> None:
     config = base.config
     head = base.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
-        raise UntrainableModel("the model's head has a bias, which the chunked log-probs do not support")
+        raise UntrainableModel("the model's output layer (lm_head) has a bias, which the trainer does not support")
     for option in ("final_logit_softcapping", "attn_logit_softcapping"):
         if getattr(config, option, None):
             raise UntrainableModel(f"the model uses {option}, which the packed attention and log-probs do not support")

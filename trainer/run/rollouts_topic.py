@@ -18,15 +18,15 @@ from trainer.run.state import RunState
 log = logging.getLogger(__name__)
 
 WAYS_ON = (
-    "Two ways on: `tentalis import` of the run's export brings back what a replay needs; `tentalis train "
-    "--accept-loss` trains on with the rollouts of the new topic, and writes what is given up to tentalis.audit.v1"
+    "What to do: `tentalis import` of the run's export brings back what a replay needs; `tentalis train "
+    "--accept-loss` continues with the rollouts of the new topic, and writes what is given up to tentalis.audit.v1"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPosition:
-    """The first offset to read of each partition. `anew`: the offsets of the checkpoint and of its plans are not the
-    present topic's."""
+    """The first offset to read of each partition. `anew`: the topic is another one than that of the checkpoint, so
+    the offsets in the checkpoint and its plans are meaningless."""
 
     low_water: dict[int, int]
     anew: bool = False
@@ -35,15 +35,16 @@ class TopicPosition:
 def take_topic(state: RunState, codec: Codec, low_water: Mapping[int, int], n_trained: int) -> TopicPosition:
     """Checks the rollouts topic at the start of a trainer and notes its id for the next checkpoints.
 
-    A topic that was moved to more partitions is read from the beginning: the plans tell what was trained.
+    A topic that was moved to more partitions is read from the beginning: the plans on the log tell which rollouts were
+    trained.
 
     Args:
         low_water: the first offset to read, per partition.
         n_trained: the rollouts that the run has trained.
     Returns:
-        The position, from 0 in partitions with a loss that is given up: `accept_loss` is set.
+        The position; offset 0 in partitions with a loss that `accept_loss` gives up.
     Raises:
-        TopicLost: something is lost, and `accept_loss` is not set or there is no topic to go on with.
+        TopicLost: something is lost, and `accept_loss` is not set or the topic does not exist any more.
         NoSuchTopic: the topic does not exist, and nothing is lost with it. KafkaException.
     """
     settings = state.settings

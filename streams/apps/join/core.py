@@ -369,8 +369,9 @@ class JoinPartition:
             known = task.parsed_head().terms
             if (head.terms.rl, head.terms.opd) != (known.rl, known.opd):
                 raise InvalidRecord(
-                    f"task {head.task_id} waits for rl={known.rl}, opd={known.opd}, but this record says "
-                    f"rl={head.terms.rl}, opd={head.terms.opd}"
+                    f"task {head.task_id} was opened with terms.rl={known.rl} and terms.opd={known.opd}, but this "
+                    f"record has terms.rl={head.terms.rl} and terms.opd={head.terms.opd}: all records of a task must "
+                    "have the same"
                 )
 
     def _check_slot(self, half: Score | Hint, slot: Slot, digest: bytes) -> None:

@@ -235,7 +235,7 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
                 return
             error = WorkerFenced(
                 f"the group {coordinator.group_id} has another member under the name {instance!r}, or this one was "
-                "silent for longer than the session timeout. Give each worker an instance name of its own"
+                "silent for longer than the session timeout. Give each worker its own instance name"
             )
             self._end(error)
             # Retrieves the exception of the heartbeat task, which nothing awaits: the worker has already reported it.

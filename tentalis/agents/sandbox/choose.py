@@ -25,7 +25,7 @@ def choose_wall(*, allow_unsandboxed: bool = False) -> Wall:
     if allow_unsandboxed:
         return NoWall()
     raise WallMissing(
-        f"actions of a model run only behind a wall, and this machine has none: {found}. Mend that, or accept with "
+        f"actions of a model run only behind a wall, and this machine has none: {found}. Correct that, or accept with "
         "--allow-unsandboxed that a model runs any command as this user"
     )
 

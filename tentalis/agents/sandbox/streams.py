@@ -1,4 +1,4 @@
-"""Attends to a running command: reads its output up to a limit, and ends it there or when the caller says so."""
+"""Reads the output of a running command, and kills the command at the output limit or when the caller sets `stop`."""
 
 import threading
 from collections.abc import Callable

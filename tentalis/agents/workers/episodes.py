@@ -216,7 +216,7 @@ class EpisodePlayer:
     async def _observe(
         self, task: Task, episode: Episode, completion: protocol.Completion, observation: Observation
     ) -> None:
-        """Appends an observation to the tokens, or renders the conversation anew if the template cannot append."""
+        """Appends an observation to the tokens, or renders all messages again if the template cannot append."""
         assert completion.token_ids is not None
         episode.messages += [Message(role="assistant", content=completion.text), *observation.messages]
         end_token = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
@@ -225,7 +225,7 @@ class EpisodePlayer:
             episode.tokens.observe(tokens)
             return
         log.warning(
-            "task %s: the chat template cannot append to turn %d; the prompt is rendered anew, and the turns before "
+            "task %s: the chat template cannot append to turn %d; the prompt is rendered again, and the turns before "
             "it are not trained on",
             task.task_id,
             episode.tokens.n_turns,

@@ -46,14 +46,15 @@ def ask_stack(action: str, names: Sequence[str], level: str = "") -> Statuses:
 
 
 def started(process: dict[str, Any]) -> bool:
-    """Returns True if a process works, or has done its work. Raises CommandError if it failed for good."""
+    """Returns True if a process is running, ready or done. Raises CommandError if it failed, halted or is in a crash
+    loop."""
     if process["state"] in _GONE:
         raise CommandError(f"{process['state']}: {first_line(process['message'])}")
     return process["state"] in _STARTED
 
 
 def stopped(process: dict[str, Any]) -> bool:
-    """Returns True if a process does not run, by an operator's request."""
+    """Returns True if a process is stopped because an operator asked for it."""
     return bool(process["state"] == "stopped")
 
 
@@ -62,11 +63,11 @@ class ProcessChange:
     """A change of the state of processes that an operator asks for.
 
     Attributes:
-        action: of the ControlRequest.
+        action: the action of the ControlRequest.
         names: the processes.
-        done: True once it is done for a process, by its status. Raises CommandError if it will never be.
-        timeout: seconds to wait until it is done.
-        interrupts: the processes work until the change: it is confirmed on a terminal.
+        done: returns True if a process with this status has made the change. Raises CommandError if it never will.
+        timeout: seconds to wait until all are done.
+        interrupts: the change interrupts running processes, so it is confirmed on a terminal.
     """
 
     action: str

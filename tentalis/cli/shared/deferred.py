@@ -18,9 +18,10 @@ from tentalis.service.exit_codes import ExitCode
 
 
 class DeferredCommand(TyperCommand):
-    """A command or group by its place, `MODULE:NAME` of a function or of a `typer.Typer`.
+    """A command or group that is imported when it is first needed. `place`: `MODULE:NAME` of a function or of a
+    `typer.Typer`.
 
-    It has a name and a short help; everything else is asked of the loaded command.
+    Name and short help are known without the import; everything else comes from the loaded command.
     """
 
     def __init__(self, name: str, place: str, short_help: str) -> None:
@@ -44,7 +45,7 @@ class DeferredCommand(TyperCommand):
 
     @property
     def commands(self) -> dict[str, Any]:
-        """The commands of a group; there is no such attribute of a single command."""
+        """The commands of a group. Raises AttributeError for a single command."""
         found: dict[str, Any] = self.load().commands
         return found
 
@@ -59,7 +60,7 @@ class DeferredCommand(TyperCommand):
         """Ignores the empty list that the base class sets."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Makes the context of the loaded command: parsing, help, completion and invocation are its own.
+        """Makes the context of the loaded command, which does the parsing, help, completion and invocation.
 
         Raises CommandError, with the command that replaces it, for a command line of the earlier system.
         """

@@ -169,7 +169,7 @@ class EventLog:
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal() and self.fatal_error is None:
             self.fatal_error = error.str()
-            log.error("the producer has failed for good: %s", error.str())
+            log.error("the producer has failed permanently: %s", error.str())
 
 
 def _offsets_at(settings: Settings, topic: str, since: int) -> dict[int, int]:

@@ -70,7 +70,7 @@ def find_vllm(named: Path | None, cache: Path) -> Path:
     if path is None or not os.access(path.expanduser(), os.X_OK):
         where = f"{path} is not an executable file" if path else f"there is none in {cached.parent} and none on PATH"
         raise VllmMissing(
-            f"vLLM is not installed: {where}. `make vllm` installs it in an environment of its own; TENTALIS_VLLM "
+            f"vLLM is not installed: {where}. `make vllm` installs it in its own environment; TENTALIS_VLLM "
             "names another `vllm` executable."
         )
     return path.expanduser().absolute()

@@ -27,7 +27,8 @@ def test_a_held_process_is_alive_and_tells_why_it_is_not_ready(tmp_path: Path) -
             ready = f"http://127.0.0.1:{port}/readyz"
             assert _answer(ready, process) == (
                 503,
-                "not ready: ended with exit code 4 (unreachable): its log says why; mend that, then restart it\n",
+                "not ready: ended with exit code 4 (unreachable): "
+                "its log has the reason; remove the cause, then restart it\n",
             )
             assert _answer(ready.replace("readyz", "healthz"), process) == (200, "ok\n")
             process.terminate()
