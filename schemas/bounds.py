@@ -1,8 +1,8 @@
-"""The bounds of the numbers that a rollout trains with. Everything outside them trains nothing.
+"""Bounds of the numbers that a rollout trains with. A rollout with a number outside them is not trained on.
 
-A record on the log may hold any number that its type allows, because records of earlier versions must stay readable.
-So each writer checks these bounds before it writes (bridge, gateway, scoring), and the trainer checks every rollout.
-A number that is not finite is not out of bounds here: the trainer leaves out such a token's log-prob alone.
+A record on the log may hold any number that its type allows, because records of earlier versions must stay readable. So
+each writer checks these bounds before it writes (bridge, gateway, scoring), and the trainer checks every rollout.
+Log-probs that are NaN or infinite are not checked here: the trainer excludes only their tokens.
 """
 
 import numpy as np
@@ -33,8 +33,8 @@ def logprobs_in_bounds(logprobs: bytes) -> bool:
 
 
 def out_of_bounds(rollout: Rollout) -> str | None:
-    """Returns the number of a rollout that is out of bounds, or None. The text names no value, so that it can label
-    counts."""
+    """Returns which number of the rollout is out of bounds, such as "temperature out of bounds"; None if all are
+    within. The text leaves out the value itself, so that it can label a metric."""
     if not trainable_temperature(rollout.sampling.temperature):
         return "temperature out of bounds"
     for name in ("sampler_logprobs", "teacher_logprobs", "topk_logprobs"):

@@ -120,10 +120,8 @@ def with_digest(rollout: Rollout) -> Rollout:
 
 
 def digest_holds(rollout: Rollout) -> bool:
-    """True if the content matches the digest; a redacted rollout has no content to check.
-
-    The task's id, by which groups are formed, is not among the fields, but the rollout's id is, which begins with it.
-    """
+    """True if the content matches the digest; a redacted rollout has no content to check. The digest does not cover
+    the task's id, by which groups are formed, but it covers the rollout's id, which begins with the task's id."""
     own = f"{rollout.head.task_id}/{rollout.sample_index}"
     if rollout.rollout_id != own and not rollout.rollout_id.startswith(f"{own}/opd/"):
         return False

@@ -109,11 +109,9 @@ def _resolve(raw: dict[str, Any]) -> TopicTable:
 
 
 def with_changelogs(table: TopicTable, names: Iterable[str]) -> TopicTable:
-    """Returns the table with these changelog topics added.
-
-    They are compacted only, after an hour in which a zombie's late flush stays visible. `max.compaction.lag.ms`: erased
-    data leaves the disk within this time, even on a quiet topic.
-    """
+    """Returns the table with these changelog topics added. Changelogs are only compacted, and not within the first
+    hour after a write, so that a recovery still sees a late write of a worker that was replaced.
+    `max.compaction.lag.ms`: erased data leaves the disk within this time, even on a quiet topic."""
     config = {
         "cleanup.policy": "compact",
         "min.compaction.lag.ms": str(CHANGELOG_MIN_LAG_MS),

@@ -205,7 +205,8 @@ def topk_problem(n_tokens: int, k: int, ids: bytes, logprobs: bytes) -> str | No
 
 
 class Tick(Record):
-    """The clock of one partition: its append time moves stream time on where no other record comes."""
+    """A clock record for one partition: its append time advances the stream time of a partition that gets no other
+    records."""
 
     event_time: Millis
     partition: Annotated[Int, Field(ge=0)]

@@ -84,7 +84,7 @@ class PolicyAck(Record):
 
 
 class AssignmentScope(StrEnum):
-    """The place where an assignment holds."""
+    """The tasks that an assignment applies to: those of one worker, of one environment, or of all (shared)."""
 
     UNKNOWN = "unknown"
     WORKER = "worker"

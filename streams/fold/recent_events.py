@@ -1,4 +1,4 @@
-"""Marks of the session events that were on the log within the last time, to recognise an event that is sent again.
+"""Marks of the session events that were on the log within the last `ttl_ms`, to recognise an event that is sent again.
 
 A mark lies under `seen/<hash of session and event id>`: the offset of the event, and its stream time.
 """

@@ -59,7 +59,8 @@ class Move:
         return partition_of(key.encode("utf-8", "surrogateescape"), self.after)
 
     def candidates(self, partition: int) -> range:
-        """Returns the new partitions to which the keys of an old one can move: for state whose key is not known."""
+        """Returns the new partitions that the keys of an old partition can be on. For state that does not contain
+        its key, so that `partition_of` cannot be used."""
         step = gcd(self.before, self.after)
         return range(partition % step, self.after, step)
 
@@ -74,8 +75,9 @@ class Move:
         return stamped(before, payload_of(value))
 
     def clock(self, times: Mapping[int, int], target: int) -> int | None:
-        """Returns the stream time of a new partition: the least of the old partitions that its keys come from, because
-        records that wait to be read may be no later than that. None if none of them has one."""
+        """Returns the stream time of a new partition: the smallest stream time of the old partitions that its keys
+        come from. A greater one could be ahead of records that are still to be read. None if none of the old
+        partitions has a stream time."""
         return min((time for partition, time in times.items() if target in self.candidates(partition)), default=None)
 
 

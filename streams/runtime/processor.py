@@ -256,7 +256,7 @@ class Stepwise(Protocol):
         """The number of completed external calls."""
 
     def asking(self, partition: int) -> bool:
-        """True if the partition's batch waits for external calls, or for its turn among those of all partitions."""
+        """True if the partition's batch waits for external calls, or for a free call slot."""
 
 
 def stamped(offset: int, payload: bytes) -> bytes:

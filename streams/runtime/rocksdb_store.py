@@ -444,7 +444,7 @@ class DiskStore:
         """Opens the database of a partition, to read the rest of the changelog into it.
 
         Args:
-            anew: rebuild it, whatever is there.
+            anew: rebuild it, even if it is usable.
         Raises:
             StoreLocked: another process has it open.
         """

@@ -41,7 +41,7 @@ class _Confirmations:
         """The offset of the last record."""
 
     def delivered(self, error: KafkaError | None, message: Message) -> None:
-        """Delivery report of one record: confirmed, or failed for good."""
+        """Delivery report of one record: confirmed, or failed permanently."""
         why = unconfirmed(error, message)
         if why is not None:
             failed = RecordNotDelivered(why, str(message.topic()))

@@ -253,7 +253,7 @@ class Reading(Protocol):
 
 
 class RestartableReading(Reading, Protocol):
-    """A reading that can begin anew, and that keeps the changelog's record of the inputs."""
+    """A reading that can start over, and that keeps the changelog's record of the inputs."""
 
     sources: bytes | None
 

@@ -1,7 +1,9 @@
-"""Dead-lettering outside the stream applications. One consumer group owns the dead letters of a topic, so at any time
-one process per partition writes them; every other reader of the topic logs and skips bad records. The rollouts have a
-group per policy: each judges the rollouts of its own policy, and all dead-letter a record that cannot be decoded (these
-letters share one origin, so they count as copies of one letter).
+"""Dead-lettering outside the stream applications.
+
+One consumer group owns the dead letters of a topic, so at any time one process per partition writes them; every other
+reader of the topic logs and skips bad records. The rollouts topic has one consumer group per policy. Each dead-letters
+the bad rollouts of its policy, and all of them dead-letter a record that cannot be decoded: these letters have the same
+origin, so they count as copies of one letter.
 """
 
 import logging

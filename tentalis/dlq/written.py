@@ -1,10 +1,10 @@
 """The letters that the dead-letter topics have already, by record: those that a restart does not write again, and the
 records that an operator skipped (`tentalis groups skip`), which their reader passes over.
 
-A letter is appended after its record. So the first question about a partition reads its dead-letter partition from the
-append time of the record on, once; afterwards only the reader's own process writes letters for it. That holds however
-the process before ended. Two processes that read a partition at once (a frozen one that wakes up, the trainers of two
-policies) may still write a letter each: these count as copies of one letter.
+A letter is appended after its record. So the first question about a partition reads its dead-letter partition once,
+from the append time of the record on; afterwards only this process writes letters for it. This is complete also if the
+previous process was killed. Two processes that read a partition at once (a frozen one that wakes up, the trainers of
+two policies) may still write a letter each: these count as copies of one letter.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,8 @@ def read_letters(settings: Settings, topic: str, partition: int, since: int) -> 
 
 
 class WrittenLetters:
-    """Answers for one process. `forget` when partitions are assigned: another process may have written letters."""
+    """The dead letters that one process has found on the dead-letter topics. Call `forget` when partitions are
+    assigned, because another process may have written letters since."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -354,10 +354,10 @@ class OpenAIClient:
 
 
 def declared_mode(cards: Sequence[Mapping[str, Any]]) -> LogprobsMode:
-    """Returns the distribution of a server's log-probs by its model cards.
+    """Returns the distribution of a server's log-probs that its model cards declare.
 
-    `tentalis serve model` declares it. vLLM does not, and gives the model's own log-probs unless it is told otherwise.
-    Of no other server is it known.
+    `tentalis serve model` declares it. vLLM does not: it counts as raw, which is vLLM's default. Every other server
+    that declares nothing counts as unknown.
     """
     named = {card.get("logprobs_mode") for card in cards}
     if named == {None}:

@@ -1,7 +1,7 @@
-"""Compares the log-probs that a server declares with those that it gives.
+"""Measures whether the log-probs of a server are those of the distribution that it samples from, as training requires.
 
-The trainer needs the log-probs of the distribution that was sampled from. A server that gives those of the bare model
-looks the same at temperature 1, and spoils every ratio at any other.
+Many servers return the log-probs of the bare model. At temperature 1 the two are equal; at any other temperature they
+differ, and every importance ratio of the trainer would be wrong.
 """
 
 from dataclasses import dataclass
@@ -68,8 +68,9 @@ def _restricted(own: Float32, top: Float32) -> Float32:
 
 
 def judge_logprobs(given: Float32, processed: Float32, raw: Float32) -> LogprobsMeasurement:
-    """Decides which of two expectations the log-probs [n] of a server meet. Medians, because a token at the edge of the
-    likeliest ones may fall on either side in half precision."""
+    """Decides whether the log-probs [n] that a server gave match the expected `processed` or the expected `raw`
+    ones. Compares medians, because in half precision a token at the edge of the top-k may be inside or outside of
+    it."""
     if not len(given):
         return LogprobsMeasurement(None, "it sampled no token")
     differences = {
@@ -84,10 +85,8 @@ def judge_logprobs(given: Float32, processed: Float32, raw: Float32) -> Logprobs
 
 
 def settled(declared: LogprobsMode, measured: LogprobsMeasurement) -> tuple[LogprobsMode, str]:
-    """Returns the mode to record, and what an operator has to know; empty if the server is fit for training.
-
-    What was measured counts. What was declared counts only if the server cannot be measured.
-    """
+    """Returns the mode to record with results, and a message for the operator ("" if the server is fit for
+    training). A measured mode takes precedence; the declared one is used only if the server cannot be measured."""
     match measured.mode:
         case None:
             return (

@@ -32,12 +32,12 @@ def check_changes(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicId
 
 
 class TopicWatch:
-    """Looks at topics in a thread of its own. `check` raises what was seen in the thread of its caller.
+    """Checks topics periodically on a separate thread, for changes that must end the process.
 
     Args:
-        names: the topics. They are compared with what the first look finds.
-        ways_on: what to do about a lost topic.
-        on_change: called in the thread when a change is seen.
+        names: the topics. They are compared with the state that the first look finds.
+        ways_on: the remedy for a lost topic, for the error message.
+        on_change: called on the watching thread when a change is found.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class TopicWatch:
         threading.Thread(target=self._watch, name="topic-watch", daemon=True).start()
 
     def check(self) -> None:
-        """Raises TopicLost or PartitionsChanged if a look has seen a change, and the error of a look that failed in
-        another way than for a broker that is away."""
+        """Raises the TopicLost or PartitionsChanged that was found, or the error that ended the watching thread. A
+        broker that is unavailable is not such an error."""
         if self._seen is not None:
             raise self._seen
 
     def close(self) -> None:
-        """Ends the thread after its present look."""
+        """Ends the watching thread after its current look."""
         self._over.set()
 
     def _watch(self) -> None:

@@ -19,9 +19,9 @@ class CheckResult:
     Attributes:
         ready: the process can do its work.
         reason: the process's own reason why it is not ready.
-        silent: the missing sign of life; empty if there was one.
+        silent: describes the missing sign of life; empty if there was one.
         reported: `reason` comes from the working loop.
-        beating: its heart has begun to beat.
+        beating: it has written its first heartbeat.
         paused: ids of its operating-system processes that are stopped by a signal.
     """
 

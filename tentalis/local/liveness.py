@@ -28,7 +28,7 @@ class AwakeClock:
 
 @dataclass(slots=True)
 class Silence:
-    """The silence of a process that was able to give signs of life. Times are those of an AwakeClock."""
+    """The time since the last sign of life of a process. Times are those of an AwakeClock."""
 
     since: float
 

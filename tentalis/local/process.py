@@ -19,7 +19,7 @@ from tentalis.service.heartbeat import Beats
 
 
 class Life(Enum):
-    """The supervisor's intention with a process."""
+    """The stage of a supervised process: not started yet, started, or ended in one of four ways."""
 
     PENDING = "to be started"
     ALIVE = "started"
@@ -96,7 +96,7 @@ class SupervisedProcess:
 
     @property
     def answering(self) -> bool:
-        """True if the silence of a dependent is its own fault."""
+        """True if this process answers, so that a dependent cannot blame its own silence on it."""
         return self.satisfied and not self.seen.silent
 
     @property
@@ -115,7 +115,7 @@ class SupervisedProcess:
 
     @property
     def broken(self) -> bool:
-        """True if it failed for good, as far as can be known without waiting for long."""
+        """True if it failed permanently, or failed so often that a caller that cannot wait may give up."""
         return self.life in (Life.FAILED, Life.HALTED) or (self.loops and self.history.broken(self.spec.policy))
 
     def begin(self, popen: subprocess.Popen[bytes], now: float, awake: float) -> None:
@@ -164,7 +164,7 @@ class SupervisedProcess:
         return 0.0 if self.ready_since is None else now - self.ready_since
 
     def forgive(self) -> None:
-        """Ends a series of failures: an operator has asked for a start."""
+        """Ends a series of failures, because an operator has asked for a start: delays and counts begin again."""
         self.history, self.unmendable, self.next_start, self.message = History(), False, 0.0, ""
 
     def state(self, now: float, awake: float, down: Sequence[str]) -> tuple[ProcessState, str]:

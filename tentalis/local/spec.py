@@ -36,7 +36,7 @@ class ProcessSpec:
         hang_after: seconds without a sign of life after which it is killed and restarted. Time in which the supervisor
             was not awake or a dependency was down does not count.
         after: names of processes that must be ready (or done) before this one starts; they are stopped after it.
-        essential: nothing can start without it: if it fails for good before it was ever ready (or done),
+        essential: nothing can start without it: if it fails permanently before it was ever ready (or done),
             `Supervisor.failure()` reports that. The failure of any other process, or a later one, is only shown.
         expect_exit: it ends by itself, with exit code 0 when done; its dependents wait for that.
         ready_timeout: seconds from start to ready, after which it is killed and restarted.

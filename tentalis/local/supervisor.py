@@ -139,9 +139,9 @@ class Supervisor:
         return self._in_life(Life.HALTED)
 
     def broken(self) -> dict[str, str]:
-        """Returns name to reason of the processes that failed for good: failed, halted, or after many attempts.
+        """Returns name to reason of the processes that are failed or halted, or are still retried after many failures.
 
-        The last are still retried; this is for callers that cannot wait.
+        For callers that cannot wait.
         """
         self._raise_error()
         return {name: process.shown[1] for name, process in self._processes.items() if process.broken}

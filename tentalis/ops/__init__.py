@@ -1,5 +1,5 @@
-"""The answers to an operator: is it healthy, is it complete, what does it hold?
+"""Operators' tools: they check a machine, a cluster or a run, and show and erase what the log holds.
 
-In: a machine or a log.
-Out: a verdict (`doctor`, `verify`), redacted rollouts (`forget`), a queryable store (`trajectories`).
+In: a machine or a log. Out: a verdict (`doctor`, `verify`), redacted rollouts (`forget`), a queryable store
+(`trajectories`).
 """

@@ -1,4 +1,4 @@
-"""The guard at work: tries candidates, watches the served version, and gives the reasons of each decision."""
+"""Applies the guard: tries candidates, watches the served version, and gives the reasons of each decision."""
 
 import asyncio
 import logging

@@ -106,10 +106,8 @@ def load_scorers(path: Path, env: Mapping[str, str] = os.environ) -> list[tuple[
 
 
 def name_scorers(path: Path) -> None:
-    """Registers only the names of a file's verifiers, for a process that accepts tasks but does not score them.
-
-    Such a process needs no keys, no modules and no models. Raises BadScorers.
-    """
+    """Registers the names of a file's verifiers without loading the scorers: for a process that accepts tasks but
+    does not score them, and so has no API keys, Python modules or models. Raises BadScorers."""
     for environment, verifiers in read_scorers(path).environments.items():
         for name in verifiers:
             registry.register_name(environment, name)

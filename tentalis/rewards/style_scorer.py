@@ -134,7 +134,7 @@ def question_of(task: Task, data: StyleData) -> str:
 
 
 class StyleScorer:
-    """The verifier `check_style` of the environment chat."""
+    """The verifier `taste` of the environment chat: a rule that checks the style (see the module docstring)."""
 
     name = "taste/1"
     slow = False

@@ -10,7 +10,8 @@ _SCORES = {"-1": -1, "0": 0, "1": 1, "+1": 1}
 
 
 class NoVote(Exception):
-    """No vote was answered although the endpoint is reachable: each failed or took too long. The caller asks again."""
+    """A judge model gave no vote, although its endpoint is reachable: each request failed or took too long. The
+    caller tries again."""
 
 
 def boxed_score(text: str) -> int | None:

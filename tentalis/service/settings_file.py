@@ -62,7 +62,8 @@ class SettingsFile:
     default: str | None = None
 
     def chosen(self, profile: str | None) -> str | None:
-        """Returns the profile that is used if `profile` is named. Raises BadSettingsFile if there is none of it."""
+        """Returns the name of the profile to use: `profile` if it is given, else the default one. Raises
+        BadSettingsFile if the file has no such profile."""
         name = profile or self.default
         if name is not None and name not in self.profiles:
             known = f"the profiles are {', '.join(self.profiles)}" if self.profiles else "it has no profiles"
@@ -100,7 +101,7 @@ def user_file(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def no_file(env: Mapping[str, str] = os.environ) -> str:
-    """Says where a settings file was looked for in vain, and what to do."""
+    """Returns the message that there is no settings file: the places that were searched, and what to do."""
     places = f"neither {WORKING_FILE} in this folder nor {user_file(env)}"
     return f"there is no settings file, {places}. `tentalis init` writes one"
 

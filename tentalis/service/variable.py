@@ -30,7 +30,7 @@ class ValueKind(Generic[Value]):
 
     Attributes:
         allowed: the allowed values, in words that follow "give".
-        parse: turns a text into the value. Raises ValueError; a message in it is added to the error.
+        parse: turns a text into the value. Raises ValueError; its message, if any, is added to the error.
         least: the smallest allowed number.
         most: the largest allowed number.
     """
@@ -71,7 +71,7 @@ class Variable(Generic[T]):
         return self.parse(text) if text else self.default
 
     def parse(self, text: str) -> T:
-        """Returns the value of a text. Raises BadVariable."""
+        """Converts a text to the value. Raises BadVariable."""
         try:
             return self.kind.parse(text)
         except ValueError as error:
@@ -157,7 +157,7 @@ def exit_codes() -> ValueKind[frozenset[int]]:
 
 
 def matching(pattern: str, allowed: str) -> ValueKind[str]:
-    """A text of a pattern, described by `allowed`."""
+    """The kind of a text that must match a regular expression; `allowed` describes it for the error message."""
 
     def parse(text: str) -> str:
         if re.fullmatch(pattern, text) is None:

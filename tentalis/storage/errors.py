@@ -42,7 +42,7 @@ _BUSY = {"InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "T
 
 
 class StorageError(Exception):
-    """The object store did not do what was asked. `exit_code`: of a process that cannot go on without it."""
+    """The object store did not carry out an operation. `exit_code`: the exit code of a process that needs the store."""
 
     exit_code = ExitCode.ERROR
 

@@ -1,6 +1,6 @@
-"""A bounded folder of sets that were fetched, named by their content.
+"""A local folder of bounded size for file sets that were fetched from an object store, named by their content.
 
-Processes that share the folder take turns: a set is not removed while another process reads it.
+Processes that share the folder lock it in turn: a set is not removed while another process reads it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class FileCache:
-    """Sets of files from object stores, in a folder with at most `limit` bytes. The set that is in use stays even if it
-    is larger."""
+    """File sets fetched from object stores, in a local folder of at most `limit` bytes. A set in use is kept even if
+    it is larger."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
@@ -30,8 +30,8 @@ class FileCache:
 
     @contextmanager
     def opened(self, place: Location, sha256: dict[str, str]) -> Iterator[Path]:
-        """Gives the folder of the set at `place`, which must have files of these sha256 by name; it is fetched if it is
-        not there. Raises StorageError, OSError."""
+        """Yields the local folder of the file set at `place`, fetched first if it is not cached. `sha256`: the files
+        that the set must have, by name. Raises StorageError, OSError."""
         manifest = read_manifest(place)
         if manifest is None:
             raise StoredFileMissing(f"{place} has no manifest: it was deleted, or never written completely")

@@ -30,8 +30,8 @@ LEFTOVER_AGE_S = 86_400.0
 
 
 def write_set(place: Location, folder: Path, names: Collection[str]) -> SetManifest:
-    """Writes the files of a local folder as the set at `place`, and returns its manifest. A set that is there with the
-    same content and intact is kept. Raises StorageError, OSError."""
+    """Writes files of a local folder to the object store, as the file set at `place`, and returns its manifest. If
+    the set at `place` is intact and has the same content, nothing is written. Raises StorageError, OSError."""
     manifest = SetManifest.of({name: _stored_file(folder / name) for name in names})
     if _is_intact(place, manifest):
         return manifest

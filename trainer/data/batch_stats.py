@@ -18,8 +18,8 @@ def oldest_version(rollout: Rollout) -> int:
 
 
 def count_rollouts(rollouts: Iterable[Rollout], version: int) -> dict[str, float]:
-    """Returns sums over rollouts, to be added up over ranks: `staleness_<bar>`, `joined_<kind>`, `hints_asked`,
-    `hints_accepted`. version: the version of the policy that is trained on them."""
+    """Returns counts of rollouts, to be summed over ranks: `staleness_<bar>` (a bar of the histogram of ages),
+    `joined_<kind>`, `hints_asked`, `hints_accepted`. version: the version of the policy that is trained on them."""
     counts = dict.fromkeys(count_names(), 0.0)
     for rollout in rollouts:
         counts[f"staleness_{_age_bucket(version - oldest_version(rollout))}"] += 1.0
@@ -37,8 +37,8 @@ def count_names() -> tuple[str, ...]:
 
 
 def metrics(totals: Mapping[str, float]) -> dict[str, float]:
-    """Returns the counts over all ranks, and `hint_acceptance`: the share of the requested hints that became a
-    teacher."""
+    """Returns the counts over all ranks, and `hint_acceptance`: of the rollouts whose terms ask for a hint, the
+    share that has an OPD part."""
     requested = totals["hints_asked"]
     return {name: totals[name] for name in count_names()} | {
         "hint_acceptance": totals["hints_accepted"] / requested if requested else 0.0

@@ -50,8 +50,8 @@ class PackedBatch:
 
 
 def pack_examples(examples: Sequence[TrainingExample]) -> PackedBatch:
-    """Packs rollouts: at least one, each with at least one trained token. Rollouts with equal prompts share the
-    prompt."""
+    """Packs rollouts into one micro-batch. `examples`: at least one, each with at least one trained token. A prompt
+    that several of them share is packed once."""
     prompts: dict[bytes, PackedSpan] = {}
     spans: list[PackedSpan] = []
     ids: list[Tensor] = []

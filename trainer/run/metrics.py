@@ -359,7 +359,8 @@ class TrainerMetrics:
         self._promoted.labels(policy).set(version)
 
     def set_backpressure(self, closed: bool, waiting: int) -> None:
-        """Sets backpressure (`closed`: no more rollouts are wanted) and the number of full batches that wait."""
+        """Sets the gauges of backpressure: `closed` if no more rollouts are wanted, and the number of full batches
+        that wait."""
         self._pressure.set(float(closed))
         self._batches.set(waiting)
 

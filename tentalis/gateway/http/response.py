@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class WorkResponse(Response):
-    """The response that `work` sends."""
+    """A response whose status, headers and body are sent by the coroutine function `work`."""
 
     def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Turns on the log before their clients hear the end.
+"""Records turns before their clients get the end of the answer.
 
-In: records. Out: confirmed writes, or records in a spool on disk while the broker is away. Begin with `recorder.py`.
+In: records. Out: confirmed writes, or records in a spool on disk while the broker is unavailable. Begin with
+`recorder.py`.
 """

@@ -19,7 +19,8 @@ _PATCHED = "_skips_base_rows"
 
 
 def install() -> None:
-    """Corrects the operations; does nothing on a GPU. The entry point of the group vllm.general_plugins."""
+    """Patches the LoRA operations of vLLM's CPU build (see the module docstring); does nothing on a GPU. vLLM calls
+    it through the entry point group vllm.general_plugins."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -56,7 +57,8 @@ def skipping_base_rows(operation: Callable[..., None]) -> Callable[..., None]:
 
 
 def skipping_bare_heads(operation: Callable[..., None]) -> Callable[..., None]:
-    """Returns `operation(wrapper, logits, hidden, lora_a, lora_b, ...)` without an effect while `lora_b` is zero."""
+    """Returns an operation that applies an adapter to the head, with `operation(wrapper, logits, hidden, lora_a,
+    lora_b, ...)` skipped while `lora_b` is zero."""
 
     def corrected(wrapper: Any, logits: Any, hidden: Any, lora_a: Any, lora_b: Any, *rest: Any, **named: Any) -> None:
         if bool(lora_b.any()):

@@ -167,7 +167,8 @@ class WaitingRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of the way of a complaint: seconds, or None and the reason why they are unknown."""
+    """One stage between a complaint and the served policy that learned from it: seconds, or None and the reason why
+    they are unknown."""
 
     name: str
     seconds: float | None

@@ -148,7 +148,7 @@ class MoveBroker:
         return found
 
     def begin(self, move: UnfinishedMove) -> None:
-        """Records that the copies are complete: from here on they are what the move goes on from."""
+        """Records that the copies are complete: from here on, an interrupted move continues from the copies."""
         config = {"retention.ms": "-1", "max.message.bytes": topics.table().common["max.message.bytes"]}
         replication = max(each.replication for each in move.topics)
         self.delete([MARKER])

@@ -39,8 +39,8 @@ class TopicMove:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedMove:
-    """A move whose copies are complete. `begin`: per consumer group and topic, the offset at which the group goes on in
-    each partition. `done`: the topics are made, and the copies are not needed any more."""
+    """A move whose copies are complete. `begin`: per consumer group and topic, the offset at which the group
+    continues in each partition. `done`: the topics are made, and the copies are not needed any more."""
 
     partitions: int
     topics: Sequence[TopicMove]

@@ -1,8 +1,8 @@
 """Moves the keyed topics to another number of partitions.
 
-The copy is made and checked first; whatever fails until then leaves the topics as they were, and the next run begins
-anew. Then the move is recorded on the broker, the old topics are deleted, and new ones are made from the copies. From
-the record on a run that was killed is finished by the next one, topic by topic.
+The copy is made and checked first; a failure until then leaves the topics as they were, and the next run starts over.
+Then the move is recorded on the broker, the old topics are deleted, and new ones are made from the copies. From the
+record on, a run that was killed is finished by the next one, topic by topic.
 """
 
 import hashlib
@@ -277,7 +277,7 @@ class Repartition:
             self._broker.delete([MARKER])
             raise CannotRepartition(
                 f"{', '.join(changed)} changed after it was copied: stop every process that writes to it, run this "
-                "again. It begins anew; the topics are as they were"
+                "again. It starts over; the topics are as they were"
             )
         raise CannotRepartition(
             f"{', '.join(changed)} changed after it was copied, when others were moved already. Its records since "

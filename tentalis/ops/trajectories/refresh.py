@@ -1,4 +1,4 @@
-"""Brings the view up to the end of the topic."""
+"""Refreshes the trajectory view: adds the records that were appended to the rollouts topic since the last refresh."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Refreshed:
 
 
 def view_of(settings: Settings) -> TrajectoryView:
-    """Returns the view in the state directory."""
+    """Returns the trajectory view of the state directory."""
     return TrajectoryView(settings.home / "trajectories")
 
 

@@ -1,4 +1,5 @@
-"""The files of the view, and the offsets of the topic that they cover.
+"""The files of the trajectory view (a local copy of the rollouts topic for SQL queries), and the offsets that they
+cover.
 
 `view.json` names the current files and, per partition, the first offset that they do not cover. It is replaced
 atomically, after the new files are on disk and before the old ones are removed. So a process killed at any point leaves

@@ -49,7 +49,7 @@ class TrainedRuns:
 
     @cached_property
     def fates(self) -> "Fates":
-        """The fates of the rollouts."""
+        """Returns the index of what became of each rollout."""
         return Fates(self)
 
     def leaves(self) -> list[str]:
@@ -89,7 +89,8 @@ def nothing_is_trained_twice(index: Index, training: TrainedRuns) -> Iterator[Ve
 
 
 class Fates:
-    """The fates of the rollouts: an index of all that a run and its family trained, dropped and read."""
+    """What became of each rollout (trained, dropped, or not reached yet), over the plans of a run and of all runs
+    connected to it as parent, child or branch."""
 
     def __init__(self, training: TrainedRuns) -> None:
         family = training.lineage.family(training.run)
@@ -107,7 +108,7 @@ class Fates:
     def of(self, rollout: Rollout, partition: int, offset: int) -> str | None:
         """Returns trained, dropped, ahead (not reached yet), or None (skipped silently).
 
-        The siblings of an abandoned branch skip the rollouts that it trained, so these count as trained.
+        A rollout that an abandoned branch trained is skipped by the other branches; it counts as trained.
         """
         if rollout.rollout_id in self._trained:
             return "trained"
