@@ -119,7 +119,7 @@ def test_a_run_to_its_end(kafka: Kafka, unique: str, killed_after: int | None) -
     assert {f.sample_index for f in feedback if f.text} >= {1}
 
 
-def test_nothing_happens_before_the_run_is_there(kafka: Kafka, unique: str) -> None:
+def test_a_manager_issues_nothing_before_its_run_is_on_the_log(kafka: Kafka, unique: str) -> None:
     lab = Lab(kafka.bootstrap, unique)
     manager = Manager(ManagerOptions(lab.name, "assistant"), lab.settings, make_scenario("assistant"))
     eventually(lambda: manager.step() or manager._reader.caught_up, 30)
@@ -128,6 +128,6 @@ def test_nothing_happens_before_the_run_is_there(kafka: Kafka, unique: str) -> N
     manager.close()
 
 
-def test_messages_are_what_a_chat_template_takes() -> None:
+def test_a_question_is_one_user_message() -> None:
     question = make_scenario("assistant").question("r", 0)
     assert question.messages == (Message(role="user", content=question.messages[0].content),)

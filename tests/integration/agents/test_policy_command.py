@@ -83,7 +83,7 @@ def test_versions_are_listed_shown_and_compared(bench: Bench) -> None:
     assert unknown.exit_code == 1 and "no version of 'nobody' was published" in unknown.stderr
 
 
-def test_what_a_person_decides_lies_on_the_log(bench: Bench) -> None:
+def test_promotions_and_rollbacks_by_hand_are_written_to_the_log(bench: Bench) -> None:
     before = [("Promotion", 0, "always"), ("Promotion", 1, "always")]
     v2 = f"{bench.name}@v2"
     (planned,) = bench.read("policy", "promote", v2, "--dry-run")

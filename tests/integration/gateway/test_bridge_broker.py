@@ -49,7 +49,7 @@ def mine(lab: Lab, topic: str) -> list[Any]:
     return lab.records(topic, lambda record: lab.name in record.key)
 
 
-def test_two_gateways_one_log(kafka: Kafka, unique: str, tmp_path: Path) -> None:
+def test_two_gateways_share_one_log(kafka: Kafka, unique: str, tmp_path: Path) -> None:
     lab = Lab(kafka.bootstrap, unique)
     name = f"{unique}.1"
     task = {"task_id": name, "manager_id": "m", "task_type": "coding", "prompt": "Sort.", "metadata": {"a": 1}}
@@ -140,7 +140,7 @@ def test_two_gateways_one_log(kafka: Kafka, unique: str, tmp_path: Path) -> None
     assert len(mine(lab, topics.RESULTS)) == 1
 
 
-def test_a_broker_that_goes_is_said_to_be_away_until_it_is_back(own_broker: EmbeddedBroker, unique: str) -> None:
+def test_health_is_degraded_while_the_broker_is_down(own_broker: EmbeddedBroker, unique: str) -> None:
     lab = Lab(own_broker.bootstrap, unique)
     task = {"task_id": unique, "prompt": "Sort."}
 

@@ -40,7 +40,7 @@ def test_a_whole_answer_is_passed_on_and_recorded(tmp_path: Path) -> None:
     assert (event.sampling.temperature, event.sampling.top_p, event.sampling.top_k) == (1.0, 1.0, 0)
 
 
-def test_header_before_body_before_default(tmp_path: Path) -> None:
+def test_session_and_turn_type_come_from_the_header_then_the_body_then_a_guess(tmp_path: Path) -> None:
     with lab(tmp_path) as gateway:
         gateway.chat("a", headers={"X-Session-Id": "h", "X-Turn-Type": "side"}, session_id="b", turn_type="main")
         gateway.chat("a", session_id="b", turn_type="side", session_done=True)
@@ -89,7 +89,7 @@ def test_a_stream_passes_through_as_it_comes_and_is_recorded(tmp_path: Path) -> 
         assert asked[-2] is not None and asked[-2]["usage"]["completion_tokens"] == 4
 
 
-def test_a_client_hears_the_end_only_when_the_turn_is_written_down(tmp_path: Path) -> None:
+def test_the_end_of_an_answer_is_sent_only_after_its_turn_is_recorded(tmp_path: Path) -> None:
     with lab(tmp_path, ack_s=20.0) as gateway:
         gateway.log.away = True
         with gateway.streaming("Hello") as response:
@@ -337,7 +337,7 @@ def test_a_user_is_who_the_first_header_names_in_utf8_or_latin1(tmp_path: Path) 
         assert [event.user_id for event in gateway.log.events] == ["änn", "änn", "ann"]
 
 
-def test_a_path_that_is_not_there_says_what_is(tmp_path: Path) -> None:
+def test_an_unknown_path_is_answered_with_the_right_base_url(tmp_path: Path) -> None:
     with lab(tmp_path) as gateway:
         for method, path, status in (
             ("POST", "/chat/completions", 404),

@@ -41,7 +41,7 @@ def _body(*texts: str) -> dict[str, Any]:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_call_is_refused_and_reaches_nobody(gateway: Lab, content: bytes) -> None:
+def test_an_invalid_call_is_refused_and_reaches_no_backend(gateway: Lab, content: bytes) -> None:
     seen = len(gateway.script.bodies)
     refused = gateway.http.post("/v1/chat/completions", content=content)
     assert refused.status_code == 400 and refused.json()["error"]["message"]

@@ -65,7 +65,7 @@ def test_turns_of_a_session_keep_their_order(tmp_path: Path) -> None:
         assert [event.messages[0].content for event in gateway.log.events] == ["another", "first", "second"]
 
 
-def test_what_the_client_gave_up_on_is_sent_again_unless_it_lies_there(tmp_path: Path) -> None:
+def test_an_unconfirmed_turn_is_sent_again_unless_it_is_on_the_log(tmp_path: Path) -> None:
     with lab(tmp_path) as gateway:
         gateway.log.away = True
         lost = gateway.chat("lost").headers["x-request-id"]
@@ -81,7 +81,7 @@ def test_what_the_client_gave_up_on_is_sent_again_unless_it_lies_there(tmp_path:
         assert _ids(gateway)[there.event_id] == 1
 
 
-def test_where_neither_broker_nor_disk_takes_a_turn_its_client_hears_no_end(
+def test_a_turn_that_neither_broker_nor_disk_takes_has_no_completed_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:

@@ -25,7 +25,7 @@ def test_a_backend_without_token_ids_is_recorded_as_not_trainable(tmp_path: Path
             assert len(refused) == (1 if script.refuses else 2)
 
 
-def test_a_bad_call_of_one_client_does_not_end_the_asking_for_token_ids(tmp_path: Path) -> None:
+def test_a_bad_call_of_one_client_does_not_switch_off_token_ids(tmp_path: Path) -> None:
     with lab(tmp_path) as gateway:
         gateway.serve(1)
         gateway.script.error = (400, b'{"error": {"message": "top_logprobs must be at most 20"}}', "application/json")

@@ -335,7 +335,7 @@ def test_tools_are_part_of_the_prompt(server: Server) -> None:
     assert len(choice["token_ids"]) == len(choice["logprobs"]["content"])
 
 
-def test_it_answers_only_for_what_it_serves(server: Server) -> None:
+def test_unserved_models_and_too_long_prompts_are_refused(server: Server) -> None:
     async def use() -> None:
         async with OpenAIClient(server.url, timeout=60) as client:
             with pytest.raises(UnknownModel):

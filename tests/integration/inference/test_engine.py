@@ -332,7 +332,7 @@ def test_rank_and_alpha_patterns(lab: Lab, model: Path, tmp_path: Path) -> None:
     assert np.abs(scored.logprobs - expected)[1:].max() < TOLERANCE
 
 
-def test_the_adapter_shelf(lab: Lab, adapter_folders: list[Path]) -> None:
+def test_the_adapter_cache_is_bounded_and_replaces_by_name(lab: Lab, adapter_folders: list[Path]) -> None:
     loaded = [lab.adapters.load(f"p@v{n}", str(adapter_folders[0])) for n in range(3)]
     with pytest.raises(AdapterCacheFull, match="3 adapters are loaded"):
         lab.adapters.load("p@v3", str(adapter_folders[0]))
@@ -343,7 +343,7 @@ def test_the_adapter_shelf(lab: Lab, adapter_folders: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
-def test_other_architectures(family: str, tmp_path: Path) -> None:
+def test_adapters_of_other_architectures_are_served_exactly(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = make_tokenizer()

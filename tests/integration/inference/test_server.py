@@ -157,7 +157,7 @@ def test_completion_shape_with_echo_and_several_prompts(server: str) -> None:
             assert entry[str(token)]["logprob"] == pytest.approx(value)
 
 
-def test_scoring_only(server: str) -> None:
+def test_a_prompt_is_scored_without_sampling(server: str) -> None:
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 0, "echo": True, "prompt_logprobs": 2}
     answer = post(server, "/v1/completions", body).json()
     [choice] = answer["choices"]

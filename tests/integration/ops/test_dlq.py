@@ -300,7 +300,7 @@ def test_where_the_broker_differs_or_the_key_is_newer_nothing_is_replayed(tool: 
     assert [each.value() for each in tool.on(topics.ROLLOUTS)] == [b"older", b"newer", b"newer"]
 
 
-def test_usage(tool: Dlq) -> None:
+def test_wrong_arguments_are_refused_with_the_reason(tool: Dlq) -> None:
     assert "nothing is selected" in tool("replay", code=2)
     assert "is not a time" in tool("list", "--since", "whenever", code=2)
     assert "is not a place" in tool("show", "x@y", code=2)

@@ -99,7 +99,7 @@ def stage(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Stage]:
         found.end()
 
 
-def test_somebody_leaves(stage: Stage, tmp_path: Path) -> None:
+def test_a_forgotten_session_leaves_redacted_rollouts_and_no_live_state(stage: Stage, tmp_path: Path) -> None:
     for number in range(4):
         stage.answered(number, "stays")
     eventually(lambda: len(stage.newest(topics.ROLLOUTS)) == 4, 60, 0.2)

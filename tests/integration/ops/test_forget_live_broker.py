@@ -88,7 +88,7 @@ def turns_of(stage: Stage, session: str) -> set[int | None]:
     }
 
 
-def test_people_leave_in_the_middle_of_a_conversation(stage: Stage, server: WholeServer) -> None:
+def test_users_are_forgotten_in_the_middle_of_a_conversation(stage: Stage, server: WholeServer) -> None:
     put(stage, *(said(session, number) for number in (0, 1) for session in TALKS))
     # The first turn of each was answered by its second, which waits for its own next state.
     rollouts = stage.wait(lambda: len(found := stage.newest(topics.ROLLOUTS)) == len(TALKS) and found)

@@ -345,7 +345,7 @@ def test_a_process_says_itself_what_keeps_it_from_being_ready(
     assert supervisor.status()["policies"]["restarts"] == 0
 
 
-def test_who_needs_a_person_is_left_and_who_cannot_be_mended_fails_at_once(
+def test_a_halted_process_waits_for_an_operator_and_a_permanent_error_fails_at_once(
     supervise: Callable[..., Supervisor],
 ) -> None:
     supervisor = supervise(
@@ -545,7 +545,7 @@ def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
     assert StateDir(tmp_path).holder() is None
 
 
-def test_who_lost_the_directory_stops_its_own_processes_and_leaves_those_of_the_next_one(tmp_path: Path) -> None:
+def test_a_supervisor_that_lost_its_directory_stops_only_its_own_processes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with (tmp_path / "errors").open("wb") as errors:
         old, before = command(home, stderr=errors)

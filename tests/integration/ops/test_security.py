@@ -63,7 +63,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_both_client_libraries_come_in_by_every_way(lab: SafeBroker, way: str) -> None:
+def test_both_client_libraries_connect_with_every_security_protocol(lab: SafeBroker, way: str) -> None:
     make, principal = WAYS[way]
     settings = make(lab)
     if way == "scram":
@@ -139,7 +139,7 @@ def _closed(lab: SafeBroker, name: str) -> Settings:
         ("no login", "may require a login"),
     ],
 )
-def test_a_closed_door_says_why_within_seconds(lab: SafeBroker, name: str, words: str) -> None:
+def test_a_refused_connection_names_its_cause_within_seconds(lab: SafeBroker, name: str, words: str) -> None:
     began = time.monotonic()
     with pytest.raises(Unreachable, match=words) as raised:
         connect(_closed(lab, name), 30.0)
@@ -160,7 +160,7 @@ def _tentalis(settings: Settings, folder: Path, *arguments: str) -> tuple[int, s
     return done.exit_code, done.output
 
 
-def test_the_command_line_ends_with_4_before_a_closed_door(lab: SafeBroker, tmp_path: Path) -> None:
+def test_a_refused_login_ends_a_command_with_4(lab: SafeBroker, tmp_path: Path) -> None:
     code, said = _tentalis(_closed(lab, "wrong password"), tmp_path, "topics", "list")
     assert code == 4 and "refuses the login of User:tentalis-worker" in said
     assert "not-the-password" not in said

@@ -73,7 +73,7 @@ def test_a_run_is_read_back_whole(settings: Settings, unique: str) -> None:
     assert report.numbers["results"] == 5
 
 
-def test_a_run_that_nobody_knows_names_those_there_are(settings: Settings, unique: str) -> None:
+def test_an_unknown_run_is_answered_with_the_known_ones(settings: Settings, unique: str) -> None:
     written(settings, consistent(), renamed(f"{unique}-known", unique))
     with pytest.raises(UnknownRun, match=f"{unique}-known"):
         read(settings, f"{unique}-unknown")
@@ -96,7 +96,7 @@ def test_bad_bytes_must_be_on_their_dead_letter_topic_unchanged(settings: Settin
         assert (place in read(settings, unique).dead) is kept
 
 
-def test_the_command_counts_names_and_exits(settings: Settings, unique: str) -> None:
+def test_verify_prints_counts_and_problems_and_exits_with_1_on_problems(settings: Settings, unique: str) -> None:
     """One task, one sample, nothing else: it is open, which is a problem unless it is allowed."""
     first = consistent().tasks[0].record
     task = Task.model_validate(first.model_dump() | {"task_id": unique, "run_id": unique, "n_samples": 1})

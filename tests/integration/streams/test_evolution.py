@@ -60,7 +60,9 @@ def both_ways(settings: Settings, folder: Path, key: str, magic: bytes) -> None:
     assert all("author" not in each and each["text"] == "Too long." for each in seen)
 
 
-def test_one_version_behind_and_one_ahead_on_the_topics(kafka: Kafka, unique: str, tmp_path: Path) -> None:
+def test_records_of_the_previous_and_the_next_schema_version_are_processed(
+    kafka: Kafka, unique: str, tmp_path: Path
+) -> None:
     both_ways(ready(Settings(bootstrap=kafka.bootstrap)), tmp_path, unique, SINGLE_OBJECT)
 
 
@@ -71,7 +73,7 @@ def way(registry: Registry) -> Iterator[Door]:
         yield found
 
 
-def test_through_a_registry_end_to_end(
+def test_schema_versions_mix_through_a_registry_too(
     own_broker: EmbeddedBroker,
     way: Door,
     workers: list[JoinWorker],

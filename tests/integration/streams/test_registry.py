@@ -34,7 +34,7 @@ def test_every_schema_is_registered_once_and_found_by_text_and_by_id(registry: R
         assert schema.fingerprint in {known.fingerprint for known in again.versions(schema.name).values()}
 
 
-def test_what_it_does_not_have_it_says_so(registry: Registry, unique: str) -> None:
+def test_an_unregistered_schema_or_id_is_an_error(registry: Registry, unique: str) -> None:
     client, nobody = ConfluentRegistry(registry.url), made_up(f"R{unique.replace('-', '')}", n="string")
     assert client.versions(nobody.name) == {}
     with pytest.raises(SchemasUnavailable, match="`tentalis schemas register` registers it"):

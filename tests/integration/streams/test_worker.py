@@ -236,7 +236,7 @@ def test_a_start_without_one_of_its_topics_ends_with_the_code_for_a_broker_that_
     lab.admin.create_topics([NewTopic(missing, PARTITIONS, 1)])[missing].result(30)  # the lab deletes what it made
 
 
-def test_what_nobody_of_ours_wrote_to_a_changelog_ends_a_start_that_no_other_start_mends(lab: Lab) -> None:
+def test_a_foreign_changelog_record_ends_every_start_with_7(lab: Lab) -> None:
     lab.produce(10)
     lab.put(lab.changelog, b"hello", b"key-0", partition=1)
     worker = lab.start()
@@ -283,7 +283,9 @@ def test_a_deleted_key_stays_deleted(lab: Lab) -> None:
 
 
 @on_both_stores
-def test_a_batch_waits_for_what_is_away_and_keeps_its_partition(lab: Lab, session: float, tmp_path: Path) -> None:
+def test_a_batch_waits_for_an_unavailable_service_and_keeps_its_partition(
+    lab: Lab, session: float, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     for partition in range(PARTITIONS):
         lab.put(lab.topic, b"wait:", f"w{partition}".encode(), partition=partition)

@@ -206,7 +206,7 @@ def test_a_server_that_stays_away_is_infrastructure() -> None:
 
 
 @pytest.mark.parametrize("reward", [float("nan"), 2.0, "1"])
-def test_a_reward_that_is_none_is_the_environments_fault(reward: Any) -> None:
+def test_an_invalid_reward_is_a_fault_of_the_environment(reward: Any) -> None:
     class Wrong(Countdown):
         async def score(self) -> Mapping[str, float]:
             return {"reward": reward}

@@ -192,7 +192,7 @@ def test_a_trainer_that_refuses_a_full_batch_is_seen_as_starved() -> None:
     assert not loop.state.starved
 
 
-def test_what_trains() -> None:
+def test_a_sample_counts_as_trainable_by_its_halves_and_its_group() -> None:
     of = task("a", n=4)
     assert trains(outcome(of))
     assert not trains(lost(of))

@@ -103,7 +103,7 @@ def answered(
         *("an undeclared distribution", "no model cards"),
     ],
 )
-def test_from_the_worker_to_the_trainer(server: FakeServer, reason: str) -> None:
+def test_answers_of_a_plain_server_are_scored_and_joined_but_not_trained_on(server: FakeServer, reason: str) -> None:
     results = answered(server)
     assert [(result.status, result.text, result.error) for result in results] == [(Status.OK, TEXT, None)] * 2
     effects = asyncio.run(

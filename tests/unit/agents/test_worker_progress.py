@@ -48,7 +48,7 @@ def test_a_record_handed_out_again_is_known() -> None:
     assert progress.begin(at(5)), "committed: a redelivery is new work"
 
 
-def test_what_went_to_somebody_else_is_not_committed() -> None:
+def test_records_of_a_revoked_partition_are_not_committed() -> None:
     progress = owning(0, 1)
     for stored in (at(1), at(2, 1)):
         progress.begin(stored)

@@ -126,14 +126,14 @@ def soak() -> Soak:
     return Soak()
 
 
-def test_of_a_sound_run_nothing_is_missed(soak: Soak) -> None:
+def test_a_complete_run_has_no_losses(soak: Soak) -> None:
     assert lost(soak.read, CODEC) == []
     kinds = Counter(record.kind for stored in soak.read(topics.OUTCOMES) if (record := stored.decode(CODEC)))
     wanted = {OutcomeKind.BOTH, OutcomeKind.RL, OutcomeKind.FAILED, OutcomeKind.EXPIRED}
     assert kinds.keys() >= wanted | {OutcomeKind.LATE, OutcomeKind.SUPERSEDED}, "every fate is among it"
 
 
-def test_what_is_written_twice_is_not_missed_either(soak: Soak) -> None:
+def test_a_record_written_twice_is_no_loss(soak: Soak) -> None:
     assert lost(lambda topic: chain(soak.read(topic), soak.read(topic)), CODEC) == []
 
 
@@ -193,7 +193,7 @@ def answers(half: Record, kind: type[Score | Hint], feedback: bool) -> bool:
         (aggregation, topics.OUTCOMES, is_own, lambda outcome: f"{aggregation.APP_ID} counted "),
     ],
 )
-def test_what_an_application_passes_over_is_missed(
+def test_a_record_that_an_application_skipped_is_a_loss(
     soak: Soak, app: Any, topic: str, picked: Callable[[Any], bool], told: Callable[[Any], str]
 ) -> None:
     record = soak.first(topic, picked)
@@ -238,7 +238,7 @@ def test_what_an_application_passes_over_is_missed(
         (topics.META, lambda signal: bool(signal.outcomes), lambda signal: f"{aggregation.APP_ID} counted "),
     ],
 )
-def test_what_is_not_on_its_topic_is_missed(
+def test_a_record_that_is_not_on_its_topic_is_a_loss(
     soak: Soak, topic: str, picked: Callable[[Any], bool], told: Callable[[Any], str]
 ) -> None:
     record = soak.first(topic, picked)

@@ -147,7 +147,9 @@ STEPS = {
         (Outcome, {"head": head("t1", opd=None)}),
     ],
 )
-def test_whatever_else_is_said_is_held_against_the_halves(of: type[Record], changes: dict[str, Any]) -> None:
+def test_every_field_of_an_outcome_or_rollout_is_compared_with_the_halves(
+    of: type[Record], changes: dict[str, Any]
+) -> None:
     halves: list[Timed] = [PLAIN[0], (20, score(sample(head()), 0.5).model_copy(update=STEPS)), *PLAIN[2:]]
     said = written(halves)
     assert joined(halves, said) == NOTHING
@@ -196,14 +198,14 @@ def left(*said: Rollout) -> list[str]:
     return not_forgotten(stored(topics.ROLLOUTS, *said), "user-t1", CODEC)[0].wrong
 
 
-def test_of_who_left_there_are_redacted_rollouts_and_nothing_else() -> None:
+def test_of_a_forgotten_user_only_redacted_rollouts_may_remain() -> None:
     mine, other = rollouts()
     assert left(mine, other, redacted_rollout(mine)) == []
     assert left(mine, mine, redacted_rollout(mine), other, redacted_rollout(mine)) == []
     assert not_forgotten(stored(topics.ROLLOUTS, mine, redacted_rollout(mine)), "user-t1", CODEC)[1] == 1
 
 
-def test_what_is_left_of_who_left_is_found() -> None:
+def test_data_left_of_a_forgotten_user_is_found() -> None:
     mine, other = rollouts()
     assert left(mine, other) == ["t1/0: not redacted, although its user was forgotten"]
     assert left(mine, redacted_rollout(mine), mine) == ["t1/0: not redacted, although its user was forgotten"]

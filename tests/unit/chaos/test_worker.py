@@ -67,7 +67,7 @@ def test_whatever_else_ends_a_worker_is_a_crash(code: int, text: str) -> None:
     assert cause_of(code, text)[0] is Cause.CRASH
 
 
-def test_the_last_words_count_and_not_what_was_said_on_the_way() -> None:
+def test_the_last_log_line_decides_the_cause_of_an_exit() -> None:
     fenced, gone = REASONS[Cause.FENCED][0], "tentalis-join ends: KeyError('t1')"
     assert cause_of(1, log(fenced) + log(gone))[0] is Cause.CRASH
 

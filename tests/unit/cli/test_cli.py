@@ -406,7 +406,7 @@ def test_a_file_that_is_not_there_is_named_without_numbers(tmp_path: Path) -> No
     assert explain(caught.value) == (f"{missing}: No such file or directory", 1)
 
 
-def test_a_table_speaks_to_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_shows_yes_no_and_a_dash_for_booleans_and_none(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("topic", "managed"), [("a", True), ("b", False), ("c", None), ("d", 0)])
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["MANAGED", "yes", "no", "-", "0"]
 
@@ -458,11 +458,11 @@ def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> No
         ("1969-12-31T23:59:59.999Z", Start(at_ms=0)),
     ],
 )
-def test_where_to_start(text: str, start: Start) -> None:
+def test_a_start_is_an_offset_a_count_from_the_end_or_a_time(text: str, start: Start) -> None:
     assert parse_start(text, now=1_767_225_660_000) == start
 
 
-def test_a_start_that_is_none_names_the_choices() -> None:
+def test_an_invalid_start_names_the_allowed_forms() -> None:
     with pytest.raises(CommandError, match="2026-01-31T12:00:00Z, or an age: 90s"):
         parse_start("yesterday", now=0)
 
@@ -481,7 +481,7 @@ def test_a_start_that_is_none_names_the_choices() -> None:
         (Start(at_ms=5), -1, 20),
     ],
 )
-def test_the_first_offset_of_a_partition(start: Start, at_time: int | None, offset: int) -> None:
+def test_the_first_offset_to_read_follows_from_the_start(start: Start, at_time: int | None, offset: int) -> None:
     assert begin_offset(start, 10, 20, at_time) == offset
 
 
@@ -651,7 +651,7 @@ def test_a_key_without_raw_and_a_foreign_topic_are_usage_errors() -> None:
         (("--before", "2999-01-01"), "is in the future"),
     ],
 )
-def test_forget_wants_to_know_whom(arguments: tuple[str, ...], told: str) -> None:
+def test_forget_without_a_subject_is_a_usage_error(arguments: tuple[str, ...], told: str) -> None:
     done = runner.invoke(app, ["forget", *arguments])
     assert done.exit_code == 2
     assert told in done.stderr

@@ -100,7 +100,7 @@ def test_every_command_is_known_as_one_that_reads_or_changes_something() -> None
 
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS | ADDITIONS | OPERATES | READS))
-def test_it_prints_a_table_json_or_yaml(name: str) -> None:
+def test_every_command_with_output_has_the_option_output(name: str) -> None:
     shown = runner.invoke(app, [*name.split(), "--help"]).stdout
     assert "-o, --output <table|json|yaml" in shown
 

@@ -48,7 +48,7 @@ def folded(log: list[tuple[Record, int]]) -> RunStats:
     return stats
 
 
-def test_reward_by_version_with_its_uncertainty_over_tasks() -> None:
+def test_the_standard_error_of_a_versions_reward_is_over_task_means() -> None:
     one, two = folded(two_versions()).scores()
     assert (one.version, one.mean, one.n) == (1, 0.25, 4)
     assert (two.version, two.mean, two.n) == (2, 0.75, 4)
@@ -70,7 +70,7 @@ def test_seconds_by_phase() -> None:
     assert phases == {"sampling": 11.0, "judging": 2.0, "training": 20.0, "serving": 0.5}
 
 
-def test_twice_and_in_any_order_of_topics_it_is_the_same() -> None:
+def test_repeated_records_and_the_order_of_topics_do_not_change_the_statistics() -> None:
     log = two_versions()
     by_kind: dict[str, list[tuple[Record, int]]] = {}
     for record, at in log:

@@ -187,7 +187,7 @@ def test_what_a_model_says_cannot_move_the_cursor() -> None:
     assert printable("a\x1b[2Jb\x08\u200b\r") == "a\ufffd[2Jb\ufffd\ufffd\ufffd"
 
 
-def test_bars() -> None:
+def test_a_bar_has_the_height_of_its_reward() -> None:
     assert bar(-1.0) == bar(0.0) == "▁" and bar(1.0) == "█"
     assert len(sparkline(learning().scores())) == 16
 
@@ -238,7 +238,7 @@ def test_a_run_with_settings_of_its_own_goes_on_with_them(tmp_path: Path) -> Non
     assert open_run(tmp_path, kind, make_scenario("assistant"), 5.0).run_id == first.run_id
 
 
-def test_how_to_go_on() -> None:
+def test_the_summary_names_the_next_commands() -> None:
     first = ("tentalis replay r", "tentalis verify r")
     assert next_commands("r", stays=False) == (*first, "tentalis up")
     assert next_commands("r", stays=True) == (*first, "tentalis status"), "`up` is refused while the stack stays"

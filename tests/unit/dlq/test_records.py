@@ -216,12 +216,12 @@ def test_a_forged_circle_of_replays_ends() -> None:
         (Filter(places=[RecordPlace(topics.TASKS, 3, 4)]), False),
     ],
 )
-def test_filters(wanted: Filter, matches: bool) -> None:
+def test_a_filter_matches_letters_by_each_of_its_fields(wanted: Filter, matches: bool) -> None:
     (case,) = folded(letter())
     assert wanted.matches(case) is matches
 
 
-def test_a_text_that_is_no_place() -> None:
+def test_an_invalid_place_is_refused() -> None:
     for text in ("t", "t[x]@1", "t[1]@", "[1]@2", "t[1]@2 "):
         with pytest.raises(ValueError, match="is not a place"):
             RecordPlace.parse(text)

@@ -141,7 +141,7 @@ def test_whenever_a_call_is_given_up_the_next_one_is_answered(times: int) -> Non
     run(body)
 
 
-def test_nobody_there_is_said_and_tried_again() -> None:
+def test_a_refused_connection_is_an_error_and_the_next_call_tries_again() -> None:
     async def body(server: Server, client: httpx.AsyncClient, url: str) -> None:
         for _ in range(2):
             with pytest.raises(httpx.ConnectError):

@@ -160,7 +160,7 @@ def test_a_session_id_that_cannot_stand_in_a_header_is_refused(shown: str) -> No
         _turn({}, {"session_id": shown})
 
 
-def test_opting_out_takes_the_word_off() -> None:
+def test_only_the_value_off_opts_out_of_recording() -> None:
     assert recorded({}) and recorded({"x-tentalis-record": "ON"}) and not recorded({"x-tentalis-record": " Off "})
     with pytest.raises(APIError):
         recorded({"x-tentalis-record": "no"})
@@ -376,7 +376,7 @@ def test_users_and_workers_have_adapters_of_their_own_once_they_are_served() -> 
     assert shared.policy_owners == {"for-two": frozenset({"ann", "bob"})}, "what is everybody's is nobody's own"
 
 
-def test_only_what_was_not_said_is_pinned() -> None:
+def test_only_sampling_parameters_that_the_client_left_out_are_set() -> None:
     to = _routed(_settings(), "assistant", "assistant@v1")
     sent = backend_request({"temperature": 0.3, "session_id": "s"}, to, chat=True, tokens=True).body
     assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["model"]) == (0.3, 1.0, 0, "assistant@v1")

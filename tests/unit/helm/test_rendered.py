@@ -19,7 +19,7 @@ def values_id(path: Path) -> str:
 
 
 @pytest.mark.parametrize("values", VALUES, ids=values_id)
-def test_helm_lint_is_content(values: Path) -> None:
+def test_helm_lint_passes(values: Path) -> None:
     done = chart.helm("lint", "--strict", str(CHART), "-f", str(values))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -137,7 +137,7 @@ def test_selectors_find_their_pods_and_services_their_ports(values: Path) -> Non
         ("podMonitor.enabled=true", "podMonitor"),
     ],
 )
-def test_the_schema_refuses(change: str, message: str) -> None:
+def test_the_values_schema_refuses_invalid_values(change: str, message: str) -> None:
     done = template(*MINIMAL, "--set", change)
     assert done.returncode != 0
     assert "don't meet the specifications of the schema" in done.stderr

@@ -115,7 +115,7 @@ def test_broken_logits_are_reported() -> None:
     assert drawn(logits, np.full(3, 0.5)).finite.tolist() == [True, False, False]
 
 
-def test_seeds() -> None:
+def test_uniforms_depend_on_seed_and_index_alone() -> None:
     first = uniforms(7, 0, 5)
     assert np.array_equal(first, uniforms(7, 0, 5))
     assert np.array_equal(first[:3], uniforms(7, 0, 3))

@@ -41,7 +41,7 @@ def test_the_command_has_what_training_needs() -> None:
     assert "--enforce-eager" not in vllm_command(Path("vllm"), VllmOptions(Path("/m"), "tiny", gpu=True))
 
 
-def test_where_vllm_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_is_found_by_name_then_in_the_cache_then_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     with pytest.raises(VllmMissing, match="`make vllm`") as error:
         find_vllm(None, tmp_path / "cache")
@@ -101,7 +101,9 @@ def test_the_plugin_leaves_out_a_head_that_no_adapter_changes() -> None:
         ([], None),
     ],
 )
-def test_the_log_probs_decide_what_they_are(given: list[float], mode: LogprobsMode | None) -> None:
+def test_the_log_probs_decide_if_a_server_is_processed_raw_or_unknown(
+    given: list[float], mode: LogprobsMode | None
+) -> None:
     processed, raw = [-0.51, -0.6, -0.7][: len(given)], [-1.5, -2.6, -0.1][: len(given)]
     values = (np.array(each, dtype=np.float32) for each in (given, processed, raw))
     assert judge_logprobs(*values).mode is mode
@@ -124,7 +126,7 @@ def test_samples_that_do_not_tell_the_kinds_apart_decide_nothing() -> None:
         (PROCESSED, None, PROCESSED, "cannot be checked"),
     ],
 )
-def test_what_was_measured_counts(
+def test_a_measured_mode_takes_precedence_over_the_declared_one(
     declared: LogprobsMode, measured: LogprobsMode | None, recorded: LogprobsMode, problem: str
 ) -> None:
     mode, said = settled(declared, LogprobsMeasurement(measured, "numbers"))

@@ -60,7 +60,7 @@ def options(state: StateDir, home: Path, **more: Any) -> StackOptions:
 
 @pytest.mark.usefixtures("added")
 class TestAnApplicationAddedToTheList:
-    def test_has_a_role_with_the_acls_that_it_needs(self) -> None:
+    def test_a_new_application_has_a_role_with_the_acls_that_it_needs(self) -> None:
         role = acls.roles()["praising"]
         assert role.what == "`tentalis serve praising`"
         assert set(role.grants) >= {
@@ -72,23 +72,23 @@ class TestAnApplicationAddedToTheList:
             Grant(Resource.TOPIC, CHANGELOG, Operation.WRITE),
         }
 
-    def test_is_in_the_lag_tables(self) -> None:
+    def test_a_new_application_is_in_the_lag_tables(self) -> None:
         assert groups_of("chat", "assistant")["tentalis-praising"] == NEW.consumes
         assert read_by("tentalis-praising") == NEW.consumes
         assert components()["praising"] == "tentalis-praising"
 
-    def test_is_a_process_of_the_local_stack(self, tmp_path: Path) -> None:
+    def test_a_new_application_is_a_process_of_the_local_stack(self, tmp_path: Path) -> None:
         with StateDir(tmp_path) as state:
             (spec,) = [each for each in build_stack(options(state, tmp_path)).specs if each.name == "praising"]
         assert list(spec.argv)[3:5] == ["serve", "praising"] and spec.after == ("topics",)
         assert list(spec.argv)[5:] == ["--metrics-port", str(spec.port)] and spec.ready is not None
 
-    def test_is_reached_by_forget(self) -> None:
+    def test_forget_reaches_a_new_application(self) -> None:
         assert NEW in topology.personal()[topics.SESSIONS]
         assert topics.ROLLOUTS not in topology.personal(), "rollouts carry no request"
         assert CHANGELOG in forgetting.personal_changelogs()
 
-    def test_has_its_changelog_among_the_topics_that_apply_and_doctor_want(
+    def test_a_new_application_has_its_changelog_in_the_topic_table(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         assert CHANGELOG in {change.topic for change in plan(topology.topic_table(), {})}
@@ -108,7 +108,7 @@ class TestAnApplicationAddedToTheList:
         assert CHANGELOG in looked
         assert finding.found.startswith(f"{len(topology.topic_table().topics)} differ")
 
-    def test_is_a_command_of_serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_new_application_is_a_command_of_serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begun: list[tuple[Any, ...]] = []
         module = ModuleType("streams.apps.praising.processor")
         module.build = lambda settings: "praise"  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ class TestAnApplicationAddedToTheList:
             "accept_loss": False,
         }
 
-    def test_exports_the_metrics_of_every_stream_application(self) -> None:
+    def test_a_new_application_exports_the_metrics_of_every_stream_application(self) -> None:
         assert STREAM_RECORDS in exported_by("praising")
 
 

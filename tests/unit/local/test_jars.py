@@ -64,7 +64,7 @@ def test_without_marker_only_what_differs_is_fetched_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("change", ["truncated", "gone", "another closure"])
-def test_the_marker_does_not_hide(tmp_path: Path, change: str) -> None:
+def test_the_marker_file_does_not_hide_missing_truncated_or_changed_archives(tmp_path: Path, change: str) -> None:
     jars = [jar("a"), jar("b")]
     paths = fetch_jars(tmp_path, jars=jars, fetch=from_name)
     if change == "truncated":

@@ -9,7 +9,7 @@ from tentalis.local.liveness import AwakeClock, Silence
 from tentalis.service.heartbeat import INTERVAL_S, VARIABLE, Beats, Heart
 
 
-def test_a_night_asleep_makes_nobody_silent() -> None:
+def test_time_asleep_does_not_count_as_silence() -> None:
     clock = AwakeClock(1000.0)
     silence = Silence(clock.now)
     for tick in range(1, 21):
@@ -48,7 +48,7 @@ def test_a_heart_is_heard_while_it_beats(tmp_path: Path, now: list[float]) -> No
     assert beats.trouble() == ""
 
 
-def test_one_rank_that_stands_still_is_named(tmp_path: Path, now: list[float]) -> None:
+def test_a_rank_without_heartbeats_is_named(tmp_path: Path, now: list[float]) -> None:
     beats = Beats(tmp_path)
     hearts = [Heart({VARIABLE: str(tmp_path), "RANK": str(rank)}) for rank in range(2)]
     for heart in hearts:

@@ -98,7 +98,7 @@ def test_what_a_vote_says(answer: str | None, vote: HintVote) -> None:
 
 
 @given(st.text())
-def test_no_answer_makes_the_parser_fail_or_make_something_up(answer: str) -> None:
+def test_the_parser_neither_fails_nor_invents_a_hint_on_any_answer(answer: str) -> None:
     vote = vote_of(answer)
     assert (vote.status is VoteStatus.ACCEPTED) == bool(vote.hint)
     assert vote.hint in one_line(answer)
@@ -137,7 +137,7 @@ def test_a_hint_has_more_than_ten_characters_and_the_longest_is_taken(hints: lis
 
 
 @given(HINTS)
-def test_or_all_are_each_once_the_shortest_first_three_at_most(hints: list[str]) -> None:
+def test_select_all_returns_at_most_three_distinct_hints_the_shortest_first(hints: list[str]) -> None:
     usable = {one_line(hint) for hint in hints if len(one_line(hint)) > 10}
     chosen = select_hints(hints, "all")
     assert len(chosen) == min(len(usable), MAX_HINTS) and len(set(chosen)) == len(chosen) and set(chosen) <= usable
@@ -321,7 +321,7 @@ def test_what_the_judge_does_not_say_is_counted_and_never_made_up() -> None:
     assert exported(app, "tentalis_hinting_judge_votes_total") == votes
 
 
-def test_nobody_is_asked_about_praise_or_an_answer_that_cannot_be_learnt_from() -> None:
+def test_no_judge_is_asked_about_praise_or_untrainable_answers() -> None:
     chat = Script()
     app = hinting(chat, FakeInference())
     assert half_of(app, sampling=Sampling(temperature=0.0)).kind is HintKind.REJECTED

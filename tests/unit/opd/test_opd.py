@@ -108,7 +108,7 @@ def test_a_request_that_cannot_be_read_has_no_teacher(request_: str) -> None:
     assert refused.value.reason == "no_prompt"
 
 
-def test_what_others_keep_under_that_name_is_theirs() -> None:
+def test_task_metadata_named_request_that_the_gateway_did_not_write_is_ignored() -> None:
     assert student_prompt(make_task(metadata={"request": "Fix the bug."})).template == {}
 
 

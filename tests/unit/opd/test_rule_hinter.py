@@ -32,11 +32,11 @@ def hints(text: str, source: Source, author: str = "user") -> tuple[str, ...]:
         ("False positives: 3 in 12 files.", "tool"),
     ],
 )
-def test_what_goes_on_with_something_else_is_no_hint(text: str, author: str) -> None:
+def test_a_message_about_something_else_is_no_hint(text: str, author: str) -> None:
     assert hints(text, Source.NEXT_STATE, author) == ()
 
 
-def test_a_correction_is_one_and_so_is_whatever_is_meant_as_feedback() -> None:
+def test_corrections_and_explicit_feedback_are_hints() -> None:
     said = "That is too long. Please answer in one sentence."
     assert hints(said, Source.NEXT_STATE) == ("Please answer in one sentence.",)
     assert hints("Please tell me about the weather in Bergen.", Source.USER)

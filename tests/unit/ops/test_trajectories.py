@@ -78,7 +78,7 @@ def test_rollouts_become_rows_with_their_types(view: TrajectoryView) -> None:
     assert all(len(COLUMNS) == len(row_of(each, 0, 0, 0)) for each in made)
 
 
-def test_filters(view: TrajectoryView) -> None:
+def test_rollouts_are_filtered_by_each_field(view: TrajectoryView) -> None:
     asked = rollout("d", reward=None)
     said = {"session_id": "s", "environment": "math", "run_id": "r"}
     taken(

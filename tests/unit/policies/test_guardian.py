@@ -208,7 +208,7 @@ def test_a_served_version_that_falls_below_its_guard_is_rolled_back() -> None:
     assert of.check_served(version(2), answers) is None, "it is said once"
 
 
-def test_a_guard_that_is_killed_between_its_words_has_rolled_back() -> None:
+def test_a_guard_that_is_killed_after_its_first_record_has_rolled_back() -> None:
     """The fall of a served version is said once. Killed after the first record and started again, it is not served."""
     log = log_of(run(), version(0), version(1), said(1), version(2), said(2), promotion(2, "guarded", "s2"))
     of, answers = guardian(log, Speaker()), ServedAnswers()
@@ -238,7 +238,7 @@ def test_worse_rewards_than_before_are_a_fall_too() -> None:
     assert found[1] is not None and found[1].version == 0, "the initial adapter needs no verdict to go back to"
 
 
-def test_with_nothing_to_go_back_to_it_is_said_and_served_on() -> None:
+def test_without_a_version_to_roll_back_to_the_verdict_is_recorded_and_the_version_stays_served() -> None:
     log = log_of(run(), version(0), promotion(0, "guarded", "s0"))
     answers = ServedAnswers()
     answered(answers, 0, 1)

@@ -234,7 +234,7 @@ def test_a_refused_version_is_tried_again_after_a_while(bench: Bench, clock: Cal
     assert bench.said() == [(1, False), (1, True)]
 
 
-def test_a_server_that_is_away_decides_nothing(bench: Bench) -> None:
+def test_an_unreachable_server_causes_no_decision(bench: Bench) -> None:
     bench.publish(1)
     bench.server.away = ServerUnavailable("restarting")
     with pytest.raises(ServerUnavailable):
@@ -354,7 +354,7 @@ def test_acknowledgements_of_other_servers_are_not_ours() -> None:
 # The checks.
 
 
-def test_locations(tmp_path: Path) -> None:
+def test_an_adapters_location_is_a_folder_or_an_object_store(tmp_path: Path) -> None:
     folder = tmp_path / "an adapter"
     assert adapter_place(folder.as_uri()).folder == adapter_place(str(folder)).folder == folder
     assert adapter_place("s3://bucket/a").folder is None

@@ -91,7 +91,7 @@ def test_votes_without_an_answer_are_never_enough() -> None:
     asyncio.run(run())
 
 
-def test_all_votes_hanging_are_all_none_and_nobody_is_said_to_be_away() -> None:
+def test_votes_that_all_time_out_are_none_and_the_endpoint_counts_as_available() -> None:
     votes, chat = asyncio.run(votes_of([HANG], 3, limit=1.5))
     assert votes == [None] * 3
     assert chat.endings[VoteEnding.TIMEOUT] == 3
@@ -121,7 +121,7 @@ def test_a_vote_that_fails_or_lies_is_none(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 429, 502, 503, 504])
-def test_an_endpoint_that_answers_no_vote_and_refuses_for_its_own_state_is_away(status: int) -> None:
+def test_an_endpoint_without_an_answered_vote_that_is_overloaded_or_refuses_is_unavailable(status: int) -> None:
     async def run() -> None:
         replies = [Reply(500, b"oops"), Reply(status, b"later")]
         async with judge_server(replies) as server, ChatClient(endpoint(server)) as chat:
@@ -137,7 +137,7 @@ def test_one_answer_is_enough_to_go_on_with() -> None:
     assert sorted(votes, key=str) == [None, None, "fine"]
 
 
-def test_nobody_at_the_address_is_away() -> None:
+def test_a_refused_connection_counts_as_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

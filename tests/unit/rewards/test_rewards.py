@@ -176,7 +176,7 @@ def complaint(answer: str, **fields: Any) -> str | None:
     return rewards.complaint(task, make_result(task, text=answer, **fields))
 
 
-def test_whoever_is_content_does_not_complain() -> None:
+def test_a_good_answer_gets_no_complaint() -> None:
     assert complaint(GOOD) is None
 
 
@@ -310,7 +310,7 @@ def test_an_unknown_dataset_or_half_an_entry_is_malformed() -> None:
         solved("reasoning_gym", {"dataset": "chain_sum", "entry": {"question": "1?"}}, "1")
 
 
-def test_whoever_knows_the_answer_tells_it() -> None:
+def test_a_complaint_tells_the_reference_answer() -> None:
     task, _ = solved("gsm8k", {"answer": "... #### 18"}, "17")
     assert "the answer is 18" in (rewards.complaint(task, make_result(task, text="17")) or "")
     assert "no answer" in (rewards.complaint(task, make_result(task, text="hm")) or "")

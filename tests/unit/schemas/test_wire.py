@@ -290,7 +290,7 @@ def test_an_id_of_a_schema_that_is_no_record_of_avro_is_a_bad_record(http_regist
 
 
 @pytest.mark.parametrize("status", [404, 401, 429, 500, 503])
-def test_a_registry_that_fails_condemns_no_record(http_registry: SchemaRegistry, status: int) -> None:
+def test_a_registry_that_fails_dead_letters_no_record(http_registry: SchemaRegistry, status: int) -> None:
     good = ConfluentRegistry(http_registry.url)
     good.register_all()
     wire = Codec(good).encode(topics.HALVES, TICK)
@@ -303,7 +303,7 @@ def test_a_registry_that_fails_condemns_no_record(http_registry: SchemaRegistry,
         codec.encode(topics.HALVES, TICK)
 
 
-def test_a_registry_that_nobody_hears_of_condemns_no_record_and_its_password_stays_secret() -> None:
+def test_an_unreachable_registry_dead_letters_no_record_and_its_error_hides_the_password() -> None:
     codec = Codec(ConfluentRegistry("http://user:secret@127.0.0.1:1"))
     for ask in (lambda: decoded(codec, UNKNOWN_ID), lambda: codec.encode(topics.HALVES, TICK)):
         with pytest.raises(SchemasUnavailable, match=r"127\.0\.0\.1 failed") as caught:

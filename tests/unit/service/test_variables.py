@@ -106,7 +106,7 @@ def test_a_bad_value_is_said_with_what_is_allowed(name: str, text: str, said: st
 
 
 @pytest.mark.parametrize("text", ["kafka:9092", "localhost", "10.0.0.1:1,b.example.com:65535", "[::1]:9092"])
-def test_brokers(text: str) -> None:
+def test_bootstrap_takes_lists_of_hosts_with_ports(text: str) -> None:
     assert variables.BOOTSTRAP.read({"TENTALIS_BOOTSTRAP": text}) == text
 
 

@@ -23,7 +23,7 @@ from tentalis.storage.manifest import SetManifest, StoredFile
 from tentalis.storage.places import adapter_location, checkpoints_location
 
 
-def test_locations(tmp_path: Path) -> None:
+def test_a_location_is_a_folder_or_a_prefix_in_an_object_store(tmp_path: Path) -> None:
     folder = tmp_path / "an adapter"
     for text in (str(folder), folder.as_uri(), folder.as_uri().replace("file://", "file://localhost")):
         place = Location.parse(text)

@@ -24,7 +24,7 @@ def test_it_closes_when_what_is_sampled_now_would_be_dropped_and_opens_again() -
     assert gate.due_signal(1, 1, NOW + 10 * EXPIRY_MS) is None
 
 
-def test_while_it_is_closed_it_is_said_again_before_it_expires() -> None:
+def test_a_closed_signal_is_repeated_before_it_expires() -> None:
     gate = gate_with()
     signals = [gate.due_signal(9, 0, NOW + second * 1000) for second in range(120)]
     times = [record.event_time for record in signals if record is not None]
@@ -36,7 +36,7 @@ def test_while_it_is_closed_it_is_said_again_before_it_expires() -> None:
             assert manager_view.closed("assistant", record.event_time + EXPIRY_MS // REFRESHES_PER_EXPIRY)
 
 
-def test_what_is_said_between_two_long_steps_holds_until_it_can_be_said_again() -> None:
+def test_a_signal_outlasts_a_long_step() -> None:
     gate, manager_view = gate_with(), Backpressure()
     for step in range(1, 5):
         gate.set_step_duration(300.0)
@@ -49,7 +49,7 @@ def test_what_is_said_between_two_long_steps_holds_until_it_can_be_said_again() 
     assert last is not None and last.expires_at == now + 300_000 + EXPIRY_MS
 
 
-def test_a_dead_trainer_keeps_nobody_waiting() -> None:
+def test_the_signal_of_a_dead_trainer_expires() -> None:
     manager_view = Backpressure()
     record = gate_with().due_signal(9, 0, NOW)
     assert record is not None and manager_view.apply(record)
@@ -58,7 +58,7 @@ def test_a_dead_trainer_keeps_nobody_waiting() -> None:
     assert manager_view.closed("math", NOW) is None
 
 
-def test_the_last_word_counts() -> None:
+def test_the_newest_signal_counts() -> None:
     manager_view, gate = Backpressure(), gate_with()
     records: list[BackPressure] = [r for r in (gate.due_signal(9, 0, NOW), gate.due_signal(0, 0, NOW)) if r is not None]
     assert [manager_view.apply(record) for record in records] == [True, True]

@@ -115,7 +115,7 @@ def test_a_policy_that_is_not_finite_is_not_the_fault_of_its_rollouts(run_config
         find_culprits(*given_to)
 
 
-def test_a_step_that_is_finite_the_second_time_drops_nobody(run_config: TrainerConfig) -> None:
+def test_a_step_that_is_finite_when_recomputed_drops_no_rollout(run_config: TrainerConfig) -> None:
     with pytest.raises(TrainingDiverged, match="the machine computes wrongly"):
         find_culprits(*arguments(engine_of(run_config), run_config, planned(HONEST), HONEST))
 

@@ -90,7 +90,7 @@ class Failing:
         raise AssertionError("closed although it failed")
 
 
-def test_a_tracker_that_fails_is_said_once_and_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_tracker_is_logged_once_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
     tracker = QueuedTracker("failing", Failing)
     for step in range(1, 6):
         tracker.step(step, METRICS)
@@ -110,7 +110,7 @@ def test_a_library_that_is_not_there_stops_nothing(caplog: pytest.LogCaptureFixt
     assert "No module named 'wandb'" in caplog.text and caplog.records[0].levelno == logging.ERROR
 
 
-def test_a_tracker_that_hangs_makes_nobody_wait(
+def test_a_hanging_tracker_does_not_delay_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.1)

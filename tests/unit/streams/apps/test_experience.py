@@ -269,12 +269,12 @@ def test_an_end_that_is_delivered_again_does_not_end_a_newer_session(kept: State
     assert newer.store
 
 
-def test_who_leaves_is_dropped() -> None:
+def test_sessions_of_a_forgotten_user_are_dropped() -> None:
     lab = Lab(log_of((0, FIRST), (1, forget(user_id="ann")), (2, end())), Script())
     assert not lab.run() and not content(lab)
 
 
-def test_who_left_stays_forgotten_through_restarts_and_others_do_not(kept: StateStore | DiskStore) -> None:
+def test_a_forgotten_user_stays_forgotten_through_restarts(kept: StateStore | DiskStore) -> None:
     other = turn("x", "Hi", session="other", user_id="bob")
     log = log_of(
         *((0, FIRST), (1, forget(user_id="ann")), (2, SECOND), (3, other), (4, end())),

@@ -153,7 +153,7 @@ def test_a_thumb_before_the_next_message_is_the_reward_and_a_later_one_is_late()
     assert Lab(next_state(result=alone), thumb("t", result=alone)).score().reward == 1.0
 
 
-def test_a_task_that_nobody_can_judge_holds_nothing_up() -> None:
+def test_feedback_on_a_task_with_an_unknown_scorer_leaves_no_state() -> None:
     strange = make_result(make_task(terms=TERMS, verifier=Verifier(name="unheard of"), n_samples=1))
     lab = Lab(thumb("t", result=strange), next_state(result=strange))
     lab.run(*lab.logs.topics[topics.FEEDBACK])

@@ -499,7 +499,7 @@ def test_forgetting_by_session_and_by_age() -> None:
     assert [key for _, key, _ in written.produced] == ["t1/0", "t2/0"]
 
 
-def test_what_was_under_way_when_somebody_left_is_not_taken_in() -> None:
+def test_halves_in_flight_of_a_forgotten_user_are_late() -> None:
     """A result that scoring had not seen yet, a hint for a task that had closed: outcomes, but nothing to train on."""
     closed, unscored = head("t1"), head("t2").model_copy(update={"user_id": "user-t1"})
     s = sample(closed)

@@ -407,7 +407,7 @@ def test_nothing_due_is_left_after_a_record(log: list[tuple[int, Spec | None]], 
         assert all(task.due >= state.time for task in state._open.values())
 
 
-def test_a_header_that_comes_back_from_the_dead_is_not_believed() -> None:
+def test_a_deleted_header_that_a_zombie_writes_again_is_ignored() -> None:
     """A header deleted long ago, flushed again by a zombie after compaction took the deletion: no second outcome."""
     log: list[tuple[int, Spec | None]] = [
         (0, ("open", "a", 0, None)),
@@ -459,7 +459,7 @@ def test_a_restart_knows_which_slots_are_closed() -> None:
     assert {outcome.event_time for outcome in partition.written.outcomes.values()} == {START + 3}
 
 
-def test_a_restart_remembers_who_left() -> None:
+def test_a_restart_remembers_requests_to_forget() -> None:
     """The request is on the changelog and the clock is not: it comes again, and what follows is refused."""
     s = sample(head("a"))
     log = [record_at(0, 0, forget(user_id="user-a")), record_at(1, 1, score(s)), record_at(2, 2, hint(s))]

@@ -175,7 +175,7 @@ def test_the_same_event_twice_is_one() -> None:
     assert len(partition.tasks) == 2
 
 
-def test_two_users_who_chose_the_same_session_never_hear_each_other() -> None:
+def test_one_session_id_of_two_users_is_two_sessions() -> None:
     other = TWO.model_copy(update={"user_id": "bob", "session_event_id": "bob"})
     nobody = TWO.model_copy(update={"user_id": None, "session_event_id": "nobody"})
     partition = fold((0, ONE), (10, other), (20, nobody), (30, end(user_id="bob")), (40, TWO))

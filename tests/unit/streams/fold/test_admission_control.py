@@ -42,7 +42,7 @@ LOADS = st.dictionaries(
 
 
 @given(LOADS, st.integers(1, 60), st.integers(1, 6000))
-def test_below_the_bound_somebody_is_always_read_on_and_at_it_nobody(
+def test_below_the_bound_at_least_one_partition_is_read_and_at_it_none(
     loads: dict[int, PartitionLoad], tasks: int, size: int
 ) -> None:
     bound = OpenBound(tasks, size)
@@ -57,7 +57,7 @@ def test_below_the_bound_somebody_is_always_read_on_and_at_it_nobody(
             assert loads[going[0]].time == min(load.time for load in loads.values())
 
 
-def test_without_a_bound_nobody_waits() -> None:
+def test_without_a_bound_no_partition_waits() -> None:
     assert not OpenBound().waits({0: PartitionLoad(10**9, 10**15, 0)}, 0)
 
 

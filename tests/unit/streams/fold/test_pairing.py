@@ -70,7 +70,7 @@ def test_feedback_on_the_whole_task_is_for_every_sample_also_for_those_to_come()
     assert not over.given_up and len(over.outputs) == 1
 
 
-def test_of_several_results_of_a_sample_the_first_is_spoken_of() -> None:
+def test_feedback_on_a_sample_with_several_results_is_about_the_first() -> None:
     first, rerun = result("a", 0), result("a", 0, answer=2)
     assert spoken_of(told("scoring", (first, 1), (rerun, 2), (bare("a", 0, "f"), 3))) == [first.result_id]
     assert spoken_of(told("scoring", (bare("a", 0, "f"), 1), (first, 2), (rerun, 3))) == [first.result_id]
@@ -151,7 +151,7 @@ def test_a_batch_that_speaks_of_too_much_is_refused_as_a_whole_and_taken_alone(
     assert len(halves(broker)) == 2
 
 
-def test_a_strangers_state_is_refused() -> None:
+def test_state_of_another_application_is_refused() -> None:
     for key, value in (("clock/3", b"x" * 20), ("results/1-2", b"short"), ("feedback/1", bytes(9))):
         with pytest.raises(ValueError, match="state entry"):
             RecentResults(HORIZON).restore({key: value})
@@ -326,7 +326,7 @@ def test_what_waits_and_what_is_remembered_is_measured(kind: str) -> None:
         assert exporter.registry.get_sample_value("tentalis_hinting_hints_total", {"kind": "accepted"}) == 0
 
 
-def test_what_a_read_did_not_get_to_is_read_on() -> None:
+def test_records_that_one_read_leaves_out_are_read_by_the_next() -> None:
     class Short(Sweeps):
         """Loses the first result, and is full after two records."""
 

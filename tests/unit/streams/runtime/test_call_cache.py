@@ -80,7 +80,7 @@ def test_answers_to_a_batch_of_another_topic_are_not_held() -> None:
     assert asker.process(records(0, 1, "other")) == [0, -1] and asker.asked == [0, 1]
 
 
-def test_what_no_retry_mends_is_said_first_and_equal_questions_are_asked_once() -> None:
+def test_permanent_errors_are_raised_first_and_equal_questions_are_asked_once() -> None:
     asker = Asker()
     asker.fails = {0: Retryable("away"), 1: ValueError("wrong")}
     with pytest.raises(ValueError, match="wrong"):

@@ -289,7 +289,7 @@ def test_records_that_an_operator_skipped_are_passed_over() -> None:
     assert script.calls == [[0]] and made.counts.records == 9 and len(sink.sent) == 1
 
 
-def test_lanes_keep_order_within_a_partition_and_run_beside_each_other() -> None:
+def test_queues_keep_order_within_a_partition_and_run_concurrently() -> None:
     async def main() -> None:
         log: list[tuple[str, int, int]] = []
         both = asyncio.Barrier(2)
@@ -326,7 +326,7 @@ def test_lanes_keep_order_within_a_partition_and_run_beside_each_other() -> None
         (KeyError("t1"), True),
     ],
 )
-def test_a_lane_says_where_it_failed_only_of_what_nobody_foresaw(
+def test_a_queue_logs_a_traceback_only_for_unforeseen_errors(
     error: Exception, traced: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -346,7 +346,7 @@ def test_a_lane_says_where_it_failed_only_of_what_nobody_foresaw(
     assert bool(line.exc_info) is traced
 
 
-def test_what_waits_in_a_lane_is_one_batch_within_bounds_and_of_one_topic() -> None:
+def test_batches_that_wait_in_a_queue_are_merged_within_bounds_and_by_topic() -> None:
     async def main() -> None:
         ran: list[list[int]] = []
 
@@ -442,7 +442,7 @@ def test_quiesce_lets_the_running_finish_and_gives_up_the_rest() -> None:
     asyncio.run(main())
 
 
-def test_a_lane_that_does_not_end_is_not_waited_for_and_nothing_runs_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_does_not_end_is_not_waited_for_and_nothing_runs_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues_module, "CANCEL_S", 0.01)
 
     async def main() -> None:
@@ -472,7 +472,7 @@ def test_a_lane_that_does_not_end_is_not_waited_for_and_nothing_runs_behind_it(m
     asyncio.run(main())
 
 
-def test_what_comes_to_a_lane_while_it_is_given_up_is_not_run_before_what_comes_after() -> None:
+def test_a_batch_submitted_while_its_queue_is_abandoned_does_not_run_before_later_ones() -> None:
     """Those records belong to an assignment that is over; in the next one they may lie ahead of where it begins."""
 
     async def main() -> None:

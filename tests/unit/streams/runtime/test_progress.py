@@ -109,7 +109,7 @@ def test_a_queue_that_hangs_is_seen_whatever_its_neighbour_does(clock: Clock, tm
 
 
 @pytest.mark.parametrize("does", ["works", "away", "asks"])
-def test_who_works_or_waits_for_the_outside_does_not_stand_still(clock: Clock, tmp_path: Path, does: str) -> None:
+def test_a_partition_that_works_or_waits_for_a_service_is_not_stalled(clock: Clock, tmp_path: Path, does: str) -> None:
     stood, _ = stands_for(clock, tmp_path, {2: does, 3: "works"})
     assert stood == 4.0, "since the last look"
 
@@ -122,7 +122,7 @@ def look(progress: StallDetector, now: float, lag: Mapping[Place, int], **said: 
 A3, B3 = ("a", 3), ("b", 3)
 
 
-def test_a_topic_that_the_fetcher_forgot_is_not_excused_by_its_lane() -> None:
+def test_progress_of_a_queue_does_not_excuse_a_topic_that_the_fetcher_forgot() -> None:
     progress = StallDetector()
     assert look(progress, 0.0, {A3: 5, B3: 5}) == (0.0, A3)
     other = {"taken": {A3}, "finished": {A3: 2.0}}
@@ -144,7 +144,7 @@ def test_standing_still_begins_when_there_is_something_to_do() -> None:
     assert look(progress, 5.0, {A3: 1}) == (5.0, A3)
 
 
-def test_nobody_stands_still_while_the_event_loop_is_held_up() -> None:
+def test_no_partition_is_stalled_while_the_event_loop_is_blocked() -> None:
     """By a partition whose state is taken over, which is progress: the others could not get on."""
     progress = StallDetector()
     assert look(progress, 0.0, {A3: 1}) == (0.0, A3)

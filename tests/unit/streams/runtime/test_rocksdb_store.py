@@ -189,7 +189,7 @@ def test_whoever_writes_and_whenever_it_restarts_the_state_is_that_of_the_whole_
         bench.stop()
 
 
-def test_the_database_of_another_changelog_is_made_anew(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_database_of_another_changelog_is_rebuilt(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.start()
     bench.write(put("a", 1))
     bench.identity = "cluster/app-state-changelog/created again"
@@ -198,7 +198,7 @@ def test_the_database_of_another_changelog_is_made_anew(bench: Bench, caplog: py
     assert "is a copy of another changelog (cluster/app-state-changelog/id[0]; here it is" in caplog.text
 
 
-def test_a_database_that_was_away_for_too_long_is_made_anew(
+def test_a_database_that_was_unused_for_too_long_is_rebuilt(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.start()
@@ -212,7 +212,7 @@ def test_a_database_that_was_away_for_too_long_is_made_anew(
     assert "was last in use 12 hours ago" in caplog.text
 
 
-def test_a_database_of_a_time_to_come_is_made_anew(
+def test_a_database_with_a_future_timestamp_is_rebuilt(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as ahead:
@@ -320,7 +320,7 @@ def test_without_room_it_says_so_and_goes_on_from_there_when_there_is_some(bench
     assert bench.read == 1, "the copy was not thrown away"
 
 
-def test_nobody_else_may_look_into_it(bench: Bench) -> None:
+def test_the_database_is_accessible_to_its_owner_alone(bench: Bench) -> None:
     bench.start()
     assert (bench.folder / "worker").stat().st_mode & 0o777 == 0o700
 
@@ -369,7 +369,7 @@ def test_what_recovery_writes_again_is_known_by_the_database(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("what", ["CURRENT", "sst"])
-def test_a_damaged_database_is_made_anew(bench: Bench, what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_database_is_rebuilt(bench: Bench, what: str, caplog: pytest.LogCaptureFixture) -> None:
     bench.start()
     bench.write(*(put(f"key-{i}", i, "x" * 200) for i in range(2000)))
     assert bench.store is not None
@@ -409,7 +409,7 @@ CHANGELOG = topics.changelog("tentalis-join", "state")
 
 
 @pytest.mark.parametrize("damage", ["missing", "rubbish"])
-def test_a_damaged_half_condemns_no_record_and_the_state_is_made_anew(
+def test_a_damaged_half_dead_letters_no_record_and_the_state_is_rebuilt(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log, key = Log(), "half/3/0"

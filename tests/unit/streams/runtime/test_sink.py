@@ -31,7 +31,7 @@ def records(count: int, partition: int | None = None) -> list[Produce]:
     return [Produce("t", b"k%d" % i, b"v", (("name", b"value"),), partition) for i in range(count)]
 
 
-def test_every_lane_hears_of_its_own_records(sink: KafkaSink) -> None:
+def test_every_sender_gets_the_confirmations_of_its_own_records(sink: KafkaSink) -> None:
     async def lanes() -> None:
         await asyncio.gather(*(sink.send(records(50, lane)) for lane in range(PARTITIONS)), sink.send(records(50)))
 
@@ -169,7 +169,7 @@ def test_what_was_refused_is_said_at_once_though_nothing_is_heard_of_the_rest(sc
     assert failed.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_another_lane_says_what_was_refused_too_and_not_only_that_nothing_is_sent_any_more(scripted: Any) -> None:
+def test_after_a_refusal_other_senders_raise_its_cause_and_not_only_the_fatal_error(scripted: Any) -> None:
     sink, producer = scripted(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     producer.fatal, producer.least = KafkaError(KafkaError._GAPLESS_GUARANTEE, "no gap", fatal=True), 3
 
