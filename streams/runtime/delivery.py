@@ -66,7 +66,8 @@ class Store(Protocol):
     """The confirmed state of each owned partition: `state.StateStore` or `rocksdb_store.DiskStore`."""
 
     def entries(self, partition: int, read: Callable[[], None] | None = None) -> Mapping[str, bytes]:
-        """A read-only view of a partition; `read` is called for each entry that is read in it."""
+        """A read-only view of a partition's entries. It calls `read` for each entry that is read through it, as a
+        sign of progress."""
 
     def apply(self, partition: int, entries: Sequence[Entry], last: int) -> None:
         """Applies confirmed changes; `last` is the changelog offset of the last one."""

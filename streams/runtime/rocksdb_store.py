@@ -408,7 +408,7 @@ class DiskFold:
         self._database.clear()
 
     def overwritten(self) -> list[Entry]:
-        """Winning entries that are not the last of their key on the log."""
+        """The recovered entries whose key has a later, stale entry on the log."""
         known = self._database.known(sorted(self._stale))
         return [known[key] for key in sorted(known)]
 
@@ -468,7 +468,7 @@ class DiskStore:
             database.close()
 
     def entries(self, partition: int, read: Callable[[], None] | None = None) -> Mapping[str, bytes]:
-        """A read-only view of a partition; `read` is called for each entry that is read in it."""
+        """A read-only view of a partition's entries. It calls `read` for each entry that is read through it."""
         database = self._open[partition]
         return database.rows if read is None else DiskTable(database, read)
 

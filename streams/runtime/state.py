@@ -74,7 +74,7 @@ class Ends:
             )
 
 
-class ForeignWrites(Mapping[str, bytes]):
+class ObservedEntries(Mapping[str, bytes]):
     """A read-only view of entries that calls `read` for each entry when it is iterated."""
 
     def __init__(self, entries: Mapping[str, bytes], read: Callable[[], None]) -> None:
@@ -111,9 +111,9 @@ class StateStore:
         self._partitions.pop(partition, None)
 
     def entries(self, partition: int, read: Callable[[], None] | None = None) -> Mapping[str, bytes]:
-        """A read-only view of a partition; `read` is called for each entry that is iterated in it."""
+        """A read-only view of a partition's entries. While it is iterated, it calls `read` for each entry."""
         state = self._partitions.get(partition, {})
-        return MappingProxyType(state) if read is None else ForeignWrites(state, read)
+        return MappingProxyType(state) if read is None else ObservedEntries(state, read)
 
     def apply(self, partition: int, entries: Sequence[Entry], last: int = -1) -> None:
         """Applies confirmed changes; their changelog offset `last` is not used."""
@@ -206,7 +206,7 @@ class ChangelogFold:
         self.stale.clear()
 
     def changed(self) -> list[Entry]:
-        """The winning entries that were not known before."""
+        """The recovered entries that are not among the `known` ones."""
         return [entry for key, entry in self._best.items() if entry is not self._known.get(key)]
 
     def state(self) -> dict[str, bytes]:
@@ -214,8 +214,8 @@ class ChangelogFold:
         return {key: entry.value for key, entry in self._best.items() if entry.value is not None}
 
     def overwritten(self) -> list[Entry]:
-        """Winning entries that are not the last of their key on the log. They must be written again, or compaction
-        would keep the stale ones."""
+        """The recovered entries whose key has a later, stale entry on the log. They must be written again, or
+        compaction would keep the stale entries."""
         return [self._best[key] for key in sorted(self.stale)]
 
 

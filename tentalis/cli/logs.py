@@ -29,9 +29,10 @@ def logs(
     ] = "DEBUG",
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Shows the logs of processes of the local stack, merged by time. It need not run.
+    """Shows the logs of processes of the local stack, merged by time, also of a stack that does not run.
 
-    A line without a level of its own belongs to the line before it; a traceback is an error."""
+    A line without its own level belongs to the line before it; a traceback is an error.
+    """
     from tentalis.local.log_reading import LogFile, LogLine, merged, wanted
 
     numbers = logging.getLevelNamesMapping()

@@ -100,9 +100,8 @@ def own_headers(headers: Headers) -> Headers:
 
 
 def context_of(headers: Headers) -> dict[str, str]:
-    """The `tentalis.dlq.*` headers by name, without the prefix. Of several the last counts: applications append theirs
-    to the headers that the record already has.
-    """
+    """The `tentalis.dlq.*` headers by name, without the prefix. If a header occurs several times, the last one
+    counts, because applications append theirs after the headers that the record already has."""
     return {
         name.removeprefix(PREFIX): (value or b"").decode("utf-8", "backslashreplace")
         for name, value in headers

@@ -1,7 +1,7 @@
 """Reads the logs of the processes as one: parsed, filtered by time and level, merged, followed while they grow.
 
 A log has the lines of `tentalis.service.logs`, of the broker's Log4j, and others: tracebacks, prints, the last `error:`
-of a command. A line without time and level of its own belongs to the line before it; a traceback is an error.
+of a command. A line without its own time and level belongs to the line before it; a traceback is an error.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ NotNegative = Annotated[float, Field(ge=0.0)]
 
 
 class ConfigModel(BaseModel):
-    """A mapping of settings: immutable, rejects unknown keys, shows its docstrings as descriptions."""
+    """Base class of the parts of the configuration: immutable, rejects unknown keys, and takes the descriptions of
+    its fields from their docstrings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
