@@ -1,4 +1,4 @@
-"""Calls to the teacher, as hinting and experience make them: how many at once, and which failures pass."""
+"""Calls to the teacher, as hinting and experience make them: how many at the same time, and which failures pass."""
 
 from streams.runtime.processor import Retryable
 from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUnavailable

@@ -20,7 +20,7 @@ FETCH = {
     "fetch.max.bytes": 2**20 + 2**24,
     "queued.min.messages": NEAR,
     "queued.max.messages.kbytes": 2**11,
-    # Reading consecutive records empties the queue at once; by default a full queue is not refilled for 1 s.
+    # Reading consecutive records empties the queue immediately; by default a full queue is not refilled for 1 s.
     "fetch.queue.backoff.ms": 5,
 }
 

@@ -47,7 +47,7 @@ class PartitionQueues:
 
     Args:
         run: runs a batch.
-        waiting: returns the partitions that can be cancelled at once, because they only wait.
+        waiting: returns the partitions that can be cancelled immediately, because they only wait.
         fail: called when a batch fails; its queue stops.
         most_records, most_bytes: limits of batches merged into one.
     """

@@ -16,7 +16,7 @@ class StreamSettings:
     """The settings of a stream application. Times in seconds, sizes in bytes.
 
     `instance` makes the worker a static member of its group (unique per worker): a worker that is killed and restarted
-    under the same name gets its partitions back at once; the partitions of one that does not return wait for the
+    under the same name gets its partitions back immediately; the partitions of one that does not return wait for the
     session timeout. `state` is the place of the table: in memory, or on disk under `state_dir` (rocksdb). With
     `accept_loss` the work of lost topics is given up, on record; without it the worker ends (ExitCode.PERMANENT)."""
 

@@ -4,10 +4,10 @@ A letter is a record that an application could not process, its bytes unchanged 
 a letter is appended to the same partition as a mark: a record without a value, under the letter's id, with the state
 `replaying`, `replayed` or `dropped`. Nothing is deleted before its retention ends, and a mark outlives its letter.
 
-Two people may act at once, so a mark counts only if its writer had seen the mark before it (`after`): the order of the
-log decides, and all readers agree on the marks that count. A letter is claimed (`replaying`) before its record is sent
-and marked `replayed` once that is confirmed. A replay that crashes in between leaves the claim: a person must then
-check whether the record was sent, and only an explicit `again` sends it once more.
+Two people may act at the same time, so a mark counts only if its writer had seen the mark before it (`after`): the
+order of the log decides, and all readers agree on the marks that count. A letter is claimed (`replaying`) before its
+record is sent and marked `replayed` once that is confirmed. A replay that crashes in between leaves the claim: a person
+must then check whether the record was sent, and only an explicit `again` sends it once more.
 """
 
 import re

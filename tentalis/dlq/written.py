@@ -3,8 +3,8 @@ records that an operator skipped (`tentalis groups skip`), which their reader pa
 
 A letter is appended after its record. So the first question about a partition reads its dead-letter partition once,
 from the append time of the record on; afterwards only this process writes letters for it. This is complete also if the
-previous process was killed. Two processes that read a partition at once (a frozen one that wakes up, the trainers of
-two policies) may still write a letter each: these count as copies of one letter.
+previous process was killed. Two processes that read a partition at the same time (a frozen one that wakes up, the
+trainers of two policies) may still write a letter each: these count as copies of one letter.
 """
 
 from dataclasses import dataclass

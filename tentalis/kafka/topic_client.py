@@ -26,7 +26,8 @@ TIMEOUT_S = 15.0
 PATIENCE_S = 30.0
 RETRY_S = 0.2
 TOPIC_PATIENCE_S = 5.0
-"""Seconds within which a broker must know a topic that exists: one that has just started does not know it at once."""
+"""Seconds within which a broker must know a topic that exists: one that has just started does not know it
+immediately."""
 
 
 class CommitsUnknown(Exception):
@@ -34,8 +35,8 @@ class CommitsUnknown(Exception):
 
 
 def asked_again(ask: Callable[[], T], patience: float = PATIENCE_S) -> T:
-    """Returns the answer to a question about partitions, which a broker that has just started does not know at once:
-    for `patience` seconds it is asked again. Raises KafkaException."""
+    """Returns the answer to a question about partitions, which a broker that has just started does not know
+    immediately: for `patience` seconds it is asked again. Raises KafkaException."""
     deadline = time.monotonic() + patience
     while True:
         try:

@@ -62,7 +62,7 @@ class LiveView:
         was_ready: it has been ready since its start.
         reason: its own words on why it is not ready.
         unready_for: time for which it has not been ready; 0 if it is.
-        no_grace: `reason` is a report of its working loop, which is shown at once.
+        no_grace: `reason` is a report of its working loop, which is shown immediately.
         silent: the missing sign of life at the last check; empty if there was one.
         silent_for: time without a sign of life.
         paused: ids of its operating-system processes that are stopped by a signal.

@@ -92,7 +92,7 @@ class Supervisor:
     # For callers, from any thread.
 
     def start(self) -> None:
-        """Starts the supervision and returns at once; `wait_ready()` waits.
+        """Starts the supervision and returns immediately; `wait_ready()` waits.
 
         Raises:
             SupervisorError: this process does not hold the state directory.

@@ -40,8 +40,8 @@ class NoHinterSettings(_StrictSettings):
 
 
 class JudgeHinterSettings(_StrictSettings):
-    """A judge model that gives `votes` answers at once; `select` chooses which of their hints are used. `name` is the
-    first part of the hinter's name; the rest is derived from the request."""
+    """A judge model that gives `votes` answers concurrently; `select` chooses which of their hints are used. `name` is
+    the first part of the hinter's name; the rest is derived from the request."""
 
     kind: Literal["judge"]
     endpoint: ChatEndpoint

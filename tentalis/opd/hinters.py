@@ -54,7 +54,7 @@ class VotingModel(Protocol):
     async def ask(
         self, messages: Sequence[Mapping[str, str]], n: int = 1, temperature: float = 0.6, max_tokens: int = 1024
     ) -> list[str | None]:
-        """Requests n answers at once; a missing answer is None. Raises ScorerAway."""
+        """Requests n answers concurrently; a missing answer is None. Raises ScorerAway."""
         ...
 
 
@@ -89,7 +89,7 @@ class NoHinter:
 
 @dataclass(frozen=True, slots=True)
 class VoteSettings:
-    """Request settings of a judge. `votes`: number of answers requested at once; `select`: see `select_hints`."""
+    """Request settings of a judge. `votes`: number of answers requested concurrently; `select`: see `select_hints`."""
 
     votes: int = 3
     select: Selection = "longest"

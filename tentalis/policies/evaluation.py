@@ -67,7 +67,7 @@ def divergence(policy: Float32, base: Float32) -> float:
 async def gather_evidence(
     server: Inference, model: str, base_model: str, tasks: Sequence[Task], limits: GuardLimits
 ) -> GuardEvidence:
-    """Measures `model` on the tasks: one answer each, all at once, with the same seeds for every model. Raises
+    """Measures `model` on the tasks: one answer each, all concurrently, with the same seeds for every model. Raises
     InferenceError."""
     answers = await asyncio.gather(*(_answer(server, model, base_model, task, limits) for task in tasks))
     tokens = sum(length for length, _, _ in answers)

@@ -1,4 +1,4 @@
-"""Asks a chat model for several votes at once, for judges, through any OpenAI-compatible endpoint.
+"""Asks a chat model for several votes concurrently, for judges, through any OpenAI-compatible endpoint.
 
 A vote that fails, hangs or is cut off is None and does not delay the others. A vote that is no longer needed is
 cancelled. The whole question fails only if the endpoint itself is unavailable: `ScorerAway` tells the caller to ask
@@ -139,7 +139,7 @@ class ChatClient:
         max_tokens: int = 1024,
         enough: Callable[[Sequence[str | None]], bool] | None = None,
     ) -> list[str | None]:
-        """Returns the texts of n independent answers, asked for at once.
+        """Returns the texts of n independent answers, asked for concurrently.
 
         A vote that failed, took too long or was cut off is None. The model's reasoning before its answer (up to the
         last `</think>`) is removed. The call takes no longer than the endpoint's time limit.

@@ -1,6 +1,6 @@
 r"""The next-state judge: a model judges from the next message whether an answer did its job.
 
-The judge asks for m votes at once. The last `\boxed{}` of each vote counts and the majority decides (OpenClaw-RL's
+The judge asks for m votes concurrently. The last `\boxed{}` of each vote counts and the majority decides (OpenClaw-RL's
 binary judge, with a prompt of our own). Votes that cannot change the decision are cancelled.
 """
 

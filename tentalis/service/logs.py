@@ -1,8 +1,8 @@
 """Logging of every process: to stderr, one line per message, at the level in TENTALIS_LOG.
 
 A process of a local stack also follows the file that TENTALIS_LOG_LEVEL_FILE names: `tentalis log-level` writes the
-level there, and it holds at once and after a restart. A file, and not a signal or a request: it reaches every rank of a
-trainer, in whatever the process is busy with, and needs no port.
+level there, and it holds immediately and after a restart. A file, and not a signal or a request: it reaches every rank
+of a trainer while the process is busy, and needs no port.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The manifest of a set of files: their names and sha256, and the folder of their objects. Pure.
 
 The folder is named by a digest of its content, so that writers of different content under one name never touch each
-other's objects, and the manifest that is written last decides for all files at once.
+other's objects, and the manifest that is written last decides for all files together.
 """
 
 from __future__ import annotations

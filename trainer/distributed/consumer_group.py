@@ -19,6 +19,6 @@ def consumer_group(policy: str) -> str:
 
 
 def member_id(rank: int) -> str:
-    """Returns a rank's static member id in that group, the same for every run: a successor takes its place at once, and
-    the predecessor is fenced."""
+    """Returns a rank's static member id in that group, the same for every run: a successor takes its place immediately,
+    and the predecessor is fenced."""
     return f"rank{rank}"

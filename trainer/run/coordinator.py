@@ -312,7 +312,7 @@ class Coordinator:
             self.metrics.set_promoted(run.policy, run.promoted_version)
 
     def _log_wait(self, reason: str, text: Callable[[], str]) -> None:
-        """Logs the reason for waiting: at once when it changes, then every HEARTBEAT_SECONDS."""
+        """Logs the reason for waiting: immediately when it changes, then every HEARTBEAT_SECONDS."""
         self.metrics.set_waiting(reason)
         if reason != self._waiting_for or time.monotonic() - self._logged_at > HEARTBEAT_SECONDS:
             self._waiting_for, self._logged_at = reason, time.monotonic()

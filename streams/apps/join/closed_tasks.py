@@ -13,7 +13,7 @@ from streams.fold.timers import NEVER, Timers
 from streams.runtime.processor import StateTable
 
 FORGET_AT = 10_000
-"""Number of expired markers whose ages are removed from the table's index at once. Removed one by one, each would be a
+"""Number of expired markers whose ages are removed from the table's index together. Removed one by one, each would be a
 separate range in RocksDB's buffer, all from the same key on; every read after a write sorts these ranges again, in time
 and bytes that grow with the square of their number."""
 

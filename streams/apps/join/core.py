@@ -401,7 +401,7 @@ class JoinPartition:
         return task
 
     def _open_task(self, head: TaskHead, opened_at: int, known: JoinState | None) -> tuple[JoinState, list[Emission]]:
-        """Opens a task. If its deadline has passed already, it closes at once, like any task at its deadline.
+        """Opens a task. If its deadline has passed already, it closes immediately, like any task at its deadline.
 
         A task cannot have opened after the record that announces it, so `opened_at` is capped by stream time.
         """

@@ -1,4 +1,4 @@
-"""Verdicts on results: quick ones at once, slow ones concurrently, each call with a time limit and a few tries.
+"""Verdicts on results: quick ones immediately, slow ones concurrently, each call with a time limit and a few tries.
 
 An unknown reward stays unknown: if every call fails or times out, the verdict is unknown, never a middling value. A
 result waits only while an external service is unavailable (`ScorerAway`).

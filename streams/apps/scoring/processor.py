@@ -2,7 +2,7 @@
 
 | input | output |
 |---|---|
-| Task that opens at once | Open, opened at the task's append time |
+| Task that opens immediately | Open, opened at the task's append time |
 | Result, if the reward comes from it | Score by the task's verifier, -1 if the result failed |
 | Feedback from the reward's source | Score from its grade, or by the task's verifier if that is a `FeedbackJudge` |
 |  | for this source, such as a next-state judge |

@@ -280,7 +280,7 @@ class BatchConsumer(Consumer):
                 self._room.clear()
                 active = self._get_active_partitions()
                 # Records left in the fetcher hold up all partitions of that broker: aiokafka then fetches nothing for
-                # 100 ms. So all records are taken at once, and the partition queue merges waiting batches into one.
+                # 100 ms. So all records are taken together, and the partition queue merges waiting batches into one.
                 ready = {tp for tp in active if self._in_flight[tp].within(self.app.delivery_limits)}
                 if ready:
                     await self._poll(ready, POLL_S if ready == active else BUSY_POLL_S)

@@ -73,8 +73,8 @@ def prepared_environment(
 ) -> Callable[[], Environment] | None:
     """Returns a function that makes an environment for each episode, or None if its tasks are not played as episodes.
 
-    One environment is made at once, so that a missing wall or a bad file of tools is refused at the start. Folders that
-    killed processes left are removed. Raises BadEnvironment, BadTools, MissingExtra or WallMissing.
+    One environment is made immediately, so that a missing wall or a bad file of tools is refused at the start. Folders
+    that killed processes left are removed. Raises BadEnvironment, BadTools, MissingExtra or WallMissing.
     """
     if not has_episodes(name):
         return None

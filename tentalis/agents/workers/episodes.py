@@ -42,9 +42,9 @@ _PROBE_ANSWERS = ("Yes", "No, never")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """`max_turns`: turns of the policy in one episode. `parallel`: episodes of this worker at once. `environment_s`:
-    seconds that the environment may take in one episode, all steps together; waits for the model server do not count.
-    `attempts`: attempts at an episode whose infrastructure fails."""
+    """`max_turns`: turns of the policy in one episode. `parallel`: episodes of this worker at the same time.
+    `environment_s`: seconds that the environment may take in one episode, all steps together; waits for the model
+    server do not count. `attempts`: attempts at an episode whose infrastructure fails."""
 
     max_turns: int = 10
     parallel: int = 16

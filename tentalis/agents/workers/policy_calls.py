@@ -55,7 +55,7 @@ class PolicyCalls:
         """Returns the answer of `request`, called with the name of the model or adapter (`policy@vN`) to use.
 
         Waits without a limit until a version is served. Raises ServerUnavailable or UnknownModel after `patience_s`,
-        and RequestRefused at once.
+        and RequestRefused immediately.
         """
         deadline: float | None = None
         pause = 0.25

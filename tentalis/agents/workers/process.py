@@ -1,4 +1,4 @@
-"""The worker's process: a member of its environment's consumer group that answers several tasks at once.
+"""The worker's process: a member of its environment's consumer group that answers several tasks concurrently.
 
 The results of a task are on the log and confirmed before the task's offset is committed. So the task of a worker that
 was killed is answered again; the join takes the first answer of a slot and supersedes the other.
@@ -166,7 +166,7 @@ class WorkerMetrics:
 
 
 class Worker:
-    """Takes tasks from its consumers, answers up to `concurrency` at once, publishes the results and commits."""
+    """Takes tasks from its consumers, answers up to `concurrency` concurrently, publishes the results and commits."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ def model(
     max_model_len: MaxModelLen = None,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Most samples that are decoded together.")] = 64,
     max_adapters: Annotated[
-        int, typer.Option("--max-adapters", min=1, help="Most adapters that are loaded at once.")
+        int, typer.Option("--max-adapters", min=1, help="Most adapters that are loaded at the same time.")
     ] = 64,
 ) -> None:
     """Serves a model with an OpenAI-compatible API: log-probs, token ids, and adapters that load while it serves."""

@@ -47,9 +47,11 @@ def worker(
             show_default=False,
         ),
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Number of tasks answered at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of tasks answered at the same time.")] = 8,
     max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Turns of the policy in one episode.")] = 10,
-    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes played at once.")] = 16,
+    episodes: Annotated[
+        int, typer.Option("--episodes", min=1, help="Number of episodes played at the same time.")
+    ] = 16,
     environment_seconds: Annotated[
         float,
         typer.Option(

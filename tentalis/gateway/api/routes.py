@@ -170,8 +170,8 @@ def _add_tasks(routes: APIRouter, bridge: Bridge, longest_poll_s: float) -> None
         ),
         user: UserId = "",
     ) -> TaskStatus:
-        """Returns the results of a task, at once or as soon as they arrive. An unknown task is reported as pending at
-        once."""
+        """Returns the results of a task, immediately or as soon as they arrive. An unknown task is reported as pending
+        immediately."""
         caller, _ = _caller_of(request, user)
         return await bridge.status(task_id, min(wait, longest_poll_s), caller)
 

@@ -23,7 +23,7 @@ _MAX_PAUSE_S = 2.0
 # Headers of the backend that are passed on to the client.
 _RELAYED_HEADERS = ("retry-after", "content-type")
 _MAX_ANSWER_BYTES = 256 * 2**20
-# Longest wait for the end of a stream after its [DONE]; it usually follows at once.
+# Longest wait for the end of a stream after its [DONE]; it usually follows immediately.
 _DRAIN_S = 0.1
 
 

@@ -30,7 +30,7 @@ class TurnWriter:
         self._pending: set[asyncio.Task[None]] = set()
 
     async def record(self, call: GatewayCall, capture: AnswerCapture) -> None:
-        """Returns once the turn is recorded, or at once if it must not be recorded. Raises TurnNotRecorded."""
+        """Returns once the turn is recorded, or immediately if it must not be recorded. Raises TurnNotRecorded."""
         if not call.recordable:
             self._metrics.recorded("off")
             return

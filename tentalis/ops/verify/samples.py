@@ -36,7 +36,7 @@ def tasks_are_alive(index: Index) -> Iterator[VerifyProblem]:
 
 
 def tasks_open(index: Index) -> Iterator[VerifyProblem]:
-    """Every task that opens at once has its Open on the halves log, unless it was given up with that log."""
+    """Every task that opens immediately has its Open on the halves log, unless it was given up with that log."""
     for task_id, task in index.live_tasks().items():
         if task.terms.opens is Opens.AT_ONCE and task_id not in index.opens and not _given_up(index, task):
             yield VerifyProblem(ProblemKind.LOST, "missing-open", task_id, "no Open on the halves log")
