@@ -39,7 +39,7 @@ class CallSlots(AbstractAsyncContextManager[None]):
         await self._slots.acquire()
         if self.failed >= IN_A_ROW:
             self._slots.release()
-            raise Retryable(f"call not made: {self.failed} calls in a row have failed")
+            raise Retryable(f"no further call is made now: {self.failed} calls in a row have failed")
 
     async def __aexit__(self, *raised: object) -> None:
         self._slots.release()

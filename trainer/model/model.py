@@ -24,6 +24,7 @@ SEEDED_INITIALISER = "A: uniform(+-1/sqrt(in)) seeded by sha256(seed/name), B: 0
 GIVEN_ADAPTER = "the adapter in the folder that the configuration names"
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
+UNSUPPORTED = "with which this trainer would compute wrong log-probs: choose another base_model"
 
 
 class UntrainableModel(Unmendable):
@@ -255,12 +256,12 @@ def _check_supported(base: Any) -> None:
     config = base.config
     head = base.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
-        raise UntrainableModel("the model's output layer (lm_head) has a bias, which the trainer does not support")
+        raise UntrainableModel(f"the model's output layer (lm_head) has a bias, {UNSUPPORTED}")
     for option in ("final_logit_softcapping", "attn_logit_softcapping"):
         if getattr(config, option, None):
-            raise UntrainableModel(f"the model uses {option}, which the packed attention and log-probs do not support")
+            raise UntrainableModel(f"the model's config.json sets {option}, {UNSUPPORTED}")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise UntrainableModel("the model has sliding-window layers, which the packed attention does not support")
+        raise UntrainableModel(f"the model has layers with sliding-window attention, {UNSUPPORTED}")
 
 
 def _checked_targets(targets: Sequence[str], base: Any) -> list[str]:

@@ -151,7 +151,7 @@ class EpisodePlayer:
             async with asyncio.timeout(self._limits.environment_s):
                 observation = await environment.reset(task)
         except TimeoutError as error:
-            raise InfrastructureFault(f"no reset within {self._limits.environment_s:g} s") from error
+            raise InfrastructureFault(f"the environment's reset took over {self._limits.environment_s:g} s") from error
         episode.messages += observation.messages
         episode.tokens.begin(await self._rendered(task, episode.messages))
         episode.ending = await self._turns(environment, task, index, episode)
@@ -160,7 +160,7 @@ class EpisodePlayer:
             async with asyncio.timeout(self._limits.environment_s):
                 episode.rewards = _checked_rewards(await environment.score())
         except TimeoutError as error:
-            raise InfrastructureFault(f"no score within {self._limits.environment_s:g} s") from error
+            raise InfrastructureFault(f"the environment's score took over {self._limits.environment_s:g} s") from error
 
     async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
         """Plays turns until the episode ends. Returns its ending."""
