@@ -145,7 +145,7 @@ class StateRebuild:
         return RebuiltPartition(partition, span.begin, span.end, entries)
 
     def write(self, rebuilt: RebuiltPartition, publisher: Publisher) -> None:
-        """Writes a state to the changelog, behind a fence that voids what is there."""
+        """Writes a state to the changelog. A fence record before it makes all earlier entries void."""
         sources = {self._source: self._client.identities([self._source])[self._source].topic_id}
         entries = [
             fence_entry(REASON),

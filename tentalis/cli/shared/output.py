@@ -108,5 +108,5 @@ def readable(value: Any) -> Any:
 
 
 def first_line(text: str) -> str:
-    """Returns the first line of a message of several."""
+    """Returns the first line of a message."""
     return text.splitlines()[0] if text else ""
