@@ -47,8 +47,8 @@ class ChangelogBuffer:
         clock is restored. Every payload that belongs to no header must be given to `orphans`.
 
         Args:
-            readers: functions for the other entries, by key prefix; each is called with the key without its prefix, and the
-                value.
+            readers: functions for the other entries, by key prefix; each is called with the key without its prefix, and
+                the value.
             app: the application, as named in errors.
         Raises:
             DamagedState: the entries cannot come from this application.
