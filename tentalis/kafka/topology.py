@@ -19,7 +19,7 @@ FORGET = "Forget"
 
 
 class InStack(StrEnum):
-    """When the local stack starts an application."""
+    """The condition under which the local stack starts an application."""
 
     ALWAYS = "always"
     WITH_GATEWAY = "with a gateway"

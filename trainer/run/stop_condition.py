@@ -1,4 +1,4 @@
-"""When a trainer that was started by hand stops: after N steps, when caught up, or never. Pure."""
+"""The condition under which a trainer that was started by hand stops: after N steps, when caught up, or never. Pure."""
 
 from dataclasses import dataclass
 

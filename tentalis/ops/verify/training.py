@@ -49,7 +49,7 @@ class TrainedRuns:
 
     @cached_property
     def fates(self) -> "Fates":
-        """Returns the index of what became of each rollout."""
+        """Returns the index that tells for each rollout if it was trained, dropped, or not reached yet."""
         return Fates(self)
 
     def leaves(self) -> list[str]:
@@ -89,7 +89,7 @@ def nothing_is_trained_twice(index: Index, training: TrainedRuns) -> Iterator[Ve
 
 
 class Fates:
-    """What became of each rollout (trained, dropped, or not reached yet), over the plans of a run and of all runs
+    """Tells for each rollout if it was trained, dropped, or not reached yet, by the plans of a run and of all runs
     connected to it as parent, child or branch."""
 
     def __init__(self, training: TrainedRuns) -> None:
