@@ -28,7 +28,7 @@ from tentalis.kafka.identity import (
     recorded_sources,
 )
 from tentalis.kafka.topic_client import TopicClient, committed_offset
-from tentalis.kafka.topic_watch import LOOKS_BEFORE_GONE, check_changes
+from tentalis.kafka.topic_watch import LOOKS_BEFORE_GONE, check_changes, check_even
 from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -93,14 +93,21 @@ class TopicGuard:
     Args:
         sources: the input topics.
         changelog: None for an application without state.
+        outputs: topics that it writes; those that exist are watched like the inputs.
         fetch_notes: returns the committed offsets of the group with their metadata, as aiokafka does.
     """
 
     def __init__(
-        self, settings: Settings, sources: Sequence[str], changelog: str | None, fetch_notes: FetchNotes
+        self,
+        settings: Settings,
+        sources: Sequence[str],
+        changelog: str | None,
+        fetch_notes: FetchNotes,
+        outputs: Collection[str] = (),
     ) -> None:
         self._settings, self._fetch_notes = settings, fetch_notes
         self._sources, self._changelog = tuple(sources), changelog
+        self._outputs = frozenset(outputs) - {*sources}
         self._client: TopicClient | None = None
         self._identities: dict[str, TopicIdentity] = {}
         self._missed = 0
@@ -121,7 +128,7 @@ class TopicGuard:
         Args:
             partitions: the partition count of each input when the process started.
         Raises:
-            PartitionsChanged: an input has another number of partitions now.
+            PartitionsChanged: a topic has another number of partitions now, or the keyed topics have different ones.
             TopicLost: a topic is gone: the broker has not known it for TOPIC_PATIENCE_S seconds.
         """
         found = await self._ask(lambda client: client.known_identities(self._topics))
@@ -131,7 +138,11 @@ class TopicGuard:
         gone = sorted(set(self._topics) - found.keys())
         if gone:
             raise TopicLost(f"{', '.join(gone)}: deleted since this process started. {WAYS_ON}")
+        written = await self._ask(lambda client: client.identities(self._outputs))
+        before |= {topic: was for topic, was in self._identities.items() if topic in written}
+        found |= written
         check_changes(before, found, WAYS_ON)
+        check_even(found)
         self._identities, self._missed = found, 0
 
     async def committed(self, partitions: Collection[int]) -> dict[tuple[str, int], CommittedOffset]:
@@ -167,7 +178,7 @@ class TopicGuard:
         if not self._identities:
             return True
         try:
-            found = await self._ask(lambda client: client.identities(self._topics))
+            found = await self._ask(lambda client: client.identities(self._identities.keys()))
         except KafkaException as error:
             log.warning("the ids of the topics are not available: %s", error.args[0].str())
             return False

@@ -47,6 +47,7 @@ from tentalis.dlq.limits import DeadLetterLimits
 from tentalis.dlq.written import WrittenLetters
 from tentalis.kafka.config import client_config
 from tentalis.kafka.identity import PartitionsChanged, TopicLost, described
+from tentalis.kafka.topology import written_topics
 from tentalis.service import logs, tracing
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import RECOVERING, Health
@@ -113,6 +114,7 @@ class _Worker:
             processor.topics,
             self._changelog,
             lambda places: self._app.consumer.fetch_notes(places, PATIENCE_S),
+            outputs=written_topics(processor.app_id),
         )
         self._ends: dict[Place, int] = {}
         self._given_up = False

@@ -54,12 +54,11 @@ def serve(
     Raises BadGateway, BadKeys, SpoolTaken, PortTaken, OSError.
     """
     logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs a line per call
-    gateway = topology.named("gateway")
     run_service(
         "gateway",
         ending_on_changes(
             kafka,
-            {*gateway.reads, *gateway.produces},
+            topology.named("gateway").used_topics,
             lambda stop: _run(stop, settings, kafka, host, port, keys, spool, local, metrics_port),
         ),
         grace_s=settings.drain_s + _CLOSING_S,

@@ -106,10 +106,11 @@ def lost(topic: Description, records: int, unread: Mapping[str, int], *, whole: 
     if topic.name.endswith(topics.dlq("")) and records:
         said.append("dead letters that were not replayed yet can no longer be")
     if whole and topic.managed:
-        said.append(
-            "`tentalis topics apply --accept-loss` creates it again, empty and with offsets from 0; applications that "
-            "have read it then end with 7 until they are started once with --accept-loss"
-        )
+        said.append("`tentalis topics apply --accept-loss` creates it again, empty and with offsets from 0")
+        if topic.name in topics.CONTROL:
+            said.append("a trainer whose run is on it ends with 7 until the records are back (`tentalis import`)")
+        else:
+            said.append("applications that have read it then end with 7 until they are started once with --accept-loss")
     return said
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from confluent_kafka import KafkaException
 
+from schemas import topics
 from tentalis.kafka.errors import Forbidden
 from tentalis.kafka.identity import PartitionsChanged, TopicIdentity, TopicLost, changes_while_running
 from tentalis.kafka.topic_client import TopicClient
@@ -31,11 +32,21 @@ def check_changes(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicId
         raise PartitionsChanged(f"{resized}: {GROWN}")
 
 
+def check_even(found: Mapping[str, TopicIdentity]) -> None:
+    """Compares the keyed topics with each other. Raises PartitionsChanged if their partition counts differ: a key would
+    lie on partitions of different numbers."""
+    keyed = {name: found[name].partitions for name in topics.table().co_partitioned if name in found}
+    if len({*keyed.values()}) > 1:
+        few, many = min(keyed, key=keyed.__getitem__), max(keyed, key=keyed.__getitem__)
+        raise PartitionsChanged(f"{many} has {keyed[many]} partitions, and {few} has {keyed[few]}: {GROWN}")
+
+
 class TopicWatch:
     """Checks topics periodically on a separate thread, for changes that must end the process.
 
     Args:
-        names: the topics. They are compared with the state that the first look finds.
+        names: the topics. They are compared with the state that the first look finds, and the keyed ones among them
+            then with each other.
         ways_on: the remedy for a lost topic, for the error message.
         on_change: called on the watching thread when a change is found.
     """
@@ -77,6 +88,7 @@ class TopicWatch:
     def _look(self, client: TopicClient) -> None:
         found = client.identities(self._names)
         if self._before is None:
+            check_even(found)
             self._before = found
             return
         self._missed = self._missed + 1 if self._before.keys() - found.keys() else 0

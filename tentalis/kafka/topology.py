@@ -98,6 +98,11 @@ class Application:
         """The changelog topics of its tables."""
         return tuple(topics.changelog(self.app_id, table) for table in self.tables)
 
+    @property
+    def used_topics(self) -> frozenset[str]:
+        """The topics that it reads or writes, dead letters and changelogs aside."""
+        return frozenset((*self.consumes, *self.reads, *self.produces))
+
     def consumer_group(self, *, environment: str = "", policy: str = "") -> str:
         """The consumer group, for an environment or a policy where there is one for each.
 
@@ -303,6 +308,11 @@ def pipeline() -> list[Application]:
 
 def _feeds(one: Application, other: Application) -> bool:
     return one != other and not set(one.produces).isdisjoint(other.consumes)
+
+
+def written_topics(app_id: str) -> tuple[str, ...]:
+    """The topics that the application with this id writes; empty for an application that is not of the product."""
+    return next((each.produces for each in APPLICATIONS if each.app_id == app_id), ())
 
 
 def transactional_topics() -> set[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas import topics
+from schemas.records import BatchPlan
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
@@ -25,6 +26,7 @@ from tentalis.kafka.identity import (
     recorded_sources,
 )
 from tentalis.kafka.moved_topics import moves, was_moved
+from tentalis.kafka.reader import records_to_end
 from tentalis.kafka.topic_client import TopicClient, committed_notes
 from tentalis.kafka.topology import Application
 from tentalis.ops.repartition.plan import MARKER
@@ -34,7 +36,8 @@ from tentalis.service.settings import Settings
 def lost_topics(settings: Settings) -> list[str]:
     """Describes the lost topics by application; empty if there are none. Raises KafkaException, CommitsUnknown."""
     client = TopicClient(settings)
-    names = {name for each in topology.streams() for name in (*each.consumes, *each.changelogs)} | {topics.ROLLOUTS}
+    names = {name for each in topology.streams() for name in (*each.consumes, *each.changelogs)}
+    names |= {topics.ROLLOUTS, *topics.CONTROL}
     there = client.identities(names | {MARKER})
     if MARKER in there:
         return [
@@ -102,11 +105,14 @@ def _newest_checkpoints(home: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _RunPosition:
-    """The position in the rollouts topic that a checkpoint has."""
+    """The position in the rollouts topic that a checkpoint has, and the ids of the topics with the run's records."""
 
     run_id: str
+    step: int
+    plan_id: str
     topic_id: str
     low_water: dict[int, int]
+    control_topic_ids: dict[str, str]
 
 
 def _run_position(path: Path) -> _RunPosition | None:
@@ -114,11 +120,12 @@ def _run_position(path: Path) -> _RunPosition | None:
         state = json.loads(path.read_bytes())
         topic_id = state.get("rollouts_topic_id")
         low_water = {int(partition): int(offset) for partition, offset in state["low_water"].items()}
+        step, plan_id, control = int(state["step"]), state["plan_id"], state.get("control_topic_ids") or {}
     except (OSError, ValueError, KeyError):
         return None  # the trainer names a damaged checkpoint, and falls back to the one before it
-    if topic_id is None:
+    if topic_id is None or plan_id is None:
         return None  # of an earlier version, or of the start of a run
-    return _RunPosition(state["run_id"], topic_id, low_water)
+    return _RunPosition(state["run_id"], step, plan_id, topic_id, low_water, control)
 
 
 def _of_run(
@@ -127,6 +134,9 @@ def _of_run(
     identities: dict[str, TopicIdentity],
     ranges: dict[tuple[str, int], OffsetRange],
 ) -> str:
+    lacking = _lost_control_topics(settings, run, identities)
+    if lacking:
+        return f"trainer, run {run.run_id}: {', '.join(lacking)} without the plan of its step {run.step}"
     there = identities.get(topics.ROLLOUTS)
     if there is not None and there.topic_id != run.topic_id:
         found = moves(settings, make_codec(settings), topics.ROLLOUTS)
@@ -134,3 +144,20 @@ def _of_run(
             return ""  # the trainer reads it from the beginning
     losses = position_losses(topics.ROLLOUTS, run.topic_id, run.low_water, identities, ranges)
     return f"trainer, run {run.run_id}: {described(losses)}" if losses else ""
+
+
+def _lost_control_topics(settings: Settings, run: _RunPosition, identities: dict[str, TopicIdentity]) -> list[str]:
+    """Returns a description of each changed control topic; none if the run's last plan is on the log, as after an
+    import."""
+    found = []
+    for name, before in sorted(run.control_topic_ids.items()):
+        there = identities.get(name)
+        if there is None:
+            found.append(f"{name} is gone")
+        elif there.topic_id != before:
+            found.append(f"{name} was deleted and created again")
+    if not found or topics.BATCHES not in identities:
+        return found
+    records = records_to_end(settings, [topics.BATCHES], make_codec(settings))
+    known = any(isinstance(record, BatchPlan) and record.plan_id == run.plan_id for record in records)
+    return [] if known and topics.RUNS in identities else found

@@ -13,6 +13,7 @@ from schemas import topics
 from schemas.records import EvalResult, PolicyUpdate, Promotion
 from tentalis.dlq.owner import ControlDeadLetters
 from tentalis.inference.protocol import Inference, InferenceError, ServerUnavailable
+from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Lags
 from tentalis.kafka.metrics import CONSUMER_LAG
@@ -278,4 +279,5 @@ def serve(
             with served(Health(policies.metrics.exporter, policies.not_ready, policies.loop_watch.stuck), metrics_port):
                 await policies.run(stop)
 
-    run_service("policies", ending_on_changes(settings, topics.CONTROL, lambda stop: asyncio.run(main(stop))))
+    watched = topology.named("policies").used_topics
+    run_service("policies", ending_on_changes(settings, watched, lambda stop: asyncio.run(main(stop))))

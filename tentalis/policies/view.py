@@ -222,11 +222,16 @@ class PolicyView:
         return str(self._config(update).get("base_model") or update.base_model)
 
     def before(self, policy: str) -> PolicyUpdate:
-        """The version promoted before the current one: the default target of a rollback. Raises UnknownVersion."""
+        """The version promoted before the current one: the default target of a rollback.
+
+        Compaction removes all promotions of a policy but the last. Without an earlier one on the log it is the newest
+        earlier version that was neither refused nor abandoned. Raises UnknownVersion.
+        """
         promoted = self.promotions.get(policy, [])
         now = self.updates.get(promoted[-1].name) if promoted else None
-        for promotion in reversed(promoted):
-            update = self.updates.get(promotion.name)
+        earlier = [self.updates.get(promotion.name) for promotion in reversed(promoted)]
+        versions = [update for update in self.updates.values() if update.policy == policy]
+        for update in (*earlier, *sorted(versions, key=lambda each: each.version, reverse=True)):
             if update is not None and now is not None and update.sha256 != now.sha256 and self.state(update) == "past":
                 return update
         raise UnknownVersion(

@@ -44,7 +44,8 @@ class CheckpointState(BaseModel):
     with the plans on the log (the consumed rollouts) it is all that reading needs to continue.
 
     `rollouts_topic_id` is Kafka's id of the topic that `low_water` is about; None at the start of a run and in
-    checkpoints of earlier versions."""
+    checkpoints of earlier versions. `control_topic_ids` are those of the topics with the run's records, by name; None
+    likewise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,6 +63,7 @@ class CheckpointState(BaseModel):
     seconds: dict[str, float]
     files: dict[str, str] = {}
     rollouts_topic_id: str | None = None
+    control_topic_ids: dict[str, str] | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> "CheckpointState":

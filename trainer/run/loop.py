@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from schemas import topics
 from schemas.ids import policy_name
 from schemas.records import BatchPlan
 from schemas.wire.codec import Codec
 from tentalis.dlq.limits import TooManyDead
 from tentalis.inference.models import resolve_model
+from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.topic_watch import TopicWatch
@@ -153,7 +153,7 @@ def _train_run(
         loss=config.loss,
         low_water=_by_partition(start["low_water"]),
     )
-    topic_watch = TopicWatch(settings, [topics.ROLLOUTS], WAYS_ON)
+    topic_watch = TopicWatch(settings, topology.named("trainer").used_topics, WAYS_ON)
     while True:
         stop.check()
         topic_watch.check()

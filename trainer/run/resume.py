@@ -24,6 +24,7 @@ from trainer.run.checkpoint import (
     save_checkpoint,
     set_aside,
 )
+from trainer.run.control_topics import check_control_topics, control_topic_ids
 from trainer.run.manifest import manifest_of, start_positions
 from trainer.run.publish import TransactionalWriter
 from trainer.run.rebuild import recorded_plan
@@ -118,7 +119,7 @@ def resume(
 ) -> RunState:
     """Takes over the policy, loads the newest intact checkpoint that the log confirms (or makes the first one) into the
     engine, and writes the records that are missing for it. After a rollback it starts a new run. Raises CannotResume,
-    CannotRebuild, CannotBranch, BadAdapter, ValueError (another adapter shape)."""
+    TopicLost, CannotRebuild, CannotBranch, BadAdapter, ValueError (another adapter shape)."""
     writer = TransactionalWriter(settings, codec, config.policy)
     # Reads the log only now, when a predecessor's open transaction is committed or aborted.
     run = current_run(settings, codec, config)
@@ -136,6 +137,8 @@ def resume(
         log.warning("%s %s: run %s starts from step %d of run %s", cause, target.name, run.run_id, *parent[::-1])
     config = config.model_copy(update={"run_id": run.run_id})
     root = checkpoint_root(settings, config.run_id)
+    topic_ids = control_topic_ids(settings)
+    check_control_topics(run, (each.state for each in read_checkpoints(root, [])), topic_ids)
     checkpoint, damaged = newest_checkpoint(settings, run)
     origin = checkpoint_of(settings, run, parent) if parent is not None and checkpoint is None else None
     source = origin or checkpoint
@@ -170,6 +173,7 @@ def resume(
     engine.restore(weights, moments)
     log.info("run %s continues after step %d", config.run_id, checkpoint.state.step)
     state = RunState(settings, config, engine, run, writer, manifest, owner, checkpoint, run.lineage)
+    state.control_topic_ids = topic_ids
     state.announce({})
     return state
 

@@ -55,6 +55,8 @@ class RunState:
     lineage: Lineage
     rollouts_topic_id: str | None = None
     """Kafka's id of the rollouts topic, which the checkpoints record."""
+    control_topic_ids: dict[str, str] | None = None
+    """Kafka's ids of the control topics, which the checkpoints record."""
 
     @property
     def step(self) -> int:
@@ -118,6 +120,7 @@ class RunState:
             metrics=output.metrics,
             seconds=output.seconds | {"fetch": fetch_seconds},
             rollouts_topic_id=self.rollouts_topic_id,
+            control_topic_ids=self.control_topic_ids,
         )
         root = checkpoint_root(self.settings, plan.run_id)
         self.checkpoint = save_checkpoint(root, state, adapter, self.engine.policy.adapter_config(), optimizer)

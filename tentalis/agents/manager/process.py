@@ -12,11 +12,13 @@ from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
 from tentalis.agents.scenarios import Scenario, make_scenario
 from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
+from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Stored
 from tentalis.kafka.errors import RecordTooLarge
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.reader import Reader
+from tentalis.kafka.topic_watch import ending_on_changes
 from tentalis.service import tracing
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import Health, LoopWatch, served
@@ -217,7 +219,9 @@ def run(
     task defaults to the scenario's. Raises PortTaken.
     """
     options = ManagerOptions(run_id, scenario, n_samples)
-    return run_service("manager", lambda stop: _manage(options, settings, metrics_port, stop), stopped=ExitCode.STOPPED)
+    watched = topology.named("manager").used_topics
+    body = ending_on_changes(settings, watched, lambda stop: _manage(options, settings, metrics_port, stop))
+    return run_service("manager", body, stopped=ExitCode.STOPPED)
 
 
 def _manage(options: ManagerOptions, settings: Settings, port: int | None, stop: threading.Event) -> None:

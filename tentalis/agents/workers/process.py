@@ -378,4 +378,5 @@ def run(
             with served(Health(worker.metrics.exporter, worker.not_ready, worker.turns.stuck), metrics_port):
                 await worker.run(stop)
 
-    run_service("worker", ending_on_changes(settings, [topics.TASKS], lambda stop: asyncio.run(main(stop))))
+    watched = topology.named("worker").used_topics
+    run_service("worker", ending_on_changes(settings, watched, lambda stop: asyncio.run(main(stop))))

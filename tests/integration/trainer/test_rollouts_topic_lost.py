@@ -1,4 +1,5 @@
-"""A rollouts topic that is deleted and created again: the trainer refuses, or gives up on record what it lost."""
+"""Topics of a run that are deleted and created again: the trainer refuses, gives up on record what it lost, or goes on
+after an import."""
 
 import subprocess
 import sys
@@ -45,3 +46,29 @@ def test_a_recreated_topic_is_refused_until_its_loss_is_accepted(
     assert lost_topics(lab.settings) == [], "the new checkpoint is about the new topic"
     audit = [stored.decode(lab.codec) for stored in read_to_end(lab.settings, topics.AUDIT)]
     assert {each.topic for each in audit if isinstance(each, AuditRecord)} == {topics.ROLLOUTS}
+
+
+def test_a_run_whose_plans_are_gone_is_refused_until_they_are_imported(
+    own_broker: EmbeddedBroker, unique: str, tmp_path: Path
+) -> None:
+    lab = Lab(Kafka(own_broker.bootstrap, "embedded", own_broker), unique, tmp_path, tiny_model(tmp_path / "model"))
+    lab.put_groups(6)
+    assert trained(lab, 1)[0] == 0
+    run_id, archive = lab.config().run_id, tmp_path / "archive"
+    assert command(lab, "export", run_id, "--into", str(archive)).returncode == 0
+    recreate(lab.settings, topics.BATCHES)
+    code, said = trained(lab, 2)
+    assert code == ExitCode.PERMANENT, said
+    assert f"{topics.BATCHES} deleted or created again" in said and "tentalis import" in said
+    (lost,) = lost_topics(lab.settings)
+    assert f"{topics.BATCHES} was deleted and created again" in lost
+    imported = command(lab, "import", str(archive))
+    assert imported.returncode == 0, imported.stderr
+    assert lost_topics(lab.settings) == []
+    code, said = trained(lab, 2)
+    assert code == 0 and "continues after step 1" in said, said
+
+
+def command(lab: Lab, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    whole = [sys.executable, "-m", "tentalis.cli", *arguments]
+    return subprocess.run(whole, env=lab.environment(), capture_output=True, text=True, timeout=120, check=False)
