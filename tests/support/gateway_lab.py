@@ -26,6 +26,7 @@ from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.http.keys import Keys
 from tentalis.gateway.http.limits import stall_timeout_protocol
+from tentalis.gateway.http.usage_store import FILE_NAME, UsageStore
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.recording.event_log import EventLog
 from tentalis.gateway.recording.recorder import TurnRecorder
@@ -335,6 +336,7 @@ def lab(
             recorder=TurnRecorder(behind, spool, settings.ack_s, gateway_metrics.recorded),
             served=ServedView(),
             backends=BackendClients(settings.backends, {"local": secret}),
+            usage_store=UsageStore(spool.folder / FILE_NAME),
             metrics=gateway_metrics,
             local=keys is None,
         )

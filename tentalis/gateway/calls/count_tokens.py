@@ -43,7 +43,7 @@ class TokenCounter:
 
     async def _count(self, request: Request) -> int:
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
-        self._usage.admit(caller.key_id)
+        self._usage.admit(caller)
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
         body = self._protocol.prompt(client_body)
         if not self._settings.client_templates:

@@ -79,7 +79,7 @@ class ModelProxy:
 
     async def _answer(self, call: GatewayCall, send: Send) -> None:
         try:
-            with self._usage.running(call.caller.key_id):
+            with self._usage.running(call.caller):
                 await self._forward(call, send)
         except APIError as error:
             self._metrics.calls.labels(call.protocol.path, str(error.status)).inc()
@@ -108,6 +108,7 @@ class ModelProxy:
             raise self._no_completion_error(call, "answered without a completion", body)
         capture = AnswerCapture(call.backend_request.n)
         capture.add(answer)
+        self._usage.spend(call.caller, capture.tokens)
         strip_unrequested(answer, call.backend_request.requested)
         trainable = not not_trainable_reason(
             call.backend_request.body, call.route, capture, tokens=call.asks_token_ids, n=call.backend_request.n
@@ -118,7 +119,6 @@ class ModelProxy:
         except MALFORMED_ANSWER as error:
             raise APIError(502, f"the backend {name} answered without a completion", "server_error") from error
         await self._turn_writer.record(call, capture)
-        self._usage.spend(call.caller.key_id, capture.tokens)
         self._metrics.call_finished(call.protocol.path, call.started)
         await send_response(send, Response(encoded, headers=headers, media_type="application/json"))
 
@@ -129,9 +129,13 @@ class ModelProxy:
             raise self._no_completion_error(call, "was asked for a stream and sent none", body)
         relay = StreamRelay(call, send)
 
+        spent = False
+
         async def record_turn() -> None:
+            nonlocal spent
+            spent = True
+            self._usage.spend(call.caller, relay.capture.tokens)
             await self._turn_writer.record(call, relay.capture)
-            self._usage.spend(call.caller.key_id, relay.capture.tokens)
             self._metrics.call_finished(call.protocol.path, call.started)
 
         try:
@@ -146,6 +150,9 @@ class ModelProxy:
             if not isinstance(error, TurnNotRecorded):
                 self._turn_writer.record_failed(call, relay.capture)
             await relay.send_error(message)
+        finally:
+            if not spent:  # also of a client that hung up: a stream that is read almost to its end is not free
+                self._usage.spend(call.caller, relay.capture.tokens)
 
     def _no_completion_error(self, call: GatewayCall, problem: str, body: bytes) -> APIError:
         """The error for a backend's answer without a completion, with the error message in its body."""
