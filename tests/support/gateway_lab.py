@@ -103,6 +103,7 @@ class Script:
     models: tuple[str, ...] = ("base",)
     adapters: set[str] = field(default_factory=set)
     refuses: str | None = None  # a field that it does not know
+    tokenize: tuple[int, Any] | None = None  # status and body of its tokenizer; None: it has none
     break_after: int | None = None
     gate: threading.Event | None = None  # before the second word
     pause_s: float = 0.0  # before each word of a stream
@@ -195,6 +196,14 @@ def backend_app(script: Script) -> FastAPI:
             usage = {"prompt_tokens": 3, "completion_tokens": len(script.words), "total_tokens": 3 + len(script.words)}
             yield sse(start | {"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        if script.tokenize is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        script.bodies.append(await request.json())
+        status, content = script.tokenize
+        return JSONResponse(content, status)
 
     async def plain_stream(body: dict[str, Any]) -> AsyncIterator[str]:
         """Each prompt by itself; `gate`: before the second piece of the second."""
