@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from schemas.wire.codec import Codec
 from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.served import ServedView
+from tentalis.gateway.calls.pass_through import PATHS, PassThrough
 from tentalis.gateway.calls.proxy import ModelProxy
 from tentalis.gateway.http.errors import APIError, openai_error
 from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
@@ -72,9 +73,9 @@ class GatewayDependencies:
         return self.keys.caller(presented(request.headers.raw), scope)
 
 
-_INFO = """An OpenAI-compatible proxy that records turns. `POST /v1/chat/completions`, `/v1/completions`, `/v1/messages`
-and `/v1/messages/count_tokens` follow the OpenAI and Anthropic API references; this page documents the other
-routes."""
+_INFO = """An OpenAI-compatible proxy that records turns. `POST /v1/chat/completions`, `/v1/completions`,
+`/v1/embeddings`, `/v1/messages` and `/v1/messages/count_tokens` follow the OpenAI and Anthropic API references,
+`/v1/rerank` that of the backend; this page documents the other routes."""
 _STATUS_DESCRIPTIONS = {
     400: "Invalid session id or header.",
     401: "Missing, unknown or revoked API key.",
@@ -147,6 +148,9 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
     _add_call_route(app, proxy, "/v1/completions", CompletionProtocol())
     _add_call_route(app, proxy, "/v1/messages", MessagesProtocol())
 
+    pass_through = PassThrough(deps.settings, deps.keys, deps.backends, usage, deps.metrics)
+    for path in PATHS:
+        _add_pass_through(app, pass_through, path)
     _add_model_routes(app, deps)
     add_usage_route(app, deps.keys, usage, deps.usage_store)
 
@@ -181,6 +185,13 @@ def not_ready_reason(deps: GatewayDependencies) -> str | None:
 def _add_call_route(app: FastAPI, proxy: ModelProxy, path: str, protocol: ClientProtocol) -> None:
     async def answer(request: Request) -> Response:
         return await proxy.answer(request, protocol)
+
+    app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path, include_in_schema=False)
+
+
+def _add_pass_through(app: FastAPI, pass_through: PassThrough, path: str) -> None:
+    async def answer(request: Request) -> Response:
+        return await pass_through.answer(request, path)
 
     app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path, include_in_schema=False)
 

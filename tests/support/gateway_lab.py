@@ -104,6 +104,7 @@ class Script:
     adapters: set[str] = field(default_factory=set)
     refuses: str | None = None  # a field that it does not know
     tokenize: tuple[int, Any] | None = None  # status and body of its tokenizer; None: it has none
+    vectors: tuple[int, Any] | None = None  # the same of /v1/embeddings and /v1/rerank
     break_after: int | None = None
     gate: threading.Event | None = None  # before the second word
     pause_s: float = 0.0  # before each word of a stream
@@ -203,6 +204,18 @@ def backend_app(script: Script) -> FastAPI:
             return JSONResponse({"detail": "Not Found"}, 404)
         script.bodies.append(await request.json())
         status, content = script.tokenize
+        return JSONResponse(content, status)
+
+    @app.post("/v1/embeddings")
+    @app.post("/v1/rerank")
+    async def vectors(request: Request) -> Response:
+        if script.vectors is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        script.bodies.append(await request.json())
+        script.heads.append(dict(request.headers))
+        if script.gate is not None:
+            await until(script.gate, request)
+        status, content = script.vectors
         return JSONResponse(content, status)
 
     async def plain_stream(body: dict[str, Any]) -> AsyncIterator[str]:
