@@ -34,6 +34,7 @@ from tentalis.gateway.protocols.messages import checked
 from tentalis.gateway.protocols.openai import ClientProtocol
 from tentalis.gateway.settings import GatewaySettings
 from tentalis.inference.chat_messages import normalised, unspoken
+from tentalis.service.tracing import TRACEPARENT
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ _SERVED_POLL_S = 0.1
 @dataclass(slots=True)
 class GatewayCall:
     """A client's call. `recordable`: it may be recorded; `token_refusal`: the backend's error when it was asked for
-    tokens; `lost_version`: an assigned version that the backend turned out not to have."""
+    tokens; `lost_version`: an assigned version that the backend turned out not to have; `traceparent`: the client's
+    trace (W3C)."""
 
     event_id: str
     started: float
@@ -64,6 +66,7 @@ class GatewayCall:
     asks_token_ids: bool
     token_refusal: str = ""
     lost_version: str | None = None
+    traceparent: str | None = None
 
     @property
     def task_id(self) -> str:
@@ -150,6 +153,7 @@ class CallBuilder:
             route=call_route,
             backend_request=request_to_send,
             asks_token_ids=asks_token_ids,
+            traceparent=headers.get(TRACEPARENT),
         )
 
     async def route(self, model: Any, user_id: str, worker_id: str, session_id: str) -> CallRoute:
