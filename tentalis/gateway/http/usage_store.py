@@ -13,7 +13,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-FILE_NAME = "usage.sqlite"
+FILE_NAME = ".usage.sqlite"
 KEPT_DAYS = 31
 _DAMAGED_SUFFIX = ".damaged"
 _TABLE = """CREATE TABLE IF NOT EXISTS usage (

@@ -17,7 +17,7 @@ from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.key_limits import KeyLimits
 from tentalis.gateway.http.keys import BadKeys, Caller, Scope, create, load, set_limits
 from tentalis.gateway.http.usage import KeyUsage
-from tentalis.gateway.http.usage_store import KEPT_DAYS, UsageStore
+from tentalis.gateway.http.usage_store import FILE_NAME, KEPT_DAYS, UsageStore
 from tests.support.gateway_lab import Lab, Script, lab, wait_for
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC).timestamp()
@@ -155,7 +155,7 @@ def test_the_keys_of_a_gateway_have_their_budgets_again_after_a_kill(tmp_path: P
 
 
 def _tokens_on_disk(folder: Path) -> int:
-    with sqlite3.connect(folder / "spool" / "usage.sqlite") as disk:
+    with sqlite3.connect(folder / "spool" / FILE_NAME) as disk:
         found: int = disk.execute("SELECT coalesce(sum(tokens), 0) FROM usage").fetchone()[0]
     return found
 
