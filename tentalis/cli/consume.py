@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TopicName = Annotated[str, typer.Argument(help="Name of the topic.")]
 WIDTHS = (2, 8, 24, 40, 12)
 PREVIEW = 160
+TICK = "Tick"
 
 
 def consume(
@@ -46,6 +47,9 @@ def consume(
         ),
     ] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only records with this key.")] = None,
+    ticks: Annotated[
+        bool, typer.Option("--ticks", help="Also the ticks, which applications write as a clock every few seconds.")
+    ] = False,
     leave: Annotated[bool, typer.Option("--exit", help="Stop at the end of the topic.")] = False,
     bootstrap: Bootstrap = None,
     output: Format = OutputFormat.TABLE,
@@ -64,13 +68,16 @@ def consume(
     now = now_ms()
     where, until = parse_start(start, now), None if end is None else parse_start(end, now, "--to")
     wanted = None if expression is None else _compiled(expression)
-    seen = 0
+    seen = left_out = 0
     with reached(bootstrap) as settings, closing(tail(settings, topic, where, stop_at_end=leave, end=until)) as log:
         codec = make_codec(settings, patience=0.0)
         for stored in log:
             if key is not None and stored.key != key:
                 continue
             found = as_object(stored, codec)
+            if not ticks and found.get("type") == TICK:
+                left_out += 1
+                continue
             if wanted is not None and not _matches(wanted, found):
                 continue
             seen += 1
@@ -80,6 +87,8 @@ def consume(
                 _print_row(found)
             if seen == count:
                 break
+    if left_out:
+        typer.echo(f"left out: {left_out} ticks; --ticks shows them", err=True)
     if wanted is not None and wanted.unevaluated:
         typer.echo(
             f"left out: {wanted.unevaluated} records for which the filter has no value ({wanted.first_reason})",

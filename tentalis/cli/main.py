@@ -50,7 +50,7 @@ COMMANDS = (
     ("produce", "tentalis.cli.produce:produce", "Write records to a topic from JSON."),
     ("dlq", "tentalis.cli.dlq:app", "Dead letters: list, show, replay, drop."),
     ("policy", "tentalis.cli.policy:app", "Policy versions: list, compare, promote, roll back, pin."),
-    ("keys", "tentalis.cli.keys:app", "API keys of the gateway: create, list, revoke."),
+    ("keys", "tentalis.cli.keys:app", "API keys of the gateway: create, limit, usage, revoke."),
     ("serve", "tentalis.cli.serve.app:app", "Run one process of the stack."),
     ("worker", "tentalis.cli.serve.worker:worker", "Answer tasks with the newest policy."),
     ("env", "tentalis.cli.env:app", "Environments: list, show, try one in the terminal."),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Recorded conversations: list, show, label.", no_args_is_help=True, rich_markup_mode=None)
 
 LISTED = ("session", "user", "main", "side", "tasks", "policies", "ended", "last")
-TURNS = ("turn", "kind", "at", "asked", "answered", "signals", "feedback", "reward", "trained")
+TURNS = ("turn", "kind", "at", "asked", "answered", "signals", "feedback", "hint", "reward", "trained")
 # Outcomes whose reward is counted and not trained.
 _UNTRAINED = ("late", "superseded")
 PREVIEW = 40
@@ -69,8 +69,8 @@ def list_sessions(
 def show_session(
     session: Session, user: User = None, bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE
 ) -> None:
-    """Shows the turns of a conversation: main or side, signals, feedback, reward, and the run, step and version that
-    trained on it."""
+    """Shows the turns of a conversation: main or side, signals, feedback, hints with their source, reward, and the
+    run, step and version that trained on it. -o json has the whole messages that hints were made from."""
     from tentalis.ops.sessions.core import TurnFacts, turn_details
     from tentalis.ops.sessions.process import read_facts, read_session
 
@@ -161,9 +161,20 @@ def _turn_row(turn: dict[str, Any]) -> list[Any]:
         _short(turn["answered"]),
         " ".join(turn["signals"]) or None,
         "; ".join(graded) or None,
+        "; ".join(_hint(each) for each in turn["hints"]) or None,
         "; ".join(rewards) or None,
         "; ".join(trained) or (turn["no_task"] and f"no: {turn['no_task']}"),
     ]
+
+
+def _hint(hint: dict[str, Any]) -> str:
+    """A hint with its source: the rule or judge that made it, and whose words they are."""
+    said = hint["said"]
+    whose = f"{said['source']} {said['author']}".strip() if said else "the whole session"
+    if said is None and hint["feedback_id"]:
+        whose = f"feedback {hint['feedback_id']}"
+    refused = "" if hint["kind"] == "accepted" else f"{hint['kind']} "
+    return f'{refused}"{_short(" / ".join(hint["hints"]))}" from {whose} by {hint["made_by"]}'
 
 
 def _reward(outcome: dict[str, Any]) -> str:

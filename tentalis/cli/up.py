@@ -22,7 +22,7 @@ from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import DryRun
 from tentalis.cli.shared.output import Format, OutputFormat, first_line, show
 from tentalis.cli.shared.policy_model import PolicyModel, prepared_model
-from tentalis.cli.shared.settings import resolve_settings
+from tentalis.cli.shared.settings import gateway_url, resolve_settings
 from tentalis.cli.shared.stack_checks import check_before_start
 from tentalis.cli.shared.startup import configure_logging
 from tentalis.service import variables
@@ -430,4 +430,5 @@ def _detached(
         raise CommandError(f"the stack ended with exit code {code}; the end of {sink_path}:\n{said}", code)
     if word != READY:
         raise CommandError(f"{word}. The stack runs: `tentalis status` shows the processes, `tentalis down` stops them")
-    typer.echo("ready: `tentalis status` shows the processes, `tentalis down` stops them", err=True)
+    where = f"gateway on {gateway_url(None, home)}/v1. " if gateway else ""
+    typer.echo(f"ready: {where}`tentalis status` shows the processes, `tentalis down` stops them", err=True)

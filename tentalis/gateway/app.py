@@ -15,11 +15,15 @@ from starlette.exceptions import HTTPException
 from schemas.wire.codec import Codec
 from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.served import ServedView
+from tentalis.gateway.calls.pass_through import PATHS, PassThrough
 from tentalis.gateway.calls.proxy import ModelProxy
 from tentalis.gateway.http.errors import APIError, openai_error
 from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
 from tentalis.gateway.http.origin_guard import OriginGuard
 from tentalis.gateway.http.usage import KeyUsage
+from tentalis.gateway.http.usage_route import add_usage_route
+from tentalis.gateway.http.usage_saver import UsageSaver
+from tentalis.gateway.http.usage_store import UsageStore
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.anthropic import MessagesProtocol
 from tentalis.gateway.protocols.openai import ChatProtocol, ClientProtocol, CompletionProtocol
@@ -45,6 +49,7 @@ class GatewayDependencies:
         recorder: writes session events to the log or to disk.
         served: the policy versions that the backends serve.
         backends: the HTTP clients of the backends.
+        usage_store: keeps the usage of the API keys over a restart.
         metrics: the metrics; `metrics.exporter` takes more.
         local: no API key is required, so only programs of this machine are answered.
         on_shutdown: called on the event loop at shutdown, to end work that would not end by itself.
@@ -58,6 +63,7 @@ class GatewayDependencies:
     recorder: TurnRecorder
     served: ServedView
     backends: BackendClients
+    usage_store: UsageStore
     metrics: GatewayMetrics
     local: bool = False
     on_shutdown: list[Callable[[], None]] = field(default_factory=list)
@@ -67,9 +73,9 @@ class GatewayDependencies:
         return self.keys.caller(presented(request.headers.raw), scope)
 
 
-_INFO = """An OpenAI-compatible proxy that records turns. `POST /v1/chat/completions`, `/v1/completions`, `/v1/messages`
-and `/v1/messages/count_tokens` follow the OpenAI and Anthropic API references; this page documents the other
-routes."""
+_INFO = """An OpenAI-compatible proxy that records turns. `POST /v1/chat/completions`, `/v1/completions`,
+`/v1/embeddings`, `/v1/messages` and `/v1/messages/count_tokens` follow the OpenAI and Anthropic API references,
+`/v1/rerank` that of the backend; this page documents the other routes."""
 _STATUS_DESCRIPTIONS = {
     400: "Invalid session id or header.",
     401: "Missing, unknown or revoked API key.",
@@ -90,7 +96,9 @@ RouteInstaller = Callable[[FastAPI, GatewayDependencies], None]
 def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = ()) -> FastAPI:
     """Builds the application. While it is up, it drains the spool and learns which models the backends serve."""
     usage = KeyUsage(deps.settings.limits)
-    deps.metrics.watch_keys(usage)
+    saver = UsageSaver(usage, deps.usage_store)
+    saver.restore()
+    deps.metrics.watch_keys(usage, deps.keys)
     proxy = ModelProxy(deps.settings, deps.keys, deps.backends, deps.served, deps.recorder, deps.metrics, usage)
 
     failures: list[str] = []
@@ -102,7 +110,8 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        jobs = [asyncio.create_task(deps.recorder.drain()), asyncio.create_task(deps.backends.discover_models())]
+        work = (deps.recorder.drain(), deps.backends.discover_models(), saver.run())
+        jobs = [asyncio.create_task(each) for each in work]
         for job in jobs:
             job.add_done_callback(on_job_done)
         yield
@@ -110,6 +119,7 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
         await proxy.finish()
+        await saver.save()
         await deps.backends.close()
 
     app = FastAPI(title="Tentalis gateway", description=_INFO, lifespan=lifespan)
@@ -138,7 +148,11 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
     _add_call_route(app, proxy, "/v1/completions", CompletionProtocol())
     _add_call_route(app, proxy, "/v1/messages", MessagesProtocol())
 
+    pass_through = PassThrough(deps.settings, deps.keys, deps.backends, usage, deps.metrics)
+    for path in PATHS:
+        _add_pass_through(app, pass_through, path)
     _add_model_routes(app, deps)
+    add_usage_route(app, deps.keys, usage, deps.usage_store)
 
     @app.post("/v1/messages/count_tokens", include_in_schema=False, response_model=None)
     async def count_tokens(request: Request) -> Response:
@@ -171,6 +185,13 @@ def not_ready_reason(deps: GatewayDependencies) -> str | None:
 def _add_call_route(app: FastAPI, proxy: ModelProxy, path: str, protocol: ClientProtocol) -> None:
     async def answer(request: Request) -> Response:
         return await proxy.answer(request, protocol)
+
+    app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path, include_in_schema=False)
+
+
+def _add_pass_through(app: FastAPI, pass_through: PassThrough, path: str) -> None:
+    async def answer(request: Request) -> Response:
+        return await pass_through.answer(request, path)
 
     app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path, include_in_schema=False)
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from tentalis.gateway.http.keys import Keys
 from tentalis.gateway.http.usage import KeyUsage
 from tentalis.kafka.consumer import Lags
 from tentalis.kafka.metrics import CONSUMER_LAG
@@ -83,6 +84,14 @@ GATEWAY_KEY_TOKENS = Metric(
     ("key",),
     "tokens",
 )
+GATEWAY_KEY_TOKENS_LEFT = Metric(
+    "tentalis_gateway_key_tokens_left",
+    MetricKind.GAUGE,
+    "Tokens that are left of the budget of the UTC day of each API key that has one. The label is the key's id.",
+    ("gateway",),
+    ("key",),
+    "tokens",
+)
 
 
 class GatewayMetrics:
@@ -99,9 +108,10 @@ class GatewayMetrics:
         exporter.read(GATEWAY_SPOOLED, spooled)
         exporter.read(CONSUMER_LAG, lag)
 
-    def watch_keys(self, usage: KeyUsage) -> None:
+    def watch_keys(self, usage: KeyUsage, keys: Keys) -> None:
         """Registers the usage of the API keys."""
         self.exporter.read(GATEWAY_KEY_TOKENS, lambda: {(key,): use.tokens for key, use in usage.by_key().items()})
+        self.exporter.read(GATEWAY_KEY_TOKENS_LEFT, lambda: _tokens_left(usage, keys))
         self.exporter.read(
             GATEWAY_KEY_REQUESTS,
             lambda: {
@@ -120,3 +130,8 @@ class GatewayMetrics:
         """Counts turns by result: log, spool, drained (from the spool to the log), lost (refused to the client),
         set_aside (kept in the spool for manual inspection), off (not recorded at the client's request)."""
         self._recorded.labels(result).inc(amount)
+
+
+def _tokens_left(usage: KeyUsage, keys: Keys) -> dict[tuple[str, ...], float]:
+    left = {key.id: usage.tokens_left(key.id, usage.limits.replaced_by(key.limits)) for key in keys.listed}
+    return {(key_id,): tokens for key_id, tokens in left.items() if tokens is not None}

@@ -14,6 +14,7 @@ from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.http.keys import Keys
 from tentalis.gateway.http.limits import stall_timeout_protocol
+from tentalis.gateway.http.usage_store import FILE_NAME, UsageStore
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.recording.event_log import EventLog
 from tentalis.gateway.recording.recorder import TurnRecorder
@@ -94,6 +95,7 @@ def _run(
         backends=BackendClients(
             settings.backends, {name: None if key is None else key.get_secret_value() for name, key in secrets.items()}
         ),
+        usage_store=UsageStore(spool / FILE_NAME),
         metrics=metrics,
         local=local,
     )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 from schemas.bounds import MIN_TEMPERATURE
 from schemas.problems import problems
 from schemas.records import LogprobsMode
-from tentalis.gateway.http.usage import KeyLimits
+from tentalis.gateway.http.key_limits import KeyLimits
 from tentalis.gateway.recording.spool import MAX_SPOOL_BYTES
 from tentalis.text.yaml_file import BadYaml, read_mapping
 

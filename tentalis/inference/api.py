@@ -196,8 +196,7 @@ class InferenceApi:
         if not self.tokenizer.chat_template:
             raise wire.InvalidRequest("This model's tokenizer has no chat template; use /v1/completions.", "messages")
         if "chat_template" in (body.chat_template_kwargs or {}):
-            # A template is a program. Only the model's own is run.
-            raise wire.InvalidRequest("chat_template is not allowed: the model's own template is used.", "messages")
+            raise wire.InvalidRequest(wire.TEMPLATE_REFUSED, "messages")
         self._check_text([messages, body.tools, body.chat_template_kwargs], "messages")
         try:
             return list(

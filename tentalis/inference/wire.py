@@ -40,6 +40,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
+# A template is a program. Only the model's own is run.
+TEMPLATE_REFUSED = "chat_template is not allowed: the model's own template is used."
+
+
 class InvalidRequest(Exception):
     """A parameter is out of range, or requests an unsupported feature."""
 
@@ -48,10 +52,21 @@ class InvalidRequest(Exception):
         self.param = param
 
 
-class _Body(BaseModel):
-    """A request body. Unknown fields are ignored, as in vLLM, except those that would change the samples."""
+class _RenderedBody(BaseModel):
+    """A request body. Unknown fields are ignored, as in vLLM, except a template."""
 
     model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_template(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("chat_template") is not None:
+            raise ValueError(TEMPLATE_REFUSED)
+        return data
+
+
+class _Body(_RenderedBody):
+    """A request for tokens. Fields that would change the samples are refused too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -181,7 +196,7 @@ class CompletionBody(SamplingBody):
         return cast(list[str] | list[list[int]], self.prompt)
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(_RenderedBody):
     """POST /tokenize: a text or chat messages."""
 
     model: str | None = None

@@ -21,6 +21,7 @@ from tentalis.local.state import StateDir
 from tentalis.service import variables
 from tentalis.service.settings import Settings
 
+GATEWAY = "gateway"
 SERVER_ID = "local"
 # vLLM loads a large model and may compile it before it is ready.
 _VLLM_START_S = 1800.0
@@ -93,7 +94,7 @@ def build_stack(options: StackOptions) -> Stack:
     )
     for each in started:
         specs += [builder.application(each, number) for number in range(1, options.scale.get(each.name, 1) + 1)]
-    return Stack(specs, settings, builder.server, None if options.gateway is None else builder.url("gateway"))
+    return Stack(specs, settings, builder.server, None if options.gateway is None else builder.url(GATEWAY))
 
 
 def applications_started(*, gateway: bool, scenario: bool = False, joins: bool = False) -> list[Application]:
@@ -129,7 +130,9 @@ class _Builder:
 
     def _port(self, name: str) -> int:
         if name not in self._ports:  # asked twice, the state directory could choose another one
-            self._ports[name] = self._options.state.port(name)
+            # Clients write the gateway's address down; nothing outside the stack needs those of the others.
+            preferred = topology.named(GATEWAY).port if name == GATEWAY else None
+            self._ports[name] = self._options.state.port(name, preferred=preferred)
         return self._ports[name]
 
     def url(self, name: str) -> str:

@@ -166,10 +166,11 @@ class StateDir:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(content["since"]))
         return f"process {content['pid']} ({content['command']}, since {since})"
 
-    def port(self, name: str, *, fixed: bool = False) -> int:
+    def port(self, name: str, *, fixed: bool = False, preferred: int | None = None) -> int:
         """Returns the port of this name: a free one at first, and the same at every later start.
 
-        Call it before the listener is started. If another process has taken the port, chooses a new one with a warning;
+        `preferred`: the first choice, unless another process or another name has it. Call it before the listener is
+        started. If another process has taken the port, chooses a new one with a warning;
         a `fixed` port, which users may have written down, is never replaced.
 
         Raises:
@@ -187,7 +188,9 @@ class StateDir:
                 f"port {known} of {name} is taken by {listener_of(known)}: stop it, or remove {name!r} from {file} "
                 "to choose another port"
             )
-        ports[name] = free_port(avoid=set(ports.values()))
+        taken = set(ports.values())
+        wanted = known is None and preferred is not None and preferred not in taken and port_is_free(preferred)
+        ports[name] = preferred if preferred is not None and wanted else free_port(avoid=taken)
         if known is not None:
             log.warning("port %d of %s is taken by %s: using %d", known, name, listener_of(known), ports[name])
         write_whole(file, ports)

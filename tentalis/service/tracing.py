@@ -54,6 +54,19 @@ class TraceSpan:
                 if context is not None:
                     self._span.add_link(context)
 
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Adds attributes under the names of a convention."""
+        if self._span is not None:
+            self._span.set_attributes(attributes)
+
+    def fail(self, kind: str, message: str) -> None:
+        """Marks the span as failed. `kind`: an HTTP status, or one word for the kind of failure."""
+        if self._span is not None:
+            from opentelemetry.trace import StatusCode
+
+            self._span.set_status(StatusCode.ERROR, message)
+            self._span.set_attribute("error.type", kind)
+
     def __enter__(self) -> Self:
         return self
 
@@ -194,6 +207,18 @@ def span(
         )
     finally:
         _root.reset(token)
+
+
+def client_span(name: str, attributes: Mapping[str, Any], parent: str | None = None) -> TraceSpan:
+    """Starts the span of a call to another service, a context manager. `attributes`: by the names of a convention."""
+    if _tracer is None:
+        return _OFF
+    from opentelemetry.context import Context
+    from opentelemetry.trace import NonRecordingSpan, SpanKind, set_span_in_context
+
+    context = _parse(parent)
+    inside = Context() if context is None else set_span_in_context(NonRecordingSpan(context), Context())
+    return TraceSpan(_tracer.start_span(name, context=inside, kind=SpanKind.CLIENT, attributes=attributes))
 
 
 def _derived_ids(root: str) -> tuple[int, int]:

@@ -378,11 +378,18 @@ ACCEPT_LOSS = Variable(
     "stream applications, `train`, `topics apply` and `up`",
 )
 
-# Agents that call a gateway (config/, extensions/); no process of ours reads these
+# Agents that call a gateway (config/, extensions/), and commands that ask one
 
-URL = Variable[str | None](f"{PREFIX}URL", WEB_ADDRESS, None, "URL of the gateway.", "agents that call a gateway")
+URL = Variable[str | None](
+    f"{PREFIX}URL",
+    WEB_ADDRESS,
+    None,
+    "URL of the gateway.",
+    "agents that call a gateway, `keys usage`",
+    default_text="`keys usage`: the local stack's, else http://127.0.0.1:8200",
+)
 API_KEY = Variable[str | None](
-    f"{PREFIX}API_KEY", TEXT, None, "API key for the gateway.", "agents that call a gateway", secret=True
+    f"{PREFIX}API_KEY", TEXT, None, "API key for the gateway.", "agents that call a gateway, `keys usage`", secret=True
 )
 
 # Set by a process for its children

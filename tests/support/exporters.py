@@ -14,7 +14,9 @@ from streams.runtime.delivery import DeliveryCounts
 from streams.runtime.processor import Processor
 from tentalis.agents.manager.process import ManagerMetrics
 from tentalis.agents.workers.process import WorkerMetrics
-from tentalis.gateway.http.usage import KeyLimits, KeyUsage
+from tentalis.gateway.http.key_limits import KeyLimits
+from tentalis.gateway.http.keys import Keys
+from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.inference.engine import EngineStats
 from tentalis.inference.server import ServerMetrics
@@ -43,7 +45,7 @@ def exporter_of(process: str) -> Exporter:
             return exporter_of_app(Hinting(codec, cast(Any, None)))
         case "gateway":
             gateway = GatewayMetrics(lambda: 0)
-            gateway.watch_keys(KeyUsage(KeyLimits()))
+            gateway.watch_keys(KeyUsage(KeyLimits()), Keys(None))
             return gateway.exporter
         case "experience":
             nobody = cast(Any, None)

@@ -26,6 +26,7 @@ from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.http.keys import Keys
 from tentalis.gateway.http.limits import stall_timeout_protocol
+from tentalis.gateway.http.usage_store import FILE_NAME, UsageStore
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.recording.event_log import EventLog
 from tentalis.gateway.recording.recorder import TurnRecorder
@@ -102,6 +103,8 @@ class Script:
     models: tuple[str, ...] = ("base",)
     adapters: set[str] = field(default_factory=set)
     refuses: str | None = None  # a field that it does not know
+    tokenize: tuple[int, Any] | None = None  # status and body of its tokenizer; None: it has none
+    vectors: tuple[int, Any] | None = None  # the same of /v1/embeddings and /v1/rerank
     break_after: int | None = None
     gate: threading.Event | None = None  # before the second word
     pause_s: float = 0.0  # before each word of a stream
@@ -194,6 +197,26 @@ def backend_app(script: Script) -> FastAPI:
             usage = {"prompt_tokens": 3, "completion_tokens": len(script.words), "total_tokens": 3 + len(script.words)}
             yield sse(start | {"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        if script.tokenize is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        script.bodies.append(await request.json())
+        status, content = script.tokenize
+        return JSONResponse(content, status)
+
+    @app.post("/v1/embeddings")
+    @app.post("/v1/rerank")
+    async def vectors(request: Request) -> Response:
+        if script.vectors is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        script.bodies.append(await request.json())
+        script.heads.append(dict(request.headers))
+        if script.gate is not None:
+            await until(script.gate, request)
+        status, content = script.vectors
+        return JSONResponse(content, status)
 
     async def plain_stream(body: dict[str, Any]) -> AsyncIterator[str]:
         """Each prompt by itself; `gate`: before the second piece of the second."""
@@ -335,6 +358,7 @@ def lab(
             recorder=TurnRecorder(behind, spool, settings.ack_s, gateway_metrics.recorded),
             served=ServedView(),
             backends=BackendClients(settings.backends, {"local": secret}),
+            usage_store=UsageStore(spool.folder / FILE_NAME),
             metrics=gateway_metrics,
             local=keys is None,
         )

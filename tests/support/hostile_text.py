@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from schemas.records import Message
-from tentalis.gateway.calls import session_id
+from tentalis.gateway.calls import housekeeping, session_id
 from tentalis.opd.hints import rule_hint
 from tentalis.opd.verdict import vote_of
 from tentalis.rewards import answers, steps, style_scorer
@@ -109,7 +109,7 @@ def hostile_texts(length: int = CHARS) -> Iterator[str]:
 
 
 def _side(text: str) -> object:
-    return session_id.side_sign([Message(role="system", content=text), Message(role="user", content=text)], {})
+    return housekeeping.side_sign([Message(role="system", content=text), Message(role="user", content=text)], {})
 
 
 def _edit(text: str) -> object:
@@ -144,7 +144,7 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
     "words.sentences": words.sentences,
     "words.content_stems": words.content_stems,
-    "session_id.side_sign": _side,
+    "housekeeping.side_sign": _side,
     "session_id.derived": lambda text: session_id.derived_session_id("", "", [Message(role="system", content=text)]),
 }
 
@@ -153,7 +153,8 @@ BOUNDED: dict[str, int] = {
     "tentalis.signals.spoken": spoken.READ_CHARS,
     "tentalis.signals.questions": questions.MAX_CHARS,
     "tentalis.signals.tools": tools.LINE_CHARS,
-    "tentalis.gateway.calls.session_id": session_id._SEARCHED_CHARS,
+    "tentalis.gateway.calls.housekeeping": housekeeping.SEARCHED_CHARS,
+    "tentalis.gateway.calls.session_id": CHARS,
     "tentalis.opd.hints": CHARS,
     "tentalis.rewards.answers": CHARS,
     "tentalis.rewards.steps": CHARS,

@@ -21,7 +21,8 @@ EXPERIENCE_TURNS = Metric(
     "tentalis_experience_turns_total",
     MetricKind.COUNTER,
     "Turns by result: accepted (scored again), failed (the teacher), gone (from the log), not_trainable, forgotten "
-    "(on request), too_many (in one session), or a reason of the teacher as in tentalis_hinting_rejected_total.",
+    "(on request), too_many (in one session), other_conversation (with the same beginning, in a session that the "
+    "gateway guessed), or a reason of the teacher as in tentalis_hinting_rejected_total.",
     ("experience",),
     ("result",),
     "turns",

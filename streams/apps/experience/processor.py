@@ -4,7 +4,8 @@ The lesson is extracted from the last turn's event alone, since clients send the
 It is requested once. Each turn is then read again at its offset, its result is rebuilt as the sessions built it, and
 the teacher scores it with the lesson in the prompt. The source of such a half is never the one that the terms wait for,
 so it is late by construction and becomes a separate rollout (`<task>/<sample>/opd/<half id>`), unless the turn has an
-OPD part already.
+OPD part already. In a session that the gateway guessed, a turn that the last one does not continue is of another
+conversation, and the lesson is not for it.
 
 Undecodable events are skipped: the sessions own the dead letters of that topic.
 """
@@ -20,6 +21,7 @@ from schemas.wire.codec import Codec, DecodeError
 from streams.apps.experience import metrics
 from streams.apps.experience.core import EndedSession, ExperiencePartition, TurnRef, experience_half
 from streams.fold.clock import DAY_MS
+from streams.fold.continuation import is_guessed, same_conversation
 from streams.fold.forgotten import FORGET_TTL_MS
 from streams.fold.session_turns import result_of
 from streams.fold.teacher_calls import AT_ONCE, refused_for_good, retry_of
@@ -41,7 +43,7 @@ from tentalis.service.settings import Settings
 log = logging.getLogger(__name__)
 
 APP_ID = topology.named("experience").app_id
-GONE = "gone"
+GONE, OTHER_CONVERSATION = "gone", "other_conversation"
 
 
 class Experience:
@@ -176,6 +178,10 @@ class Experience:
         event = await self._event(partition, turn)
         if event is None:
             return GONE
+        if is_guessed(event.session_id):
+            last = await self._event(partition, ended.turns[-1])
+            if last is None or not same_conversation(event, last):
+                return OTHER_CONVERSATION
         result = result_of(event, turn.number, turn.at)
         try:
             async with turns:

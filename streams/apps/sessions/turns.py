@@ -3,14 +3,14 @@
 from collections.abc import Collection, Sequence
 from itertools import dropwhile, takewhile
 
-from schemas.ids import GUESSED_SESSION, derived_id
+from schemas.ids import derived_id
 from schemas.records import Feedback, Message, Result, SessionEvent, Source
+from streams.fold.continuation import by_assistant, continuation, is_guessed, without_system
 from tentalis import signals
 
 MOST_TEXT = 256 * 1024
 """The most characters of a next state: a judge reads no more, and feedback must fit into a record beside its result."""
 CUT = "\n[cut]"
-_REASONING_END = "</think>"
 
 
 # --- replies to a turn ------------------------------------------------------------------------------------------------
@@ -32,13 +32,12 @@ def said_to(turn: SessionEvent, later: SessionEvent) -> tuple[Message, ...]:
 
     System messages are ignored: clients put the time of day there.
     """
-    had, has = _said(turn.messages), _said(later.messages)
-    if _is_guessed(turn.session_id):
-        continues = len(has) > len(had) and has[: len(had)] == had and _is_answer(turn, has[len(had)])
-        return _first_said(has[len(had) :]) if continues else ()
+    had, has = without_system(turn.messages), without_system(later.messages)
+    if is_guessed(turn.session_id):
+        return _first_said(continuation(turn, later))
     if len(has) > len(had) and has[: len(had)] == had:
         rest = has[len(had) :]
-        return _first_said(rest) if _may_be(turn, next(filter(_by_assistant, rest), None)) else ()
+        return _first_said(rest) if _may_be(turn, next(filter(by_assistant, rest), None)) else ()
     if had[: len(has)] == has:
         return ()
     return tuple(message for message in reversed(has) if message.role != "assistant")[:1]
@@ -49,21 +48,17 @@ def came_late(turn: SessionEvent, event: SessionEvent) -> bool:
 
     An answer without text cannot be recognised.
     """
-    had, has = _said(turn.messages), _said(event.messages)
+    had, has = without_system(turn.messages), without_system(event.messages)
     n, answer = len(has), event.response.strip()
     if not answer or n >= len(had) or had[:n] != has:
         return False
     return had[n].role == "assistant" and had[n].content.strip() == answer
 
 
-def _said(messages: Sequence[Message]) -> tuple[Message, ...]:
-    return tuple(message for message in messages if message.role != "system")
-
-
 def _first_said(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the first run of messages that are not the assistant's."""
-    others = dropwhile(_by_assistant, messages)
-    return tuple(takewhile(lambda message: not _by_assistant(message), others))
+    others = dropwhile(by_assistant, messages)
+    return tuple(takewhile(lambda message: not by_assistant(message), others))
 
 
 def _may_be(turn: SessionEvent, answer: Message | None) -> bool:
@@ -73,23 +68,6 @@ def _may_be(turn: SessionEvent, answer: Message | None) -> bool:
         return True
     heard, told = answer.content.strip(), turn.response.strip()
     return heard in told or told in heard
-
-
-def _is_guessed(session_id: str) -> bool:
-    return session_id.rpartition("/")[2].startswith(GUESSED_SESSION)
-
-
-def _is_answer(turn: SessionEvent, message: Message) -> bool:
-    """Returns true if a message is certainly the turn's answer: the same text, or all that follows the turn's
-    reasoning. An answer without text is one that called tools."""
-    if not _by_assistant(message):
-        return False
-    heard, told = message.content.strip(), turn.response.strip()
-    return heard == told or (heard != "" and _REASONING_END in told and told.endswith(heard))
-
-
-def _by_assistant(message: Message) -> bool:
-    return message.role == "assistant"
 
 
 # --- the feedback -----------------------------------------------------------------------------------------------------

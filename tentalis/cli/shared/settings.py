@@ -17,14 +17,30 @@ from tentalis.service.exit_codes import ExitCode
 if TYPE_CHECKING:
     from tentalis.service.settings import Settings
 
-# Name of the broker's port in the local stack's ports.json.
-BROKER_PORT = "broker"
+# Names of the ports of the broker and the gateway in the local stack's ports.json.
+BROKER_PORT, GATEWAY_PORT = "broker", "gateway"
+# Address of a gateway that was started with no other one.
+DEFAULT_GATEWAY = "http://127.0.0.1:8200"
 # Seconds in which the broker must answer before a command starts its work.
 PROBE_S = 5.0
 
 
 def local_bootstrap(home: Path) -> str | None:
     """Returns the bootstrap server of the local stack that runs in a state directory, or None."""
+    port = _local_port(home, BROKER_PORT)
+    return f"127.0.0.1:{port}" if port else None
+
+
+def gateway_url(given: str | None, home: Path) -> str:
+    """Returns the URL of the gateway: the given one, else that of the local stack that runs in `home`, else the
+    default one."""
+    if given:
+        return given
+    port = _local_port(home, GATEWAY_PORT)
+    return f"http://127.0.0.1:{port}" if port else DEFAULT_GATEWAY
+
+
+def _local_port(home: Path, name: str) -> int | None:
     if not (home / "status.json").is_file():
         return None
     from tentalis.local.state import StateDir
@@ -33,10 +49,10 @@ def local_bootstrap(home: Path) -> str | None:
     if status is None or not status["running"]:
         return None
     try:
-        port = json.loads((home / "ports.json").read_text(encoding="utf-8")).get(BROKER_PORT)
+        port: int | None = json.loads((home / "ports.json").read_text(encoding="utf-8")).get(name)
     except FileNotFoundError:  # a stack that has just begun to start
         return None
-    return f"127.0.0.1:{port}" if port else None
+    return port
 
 
 def resolve_settings(

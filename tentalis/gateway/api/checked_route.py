@@ -50,7 +50,7 @@ def checked_route(
                 try:
                     if scope is not None:
                         request.state.caller = keys.caller(presented(request.scope["headers"]), scope)
-                        usage.admit(request.state.caller.key_id)
+                        usage.admit(request.state.caller)
                     if not known.issuperset(request.query_params):
                         there = f"this path takes {', '.join(sorted(known))}" if known else "this path takes none"
                         raise APIError(422, f"unknown query parameter: {there}")

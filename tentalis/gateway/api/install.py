@@ -22,7 +22,7 @@ def install(app: FastAPI, deps: GatewayDependencies) -> None:
         policy_owners=settings.policy_owners,
         horizon_ms=horizon_ms,
         max_records=max_records,
-        feedback_per_turn=settings.limits.feedback_per_turn,
+        limits=settings.limits,
     )
     deps.on_shutdown.append(bridge.events.close)
     app.include_router(

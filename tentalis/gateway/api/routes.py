@@ -32,9 +32,10 @@ from tentalis.gateway.api.service import LONGEST_POLL_S, Bridge, not_recorded
 from tentalis.gateway.api.training import TrainingStatus
 from tentalis.gateway.calls.session_id import RECORD, recorded
 from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.http.key_limits import KeyLimits
 from tentalis.gateway.http.keys import Caller, Keys
 from tentalis.gateway.http.response import WorkResponse, send_piece
-from tentalis.gateway.http.usage import KeyLimits, KeyUsage
+from tentalis.gateway.http.usage import KeyUsage
 
 LONGEST_WATCH_S = 3600.0
 _WHY = {
@@ -134,7 +135,7 @@ def router(
     _add_tasks(routes, bridge, longest_poll_s)
     _add_feedback(routes, bridge)
     _add_sessions(routes, bridge)
-    _add_training(routes, bridge, longest_watch_s, usage.limits.event_streams)
+    _add_training(routes, bridge, longest_watch_s, usage)
     return routes
 
 
@@ -220,7 +221,7 @@ def _add_sessions(routes: APIRouter, bridge: Bridge) -> None:
         return await bridge.traces(body.items, caller, user_id)
 
 
-def _add_training(routes: APIRouter, bridge: Bridge, longest_watch_s: float, max_streams: int) -> None:
+def _add_training(routes: APIRouter, bridge: Bridge, longest_watch_s: float, usage: KeyUsage) -> None:
     @routes.get("/training/status", responses=_codes(401, 403, 503), dependencies=_KEY_REQUIRED, tags=["training"])
     async def training(request: Request) -> TrainingStatus:
         """Returns the training runs, the served policies, and the members and lag of the consumer groups."""
@@ -260,7 +261,7 @@ def _add_training(routes: APIRouter, bridge: Bridge, longest_watch_s: float, max
             min(seconds, longest_watch_s),
             everybody=caller.sees_everybody,
             key_id=caller.key_id,
-            max_of_key=max_streams,
+            max_of_key=usage.limits_of(caller).event_streams,
         )
 
         async def send_all(send: Send) -> None:

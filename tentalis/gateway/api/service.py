@@ -2,8 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -42,8 +43,8 @@ from tentalis.gateway.api.record_log import LogBatch, RecordLog
 from tentalis.gateway.api.training import TrainingStatus, TrainingView
 from tentalis.gateway.calls.session_id import namespaced
 from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.http.key_limits import KeyLimits
 from tentalis.gateway.http.keys import Caller
-from tentalis.gateway.http.usage import KeyLimits
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.text.timestamps import now_ms
 
@@ -65,7 +66,7 @@ class Bridge:
         horizon_ms: maximum age (by append time) of records that are found: for the status of a task, for feedback that
             names a turn, and for detecting a repeated post.
         max_records: maximum number of records in the offset index.
-        feedback_per_turn: maximum number of feedback records of a task, from all sources, for feedback of a user.
+        limits: those of every key that has none of its own; of them, `feedback_per_turn`.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class Bridge:
         policy_owners: Mapping[str, frozenset[str]] = MappingProxyType({}),
         horizon_ms: int = HORIZON_MS,
         max_records: int = MAX_RECORDS,
-        feedback_per_turn: int = KeyLimits().feedback_per_turn,
+        limits: KeyLimits = KeyLimits(),
     ) -> None:
-        self._feedback_per_turn = feedback_per_turn
+        self._limits = limits
+        self._feedback_in_flight: Counter[str] = Counter()
         self._log = log
         self._gateway_id, self._policy, self._policy_owners = gateway_id, policy, policy_owners
         self._offset_index = OffsetIndex(max_records, horizon_ms)
@@ -199,8 +201,8 @@ class Bridge:
                 feedback_id=_log_id_if_given(caller, body.feedback_id),
                 now_ms=now_ms(),
             )
-        self._check_feedback_count(feedback)
-        await self._writer.append_feedback(feedback)
+        with self._feedback_slot(feedback, caller):
+            await self._writer.append_feedback(feedback)
         return FeedbackTaken(task_id=body.task_id or task_id, feedback_id=body.feedback_id or feedback.feedback_id)
 
     async def log_session(self, body: SessionBody, caller: Caller, user_id: str) -> SessionLogged:
@@ -248,20 +250,30 @@ class Bridge:
             with validation_as_api_errors():
                 feedback_id = log_ids.log_id(caller, trace.feedback_id)
                 feedback = mapping.trace_feedback_of(trace, feedback_id, task_id, user_id or caller.key_id, result)
-            self._check_feedback_count(feedback)
-            await self._writer.append_feedback(feedback)
+            with self._feedback_slot(feedback, caller):
+                await self._writer.append_feedback(feedback)
             return TraceTaken(id=trace.feedback_id, status="published")
         except APIError as error:
             if error.status >= 500:
                 raise
             return TraceTaken(id=item_id, status="refused", error=str(error))
 
-    def _check_feedback_count(self, feedback: Feedback) -> None:
-        """Raises APIError (429) for new feedback on a task that has as much as is allowed."""
-        known = len(self._offset_index.by_key(topics.FEEDBACK, feedback.task_id))
+    @contextmanager
+    def _feedback_slot(self, feedback: Feedback, caller: Caller) -> Iterator[None]:
+        """Keeps a place for feedback while it is written, so that what comes at the same time counts too. Raises
+        APIError (429) for new feedback on a task that has as much as is allowed."""
+        task_id = feedback.task_id
+        known = len(self._offset_index.by_key(topics.FEEDBACK, task_id)) + self._feedback_in_flight[task_id]
         repeated = self._offset_index.by_id(topics.FEEDBACK, feedback.feedback_id) is not None
-        if known >= self._feedback_per_turn and not repeated:
+        if known >= self._limits.replaced_by(caller.limits).feedback_per_turn and not repeated:
             raise APIError(429, f"this turn has {known} feedback records, which is the limit", "rate_limit_error")
+        self._feedback_in_flight[task_id] += 1
+        try:
+            yield
+        finally:
+            self._feedback_in_flight[task_id] -= 1
+            if not self._feedback_in_flight[task_id]:
+                del self._feedback_in_flight[task_id]
 
     def _check_policy_access(self, caller: Caller, policy: str) -> None:
         """Raises APIError (403) for another user's personal policy."""

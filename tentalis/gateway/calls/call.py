@@ -26,6 +26,7 @@ from tentalis.gateway.calls.session_id import (
 )
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.http.key_limits import KeyLimits
 from tentalis.gateway.http.keys import Caller, Keys, Scope, presented
 from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
@@ -33,6 +34,7 @@ from tentalis.gateway.protocols.messages import checked
 from tentalis.gateway.protocols.openai import ClientProtocol
 from tentalis.gateway.settings import GatewaySettings
 from tentalis.inference.chat_messages import normalised, unspoken
+from tentalis.service.tracing import TRACEPARENT
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,8 @@ _SERVED_POLL_S = 0.1
 @dataclass(slots=True)
 class GatewayCall:
     """A client's call. `recordable`: it may be recorded; `token_refusal`: the backend's error when it was asked for
-    tokens; `lost_version`: an assigned version that the backend turned out not to have."""
+    tokens; `lost_version`: an assigned version that the backend turned out not to have; `traceparent`: the client's
+    trace (W3C)."""
 
     event_id: str
     started: float
@@ -63,6 +66,7 @@ class GatewayCall:
     asks_token_ids: bool
     token_refusal: str = ""
     lost_version: str | None = None
+    traceparent: str | None = None
 
     @property
     def task_id(self) -> str:
@@ -104,12 +108,13 @@ class CallBuilder:
         """Builds the call of a request. Raises APIError."""
         started = time.monotonic()
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
-        self._usage.admit(caller.key_id)
+        self._usage.admit(caller)
+        limits = self._usage.limits_of(caller)
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
         body = protocol.body(client_body)
         if not self._settings.client_templates:
             refuse_templates(body)
-        checked_messages = checked(protocol.messages(body), self._settings.limits.messages)
+        checked_messages = checked(protocol.messages(body), limits.messages)
         messages = normalised(checked_messages)
         headers = request.headers
         user_id = caller.user_id(headers.get(USER_ID))
@@ -131,6 +136,7 @@ class CallBuilder:
             await self.route(body.get("model"), user_id, worker_id, session.session_id),
         )
         request_to_send, asks_token_ids = self._backend_request(body, call_route, protocol, recordable)
+        _check_content(request_to_send, limits)
         return GatewayCall(
             # A retry gets another answer and is another turn, even with the same Idempotency-Key.
             event_id=str(uuid.uuid4()),
@@ -147,6 +153,7 @@ class CallBuilder:
             route=call_route,
             backend_request=request_to_send,
             asks_token_ids=asks_token_ids,
+            traceparent=headers.get(TRACEPARENT),
         )
 
     async def route(self, model: Any, user_id: str, worker_id: str, session_id: str) -> CallRoute:
@@ -222,13 +229,15 @@ class CallBuilder:
     ) -> tuple[BackendRequest, bool]:
         """Returns the backend request, and whether it asks for tokens."""
         asks_token_ids = recordable and not token_refusal and self._backends[call_route.backend.name].asks_token_ids
-        made = backend_request(body, call_route, chat=protocol.chat, tokens=asks_token_ids)
-        limits = self._settings.limits
-        if made.n > limits.choices:
-            raise APIError(
-                400, f"{made.n:,} answers are asked for (n, or n times prompts); the limit is {limits.choices}"
-            )
-        stops = made.body.get("stop")
-        if isinstance(stops, list) and len(stops) > limits.stops:
-            raise APIError(400, f"stop has {len(stops):,} strings; the limit is {limits.stops}")
-        return made, asks_token_ids
+        return backend_request(body, call_route, chat=protocol.chat, tokens=asks_token_ids), asks_token_ids
+
+
+def _check_content(request: BackendRequest, limits: KeyLimits) -> None:
+    """Raises APIError (400) for a request that asks for more than its key may."""
+    if request.n > limits.choices:
+        raise APIError(
+            400, f"{request.n:,} answers are asked for (n, or n times prompts); the limit is {limits.choices}"
+        )
+    stops = request.body.get("stop")
+    if isinstance(stops, list) and len(stops) > limits.stops:
+        raise APIError(400, f"stop has {len(stops):,} strings; the limit is {limits.stops}")

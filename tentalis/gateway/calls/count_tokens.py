@@ -16,6 +16,7 @@ from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Keys, Scope, presented
 from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.protocols.anthropic import MessagesProtocol
+from tentalis.gateway.protocols.messages import checked
 from tentalis.gateway.settings import GatewaySettings
 
 # The tokenizer's path in vLLM and in `tentalis serve model`.
@@ -43,11 +44,12 @@ class TokenCounter:
 
     async def _count(self, request: Request) -> int:
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
-        self._usage.admit(caller.key_id)
+        self._usage.admit(caller)
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
         body = self._protocol.prompt(client_body)
         if not self._settings.client_templates:
             refuse_templates(body)
+        checked(body["messages"], self._usage.limits_of(caller).messages)
         user_id = caller.user_id(request.headers.get(USER_ID))
         route = await self._calls.route(body.get("model"), user_id, request.headers.get(WORKER_ID, ""), "")
         request_body: dict[str, Any] = {name: body[name] for name in _TEMPLATE_FIELDS if name in body}

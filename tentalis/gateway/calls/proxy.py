@@ -14,6 +14,7 @@ from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.calls.backend_call import BackendCall, BrokenStream, RelayedError, error_message, read_body
 from tentalis.gateway.calls.backend_request import not_trainable_reason
 from tentalis.gateway.calls.call import CallBuilder, GatewayCall
+from tentalis.gateway.calls.call_span import call_span, note_answer
 from tentalis.gateway.calls.capture import AnswerCapture, strip_unrequested
 from tentalis.gateway.calls.count_tokens import TokenCounter
 from tentalis.gateway.calls.session_id import MAIN, RECORD, USER_ID, call_session, recorded
@@ -28,6 +29,7 @@ from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.openai import ClientProtocol, dumps
 from tentalis.gateway.recording.recorder import TurnRecorder
 from tentalis.gateway.settings import GatewaySettings
+from tentalis.service.tracing import TraceSpan
 
 log = logging.getLogger(__name__)
 
@@ -79,25 +81,29 @@ class ModelProxy:
 
     async def _answer(self, call: GatewayCall, send: Send) -> None:
         try:
-            with self._usage.running(call.caller.key_id):
-                await self._forward(call, send)
+            with self._usage.running(call.caller), call_span(call) as span:
+                try:
+                    await self._forward(call, send, span)
+                except APIError as error:
+                    span.fail(str(error.status), str(error))
+                    raise
         except APIError as error:
             self._metrics.calls.labels(call.protocol.path, str(error.status)).inc()
             if error.status >= 500 and not isinstance(error, TurnNotRecorded):
                 self._turn_writer.record_failed(call, AnswerCapture())
             await send_response(send, _error_response(call.protocol, error, call.headers))
 
-    async def _forward(self, call: GatewayCall, send: Send) -> None:
+    async def _forward(self, call: GatewayCall, send: Send, span: TraceSpan) -> None:
         response = await self._backend_call.send(call)
         try:
             if call.backend_request.stream:
-                await self._send_stream(call, response, send)
+                await self._send_stream(call, response, send, span)
             else:
-                await self._send_whole(call, response, send)
+                await self._send_whole(call, response, send, span)
         finally:
             await response.aclose()
 
-    async def _send_whole(self, call: GatewayCall, response: httpx.Response, send: Send) -> None:
+    async def _send_whole(self, call: GatewayCall, response: httpx.Response, send: Send, span: TraceSpan) -> None:
         body = await read_body(response)
         name = call.route.backend.name
         try:
@@ -108,6 +114,8 @@ class ModelProxy:
             raise self._no_completion_error(call, "answered without a completion", body)
         capture = AnswerCapture(call.backend_request.n)
         capture.add(answer)
+        self._usage.spend(call.caller, capture.tokens)
+        note_answer(span, call, capture)
         strip_unrequested(answer, call.backend_request.requested)
         trainable = not not_trainable_reason(
             call.backend_request.body, call.route, capture, tokens=call.asks_token_ids, n=call.backend_request.n
@@ -118,20 +126,23 @@ class ModelProxy:
         except MALFORMED_ANSWER as error:
             raise APIError(502, f"the backend {name} answered without a completion", "server_error") from error
         await self._turn_writer.record(call, capture)
-        self._usage.spend(call.caller.key_id, capture.tokens)
         self._metrics.call_finished(call.protocol.path, call.started)
         await send_response(send, Response(encoded, headers=headers, media_type="application/json"))
 
-    async def _send_stream(self, call: GatewayCall, response: httpx.Response, send: Send) -> None:
+    async def _send_stream(self, call: GatewayCall, response: httpx.Response, send: Send, span: TraceSpan) -> None:
         content_type = response.headers.get("content-type", "")
         if not content_type.startswith("text/event-stream"):
             body = await read_body(response) if content_type.startswith("application/json") else b""
             raise self._no_completion_error(call, "was asked for a stream and sent none", body)
         relay = StreamRelay(call, send)
 
+        spent = False
+
         async def record_turn() -> None:
+            nonlocal spent
+            spent = True
+            self._usage.spend(call.caller, relay.capture.tokens)
             await self._turn_writer.record(call, relay.capture)
-            self._usage.spend(call.caller.key_id, relay.capture.tokens)
             self._metrics.call_finished(call.protocol.path, call.started)
 
         try:
@@ -143,9 +154,14 @@ class ModelProxy:
             if not relay.started:
                 raise error if isinstance(error, TurnNotRecorded) else APIError(502, message, "server_error") from error
             self._metrics.calls.labels(call.protocol.path, "broken").inc()
+            span.fail("broken", message)
             if not isinstance(error, TurnNotRecorded):
                 self._turn_writer.record_failed(call, relay.capture)
             await relay.send_error(message)
+        finally:
+            note_answer(span, call, relay.capture)
+            if not spent:  # also of a client that hung up: a stream that is read almost to its end is not free
+                self._usage.spend(call.caller, relay.capture.tokens)
 
     def _no_completion_error(self, call: GatewayCall, problem: str, body: bytes) -> APIError:
         """The error for a backend's answer without a completion, with the error message in its body."""

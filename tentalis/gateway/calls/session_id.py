@@ -2,7 +2,7 @@
 
 The client's values come first: header before body before default. Without them the gateway guesses. Calls of the same
 key and user that begin with the same system message (dates and times aside) and first user message are one session.
-Patterns recognise agents' housekeeping calls (heartbeats, memory flushes, titles).
+`housekeeping` recognises the calls that agents make beside the conversation.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any
 
 from schemas.ids import GUESSED_SESSION, derived_id
 from schemas.records import Message
+from tentalis.gateway.calls.housekeeping import side_sign
 from tentalis.gateway.http.errors import APIError
 from tentalis.inference.chat_messages import texts
 
@@ -48,40 +49,6 @@ class CallSession:
     reason: str = ""
 
 
-# Signs of the calls that agents make beside the conversation. Each is matched against the last user message; "either"
-# also against the system message (a title is asked for in either).
-_SIDE_SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
-    (name, where, re.compile(pattern, re.IGNORECASE | re.DOTALL))
-    for name, where, pattern in (
-        (
-            "heartbeat",
-            "user",
-            r"\bHEARTBEAT_OK\b|\bread HEARTBEAT\.md\b|^\s*\[?(system )?heartbeat( poll| check)?\]?\W*$",
-        ),
-        (
-            "memory",
-            "user",
-            r"\bmemory flush\b|\bstore durable memories\b|session (is )?near(ing)? (auto-)?compaction"
-            r"|\b(create|write|provide) a (detailed |concise )?summary of (the|our|this) (conversation|session)\b",
-        ),
-        (
-            "title",
-            "either",
-            r"\b(generate|create|write|provide|give|come up with|suggest|produce)\b[^.\n]{0,80}\b(title|chat name)\b"
-            r"[^.\n]{0,80}\b(chat|conversation|thread|session|message|dialogue|discussion|query|request)s?\b"
-            r"|\b\d+\s?(-|to|–)\s?\d+[ -]words? (title|summary)\b|\bword-or-less title\b"
-            r"|\byou are a (thread |conversation |chat )?title generator\b",
-        ),
-        (
-            "tags",
-            "user",
-            r"^\s*#{1,4} task:\s*(generate|suggest)\b.{0,120}\b(tags?|follow-up|search quer|queries|autocomplet)"
-            r"|\banaly[sz]e if this message indicates a new (conversation )?topic\b",
-        ),
-    )
-)
-# Characters searched for a sign: it is at the start of such a call. A person's long message may quote one further on.
-_SEARCHED_CHARS = 1500
 # Words of dates and times in a system message, besides numbers.
 _CALENDAR_WORD = re.compile(
     r"[ap]m|(mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun|january|february|march|april|may|june"
@@ -89,42 +56,6 @@ _CALENDAR_WORD = re.compile(
     re.IGNORECASE,
 )
 _DIGIT = re.compile(r"\d")
-
-
-def side_sign(messages: Sequence[Message], body: Mapping[str, Any]) -> str | None:
-    """The name of the sign that marks a call as an agent's housekeeping, None if it has no sign.
-
-    Example: a last user message "Read HEARTBEAT.md ... reply HEARTBEAT_OK." -> "heartbeat"
-    """
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
-    if isinstance(limit, int) and limit <= 1:
-        return "probe"
-    system = next(texts(messages, "system"), "")[:_SEARCHED_CHARS]
-    user = messages[-1].content[:_SEARCHED_CHARS] if messages and messages[-1].role == "user" else ""
-    for name, where, pattern in _SIDE_SIGNS:
-        if where == "either" and _has_no_answer(messages) and system and pattern.search(system):
-            return name
-        if user and pattern.search(user) and (where == "user" or _is_instruction(user, messages)):
-            return name
-    return None
-
-
-def _has_no_answer(messages: Sequence[Message]) -> bool:
-    """True for a call that asks for a single answer: no assistant has spoken yet."""
-    return not any(message.role == "assistant" for message in messages)
-
-
-def _is_instruction(user: str, messages: Sequence[Message]) -> bool:
-    """True if the text tells a model to process a conversation, which the message holds or refers to. False if it asks
-    for a title as people do."""
-    return bool(
-        re.search(
-            r"#{1,4} task:|<(chat_history|conversation|message|messages|user)>|chat history:|conversation:", user, re.I
-        )
-        or re.search(
-            r"\b(this|the|following|above|our)\s+(chat|conversation|thread|session|dialogue|discussion)\b", user, re.I
-        )
-    )
 
 
 def derived_session_id(owner: str, user_id: str, messages: Sequence[Message]) -> str:

@@ -1,5 +1,8 @@
 """Errors of the gateway itself, with their HTTP status."""
 
+SPENT = "insufficient_quota"
+"""The kind of a refusal that a retry within the day cannot change, as in OpenAI's API."""
+
 
 class APIError(Exception):
     """A call that the gateway refuses. `status`: the HTTP status; `kind`: the error type in OpenAI's terms."""
@@ -16,6 +19,8 @@ class APIError(Exception):
     def headers(self) -> dict[str, str]:
         """Headers of the error response."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.kind == SPENT:
+            headers["x-should-retry"] = "false"  # the clients of OpenAI and Anthropic would retry at once
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 

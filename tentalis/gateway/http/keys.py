@@ -12,15 +12,18 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from schemas.problems import problems
 from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.http.key_limits import LimitOverrides, checked_overrides
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,8 @@ class BadKeys(Exception):
 
 class ApiKey(BaseModel):
     """A key as stored in the file. `user`: its owner; a key without an owner may act for any user (X-User-Id), and
-    without X-User-Id reads only records that belong to no user, unless it has the scope admin."""
+    without X-User-Id reads only records that belong to no user, unless it has the scope admin. `limits`: in place of
+    those of the gateway (KeyLimits)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,6 +59,7 @@ class ApiKey(BaseModel):
     label: str = ""
     created: int = 0
     revoked: int | None = None
+    limits: LimitOverrides = {}
 
 
 class _KeyFile(BaseModel):
@@ -64,13 +69,14 @@ class _KeyFile(BaseModel):
 
 
 class Caller(BaseModel):
-    """The caller of a request. `key_id` is "" if no key is required."""
+    """The caller of a request. `key_id` is "" if no key is required. `limits`: the key's own limits."""
 
     model_config = ConfigDict(frozen=True)
 
     key_id: str = ""
     scopes: frozenset[Scope] = frozenset(Scope)
     user: str | None = None
+    limits: dict[str, int | None] = {}
 
     @property
     def sees_everybody(self) -> bool:
@@ -112,7 +118,7 @@ def load(path: Path) -> tuple[ApiKey, ...]:
         return _KeyFile.model_validate_json(path.read_bytes()).keys
     except ValidationError as error:
         raise BadKeys(
-            f"{path} is not a key file: {error.errors()[0]['msg']}. `tentalis keys create` creates one"
+            f"{path} is not a key file: {problems(error, 'the file')}. `tentalis keys create` creates one"
         ) from None
 
 
@@ -127,7 +133,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _save_keys(path: Path, keys: Iterable[ApiKey]) -> None:
     """Replaces the file atomically, readable by its owner alone. Raises OSError."""
-    text = json.dumps(_KeyFile(keys=tuple(keys)).model_dump(mode="json"), indent=1) + "\n"
+    # Earlier versions know no limits of single keys.
+    entries = [key.model_dump(mode="json", exclude=None if key.limits else {"limits"}) for key in keys]
+    text = json.dumps({"keys": entries}, indent=1) + "\n"
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -140,12 +148,28 @@ def _save_keys(path: Path, keys: Iterable[ApiKey]) -> None:
         raise
 
 
-def create(path: Path, scopes: Iterable[Scope], user: str | None = None, label: str = "") -> str:
-    """Adds a key and returns it; it cannot be shown again. Raises BadKeys, OSError."""
+def create(
+    path: Path,
+    scopes: Iterable[Scope],
+    user: str | None = None,
+    label: str = "",
+    limits: Mapping[str, int | None] = MappingProxyType({}),
+) -> str:
+    """Adds a key and returns it; it cannot be shown again. `limits`: its own, in place of the gateway's.
+
+    Raises BadKeys, OSError, ValueError for a limit that KeyLimits refuses.
+    """
+    own_limits = checked_overrides(limits)
     identifier = secrets.token_hex(4)
     key = f"tk-{identifier}-{secrets.token_urlsafe(32)}"
     entry = ApiKey(
-        id=identifier, sha256=hash_api_key(key), scopes=tuple(scopes), user=user, label=label, created=int(time.time())
+        id=identifier,
+        sha256=hash_api_key(key),
+        scopes=tuple(scopes),
+        user=user,
+        label=label,
+        created=int(time.time()),
+        limits=own_limits,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
@@ -165,6 +189,25 @@ def revoke(path: Path, identifier: str) -> bool:
     return True
 
 
+def set_limits(
+    path: Path, identifier: str, limits: Mapping[str, int | None], removed: Collection[str]
+) -> dict[str, int | None] | None:
+    """Changes a key's own limits and returns them all; None if no active key has that id. `limits`: new values;
+    `removed`: names of limits that are those of the gateway again.
+
+    Raises BadKeys, OSError, ValueError for a limit that KeyLimits refuses.
+    """
+    with _locked(path):
+        keys = load(path)
+        found = next((key for key in keys if key.id == identifier and key.revoked is None), None)
+        if found is None:
+            return None
+        kept = {name: value for name, value in found.limits.items() if name not in removed}
+        changed = checked_overrides({**kept, **limits})
+        _save_keys(path, (key.model_copy(update={"limits": changed}) if key is found else key for key in keys))
+    return changed
+
+
 class Keys:
     """Checks keys. `path` None: no key is required, and every caller has every scope."""
 
@@ -176,9 +219,14 @@ class Keys:
         if path is not None:
             self._read(path)
 
-    def caller(self, key: str | None, scope: Scope) -> Caller:
-        """Returns the caller of this key. Raises APIError: 401 without a valid key, 403 if it lacks the scope, 503 if
-        the key file cannot be read."""
+    @property
+    def listed(self) -> tuple[ApiKey, ...]:
+        """The active keys, as last read."""
+        return tuple(self._by_hash.values())
+
+    def caller(self, key: str | None, scope: Scope | None) -> Caller:
+        """Returns the caller of this key. `scope` None: any key will do. Raises APIError: 401 without a valid key, 403
+        if it lacks the scope, 503 if the key file cannot be read."""
         if self._path is None:
             return Caller()
         if time.monotonic() > self._next_check:
@@ -192,9 +240,9 @@ class Keys:
         found = self._by_hash.get(hash_api_key(key))
         if found is None:
             raise APIError(401, "this API key is unknown or was revoked", "authentication_error")
-        if scope not in found.scopes and Scope.ADMIN not in found.scopes:
+        if scope is not None and not {scope, Scope.ADMIN} & {*found.scopes}:
             raise APIError(403, f"this key lacks the scope {scope.value}", "permission_error")
-        return Caller(key_id=found.id, scopes=frozenset(found.scopes), user=found.user)
+        return Caller(key_id=found.id, scopes=frozenset(found.scopes), user=found.user, limits=found.limits)
 
     def _read(self, path: Path) -> None:
         stat = path.stat()

@@ -13,6 +13,7 @@ from tentalis.gateway.protocols.anthropic_stream import (
     stop_reason_of,
     usage_counts,
 )
+from tentalis.gateway.protocols.documents import document_text
 from tentalis.gateway.protocols.openai import StreamFormat
 
 # Precedes the images of tool results, in a user message that the gateway adds.
@@ -51,6 +52,8 @@ def _messages(role: str, content: Any, where: str) -> list[dict[str, Any]]:
                 parts.append({"type": "text", "text": str(block.get("text", ""))})
             case "image":
                 parts.append(_image(block.get("source"), where))
+            case "document":
+                parts.append({"type": "text", "text": document_text(block, where)})
             case "tool_use":
                 arguments = json.dumps(block.get("input") or {})
                 function = {"name": str(block.get("name", "")), "arguments": arguments}
@@ -89,6 +92,8 @@ def _result(block: Mapping[str, Any], where: str) -> tuple[str, list[dict[str, A
             case "image":
                 images.append(_image(part.get("source"), where))
                 texts.append("[image]")
+            case "document":
+                texts.append(document_text(part, where))
             case other:
                 raise APIError(400, f"{where}: blocks of type {other!r} in a tool result are not supported")
     text = "\n".join(texts)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from schemas.ids import turn_task_id
-from schemas.records import Feedback, Outcome, SessionEvent, SessionEventKind, Source
+from schemas.records import Feedback, Hint, HintKind, Outcome, Record, SessionEvent, SessionEventKind, Source
 from tentalis.gateway.api.mapping import no_task_reason
 from tentalis.gateway.calls.session_id import MAIN
 
+R = TypeVar("R", bound=Record)
 SIGNAL = "signal:"
 """Prefix of the author of a feedback that is an implicit signal."""
 
@@ -129,9 +130,10 @@ class TrainedAt:
 
 @dataclass(slots=True)
 class TurnFacts:
-    """The records after a turn: feedback, outcomes, and the steps that trained its rollouts, by rollout id."""
+    """The records after a turn: feedback, hints, outcomes, and the steps that trained its rollouts, by rollout id."""
 
     feedback: list[Feedback] = field(default_factory=list)
+    hints: list[Hint] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     trained: dict[str, TrainedAt] = field(default_factory=dict)
 
@@ -155,6 +157,7 @@ class TurnFacts:
                 for each in self.feedback
                 if not each.author.startswith(SIGNAL)
             ],
+            "hints": [self._hint(each) for each in self.hints if each.kind is not HintKind.NONE],
             "outcomes": [
                 {"kind": each.kind.value, "reward": each.reward, "explicit": EXPLICIT in each.components}
                 for each in self.outcomes
@@ -163,6 +166,19 @@ class TurnFacts:
                 {"rollout": rollout, "run": at.run_id, "step": at.step, "version": at.version}
                 for rollout, at in sorted(self.trained.items())
             ],
+        }
+
+    def _hint(self, hint: Hint) -> dict[str, Any]:
+        """A hint with its source: `made_by`, the rule or judge; `said`, the message or comment it was made from, null
+        for the lesson of a whole session and for feedback that is no longer on the log."""
+        found = next((each for each in self.feedback if each.feedback_id == hint.feedback_id), None)
+        said = None if found is None else {"source": found.source.value, "author": found.author, "text": found.text}
+        return {
+            "kind": hint.kind.value,
+            "hints": list(hint.hints),
+            "made_by": hint.hinter,
+            "feedback_id": hint.feedback_id,
+            "said": said,
         }
 
 
@@ -183,9 +199,9 @@ def turn_details(turn: RecordedTurn, facts: TurnFacts) -> dict[str, Any]:
     } | facts.as_dict()
 
 
-def unique_feedback(found: Iterable[Feedback]) -> list[Feedback]:
-    """Returns the feedback without copies: each id once, the first one on the log."""
-    unique: dict[str, Feedback] = {}
+def unique(found: Iterable[R]) -> list[R]:
+    """Returns records without copies: each event id once, the first one on the log."""
+    first: dict[str, R] = {}
     for each in found:
-        unique.setdefault(each.feedback_id, each)
-    return list(unique.values())
+        first.setdefault(each.event_id, each)
+    return list(first.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from schemas import topics
-from schemas.records import BatchPlan, Feedback, Outcome, Record, Result, SessionEvent, StepResult
+from schemas.records import BatchPlan, Feedback, Hint, Outcome, Record, Result, SessionEvent, StepResult
 from schemas.wire.codec import Codec, DecodeError
 from tentalis.gateway.api.bodies import UserFeedbackBody
 from tentalis.gateway.api.mapping import user_feedback_of
@@ -21,7 +21,7 @@ from tentalis.ops.sessions.core import (
     TrainedAt,
     TurnFacts,
     UnknownSession,
-    unique_feedback,
+    unique,
 )
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
@@ -83,6 +83,9 @@ def read_facts(settings: Settings, conversation: Conversation) -> dict[str, Turn
     for _, record in _records(settings, codec, topics.FEEDBACK, facts.__contains__):
         if isinstance(record, Feedback):
             facts[record.task_id].feedback.append(record)
+    for _, record in _records(settings, codec, topics.HALVES, facts.__contains__, _since(settings, conversation)):
+        if isinstance(record, Hint):
+            facts[record.key].hints.append(record)
     newest: dict[str, Outcome] = {}
     for _, record in _records(settings, codec, topics.OUTCOMES, lambda key: (key or "").split("/")[0] in facts):
         if isinstance(record, Outcome):
@@ -93,8 +96,14 @@ def read_facts(settings: Settings, conversation: Conversation) -> dict[str, Turn
     for rollout, at in _trained(settings, codec, rollouts).items():
         facts[rollouts[rollout]].trained[rollout] = at
     for each in facts.values():
-        each.feedback = unique_feedback(each.feedback)
+        each.feedback, each.hints = unique(each.feedback), unique(each.hints)
     return facts
+
+
+def _since(settings: Settings, conversation: Conversation) -> dict[int, int]:
+    """The first offsets of the halves that can belong to a conversation: they are written after its turns."""
+    first = min((turn.at for turn in conversation.turns), default=0)
+    return {p: 2**62 if o is None else o for p, o in offsets_at(settings, topics.HALVES, first).items()}
 
 
 def _trained(settings: Settings, codec: Codec, rollouts: Collection[str]) -> dict[str, TrainedAt]:

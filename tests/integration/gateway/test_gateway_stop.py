@@ -72,7 +72,8 @@ def test_a_gateway_that_is_told_twice_stops_at_once(kafka: Kafka, tmp_path: Path
     script = Script(gate=threading.Event())
     with listening(backend_app(script)) as backend, gateway(backend, kafka, tmp_path) as (process, client):
         with client.stream("POST", "/v1/chat/completions", json=BODY) as answer:
-            assert next(chunks(answer))
+            said = chunks(answer)  # without a name it would be closed at once, and its connection with it
+            assert next(said)
             process.send_signal(signal.SIGTERM)
             time.sleep(1.0)
             process.send_signal(signal.SIGTERM)

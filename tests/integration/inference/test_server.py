@@ -288,6 +288,26 @@ def test_what_cannot_fit_the_context_is_refused_before_it_is_tokenised(
         assert "context" in error["message"] and "bytes" in error["message"]
 
 
+TEMPLATE = "{% for _ in range(10**9) %}{% endfor %}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("more", [{"chat_template": TEMPLATE}, {"chat_template_kwargs": {"chat_template": TEMPLATE}}])
+def test_a_template_of_a_client_is_never_run(
+    server: str, lab: Lab, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, Any]
+) -> None:
+    """A template is a program, and this one runs for minutes."""
+    render = lab.runtime.tokenizer.apply_chat_template
+
+    def spied(*arguments: Any, **named: Any) -> Any:
+        assert "chat_template" not in named
+        return render(*arguments, **named)
+
+    monkeypatch.setattr(lab.runtime.tokenizer, "apply_chat_template", spied)
+    answer = post(server, path, {"messages": MESSAGES, "max_tokens": 1} | more)
+    assert answer.status_code == 400 and "chat_template is not allowed" in answer.json()["error"]["message"]
+
+
 def test_a_text_that_might_fit_is_counted_in_tokens(server: str) -> None:
     longest = max(map(len, make_tokenizer().get_vocab()))
     answer = post(server, "/v1/completions", {"prompt": "a" * 256 * (longest - 1)})

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Feedback, Polarity, Promotion, Source
+from schemas.records import Feedback, Polarity, Promotion, Source, sample_of
 from streams.fold.session_turns import result_of
 from tentalis.cli.main import app
+from tests.support.join_support import hint
 from tests.support.kafka_fixture import Kafka
 from tests.support.loop_lab import Lab
 from tests.support.loop_records import manifest, outcome, plan, step_result, update
@@ -70,6 +71,18 @@ def test_a_conversation_is_shown_with_where_it_was_trained_and_labelled_once(lab
         polarity=Polarity.NEGATIVE,
     )
     lab.put(topics.FEEDBACK, signal)
+    asked = Feedback(
+        feedback_id=f"{lab.name}-n",
+        event_time=1,
+        task_id=task.task_id,
+        source=Source.NEXT_STATE,
+        author="user",
+        text="shorter",
+    )
+    lab.put(topics.FEEDBACK, asked)
+    sample = sample_of(result_of(events[0], 0, 0))
+    made = hint(sample, id=f"{lab.name}-h").model_copy(update={"feedback_id": asked.feedback_id})
+    lab.put(topics.HALVES, made, made)
     lab.put(topics.OUTCOMES, outcome(task))
     run_id = trained(lab, f"{task.task_id}/0")
 
@@ -82,6 +95,11 @@ def test_a_conversation_is_shown_with_where_it_was_trained_and_labelled_once(lab
         {"rollout": f"{task.task_id}/0", "run": run_id, "step": 1, "version": f"{lab.name}@v1"}
     ]
     assert shown["turns"][2]["trained"] == []
+    (hinted,) = shown["turns"][0]["hints"]
+    assert (hinted["hints"], hinted["made_by"]) == (["Be brief."], "rule/1")
+    assert hinted["said"] == {"source": "next_state", "author": "user", "text": "shorter"}
+    table = run(lab, "sessions", "show", session).stdout
+    assert '"Be brief." from next_state user by rule/1' in table
 
     label = ("sessions", "label", session, "0", "--thumb", "down", "--comment", "shorter")
 
@@ -96,7 +114,7 @@ def test_a_conversation_is_shown_with_where_it_was_trained_and_labelled_once(lab
     assert one.feedback_id == two.feedback_id
     assert (one.source, one.polarity, one.text) == (Source.USER, Polarity.NEGATIVE, "shorter")
     assert one.result is not None and one.result.task.task_id == turn_task_id(session, f"{lab.name}-a")
-    (said,) = read(lab, "sessions", "show", session)["turns"][0]["feedback"]
+    (_, said) = read(lab, "sessions", "show", session)["turns"][0]["feedback"]
     assert (said["verdict"], said["text"]) == ("negative", "shorter")
     done = run(lab, "sessions", "label", session, "7", "--thumb", "up", "--yes")
     assert done.exit_code == 1 and "has 2 main turns" in done.stderr

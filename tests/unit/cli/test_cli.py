@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 
 import tentalis.cli
 from schemas import topics
-from schemas.records import Record, Result
+from schemas.records import Record, Result, Tick
 from schemas.tensors import float32_bytes
 from schemas.wire.codec import Codec
 from streams.apps.join.processor import limits_of
@@ -483,6 +484,26 @@ def test_an_invalid_start_names_the_allowed_forms() -> None:
 )
 def test_the_first_offset_to_read_follows_from_the_start(start: Start, at_time: int | None, offset: int) -> None:
     assert begin_offset(start, 10, 20, at_time) == offset
+
+
+def test_ticks_are_left_out_unless_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Codec()
+    half = consistent().hints[0].record
+    log = [
+        stored(topics.HALVES, codec.encode(topics.HALVES, record))
+        for record in (Tick(event_time=1, partition=0), half, Tick(event_time=2, partition=0))
+    ]
+    monkeypatch.setattr("tentalis.cli.consume.reached", lambda bootstrap: nullcontext(Settings()))
+    monkeypatch.setattr("tentalis.cli.shared.topic_tail.tail", lambda *_, **__: (each for each in log))
+    monkeypatch.setattr("tentalis.kafka.codec.make_codec", lambda *_, **__: codec)
+
+    def shown(*options: str) -> tuple[list[str], str]:
+        done = runner.invoke(app, ["consume", topics.HALVES, "--exit", "-o", "json", *options])
+        return [json.loads(line)["type"] for line in done.stdout.splitlines()], done.stderr
+
+    assert shown()[0] == ["Hint"] and "left out: 2 ticks" in shown()[1] and "--ticks" in shown()[1]
+    assert shown("-n", "1")[0] == ["Hint"]
+    assert shown("--ticks") == (["Tick", "Hint", "Tick"], "")
 
 
 def stored(topic: str, value: bytes | None, **headers: bytes) -> Stored:

@@ -38,6 +38,7 @@ MUTATIONS = {
     "groups reset-offsets",
     "groups skip",
     "init",
+    "keys limit",
     "keys revoke",
     "policy assign",
     "policy pin",
@@ -59,7 +60,7 @@ ADDITIONS = {"import", "observe", "keys create", "produce", "profile use", "sche
 READS = {
     *("config check", "config list", "config show", "profile list", "profile show"),
     *("consume", "demo", "doctor", "events", "export", "logs", "replay", "size", "status", "verify", "version"),
-    *("dlq list", "dlq show", "groups describe", "groups lag", "groups list", "keys list"),
+    *("dlq list", "dlq show", "groups describe", "groups lag", "groups list", "keys list", "keys usage"),
     *(
         "policy compare",
         "policy diff",

@@ -12,7 +12,8 @@ from schemas.tensors import float32_view, int32_view
 from tentalis.gateway.backends.routing import route
 from tentalis.gateway.calls.backend_request import backend_request, refuses_token_ids
 from tentalis.gateway.calls.capture import AnswerCapture, RequestedFields, strip_unrequested
-from tentalis.gateway.calls.session_id import call_session, derived_session_id, recorded, side_sign
+from tentalis.gateway.calls.housekeeping import side_sign
+from tentalis.gateway.calls.session_id import call_session, derived_session_id, recorded
 from tentalis.gateway.http.bodies import parse_object
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Caller

@@ -10,8 +10,9 @@ from tentalis.gateway.api.events import LiveEvents
 from tentalis.gateway.api.groups import halted
 from tentalis.gateway.api.training import GroupAnswer
 from tentalis.gateway.http.errors import APIError
+from tentalis.gateway.http.key_limits import KeyLimits
 from tentalis.gateway.http.keys import Caller, Scope, create
-from tentalis.gateway.http.usage import KeyLimits, KeyUsage
+from tentalis.gateway.http.usage import KeyUsage
 from tests.support.gateway_lab import Lab, lab
 
 
@@ -65,22 +66,23 @@ def test_an_operator_can_allow_templates(tmp_path: Path) -> None:
 def test_tokens_and_running_calls_are_limited_and_the_window_moves_on() -> None:
     now = [0.0]
     usage = KeyUsage(KeyLimits(tokens_per_minute=10, running=1), lambda: now[0])
-    usage.admit("k")
-    usage.spend("k", 10)
+    k, other = Caller(key_id="k"), Caller(key_id="other")
+    usage.admit(k)
+    usage.spend(k, 10)
     with pytest.raises(APIError, match="10 tokens per minute") as error:
-        usage.admit("k")
+        usage.admit(k)
     assert (error.value.status, error.value.retry_after_s) == (429, 60)
     now[0] = 60.0
-    usage.admit("k")
-    with usage.running("k"):
-        with pytest.raises(APIError, match="1 calls at the same time"), usage.running("k"):
+    usage.admit(k)
+    with usage.running(k):
+        with pytest.raises(APIError, match="1 calls at the same time"), usage.running(k):
             pass
-        with usage.running("other"):
+        with usage.running(other):
             pass
-    with usage.running("k"):
+    with usage.running(k):
         pass
     for _ in range(20_000):
-        usage.admit("")
+        usage.admit(Caller())
     assert {key: (use.requests, use.refused) for key, use in usage.by_key().items()} == {
         "k": (2, 2),
         "other": (0, 0),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.settings import DEFAULT_GATEWAY, gateway_url
 from tentalis.cli.up import scales
 from tentalis.kafka import topology
 from tentalis.local.spec import ProcessSpec, in_order
@@ -23,6 +24,21 @@ def test_a_gateway_comes_with_what_links_its_turns(tmp_path: Path) -> None:
             return {spec.name for spec in in_order(build_stack(options).specs)}
 
     assert names("assistant") - names(None) == {"gateway", "sessions"}
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_gateway_has_the_port_that_its_documentation_names_unless_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: bool
+) -> None:
+    monkeypatch.setattr("tentalis.local.state.port_is_free", lambda port: free or port != 8200)
+    with StateDir(tmp_path) as state:
+        options = StackOptions(
+            state, Settings(home=tmp_path), model=tmp_path, trainer_config=tmp_path / "run.yaml", gateway="assistant"
+        )
+        stack = build_stack(options)
+    (spec,) = [spec for spec in stack.specs if spec.name == "gateway"]
+    assert (spec.port == 8200) is free
+    assert stack.gateway == f"http://127.0.0.1:{spec.port}" and gateway_url(None, tmp_path) == DEFAULT_GATEWAY
 
 
 def test_vllm_takes_the_place_of_the_model_server(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tentalis.local.child import MARK, kill_marked, marked
-from tentalis.local.ports import port_is_free
+from tentalis.local.ports import free_port, port_is_free
 from tentalis.local.state import FOLDERS, StateDir, StateDirError, request_stop, write_whole
 from tests.support.kafka_fixture import eventually
 
@@ -74,6 +74,21 @@ def test_ports_are_remembered_and_differ(tmp_path: Path) -> None:
         assert all(port_is_free(port) for port in ports.values())
     with StateDir(tmp_path) as state:
         assert {name: state.port(name) for name in ports} == ports
+
+
+def test_a_preferred_port_is_taken_if_it_is_free_and_kept(tmp_path: Path) -> None:
+    with socket.socket() as foreign:
+        foreign.bind(("127.0.0.1", 0))
+        foreign.listen()
+        taken = foreign.getsockname()[1]
+        with StateDir(tmp_path) as state:
+            elsewhere = state.port("gateway", preferred=taken)
+            assert elsewhere != taken
+    with StateDir(tmp_path) as state:
+        assert state.port("gateway", preferred=taken) == elsewhere, "users may have written it down"
+        free = free_port(avoid={elsewhere})
+        assert state.port("another", preferred=free) == free
+        assert state.port("third", preferred=free) != free, "a port has one name"
 
 
 def test_a_taken_port_is_replaced_unless_it_is_fixed(tmp_path: Path) -> None:

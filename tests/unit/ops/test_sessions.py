@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.records import Feedback, Polarity, Source
+from schemas.records import Feedback, HintKind, Polarity, Source, sample_of
 from streams.fold.session_turns import result_of
 from tentalis.ops.sessions.core import (
     NoSuchTurn,
@@ -10,8 +10,9 @@ from tentalis.ops.sessions.core import (
     TrainedAt,
     TurnFacts,
     turn_details,
-    unique_feedback,
+    unique,
 )
+from tests.support.join_support import hint
 from tests.support.loop_records import outcome, task
 from tests.support.sessions_support import end, side, turn
 
@@ -84,4 +85,28 @@ def test_details_separate_signals_from_what_people_said() -> None:
 
 def test_copies_of_feedback_are_shown_once_in_log_order() -> None:
     first, again, other = feedback("1", text="a"), feedback("1", text="b"), feedback("2")
-    assert unique_feedback([first, other, again]) == [first, other]
+    assert unique([first, other, again]) == [first, other]
+
+
+def test_a_hint_is_shown_with_the_message_and_the_judge_that_it_came_from() -> None:
+    (found,) = view(turn("a", "question", answer="an answer")).conversations
+    sample = sample_of(result_of(turn("a", "question"), 0, 0))
+    from_user = hint(sample, id="h1").model_copy(update={"feedback_id": "next", "hints": ("Be brief.",)})
+    lesson = hint(sample, id="h2").model_copy(update={"feedback_id": None, "hinter": "lesson/1-abc"})
+    lost = hint(sample, HintKind.REJECTED, id="h3").model_copy(update={"feedback_id": "gone", "hints": ("x",)})
+    facts = TurnFacts(
+        feedback=[feedback("next", source=Source.NEXT_STATE, author="user", text="No. Shorter please.")],
+        hints=[from_user, lesson, lost, hint(sample, HintKind.NONE, id="h4")],
+    )
+    shown = turn_details(found.main_turn(0), facts)["hints"]
+    assert shown[0] == {
+        "kind": "accepted",
+        "hints": ["Be brief."],
+        "made_by": "rule/1",
+        "feedback_id": "next",
+        "said": {"source": "next_state", "author": "user", "text": "No. Shorter please."},
+    }
+    assert [(each["kind"], each["made_by"], each["said"]) for each in shown[1:]] == [
+        ("accepted", "lesson/1-abc", None),
+        ("rejected", "rule/1", None),
+    ]

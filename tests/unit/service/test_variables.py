@@ -54,8 +54,8 @@ def test_every_name_in_the_code_is_in_the_list() -> None:
 def test_every_variable_of_a_process_is_read() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in PRODUCT if path != LIST)
     constants = {name: value for name, value in vars(variables).items() if isinstance(value, Variable)}
-    # Secrets are read by the name of the secret; agents outside read the last two.
-    apart = {"SASL_PASSWORD_FILE", "SSL_KEY_PASSWORD_FILE", "REGISTRY_PASSWORD_FILE", "URL", "API_KEY"}
+    # Secrets are read by the name of the secret.
+    apart = {"SASL_PASSWORD_FILE", "SSL_KEY_PASSWORD_FILE", "REGISTRY_PASSWORD_FILE"}
     assert {name for name in constants if f"variables.{name}" not in code} == apart
 
 

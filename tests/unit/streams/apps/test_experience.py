@@ -338,6 +338,22 @@ def test_turns_that_are_gone_or_refused_are_left_out_and_the_others_are_not() ->
     assert len(lab.run()) == 1
 
 
+def test_the_lesson_of_a_guessed_session_is_for_the_turns_of_its_last_conversation_alone() -> None:
+    """Conversations that begin alike share a guessed session: one person's lesson is no hint on another's answer."""
+
+    def guessed(ident: str, *texts: str) -> SessionEvent:
+        return turn(ident, *texts, session="*key/auto-1")
+
+    mine = guessed("a", "hello")
+    others = [guessed("b", "hello"), guessed("c", "hello", "answer of b", "That's wrong.")]
+    turns = [mine, *others]
+    lab = Lab(log_of(*enumerate([*turns, end(session="*key/auto-1")])), Script(TELLS))
+    assert {half.key for half in lab.run()} == {turn_task_id(each.session_id, each.session_event_id) for each in others}
+    assert lab.app._turns == {"accepted": 2, "other_conversation": 1}
+    named = [each.model_copy(update={"session_id": "s"}) for each in turns]
+    assert len(Lab(log_of(*enumerate([*named, end()])), Script(TELLS)).run()) == 3, "a client that names its session"
+
+
 def test_a_turn_that_cannot_be_trained_on_is_left_out() -> None:
     lab = Lab(log_of((0, FIRST.model_copy(update={"not_trainable": "greedy"})), (1, SECOND), (2, end())), Script(TELLS))
     (half,) = lab.run()
