@@ -24,8 +24,6 @@ class Logprobs(StrEnum):
     PROCESSED = "processed"
 
 
-
-
 def checked_servers(value: str | None) -> str | None:
     """Returns the URLs of --server. Raises BadVariable."""
     return None if value is None else variables.SERVER.parse(value)

@@ -20,8 +20,8 @@ class BreakerState(StrEnum):
 class CircuitBreaker:
     """Counts the failures of one replica. `clock`: seconds that only rise.
 
-    Every call has an epoch, the value of `begin`. The outcome of a call of an earlier epoch is ignored: a call that began
-    before the breaker opened says nothing about the replica now.
+    Every call has an epoch, the value of `begin`. The outcome of a call of an earlier epoch is ignored: a call that
+    began before the breaker opened says nothing about the replica now.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -82,9 +82,9 @@ def outcome_of(error: BaseException, model: str) -> CallOutcome:
 class ReplicatedClient:
     """An `Inference` over several replicas of one server. Close it, or use it as `async with`.
 
-    `clients`: one client per replica, which it closes. `hedge_after_s`: a sampling call that has no answer after so many
-    seconds is also sent to a second replica, and the first answer counts; None: never. Errors are those of `Inference`;
-    UnknownModel also if no replica lists the version.
+    `clients`: one client per replica, which it closes. `hedge_after_s`: a sampling call that has no answer after so
+    many seconds is also sent to a second replica, and the first answer counts; None: never. Errors are those of
+    `Inference`; UnknownModel also if no replica lists the version.
     """
 
     def __init__(
@@ -165,6 +165,11 @@ class ReplicatedClient:
         """The text of token ids, special tokens written out."""
         return await self._call(model, lambda client: client.detokenize(model, token_ids))
 
+    @property
+    def replicas(self) -> Mapping[str, OpenAIClient]:
+        """The client of each replica, by its URL."""
+        return self._clients
+
     async def models(self) -> list[dict[str, Any]]:
         """The model cards of one replica."""
         return await self._call("", lambda client: client.models())
@@ -196,9 +201,7 @@ class ReplicatedClient:
                 failures += not isinstance(problem, UnknownModel)
         raise error or UnknownModel(404, f"No replica of {self.base_url} lists {model}.")
 
-    async def _ask(
-        self, lease: ReplicaLease, ask: Callable[[OpenAIClient], Awaitable[T]], without: list[str]
-    ) -> T:
+    async def _ask(self, lease: ReplicaLease, ask: Callable[[OpenAIClient], Awaitable[T]], without: list[str]) -> T:
         """Asks the replica of a lease and ends the lease; a replica that could not answer is added to `without`."""
         outcome = CallOutcome.GIVEN_UP
         try:
@@ -216,8 +219,8 @@ class ReplicatedClient:
     async def _hedged(
         self, lease: ReplicaLease, key: str, ask: Callable[[OpenAIClient], Awaitable[T]], without: list[str]
     ) -> T:
-        """Asks a replica, and a second one if the first takes long. Returns the first answer and cancels the other call.
-        Raises the last error if both fail, and an error of the request at once."""
+        """Asks a replica, and a second one if the first takes long. Returns the first answer and cancels the other
+        call. Raises the last error if both fail, and an error of the request at once."""
         leases, calls = [lease], {asyncio.ensure_future(self._ask(lease, ask, without))}
         try:
             done, running = await asyncio.wait(calls, timeout=self._hedge_after_s)
@@ -260,7 +263,8 @@ class ReplicatedClient:
 def inference_client(
     urls: str, make: Callable[[str], OpenAIClient] = OpenAIClient, hedge_after_s: float | None = None
 ) -> OpenAIClient | ReplicatedClient:
-    """The client of a model server: of one replica, or of several (`urls`: separated by commas). `make`: makes the client
-    of one URL. A single replica has no breaker: there is nothing else to ask."""
+    """The client of a model server: of one replica, or of several (`urls`: separated by commas). `make`: makes the
+    client of one URL. A single replica has no breaker: there is nothing else to ask. Raises ValueError for a URL that
+    is given twice."""
     clients = [make(url.strip()) for url in urls.split(",")]
     return clients[0] if len(clients) == 1 else ReplicatedClient(clients, hedge_after_s)

@@ -41,9 +41,7 @@ def export_replicas(exporter: Exporter, routers: Sequence[ReplicaRouter]) -> Non
     exporter.read(
         REPLICA_CALLS,
         lambda: {
-            (url, outcome.value): count
-            for router in routers
-            for (url, outcome), count in list(router.outcomes.items())
+            (url, outcome.value): count for router in routers for (url, outcome), count in list(router.outcomes.items())
         },
     )
     exporter.read(REPLICA_REPEATS, lambda: _repeats(routers))

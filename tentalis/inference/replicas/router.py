@@ -1,5 +1,5 @@
-"""Chooses the replica that answers a call: the one that holds the prompt's prefix, if it is healthy, has the version and
-is not overloaded. Pure; the shells report the outcome of every call.
+"""Chooses the replica that answers a call: the one that holds the prompt's prefix, if it is healthy, has the version
+and is not overloaded. Pure; the shells report the outcome of every call.
 
 The key of a call stands for its prefix (a session, or the group of a task). Replicas are ordered by a hash of key and
 replica (rendezvous hashing), so a replica that comes or goes moves only its own keys. A replica is passed over while it

@@ -62,7 +62,9 @@ step = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(step, max_size=60))
-def test_the_rules_of_a_choice_hold_after_any_calls_outcomes_and_probes(steps: list[tuple[str, object, object]]) -> None:
+def test_the_rules_of_a_choice_hold_after_any_calls_probes(
+    steps: list[tuple[str, object, object]],
+) -> None:
     clock = Clock()
     router = ReplicaRouter(URLS, clock)
     running: list[ReplicaLease] = []
