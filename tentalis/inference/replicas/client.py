@@ -26,13 +26,18 @@ from tentalis.inference.protocol import (
     ServerUnavailable,
     UnknownModel,
 )
-from tentalis.inference.replicas.breaker import BreakerState
-from tentalis.inference.replicas.router import CallOutcome, RepeatReason, ReplicaLease, ReplicaRouter, is_version
+from tentalis.inference.replicas.probe import ReplicaProbes, log_change
+from tentalis.inference.replicas.router import (
+    FAILURES_PER_CALL,
+    CallOutcome,
+    RepeatReason,
+    ReplicaLease,
+    ReplicaRouter,
+    is_version,
+)
 
 log = logging.getLogger(__name__)
 
-FAILURES_PER_CALL = 2
-"""Replicas that may fail one call. A request that kills a server must not kill all of them."""
 _KEY_TOKENS = 256
 _prefix_key: ContextVar[str] = ContextVar("prefix_key", default="")
 T = TypeVar("T")
@@ -54,14 +59,6 @@ def key_of_prompt(prompt: Sequence[Message] | Sequence[int]) -> str:
         roles = [message.get("role") if isinstance(message, dict) else None for message in prompt]
         return json.dumps(list(prompt[: roles.index("user") + 1 if "user" in roles else 1]), sort_keys=True)
     return " ".join(str(token) for token in prompt[:_KEY_TOKENS])
-
-
-def log_breaker(url: str, state: BreakerState) -> None:
-    """Logs that the breaker of a replica changed."""
-    if state is BreakerState.OPEN:
-        log.warning("the replica %s is not asked for now: its last calls or probes failed", url)
-    else:
-        log.info("the replica %s is asked again (%s)", url, state.value)
 
 
 def outcome_of(error: BaseException, model: str) -> CallOutcome:
@@ -95,9 +92,9 @@ class ReplicatedClient:
     ) -> None:
         self._clients = {client.base_url: client for client in clients}
         self._hedge_after_s = hedge_after_s
-        self.router = ReplicaRouter([client.base_url for client in clients], clock, log_breaker)
+        self.router = ReplicaRouter([client.base_url for client in clients], clock, log_change)
         self.base_url = ",".join(self._clients)
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probes = ReplicaProbes(self.router, lambda url: self._clients[url].probe())
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,9 +106,7 @@ class ReplicatedClient:
 
     async def aclose(self) -> None:
         """Ends the probes and closes the connections."""
-        for probe in self._probes.values():
-            probe.cancel()
-        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+        await self._probes.close()
         await asyncio.gather(*(client.aclose() for client in self._clients.values()))
 
     async def generate(
@@ -178,12 +173,12 @@ class ReplicatedClient:
         self, model: str, ask: Callable[[OpenAIClient], Awaitable[T]], key: str = "", *, hedge: bool = False
     ) -> T:
         """Returns the answer of the chosen replica, or of the next one if that one fails or has lost the version."""
-        await self._probe(model)
+        await self._probes.before_call(model)
         key = _prefix_key.get() or key
         without: list[str] = []
         failures, error = 0, None
         while failures < FAILURES_PER_CALL:
-            lease = self.router.pick(key, model, without=without, any_state=not without)
+            lease = self.router.pick(key, model, without=without, any_state=True)
             if lease is None:
                 break
             if error is not None:
@@ -244,20 +239,6 @@ class ReplicatedClient:
             await asyncio.gather(*calls, return_exceptions=True)
             for each in leases:
                 self.router.finish(each, CallOutcome.GIVEN_UP)  # of a call that was cancelled before it began
-
-    async def _probe(self, model: str) -> None:
-        """Begins the probes that are due. Waits for them only if no replica has listed the version `model`."""
-        for url in self.router.due_probes(model):
-            if url not in self._probes or self._probes[url].done():
-                self._probes[url] = asyncio.create_task(self._probe_replica(url))
-        while self.router.lacks(model):
-            running = [probe for probe in self._probes.values() if not probe.done()]
-            if not running:
-                return
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _probe_replica(self, url: str) -> None:
-        self.router.probed(url, await self._clients[url].probe())
 
 
 def inference_client(

@@ -17,6 +17,8 @@ from schemas.ids import parse_policy_name
 from tentalis.inference.replicas.breaker import BreakerState, CircuitBreaker
 
 LOAD_BOUND = 1.25
+FAILURES_PER_CALL = 2
+"""Replicas that may fail one call. A request that kills a server must not kill all of them."""
 PROBE_INTERVAL_S = 5.0
 """Seconds between two probes of a replica, while there are calls."""
 
@@ -126,8 +128,9 @@ class ReplicaRouter:
     ) -> ReplicaLease | None:
         """Begins a call of `model` and returns its place, None if no replica may be asked.
 
-        A replica may be asked for a version only if it listed it last, and for any other model always. `without`:
-        replicas that have failed this call. `any_state`: ask also a replica with an open breaker, if there is no other.
+        One of several replicas may be asked for a version only if it listed it last, for any other model always.
+        `without`: replicas that have failed this call. `any_state`: ask also a replica with an open breaker, if there
+        is no other.
         """
         able = [url for url in self._replicas if url not in without and self._has(url, model)]
         allowed = [url for url in able if self._replicas[url].breaker.allows()]
@@ -140,6 +143,13 @@ class ReplicaRouter:
         replica = self._replicas[chosen]
         replica.in_flight += 1
         return ReplicaLease(chosen, model, replica.breaker.begin())
+
+    def able(self, model: str | None, *, without: Collection[str] = (), any_state: bool = False) -> bool:
+        """True if `pick` would return a place."""
+        return any(
+            url not in without and self._has(url, model) and (any_state or each.breaker.allows())
+            for url, each in self._replicas.items()
+        )
 
     def finish(self, lease: ReplicaLease, outcome: CallOutcome) -> None:
         """Ends a call. The first outcome of a call counts."""
@@ -194,7 +204,9 @@ class ReplicaRouter:
 
     def _has(self, url: str, model: str | None) -> bool:
         versions = self._replicas[url].versions
-        return not is_version(model) or (versions is not None and model in versions)
+        # A single replica is asked for anything: there is no better one, and its refusal is the answer.
+        listed = len(self._replicas) == 1 or (versions is not None and model in versions)
+        return listed or not is_version(model)
 
     def _within_bound(self, ordered: Sequence[str]) -> str:
         loads = {url: self._replicas[url].in_flight for url in ordered}

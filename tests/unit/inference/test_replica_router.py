@@ -62,7 +62,7 @@ step = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(step, max_size=60))
-def test_the_rules_of_a_choice_hold_after_any_calls_probes(
+def test_the_rules_of_a_choice_hold_after_any_calls_and_probes(
     steps: list[tuple[str, object, object]],
 ) -> None:
     clock = Clock()
@@ -171,13 +171,19 @@ def test_the_outcomes_of_calls_that_began_before_the_breaker_opened_are_ignored(
 
 
 def test_a_probe_that_is_answered_allows_the_trial_at_once_and_keeps_what_was_listed_through_silence() -> None:
-    router, _ = router_of(1)
-    opened(router, URLS[0])
+    router, _ = router_of(2)
+    for url in router.urls:
+        opened(router, url)
+        assert router.health()[url].versions == {V1}
     assert router.pick("k", V1) is None
-    assert router.health()[URLS[0]].versions == {V1}
     router.probed(URLS[0], ["base"])
     assert router.pick("k", V1) is None, "it came back without its adapters"
-    assert call(router, CallOutcome.OK, model="base")
+    assert call(router, CallOutcome.OK, model="base") == URLS[0]
+
+
+def test_a_single_replica_is_asked_for_any_version() -> None:
+    router, _ = router_of(1)
+    assert call(router, CallOutcome.MISSING, model=V2) == URLS[0] == call(router, CallOutcome.OK, model=V2)
 
 
 def test_a_replica_that_lost_a_version_is_not_asked_for_it_until_it_lists_it_again() -> None:

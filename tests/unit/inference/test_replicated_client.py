@@ -140,7 +140,7 @@ def test_a_dead_replica_is_asked_three_times_and_then_left_alone_until_a_probe_i
                     await client.generate(V1, HELLO)
                 assert (len(first.asked), len(second.asked)) == (3, 10)
                 first.fault = None
-                await client._probe_replica(client._clients[f"http://replica-{int(first is other)}"].base_url)
+                client.router.probed(f"http://replica-{int(first is other)}", [V1])
                 await client.generate(V1, HELLO)
             assert len(first.asked) == 4, "its prefix is its own again"
 
