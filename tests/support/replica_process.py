@@ -21,8 +21,16 @@ class ReplicaProcess:
 
     def start(self) -> None:
         """Starts it without adapters, and waits until it answers."""
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """Starts it."""
         command = [sys.executable, "-m", "tests.support.replica_server", str(self.port)]
         self._process = subprocess.Popen(command, cwd=ROOT)
+
+    def wait(self) -> None:
+        """Waits until it answers."""
         eventually(self._answers, 60, message="the replica does not start")
 
     def _answers(self) -> bool:
@@ -53,7 +61,9 @@ def replicas(ports: list[int]) -> Iterator[list[ReplicaProcess]]:
     made = [ReplicaProcess(port) for port in ports]
     try:
         for each in made:
-            each.start()
+            each.begin()
+        for each in made:
+            each.wait()
         yield made
     finally:
         for each in made:

@@ -1,6 +1,7 @@
 """A small model server: `python -m tests.support.replica_server PORT`; `replica_process` starts and kills it.
 
 Its answers say which version sampled them: token i of `policy@vN` is 1000 N + i, and the text repeats `vN`.
+The log-prob of token i of a prompt is -i.
 """
 
 import asyncio
@@ -33,8 +34,9 @@ def replica_app() -> Starlette:
         return BASE_VERSION if model == "base" else int(model.rpartition("@v")[2])
 
     async def models(request: Request) -> Response:
-        cards = [{"id": "base", "owned_by": "tentalis", "logprobs_mode": "processed_logprobs", "parent": None}]
-        return JSONResponse({"data": cards + [{"id": name, "parent": "base"} for name in sorted(adapters)]})
+        common = {"owned_by": "tentalis", "logprobs_mode": "processed_logprobs"}
+        cards = [{"id": "base", "parent": None}, *({"id": name, "parent": "base"} for name in sorted(adapters))]
+        return JSONResponse({"data": [card | common for card in cards]})
 
     async def health(request: Request) -> Response:
         return Response()
@@ -64,6 +66,14 @@ def replica_app() -> Starlette:
         ]
         return JSONResponse(head | {"choices": choices, "prompt_token_ids": PROMPT_IDS})
 
+    async def score(request: Request) -> Response:
+        body = await request.json()
+        if body["model"] != "base" and body["model"] not in adapters:
+            return JSONResponse({"error": {"message": f"no {body['model']}"}}, 404)
+        scores = [{str(token): {"logprob": -float(at), "rank": 1}} for at, token in enumerate(body["prompt"])]
+        choice = {"index": 0, "text": "", "prompt_logprobs": [None, *scores[1:]], "finish_reason": "length"}
+        return JSONResponse({"model": body["model"], "choices": [choice]})
+
     def text(ids: list[int]) -> str:
         return "".join(f"v{token // 1000} " for token in ids)
 
@@ -83,6 +93,7 @@ def replica_app() -> Starlette:
             Route("/v1/load_lora_adapter", load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", score, methods=["POST"]),
         ]
     )
 

@@ -60,7 +60,7 @@ step = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(step, max_size=60))
 def test_the_rules_of_a_choice_hold_after_any_calls_and_probes(
     steps: list[tuple[str, object, object]],
