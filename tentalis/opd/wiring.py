@@ -7,7 +7,7 @@ from functools import partial
 
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import InferenceError, ServerUnavailable
-from tentalis.inference.replicas.client import ReplicatedClient, inference_client
+from tentalis.inference.replicas.client import ReplicatedClient, inference_client, routers_of
 from tentalis.opd.config import Hinters, JudgeHinterSettings, LessonSettings, NoHinterSettings, TeacherSettings
 from tentalis.opd.hinters import Hinter, JudgeHinter, NoHinter, RuleHinter, VoteSettings
 from tentalis.opd.lesson import LessonJudge
@@ -90,7 +90,7 @@ def make_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] 
         return settings.model or await find_base_model(student)
 
     model = SamplerModel(served_names) if settings.same_weights else FixedModel(model_name)
-    return Teacher(student, model, settings.top)
+    return Teacher(student, model, settings.top, routers_of(student))
 
 
 async def check_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] = os.environ) -> None:

@@ -292,7 +292,7 @@ def serve(
 
     Raises PortTaken.
     """
-    from tentalis.inference.replicas.client import ReplicatedClient, inference_client
+    from tentalis.inference.replicas.client import ReplicatedClient, inference_client, routers_of
 
     async def main(stop: threading.Event) -> None:
         async with inference_client(server) as client:
@@ -303,7 +303,7 @@ def serve(
                 server_id=server_id,
                 promotion=promotion,
                 dtype=dtype,
-                routers=[client.router] if isinstance(client, ReplicatedClient) else (),
+                routers=routers_of(client),
             )
             with served(Health(policies.metrics.exporter, policies.not_ready, policies.loop_watch.stuck), metrics_port):
                 await policies.run(stop)

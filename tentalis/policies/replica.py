@@ -173,6 +173,9 @@ class ReplicaAdapters:
             await self._server.unload_adapter(name)
         except UnknownModel:
             log.info("%s was already unloaded", name)
+        except ServerUnavailable as error:
+            self.away = str(error)
+            raise
         self.loaded.discard(name)
         self._verified.discard(name)
 

@@ -79,10 +79,7 @@ class AdapterSync:
                     serving.append(name)
             away = [f"the replica {each.url} does not answer: {each.away}" for each in self.replicas if each.away]
             self.problem = "; ".join(problems + away)
-            for replica in self._reachable():
-                for name in surplus(replica.loaded, serving, self._log.kept_versions):
-                    log.info("unloading %s%s", name, self._at(replica))
-                    await replica.unload(name)
+            await self._unload_surplus(serving)
 
     async def load(self, update: PolicyUpdate) -> None:
         """Loads a version that is not served yet, with the usual checks, on every replica that answers. Raises
@@ -171,6 +168,19 @@ class AdapterSync:
             except ServerUnavailable as error:
                 log.warning("%s cannot be loaded%s now: %s", update.name, self._at(replica), error)
         return max(differences, default=None), rejection
+
+    async def _unload_surplus(self, serving: list[str]) -> None:
+        """Unloads old versions. Raises ServerUnavailable if no replica answers any more."""
+        for replica in self._reachable():
+            for name in surplus(replica.loaded, serving, self._log.kept_versions):
+                log.info("unloading %s%s", name, self._at(replica))
+                try:
+                    await replica.unload(name)
+                except ServerUnavailable as error:
+                    log.warning("%s cannot be unloaded%s now: %s", name, self._at(replica), error)
+                    break
+        if not self._reachable():
+            raise ServerUnavailable("; ".join(replica.away for replica in self.replicas))
 
     def _at(self, replica: ReplicaAdapters) -> str:
         return f" on {replica.url}" if len(self.replicas) > 1 else ""

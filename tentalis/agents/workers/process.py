@@ -365,7 +365,7 @@ def run(
     Raises PortTaken, BadEnvironment, BadTools, MissingExtra or WallMissing.
     """
     from tentalis.inference.client import OpenAIClient
-    from tentalis.inference.replicas.client import ReplicatedClient, inference_client
+    from tentalis.inference.replicas.client import inference_client, routers_of
 
     make_environment = prepared_environment(environment, tools=tools, allow_unsandboxed=allow_unsandboxed)
 
@@ -390,8 +390,7 @@ def run(
 
     async def main(stop: threading.Event) -> None:
         async with inference_client(options.server_url, client, options.hedge_after_s) as inference:
-            routers = [inference.router] if isinstance(inference, ReplicatedClient) else []
-            worker = Worker(options, settings, inference, make_environment, routers)
+            worker = Worker(options, settings, inference, make_environment, routers_of(inference))
             with served(Health(worker.metrics.exporter, worker.not_ready, worker.turns.stuck), metrics_port):
                 await worker.run(stop)
 

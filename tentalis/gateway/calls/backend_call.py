@@ -179,7 +179,8 @@ class BackendCall:
         """Seconds for which a refusal is retried; None if it is passed on."""
         if status == 503 and call.route.backend.swap is SwapMode.HOLD:
             return self._hold_s
-        if status == 404 and call.route.policy and not call.route.pinned and not call.route.unserved:
+        fixed = call.route.pinned or call.route.unserved or call.route.instead_of is not None
+        if status == 404 and call.route.policy and not fixed:
             return min(ADAPTER_WAIT_S, self._hold_s)
         return None
 

@@ -241,6 +241,11 @@ class ReplicatedClient:
                 self.router.finish(each, CallOutcome.GIVEN_UP)  # of a call that was cancelled before it began
 
 
+def routers_of(client: object) -> list[ReplicaRouter]:
+    """The router of a client of several replicas; none for another client."""
+    return [client.router] if isinstance(client, ReplicatedClient) else []
+
+
 def inference_client(
     urls: str, make: Callable[[str], OpenAIClient] = OpenAIClient, hedge_after_s: float | None = None
 ) -> OpenAIClient | ReplicatedClient:

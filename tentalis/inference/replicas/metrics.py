@@ -6,12 +6,12 @@ from tentalis.inference.replicas.breaker import BreakerState
 from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.service.metrics import Exporter, Metric, MetricKind
 
-_BY = ("gateway", "policies", "worker")
+_BY = ("experience", "gateway", "hinting", "policies", "worker")
 REPLICA_CALLS = Metric(
     "tentalis_replica_calls_total",
     MetricKind.COUNTER,
     "Calls of a replica of a model server: ok; failed; missing: it had not the version; given_up: the caller did not "
-    "wait for the end. A worker with a single replica exports none of these series.",
+    "wait for the end. Only a gateway exports series of a single replica.",
     _BY,
     ("replica", "outcome"),
     "calls",

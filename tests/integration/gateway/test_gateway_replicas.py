@@ -246,6 +246,9 @@ def test_a_fallback_that_serves_the_same_version_is_trained_on_and_another_versi
             pinned = gateway.chat("hello", model="assistant@v2")
             assert pinned.status_code == 502, "who names a version gets no other one"
             assert gateway.chat("hello", model="assistant@v1").status_code == 200
+            spare.adapters.clear()
+            assert gateway.chat("hello").status_code == 502, "the error of the policy's own backend"
+            assert gateway.metric("tentalis_gateway_holds_total") == 0, "a fallback is not waited for"
 
 
 def test_what_the_client_did_wrong_goes_to_no_fallback(tmp_path: Path) -> None:

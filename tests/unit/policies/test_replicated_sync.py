@@ -137,6 +137,24 @@ def test_old_versions_are_unloaded_from_each_replica(two: Replicas) -> None:
     assert (two.loaded(A), two.loaded(B)) == (kept, kept)
 
 
+def test_a_replica_that_goes_while_it_unloads_leaves_the_others_alone(
+    two: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(name: str) -> None:
+        raise ServerUnavailable("reset by peer")
+
+    for version in range(1, 4):
+        two.promote(version)
+        two.round()
+    monkeypatch.setattr(two.servers[A], "unload_adapter", gone)
+    two.promote(4)
+    two.round()
+    assert len(two.loaded(A)) == 4 and two.loaded(B) == ["assistant@v2", "assistant@v3", "assistant@v4"]
+    monkeypatch.undo()
+    two.round()
+    assert two.loaded(A) == two.loaded(B)
+
+
 def test_a_candidate_is_tried_where_it_can_be_loaded(two: Replicas) -> None:
     candidate = two.promote(1)
     two.servers[A].refuse_load = "no free slot"
