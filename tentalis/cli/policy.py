@@ -208,7 +208,7 @@ def _promotion(update: PolicyUpdate, mode: str, reason: str) -> Record:
 
 def _present(update: PolicyUpdate) -> None:
     """Raises CommandError if an adapter cannot be loaded. Adapters on other machines are checked by their servers."""
-    from tentalis.policies.sync import WEIGHTS, AdapterRejected, adapter_place, check_weights
+    from tentalis.policies.replica import WEIGHTS, AdapterRejected, adapter_place, check_weights
     from tentalis.storage.file_set import read_manifest
 
     try:

@@ -47,7 +47,7 @@ def export(
     The adapter's sha256 is checked first, and so is the base model's for gguf and merged.
     """
     from tentalis.policies.export import ExportFormat, ExportRefused, export_version
-    from tentalis.policies.sync import AdapterRejected
+    from tentalis.policies.replica import AdapterRejected
     from tentalis.policies.view_reader import read_policies
     from tentalis.storage.places import adapter_cache
 

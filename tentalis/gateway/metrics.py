@@ -1,10 +1,12 @@
 """The metrics of a gateway."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tentalis.gateway.http.keys import Keys
 from tentalis.gateway.http.usage import KeyUsage
+from tentalis.inference.replicas.metrics import export_replicas
+from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.kafka.consumer import Lags
 from tentalis.kafka.metrics import CONSUMER_LAG
 from tentalis.service.metrics import LONG_SECONDS, Exporter, Metric, MetricKind
@@ -68,6 +70,14 @@ GATEWAY_HOLDS = Metric(
 )
 
 
+GATEWAY_FALLBACKS = Metric(
+    "tentalis_gateway_fallbacks_total",
+    MetricKind.COUNTER,
+    "Calls to a policy that went to a fallback, because the backend before it could not answer.",
+    ("gateway",),
+    ("policy", "backend"),
+    "calls",
+)
 GATEWAY_KEY_REQUESTS = Metric(
     "tentalis_gateway_key_requests_total",
     MetricKind.COUNTER,
@@ -95,18 +105,23 @@ GATEWAY_KEY_TOKENS_LEFT = Metric(
 
 
 class GatewayMetrics:
-    """Registers and updates a gateway's metrics. `spooled`: counts the records on disk. `lag`: the records behind."""
+    """Registers and updates a gateway's metrics. `spooled`: counts the records on disk. `lag`: the records behind.
+    `routers`: of its backends."""
 
-    def __init__(self, spooled: Callable[[], int], lag: Callable[[], Lags] = dict) -> None:
+    def __init__(
+        self, spooled: Callable[[], int], lag: Callable[[], Lags] = dict, routers: Sequence[ReplicaRouter] = ()
+    ) -> None:
         self.exporter = exporter = Exporter("gateway")
         self.calls = exporter.counter(GATEWAY_CALLS)
         self.seconds = exporter.histogram(GATEWAY_SECONDS)
         self.turns = exporter.counter(GATEWAY_TURNS)
         self.trainable = exporter.counter(GATEWAY_TRAINABLE)
         self.holds = exporter.counter(GATEWAY_HOLDS)
+        self.fallbacks = exporter.counter(GATEWAY_FALLBACKS)
         self._recorded = exporter.counter(GATEWAY_RECORDED)
         exporter.read(GATEWAY_SPOOLED, spooled)
         exporter.read(CONSUMER_LAG, lag)
+        export_replicas(exporter, routers)
 
     def watch_keys(self, usage: KeyUsage, keys: Keys) -> None:
         """Registers the usage of the API keys."""

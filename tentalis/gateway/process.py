@@ -83,7 +83,10 @@ def _run(
     codec = make_codec(kafka, patience=0.0)
     event_log = EventLog(kafka, f"tentalis/gateway/{settings.gateway_id}", codec)
     served = ServedView()
-    metrics = GatewayMetrics(lambda: len(record_spool), lambda: served.lag)
+    backends = BackendClients(
+        settings.backends, {name: None if key is None else key.get_secret_value() for name, key in secrets.items()}
+    )
+    metrics = GatewayMetrics(lambda: len(record_spool), lambda: served.lag, backends.routers)
     deps = GatewayDependencies(
         settings=settings,
         kafka=kafka,
@@ -92,9 +95,7 @@ def _run(
         event_log=event_log,
         recorder=TurnRecorder(event_log, record_spool, settings.ack_s, metrics.recorded),
         served=served,
-        backends=BackendClients(
-            settings.backends, {name: None if key is None else key.get_secret_value() for name, key in secrets.items()}
-        ),
+        backends=backends,
         usage_store=UsageStore(spool / FILE_NAME),
         metrics=metrics,
         local=local,

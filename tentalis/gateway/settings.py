@@ -43,15 +43,17 @@ class _StrictModel(BaseModel):
 class BackendSettings(_StrictModel):
     """An OpenAI-compatible server.
 
-    `url`: with or without /v1. `models`: names of the base models that it serves; if empty, the gateway asks it.
-    `server_id`: the server id in the acknowledgements of its adapters; without one it serves no policies. `key_env` or
-    `key_file`: its own API key. `logprobs_mode`: whether its log-probs are of the bare model's distribution (raw: the
-    default of vLLM) or of the one that it sampled from (processed). `timeout_s`: from a call to its first byte, and
-    from one byte to the next.
+    `url`: with or without /v1. `replicas`: further URLs of the same server, with the same models and adapters.
+    `models`: names of the base models that it serves; if empty, the gateway asks it. `server_id`: the server id in
+    the acknowledgements of its adapters; without one it serves no policies. `key_env` or `key_file`: its own API
+    key. `logprobs_mode`: whether its log-probs are of the bare model's distribution (raw: the default of vLLM) or
+    of the one that it sampled from (processed). `timeout_s`: from a call to its first byte, and from one byte to
+    the next.
     """
 
     name: Annotated[str, Field(min_length=1)]
     url: str
+    replicas: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     server_id: str | None = None
     key_env: str | None = None
@@ -62,18 +64,21 @@ class BackendSettings(_StrictModel):
     timeout_s: Annotated[float, Field(gt=0)] = 300.0
 
     @model_validator(mode="after")
-    def _check_url(self) -> Self:
-        url = urlsplit(self.url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"the backend {self.name} needs a url of the form http://host:port")
-        if url.username or url.password:
-            raise ValueError(f"the url of the backend {self.name} holds credentials: use key_env or key_file")
+    def _check_urls(self) -> Self:
+        for each in (self.url, *self.replicas):
+            url = urlsplit(each)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise ValueError(f"the backend {self.name} needs a url of the form http://host:port")
+            if url.username or url.password:
+                raise ValueError(f"the url of the backend {self.name} holds credentials: use key_env or key_file")
+        if len(set(self.base_urls)) != len(self.base_urls):
+            raise ValueError(f"the backend {self.name} has a url twice: {', '.join(self.base_urls)}")
         return self
 
     @property
-    def base_url(self) -> str:
-        """The url without a trailing /v1."""
-        return self.url.rstrip("/").removesuffix("/v1")
+    def base_urls(self) -> tuple[str, ...]:
+        """The URLs of its replicas without a trailing /v1."""
+        return tuple(each.rstrip("/").removesuffix("/v1") for each in (self.url, *self.replicas))
 
     def key(self, env: Mapping[str, str] = os.environ) -> SecretStr | None:
         """Its API key, None if it has none. Raises BadGateway if the named file or variable cannot be read."""
@@ -99,12 +104,20 @@ PolicyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
 """A policy name that trainers accept."""
 
 
+class FallbackSettings(_StrictModel):
+    """A backend that answers if the one before it cannot. `model`: the model that it is asked for; None: the version of
+    the policy that it serves, which needs its server_id."""
+
+    backend: str
+    model: str | None = None
+
+
 class PolicySettings(_StrictModel):
     """A trained policy.
 
     `models`: further names by which clients may ask for it, with * as in file names. `users`, `workers`: personal
     adapters, by X-User-Id or the key's user and by X-Worker-Id, used once a version of them is served. `sampling`:
-    forced on its calls.
+    forced on its calls. `fallback`: asked in this order if its backend cannot answer.
     """
 
     name: PolicyName
@@ -113,6 +126,7 @@ class PolicySettings(_StrictModel):
     users: dict[str, PolicyName] = {}
     workers: dict[str, PolicyName] = {}
     sampling: TrainableSampling | None = None
+    fallback: tuple[FallbackSettings, ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
@@ -164,6 +178,17 @@ class GatewaySettings(_StrictModel):
                 raise ValueError(f"the policy {policy.name} names the backend {policy.backend!r}, which is undefined")
             if by_name[policy.backend].server_id is None:
                 raise ValueError(f"the backend {policy.backend} of the policy {policy.name} needs a server_id")
+            for fallback in policy.fallback:
+                if fallback.backend not in by_name:
+                    raise ValueError(
+                        f"a fallback of the policy {policy.name} names the backend {fallback.backend!r}, which is "
+                        "undefined"
+                    )
+                if fallback.model is None and by_name[fallback.backend].server_id is None:
+                    raise ValueError(
+                        f"the fallback {fallback.backend} of the policy {policy.name} needs a model, or its backend a "
+                        "server_id"
+                    )
         return self
 
     @property
@@ -187,11 +212,16 @@ class GatewaySettings(_StrictModel):
         gateway_id: str,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW,
     ) -> "GatewaySettings":
-        """Settings with one backend; a client gets the policy, whatever model it asks for. Raises BadGateway."""
+        """Settings with one backend; a client gets the policy, whatever model it asks for. `server`: its URL, or those
+        of its replicas, separated by commas. Raises BadGateway."""
+        url, *replicas = (each.strip() for each in server.split(","))
         try:
+            backend = BackendSettings(
+                name="local", url=url, replicas=tuple(replicas), server_id=server_id, logprobs_mode=logprobs_mode
+            )
             return cls(
                 gateway_id=gateway_id,
-                backends=(BackendSettings(name="local", url=server, server_id=server_id, logprobs_mode=logprobs_mode),),
+                backends=(backend,),
                 policies=(PolicySettings(name=policy, backend="local", models=("*",)),) if policy else (),
             )
         except ValidationError as error:

@@ -28,6 +28,7 @@ from tentalis.inference.protocol import (
     ServerUnavailable,
     UnknownModel,
 )
+from tentalis.inference.replicas.probe import listed_models
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +225,10 @@ class OpenAIClient:
     async def models(self) -> list[dict[str, Any]]:
         """The model cards of /v1/models: the base, then its adapters (`parent` set)."""
         return list((await self._send("GET", "/v1/models", None)).json()["data"])
+
+    async def probe(self) -> list[str] | None:
+        """The names of the models that it lists, None if it is not healthy. Raises nothing."""
+        return await listed_models(self._http)
 
     async def healthy(self) -> bool:
         """True if the server answers /health with 200."""

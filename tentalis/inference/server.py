@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,7 +27,7 @@ from tentalis.storage.file_cache import FileCache
 
 log = logging.getLogger(__name__)
 
-# Seconds that open connections may last after a stop signal; their requests have already failed by then.
+# Seconds that open connections may last after their requests have failed.
 _GRACE_SECONDS = 3
 _DEFAULT_CONTEXT = 2048
 
@@ -87,18 +89,26 @@ def build_app(
     return app
 
 
-class _ModelServer(uvicorn.Server):
-    """Fails the requests in flight as soon as a stop signal arrives; uvicorn alone would wait for them to finish."""
+class ModelServer(uvicorn.Server):
+    """Accepts no more requests after a stop signal, and lets those in flight finish for `drain_s` seconds. Then, and at
+    a second signal, they fail."""
 
-    def __init__(self, config: uvicorn.Config, engine: InferenceEngine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: InferenceEngine, drain_s: float = 0.0) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._engine, self._drain_s = engine, drain_s
+        # A connection outlasts its failed request a little.
+        config.timeout_graceful_shutdown = math.ceil(drain_s) + _GRACE_SECONDS
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles SIGTERM and SIGINT. It replaces uvicorn's handler, which raises the signal again, so that an orderly
         shutdown would look like a crash to a supervisor.
         """
-        self._engine.stop(timeout=0)
+        if self._drain_s and not self.should_exit:
+            end = threading.Timer(self._drain_s, self._engine.stop, kwargs={"timeout": 0})
+            end.daemon = True
+            end.start()
+        else:
+            self._engine.stop(timeout=0)
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -133,11 +143,12 @@ def serve(
     max_adapters: int = 64,
     *,
     files: FileCache,
+    drain_s: float = 0.0,
 ) -> None:
     """Serve the model in the folder `model_path` until SIGTERM or SIGINT.
 
     `max_model_len` (tokens) is by default the model's, but at most 2048; `max_batch` bounds the samples decoded
-    together.
+    together; `drain_s`: seconds that requests in flight may take after the signal.
     Raises PortTaken, UnsupportedModel, ValueError, and the errors of transformers for a folder that it cannot read.
     """
     sockets = listening_sockets(host, port, "model server")  # before the model is loaded, which takes a while
@@ -151,12 +162,10 @@ def serve(
     engine = InferenceEngine(runtime, max_batch=max_batch, threads=threads)
     adapters = AdapterCache(runtime, max_adapters, files)
     app = build_app(engine, adapters, served_name or model_path.name, str(model_path), context)
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="info", access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS
-    )
+    config = uvicorn.Config(app, host=host, port=port, log_level="info", access_log=False)
     engine.start()
     try:
         log.info("listening on http://%s:%d", host, port)
-        _ModelServer(config, engine).run(sockets)
+        ModelServer(config, engine, drain_s).run(sockets)
     finally:
         engine.stop()

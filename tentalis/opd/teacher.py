@@ -10,6 +10,7 @@ import numpy as np
 from schemas.records import Sample, Task
 from schemas.tensors import Float32Array, Int32Array, float32_bytes, int32_bytes, int32_view, uint8_view
 from tentalis.inference.protocol import Inference, NotTokenExact, RequestRefused, UnknownModel
+from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.opd.models import TeacherModel, TeacherRefused
 from tentalis.opd.prompt import NoPrompt, NoUserMessage, TeacherPrompt, student_prompt, with_date, with_hint
 
@@ -44,12 +45,16 @@ class Teacher:
         inference: the server.
         model: chooses the model.
         top: number of most likely tokens requested at each token.
+        routers: of the replicas that `inference` asks.
     """
 
-    def __init__(self, inference: Inference, model: TeacherModel, top: int = 0) -> None:
+    def __init__(
+        self, inference: Inference, model: TeacherModel, top: int = 0, routers: Sequence[ReplicaRouter] = ()
+    ) -> None:
         self._inference = inference
         self._model = model
         self.top = top
+        self.routers = routers
 
     async def logprobs(self, sample: Sample, task: Task, hints: Sequence[str]) -> TeacherScores:
         """The natural log-prob of each token that the policy chose, under the first hint, at the temperature at which

@@ -7,6 +7,7 @@ from functools import partial
 
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import InferenceError, ServerUnavailable
+from tentalis.inference.replicas.client import ReplicatedClient, inference_client, routers_of
 from tentalis.opd.config import Hinters, JudgeHinterSettings, LessonSettings, NoHinterSettings, TeacherSettings
 from tentalis.opd.hinters import Hinter, JudgeHinter, NoHinter, RuleHinter, VoteSettings
 from tentalis.opd.lesson import LessonJudge
@@ -50,7 +51,7 @@ def make_lesson_judge(settings: LessonSettings, env: Mapping[str, str] = os.envi
 def token_cutter(server: str, max_tokens: int) -> Callable[[str], Awaitable[str]]:
     """Returns a function that cuts a text after its last whole line within `max_tokens` tokens of the student's
     tokenizer."""
-    student = OpenAIClient(server)
+    student = inference_client(server)
     model = FixedModel(partial(find_base_model, student))
 
     async def cut(text: str) -> str:
@@ -68,10 +69,10 @@ def make_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] 
     """The teacher. One with its own url is checked against the student's tokenizer before its first call.
 
     Args:
-        server: URL of the student's server.
+        server: URL of the student's server, or of each of its replicas, separated by commas.
     Raises NoApiKey.
     """
-    student = OpenAIClient(server)
+    student = inference_client(server)
     if settings.url is not None:
         assert settings.model is not None, "TeacherSettings checks this"
         teacher_client, name = _client(settings, env), settings.model
@@ -89,7 +90,7 @@ def make_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] 
         return settings.model or await find_base_model(student)
 
     model = SamplerModel(served_names) if settings.same_weights else FixedModel(model_name)
-    return Teacher(student, model, settings.top)
+    return Teacher(student, model, settings.top, routers_of(student))
 
 
 async def check_teacher(settings: TeacherSettings, server: str, env: Mapping[str, str] = os.environ) -> None:
@@ -98,7 +99,7 @@ async def check_teacher(settings: TeacherSettings, server: str, env: Mapping[str
     if settings.url is None or settings.model is None:
         return
     async with (
-        OpenAIClient(server, timeout=CHECK_TIMEOUT_S) as student,
+        inference_client(server, partial(OpenAIClient, timeout=CHECK_TIMEOUT_S)) as student,
         _client(settings, env, CHECK_TIMEOUT_S) as teacher,
     ):
         try:
@@ -107,7 +108,7 @@ async def check_teacher(settings: TeacherSettings, server: str, env: Mapping[str
             log.warning("cannot compare the teacher's tokenizer now; trying again at the first hint: %s", error)
 
 
-async def find_base_model(client: OpenAIClient) -> str:
+async def find_base_model(client: OpenAIClient | ReplicatedClient) -> str:
     """The name of a server's base model. Raises InferenceError."""
     bases = [str(card["id"]) for card in await client.models() if not card.get("parent")]
     if not bases:

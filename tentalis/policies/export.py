@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from schemas.records import PolicyUpdate
-from tentalis.policies.sync import WEIGHTS, adapter_place, check_weights
+from tentalis.policies.replica import WEIGHTS, adapter_place, check_weights
 from tentalis.storage.file_cache import FileCache
 
 PROVENANCE = "tentalis.json"

@@ -39,6 +39,13 @@ POLICIES_CANARY = Metric(
     ("policies",),
     unit="nats",
 )
+POLICIES_REPLICA_UP = Metric(
+    "tentalis_policies_replica_up",
+    MetricKind.GAUGE,
+    "1 if this replica of the inference server answered its last request.",
+    ("policies",),
+    ("replica",),
+)
 POLICIES_SERVER_UP = Metric(
     "tentalis_policies_server_up",
     MetricKind.GAUGE,

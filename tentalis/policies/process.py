@@ -6,13 +6,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from schemas import topics
 from schemas.records import EvalResult, PolicyUpdate, Promotion
 from tentalis.dlq.owner import ControlDeadLetters
 from tentalis.inference.protocol import Inference, InferenceError, ServerUnavailable
+from tentalis.inference.replicas.metrics import export_replicas
+from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Lags
@@ -25,7 +26,8 @@ from tentalis.policies.core import PolicyLog
 from tentalis.policies.guard import GuardMode
 from tentalis.policies.guardian import Guardian
 from tentalis.policies.live import LiveRollouts
-from tentalis.policies.sync import AdapterRejected, AdapterServer, AdapterSync, ServerAck
+from tentalis.policies.replica import AdapterRejected, AdapterServer
+from tentalis.policies.sync import AdapterSync, ServerAck
 from tentalis.service import tracing
 from tentalis.service.health import Health, LoopWatch, served
 from tentalis.service.heartbeat import Heart
@@ -50,10 +52,17 @@ STUCK_S = 900.0
 class PolicyMetrics:
     """The metrics of the process.
 
-    `server_up`: True if the inference server answered the last request. `lag`: the records behind.
+    `server_up`: True if the inference server answered the last request. `lag`: the records behind. `replicas_up`: 1 for
+    each replica of the server, by its URL, that answered its last call. `routers`: choose between several replicas.
     """
 
-    def __init__(self, server_up: Callable[[], bool], lag: Callable[[], Lags] = dict) -> None:
+    def __init__(
+        self,
+        server_up: Callable[[], bool],
+        lag: Callable[[], Lags] = dict,
+        replicas_up: Callable[[], Mapping[tuple[str, ...], float]] = dict,
+        routers: Sequence[ReplicaRouter] = (),
+    ) -> None:
         self.exporter = exporter = Exporter("policies")
         self._acks = exporter.counter(metrics.POLICIES_ACKS)
         self._seconds = exporter.histogram(metrics.POLICIES_SWAP)
@@ -62,6 +71,8 @@ class PolicyMetrics:
         self._promoted = exporter.gauge(metrics.POLICIES_PROMOTED)
         self._verdicts = exporter.counter(metrics.POLICIES_VERDICTS)
         exporter.read(metrics.POLICIES_SERVER_UP, lambda: float(server_up()))
+        exporter.read(metrics.POLICIES_REPLICA_UP, replicas_up)
+        export_replicas(exporter, routers)
         exporter.read(CONSUMER_LAG, lag)
 
     def acknowledged(self, ack: ServerAck) -> None:
@@ -85,19 +96,24 @@ class PolicyMetrics:
                 self._served.labels(policy).set(version)
 
 
-class PolicyServer(AdapterServer, Inference, Protocol):
-    """An inference server that loads adapters and answers with them."""
-
-
 class PolicyService:
     """The policies process, without signal handling.
 
-    `promotion`: `run` applies the setting of each run, `always` promotes every version, `manual` and `none` promote
-    nothing. `dtype`: the server's precision, None as it declares.
+    `servers`: the replicas of the server by URL, which load the adapters. `inference`: asks them, and `routers` choose
+    between several. `promotion`: `run` applies the setting of each run, `always` promotes every version, `manual` and
+    `none` promote nothing. `dtype`: the server's precision, None as it declares.
     """
 
     def __init__(
-        self, settings: Settings, server: PolicyServer, *, server_id: str, promotion: str, dtype: str | None = None
+        self,
+        settings: Settings,
+        servers: Mapping[str, AdapterServer],
+        inference: Inference,
+        *,
+        server_id: str,
+        promotion: str,
+        dtype: str | None = None,
+        routers: Sequence[ReplicaRouter] = (),
     ) -> None:
         self._settings, self._codec = settings, make_codec(settings)
         codec = self._codec
@@ -111,8 +127,8 @@ class PolicyService:
         self._owner = ControlDeadLetters(settings, codec, self._publisher)
         self._traces: dict[str, str | None] = {}
         files = adapter_cache(settings)
-        self._sync = AdapterSync(server, self._log, server_id, self._acknowledge, files, self._traces, dtype)
-        self._guardian = Guardian(settings, codec, server, self._log, self._by)
+        self._sync = AdapterSync(servers, self._log, server_id, self._acknowledge, files, self._traces, dtype)
+        self._guardian = Guardian(settings, codec, inference, self._log, self._by)
         self._promoting: dict[str, int] = {}
         self._trial: asyncio.Task[EvalResult | None] | None = None
         self._next_trial_at, self._next_watch_at = 0.0, 0.0
@@ -123,7 +139,12 @@ class PolicyService:
         self._heartbeat = Heart()
         self._server_asked = False
         self.loop_watch = LoopWatch(STUCK_S)
-        self.metrics = PolicyMetrics(lambda: self._server_asked and not self._unreachable, lambda: self._lag)
+        self.metrics = PolicyMetrics(
+            lambda: self._server_asked and not self._unreachable, lambda: self._lag, self._replicas_up, routers
+        )
+
+    def _replicas_up(self) -> dict[tuple[str, ...], float]:
+        return {(each.url,): float(self._server_asked and not each.away) for each in self._sync.replicas}
 
     def not_ready(self) -> str | None:
         """The reason why a promotion would not be served now, None if it would."""
@@ -267,15 +288,24 @@ def serve(
     dtype: str | None = None,
     metrics_port: int | None = None,
 ) -> None:
-    """Runs the process: keeps the server at the URL `server` in line with the promotions, until SIGTERM.
+    """Runs the process: keeps the server at the URL `server`, or its replicas at several URLs, separated by commas, in
+    line with the promotions, until SIGTERM.
 
     Raises PortTaken.
     """
-    from tentalis.inference.client import OpenAIClient
+    from tentalis.inference.replicas.client import ReplicatedClient, inference_client, routers_of
 
     async def main(stop: threading.Event) -> None:
-        async with OpenAIClient(server) as client:
-            policies = PolicyService(settings, client, server_id=server_id, promotion=promotion, dtype=dtype)
+        async with inference_client(server) as client:
+            policies = PolicyService(
+                settings,
+                client.replicas if isinstance(client, ReplicatedClient) else {client.base_url: client},
+                client,
+                server_id=server_id,
+                promotion=promotion,
+                dtype=dtype,
+                routers=routers_of(client),
+            )
             with served(Health(policies.metrics.exporter, policies.not_ready, policies.loop_watch.stuck), metrics_port):
                 await policies.run(stop)
 

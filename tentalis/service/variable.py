@@ -193,6 +193,13 @@ def _web_address(text: str) -> str:
     return text
 
 
+def _web_addresses(text: str) -> str:
+    addresses = [_web_address(each.strip()).rstrip("/").removesuffix("/v1") for each in text.split(",")]
+    if len(set(addresses)) != len(addresses):
+        raise ValueError("an address is given twice")
+    return text
+
+
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
@@ -209,3 +216,6 @@ SERVERS: ValueKind[str] = ValueKind(
     f"host:port[,host:port] with ports from 1 to {HIGHEST_PORT}, without a scheme", _servers
 )
 WEB_ADDRESS: ValueKind[str] = ValueKind("a URL of the form http://host:port or https://host:port", _web_address)
+WEB_ADDRESSES: ValueKind[str] = ValueKind(
+    "a URL of the form http://host:port or https://host:port, or several, separated by commas", _web_addresses
+)

@@ -20,6 +20,7 @@ from tentalis.service.variable import (
     TEXT,
     TRUTH,
     WEB_ADDRESS,
+    WEB_ADDRESSES,
     BadVariable,
     ValueKind,
     Variable,
@@ -230,9 +231,9 @@ METRICS_HOST = Variable(
 
 SERVER = Variable[str | None](
     f"{PREFIX}SERVER",
-    WEB_ADDRESS,
+    WEB_ADDRESSES,
     None,
-    "URL of the model server.",
+    "URL of the model server, or of each of its replicas, separated by commas.",
     "`worker`, `serve policies`, `serve hinting`, `serve experience`, `serve gateway`",
 )
 INFERENCE_BACKEND = Variable[str | None](

@@ -28,15 +28,18 @@ def decoded(tokens: Sequence[int]) -> str:
 
 class EpisodeServer:
     """`failures` are raised by the next calls of `generate`. `appends` False: the template closes a conversation, so
-    that nothing can be appended. `finish_reason` and `logprobs` are those of all completions."""
+    that nothing can be appended. `finish_reason` and `logprobs` are those of all completions. `renderings`: the model
+    and the texts of each call of `render`. `greeting`: text with which the template begins every conversation."""
 
     def __init__(self, models: Sequence[str], policy: Policy) -> None:
         self.loaded = list(models)
         self.policy = policy
         self.failures: deque[Exception] = deque()
         self.prompts: list[list[int]] = []
+        self.renderings: list[tuple[str, list[str]]] = []
         self.seeds: list[int] = []
         self.appends = True
+        self.greeting = ""
         self.finish_reason = "stop"
         self.playing = self.most_playing = 0
 
@@ -62,7 +65,8 @@ class EpisodeServer:
     async def render(
         self, model: str, messages: Any, add_generation_prompt: bool = True, template: Any = None
     ) -> Int32:
-        ids: list[int] = []
+        self.renderings.append((model, [message["content"] for message in messages]))
+        ids: list[int] = [*encoded(self.greeting)]
         for message in messages:
             ids += [BEGIN, *encoded(f"{message['role']}\n{message['content']}"), END, LINE]
         if add_generation_prompt:

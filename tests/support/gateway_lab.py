@@ -348,7 +348,8 @@ def lab(
         settings = settings_for(url, server_id, **more)
         log, spool = MemoryLog(), RecordSpool(folder / "spool", settings.spool_bytes)
         behind = log if events is None else events
-        gateway_metrics = GatewayMetrics(lambda: len(spool))
+        backends = BackendClients(settings.backends, {"local": secret})
+        gateway_metrics = GatewayMetrics(lambda: len(spool), routers=backends.routers)
         deps = GatewayDependencies(
             settings=settings,
             kafka=Settings(),
@@ -357,7 +358,7 @@ def lab(
             event_log=behind,
             recorder=TurnRecorder(behind, spool, settings.ack_s, gateway_metrics.recorded),
             served=ServedView(),
-            backends=BackendClients(settings.backends, {"local": secret}),
+            backends=backends,
             usage_store=UsageStore(spool.folder / FILE_NAME),
             metrics=gateway_metrics,
             local=keys is None,

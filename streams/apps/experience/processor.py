@@ -31,6 +31,8 @@ from streams.runtime.log_reader import KafkaLogReader, LogReader
 from streams.runtime.metrics import SKIPPED, STREAM_DECODE_SECONDS
 from streams.runtime.processor import Effects, LogRecord, OutputRecord, Retryable
 from tentalis.inference.protocol import InferenceError, RequestRefused, ServerUnavailable
+from tentalis.inference.replicas.metrics import export_replicas
+from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.kafka import topology
 from tentalis.opd import Teacher, TeacherRefused
 from tentalis.opd.config import BadHinters, Hinters
@@ -74,7 +76,10 @@ class Experience:
         remember_ms: int = DAY_MS,
         forget_ttl_ms: int = FORGET_TTL_MS,
         at_once: int = AT_ONCE,
+        routers: Sequence[ReplicaRouter] = (),
     ) -> None:
+        """`routers`: of the replicas that the teacher asks."""
+        self._routers = routers
         self._codec, self._reader, self._judge, self._teacher = codec, reader, judge, teacher
         self._shorten = shorten
         self._times = {"idle_ms": idle_ms, "remember_ms": remember_ms, "forget_ttl_ms": forget_ttl_ms}
@@ -94,6 +99,7 @@ class Experience:
     def measure(self, exporter: Exporter) -> None:
         """Registers the metrics of the application."""
         exporter.read(STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+        export_replicas(exporter, self._routers)
         exporter.read(SKIPPED, lambda: self._skipped.count)
         exporter.read(metrics.EXPERIENCE_OPEN, lambda: sum(map(len, self.partitions.values())))
         exporter.read(metrics.EXPERIENCE_LESSONS, lambda: {(said,): count for said, count in self._said.items()})
@@ -239,4 +245,13 @@ def build(settings: Settings, *, server: str, hinters: Hinters, idle_ms: int, re
     teacher = make_teacher(hinters.teacher, server)
     codec = make_codec(settings, patience=0.0)
     reader = KafkaLogReader(settings)
-    return Experience(codec, reader, judge, teacher, cut, idle_ms=idle_ms, remember_ms=remember_ms)
+    return Experience(
+        codec,
+        reader,
+        judge,
+        teacher,
+        cut,
+        idle_ms=idle_ms,
+        remember_ms=remember_ms,
+        routers=teacher.routers,
+    )

@@ -43,6 +43,8 @@ from streams.runtime.decoding import Skipped, dead, output
 from streams.runtime.metrics import STREAM_DECODE_SECONDS
 from streams.runtime.processor import Dead, Effects, LogRecord, OutputRecord, Retryable
 from tentalis.inference.protocol import InferenceError
+from tentalis.inference.replicas.metrics import export_replicas
+from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.kafka import topology
 from tentalis.opd import Hinter, HintProposal, RuleHinter, Teacher, TeacherRefused
 from tentalis.opd.config import ANY_ENVIRONMENT, Hinters
@@ -83,7 +85,10 @@ class Hinting:
         hinters: Mapping[str, Hinter] | None = None,
         pairing: Pairing | None = None,
         at_once: int = AT_ONCE,
+        routers: Sequence[ReplicaRouter] = (),
     ) -> None:
+        """`routers`: of the replicas that the teacher asks."""
+        self._routers = routers
         self._codec = codec
         self._teacher = teacher
         self._hinters: Mapping[str, Hinter] = {ANY_ENVIRONMENT: RuleHinter()} if hinters is None else hinters
@@ -111,6 +116,7 @@ class Hinting:
     def measure(self, exporter: Exporter) -> None:
         """Registers the metrics of the application."""
         exporter.read(STREAM_DECODE_SECONDS, lambda: self._codec.decode_seconds)
+        export_replicas(exporter, self._routers)
         exporter.read(metrics.HINTS, lambda: {(kind.value,): count for kind, count in self._hints.items()})
         exporter.read(metrics.HINTS_NONE, lambda: {(reason,): count for reason, count in self._without.items()})
         exporter.read(metrics.HINTS_REJECTED, lambda: {(reason,): count for reason, count in self._rejected.items()})
@@ -314,4 +320,11 @@ def build(
     codec = make_codec(settings, patience=0.0)
     pairing = make_pairing(settings, codec, feedback_horizon_ms)
     teacher = make_teacher(hinters.teacher, server)
-    return Hinting(codec, teacher, hinters=make_hinters(hinters), pairing=pairing, at_once=at_once)
+    return Hinting(
+        codec,
+        teacher,
+        hinters=make_hinters(hinters),
+        pairing=pairing,
+        at_once=at_once,
+        routers=teacher.routers,
+    )

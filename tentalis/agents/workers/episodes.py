@@ -37,7 +37,11 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 """Pause before the second attempt at an episode; it doubles."""
 _PROBE = "A question."
-_PROBE_ANSWERS = ("Yes", "No, never")
+_PROBES = tuple(
+    (Message(role="user", content=_PROBE), Message(role="assistant", content=said)) for said in ("Yes", "No, never")
+)
+# Models whose renderings of the probes are kept: the versions that answer at the same time, and a few before them.
+_CACHED_MODELS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class EpisodePlayer:
         self._worker_id = worker_id
         self._server_id = server_id
         self._free = asyncio.Semaphore(limits.parallel)
+        self._rendered_probes: dict[str, list[protocol.Int32]] = {}
 
     async def answer(self, task: Task, opened_at: int) -> list[Result]:
         """Returns the n results of a task, in sample order. `opened_at`: the append time of the task's record, in ms.
@@ -235,19 +240,32 @@ class EpisodePlayer:
     async def _appended(self, task: Task, messages: Sequence[Message], end_token: int) -> list[int] | None:
         """Returns the tokens between the end of a turn and the beginning of the next one, or None; see
         `appended_tokens`."""
-        question = Message(role="user", content=_PROBE)
-        probes = [[question, Message(role="assistant", content=said)] for said in _PROBE_ANSWERS]
-        answered = [await self._rendered_array(task, probe, generation=False) for probe in probes]
-        continued = [await self._rendered_array(task, [*probe, *messages], generation=True) for probe in probes]
-        return appended_tokens(answered, continued, end_token)
+        continued = [await self._rendered_array(task, [*probe, *messages], generation=True) for probe in _PROBES]
+        while True:
+            model, answered, cached = await self._policies.call(task, self._answered_probes)
+            tokens = appended_tokens(answered, continued, end_token)
+            if tokens is not None or not cached:
+                return tokens
+            # A server that was replaced may have another template under the same name.
+            self._rendered_probes.pop(model, None)
+
+    async def _answered_probes(self, model: str) -> tuple[str, list[protocol.Int32], bool]:
+        """Returns the model, its renderings of the probes, and True if they are cached: they depend on nothing else."""
+        found = self._rendered_probes.get(model)
+        if found is not None:
+            return model, found, True
+        rendered = [await self._inference.render(model, _wired(each), add_generation_prompt=False) for each in _PROBES]
+        self._rendered_probes[model] = rendered
+        if len(self._rendered_probes) > _CACHED_MODELS:
+            del self._rendered_probes[next(iter(self._rendered_probes))]
+        return model, rendered, False
 
     async def _rendered(self, task: Task, messages: Sequence[Message]) -> list[int]:
         return [int(token) for token in await self._rendered_array(task, messages, generation=True)]
 
     async def _rendered_array(self, task: Task, messages: Sequence[Message], *, generation: bool) -> protocol.Int32:
-        wired = [{"role": message.role, "content": message.content} for message in messages]
         return await self._policies.call(
-            task, lambda model: self._inference.render(model, wired, add_generation_prompt=generation)
+            task, lambda model: self._inference.render(model, _wired(messages), add_generation_prompt=generation)
         )
 
     def _result(
@@ -285,6 +303,10 @@ class EpisodePlayer:
             )
         except ValidationError as error:
             raise InfrastructureFault(f"the server's answers cannot be a result: {error}") from error
+
+
+def _wired(messages: Sequence[Message]) -> list[protocol.Message]:
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _context_is_full(error: RequestRefused) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from schemas.ids import parse_policy_name
 from schemas.records import Task
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.inference.replicas.client import prefix_key
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
 
@@ -54,8 +55,9 @@ class PolicyCalls:
     async def call(self, task: Task, request: Callable[[str], Awaitable[T]]) -> T:
         """Returns the answer of `request`, called with the name of the model or adapter (`policy@vN`) to use.
 
-        Waits without a limit until a version is served. Raises ServerUnavailable or UnknownModel after `patience_s`,
-        and RequestRefused immediately.
+        All calls of a task prefer the same replica of the server: its samples, and the turns of its episodes, share
+        their prompt's prefix. Waits without a limit until a version is served. Raises ServerUnavailable or UnknownModel
+        after `patience_s`, and RequestRefused immediately.
         """
         deadline: float | None = None
         pause = 0.25
@@ -63,7 +65,8 @@ class PolicyCalls:
         while True:
             model = await self._model(task, lost)
             try:
-                return await request(model)
+                with prefix_key(task.task_id):
+                    return await request(model)
             except (ServerUnavailable, UnknownModel) as error:
                 if isinstance(error, UnknownModel) and model == self._plain_model:
                     raise

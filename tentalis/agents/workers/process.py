@@ -26,6 +26,8 @@ from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.agents.workers.progress import OffsetProgress
 from tentalis.inference.protocol import Inference
+from tentalis.inference.replicas.metrics import export_replicas
+from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import GroupConsumer, Lags, Stored
@@ -56,10 +58,11 @@ STUCK_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Options of a worker. `concurrency`: number of concurrent tasks, to fill the server's batch. `server_id`: the
-    server whose acknowledgements count. `logprobs_mode`: the distribution of the server's log-probs; None: as the
+    """Options of a worker. `server_url`: of the model server, or of each of its replicas, separated by commas.
+    `concurrency`: number of concurrent tasks, to fill the server's batch. `server_id`: the server whose
+    acknowledgements count. `logprobs_mode`: the distribution of the server's log-probs; None: as the
     server declares it. `model`: the name of a plain model that answers instead of a policy's versions. `limits`: those
-    of episodes."""
+    of episodes. `hedge_after_s`: see ReplicatedClient."""
 
     environment: str
     server_url: str
@@ -71,6 +74,7 @@ class WorkerOptions:
     logprobs_mode: LogprobsMode | None = field(default=None, kw_only=True)
     model: str | None = field(default=None, kw_only=True)
     limits: EpisodeLimits = field(default=EpisodeLimits(), kw_only=True)
+    hedge_after_s: float | None = field(default=None, kw_only=True)
 
 
 class TaskConsumer:
@@ -135,7 +139,8 @@ def is_mine(task: Task, options: WorkerOptions, *, targeted: bool) -> bool:
 
 
 class WorkerMetrics:
-    """The metrics of a worker. The callables count tasks; `lag` has the records behind."""
+    """The metrics of a worker. The callables count tasks; `lag` has the records behind; `routers`: of the replicas that
+    it asks."""
 
     def __init__(
         self,
@@ -143,8 +148,10 @@ class WorkerMetrics:
         queued: Callable[[], int],
         held: Callable[[], int],
         lag: Callable[[], Lags] = dict,
+        routers: Sequence[ReplicaRouter] = (),
     ) -> None:
         self.exporter = exporter = Exporter("worker")
+        export_replicas(exporter, routers)
         self._tasks = exporter.counter(metrics.WORKER_TASKS)
         self._samples = exporter.counter(metrics.WORKER_SAMPLES)
         self._tokens = exporter.counter(metrics.WORKER_TOKENS)
@@ -174,8 +181,10 @@ class Worker:
         settings: Settings,
         inference: Inference,
         make_environment: Callable[[], Environment] | None = None,
+        routers: Sequence[ReplicaRouter] = (),
     ) -> None:
-        """`make_environment`: makes the environment of an episode; None: one completion answers a sample."""
+        """`make_environment`: makes the environment of an episode; None: one completion answers a sample. `routers`: of
+        the replicas that `inference` asks."""
         self._options = options
         codec = make_codec(settings)
         self._codec = codec
@@ -212,6 +221,7 @@ class Worker:
             lambda: sum(len(consumer.queue) for consumer in self._consumers),
             lambda: sum(len(consumer.held) for consumer in self._consumers),
             lambda: self._lag,
+            routers,
         )
 
     async def run(self, stop: threading.Event) -> None:
@@ -341,17 +351,21 @@ def run(
     tools: Path | None = None,
     allow_unsandboxed: bool = False,
     metrics_port: int | None = None,
+    hedge_after_s: float | None = None,
 ) -> None:
-    """Answers tasks of `environment` through the inference server at the URL `server`, until SIGTERM.
+    """Answers tasks of `environment` through the inference server at the URL `server`, or its replicas at several URLs,
+    separated by commas, until SIGTERM.
 
     `worker_id` (default: host name and environment) must be unique and stay the same over restarts. `logprobs_mode`:
     raw or processed, the distribution of the server's log-probs; None: as the server declares it. `api_key`: for the
     server. `model`: a plain model of the server, which answers instead of a policy's versions. For an environment with
     episodes: `limits`, the file `tools`, and `allow_unsandboxed`, which lets actions run without a wall.
+    `hedge_after_s`: see ReplicatedClient.
 
     Raises PortTaken, BadEnvironment, BadTools, MissingExtra or WallMissing.
     """
     from tentalis.inference.client import OpenAIClient
+    from tentalis.inference.replicas.client import inference_client, routers_of
 
     make_environment = prepared_environment(environment, tools=tools, allow_unsandboxed=allow_unsandboxed)
 
@@ -368,13 +382,15 @@ def run(
         logprobs_mode=mode,
         model=model,
         limits=limits or EpisodeLimits(),
+        hedge_after_s=hedge_after_s,
     )
 
+    def client(url: str) -> OpenAIClient:
+        return OpenAIClient(url, options.api_key, logprobs_mode=mode, check_logprobs=True)
+
     async def main(stop: threading.Event) -> None:
-        async with OpenAIClient(
-            options.server_url, options.api_key, logprobs_mode=mode, check_logprobs=True
-        ) as inference:
-            worker = Worker(options, settings, inference, make_environment)
+        async with inference_client(options.server_url, client, options.hedge_after_s) as inference:
+            worker = Worker(options, settings, inference, make_environment, routers_of(inference))
             with served(Health(worker.metrics.exporter, worker.not_ready, worker.turns.stuck), metrics_port):
                 await worker.run(stop)
 

@@ -25,7 +25,11 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 OneServer = Annotated[
     str | None,
-    variable_option(variables.SERVER, "--server", text="URL of the only backend, without --config."),
+    variable_option(
+        variables.SERVER,
+        "--server",
+        text="URL of the only backend, or of each of its replicas, separated by commas; without --config.",
+    ),
 ]
 OnePolicy = Annotated[
     str | None,

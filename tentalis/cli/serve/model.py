@@ -24,6 +24,15 @@ def model(
     max_adapters: Annotated[
         int, typer.Option("--max-adapters", min=1, help="Most adapters that are loaded at the same time.")
     ] = 64,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            "--drain-s",
+            min=0,
+            help="Seconds that requests in flight may take after SIGTERM; then they fail. For one of several replicas, "
+            "which is to be removed without an effect on its callers.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Serves a model with an OpenAI-compatible API: log-probs, token ids, and adapters that load while it serves."""
     configure_logging("INFO")
@@ -47,4 +56,5 @@ def model(
         max_batch=max_batch,
         max_adapters=max_adapters,
         files=adapter_cache(settings),
+        drain_s=drain_s,
     )

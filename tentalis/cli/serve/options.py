@@ -24,7 +24,12 @@ class Logprobs(StrEnum):
     PROCESSED = "processed"
 
 
-Server = Annotated[str, variable_option(variables.SERVER, "--server")]
+def checked_servers(value: str | None) -> str | None:
+    """Returns the URLs of --server. Raises BadVariable."""
+    return None if value is None else variables.SERVER.parse(value)
+
+
+Server = Annotated[str, variable_option(variables.SERVER, "--server", callback=checked_servers)]
 ServerId = Annotated[
     str, typer.Option("--server-id", help="Id of the model server in the acknowledgements of adapters.")
 ]

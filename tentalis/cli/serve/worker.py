@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tentalis.cli.serve.options import Logprobs, ServerId
+from tentalis.cli.serve.options import Logprobs, ServerId, checked_servers
 from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tools
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, MetricsPort, variable_option
@@ -15,7 +15,7 @@ from tentalis.cli.shared.startup import configure_logging
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
 
-Server = Annotated[str | None, variable_option(variables.SERVER, "--server")]
+Server = Annotated[str | None, variable_option(variables.SERVER, "--server", callback=checked_servers)]
 
 
 OLLAMA = "http://localhost:11434"
@@ -63,6 +63,16 @@ def worker(
     attempts: Annotated[
         int, typer.Option("--attempts", min=1, help="Attempts at an episode whose infrastructure fails.")
     ] = 3,
+    hedge_after: Annotated[
+        float | None,
+        typer.Option(
+            "--hedge-after",
+            min=0.1,
+            help="Seconds after which a sampling call without an answer is also sent to a second replica of the model "
+            "server; the first answer counts. Default: never.",
+            show_default=False,
+        ),
+    ] = None,
     tools: Tools = None,
     allow_unsandboxed: AllowUnsandboxed = False,
     port: MetricsPort = None,
@@ -90,11 +100,12 @@ def worker(
         tools=tools,
         allow_unsandboxed=allow_unsandboxed,
         metrics_port=port,
+        hedge_after_s=hedge_after,
     )
 
 
 def model_server(server: str | None, model: str | None) -> tuple[str, str | None]:
-    """The URL of the model server and the plain model to ask. Raises CommandError without a server."""
+    """The URLs of the model server and the plain model to ask. Raises CommandError without a server."""
     if server is not None:
         return server, model
     url = variables.INFERENCE_BASE_URL.read()

@@ -21,6 +21,7 @@ def modules() -> list[str]:
         "tentalis.kafka.metrics",
         "tentalis.gateway.metrics",
         "tentalis.inference.metrics",
+        "tentalis.inference.replicas.metrics",
         "tentalis.policies.metrics",
         "tentalis.agents.workers.metrics",
         "tentalis.agents.manager.metrics",

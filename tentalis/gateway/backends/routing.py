@@ -1,12 +1,18 @@
 """Selects the backend and the model that answer a call. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from schemas.ids import parse_policy_name
 from tentalis.gateway.http.errors import APIError
-from tentalis.gateway.settings import BackendSettings, GatewaySettings, PolicySettings, TrainableSampling
+from tentalis.gateway.settings import (
+    BackendSettings,
+    FallbackSettings,
+    GatewaySettings,
+    PolicySettings,
+    TrainableSampling,
+)
 
 ServedNameLookup = Callable[[str, str], str | None]
 """(server id, policy) -> `policy@vN` as that server serves it now, or None."""
@@ -20,7 +26,8 @@ class CallRoute:
 
     `policy`: the policy that answers, "" for a plain model; `model`: the name that is sent; `pinned`: the client named
     the version itself; `unserved`: no version is served yet, so the base model answers; `assigned`: an assignment chose
-    the version.
+    the version. `fallbacks`: what is asked next if the backend cannot answer. `instead_of`: for a fallback, the model
+    that should have answered.
     """
 
     backend: BackendSettings
@@ -30,6 +37,13 @@ class CallRoute:
     unserved: bool = False
     assigned: bool = False
     sampling: TrainableSampling | None = None
+    fallbacks: tuple[FallbackSettings, ...] = ()
+    instead_of: str | None = None
+
+    @property
+    def substitute(self) -> bool:
+        """True if another model answers than the one that should."""
+        return self.instead_of is not None and self.instead_of != self.model
 
 
 def route(
@@ -56,10 +70,19 @@ def route(
         chosen = assigned(backend.server_id, name)
         if chosen is not None:
             answering, _ = parse_policy_name(chosen)
-            return CallRoute(backend, chosen, answering, assigned=True, sampling=policy.sampling)
+            return CallRoute(
+                backend, chosen, answering, assigned=True, sampling=policy.sampling, fallbacks=policy.fallback
+            )
         version = served(backend.server_id, name)
         base = (base_models.get(backend.name) or (None,))[0]
-        return CallRoute(backend, version or base, name, unserved=version is None, sampling=policy.sampling)
+        return CallRoute(
+            backend,
+            version or base,
+            name,
+            unserved=version is None,
+            sampling=policy.sampling,
+            fallbacks=policy.fallback,
+        )
 
     def route_personal(policy: PolicySettings) -> CallRoute:
         backend = by_name[policy.backend]
@@ -76,7 +99,9 @@ def route(
         return CallRoute(first, (base_models.get(first.name) or (None,))[0])
     if (pinned := _pinned(settings, model, user_id, worker_id)) is not None:
         policy, name = pinned
-        return CallRoute(by_name[policy.backend], model, name, pinned=True, sampling=policy.sampling)
+        return CallRoute(
+            by_name[policy.backend], model, name, pinned=True, sampling=policy.sampling, fallbacks=policy.fallback
+        )
     for policy in settings.policies:
         if model == policy.name:
             return route_personal(policy)
@@ -88,6 +113,30 @@ def route(
             return route_personal(policy)
     known = sorted({p.name for p in settings.policies} | {m for models in base_models.values() for m in models})
     raise APIError(404, f"the model {model!r} is not served here; available: {', '.join(known)}", "not_found_error")
+
+
+def next_fallback(settings: GatewaySettings, failed: CallRoute, served: ServedNameLookup) -> CallRoute | None:
+    """Returns the route of the next fallback that can answer a call whose route has failed; None if there is none.
+
+    A fallback without a model is left out while it serves no version of the policy. A version that the client has named
+    itself is answered by nothing else.
+    """
+    by_name = {backend.name: backend for backend in settings.backends}
+    wanted = failed.model if failed.instead_of is None else failed.instead_of
+    for at, fallback in enumerate(failed.fallbacks, 1):
+        backend = by_name[fallback.backend]
+        model = fallback.model or served(backend.server_id or "", failed.policy)
+        if model is None or (failed.pinned and model != wanted):
+            continue
+        return replace(
+            failed,
+            backend=backend,
+            model=model,
+            fallbacks=failed.fallbacks[at:],
+            instead_of=wanted or "",
+            assigned=False,
+        )
+    return None
 
 
 def _pinned(settings: GatewaySettings, model: str, user_id: str, worker_id: str) -> tuple[PolicySettings, str] | None:

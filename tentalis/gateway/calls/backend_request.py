@@ -155,6 +155,9 @@ def untrainable_request_reason(sent: Mapping[str, Any], route: CallRoute, *, tok
     """Returns the reason why no answer to this request can be trained on; "" if it depends on the answer."""
     if not route.policy:
         return "no policy was asked for: a plain model answered"
+    if route.substitute:
+        wanted = route.instead_of or route.policy
+        return f"the fallback {route.backend.name} answered with {route.model} instead of {wanted}"
     if route.unserved:
         return f"no version of {route.policy} is served yet: the base model answered"
     if not tokens:

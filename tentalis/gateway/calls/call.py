@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from schemas.ids import turn_task_id
 from schemas.records import Message
 from tentalis.gateway.backends.backend import BackendClients
-from tentalis.gateway.backends.routing import CallRoute, route
+from tentalis.gateway.backends.routing import CallRoute, next_fallback, route
 from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.calls.backend_request import BackendRequest, backend_request, refuse_templates
 from tentalis.gateway.calls.session_id import (
@@ -48,7 +48,8 @@ _SERVED_POLL_S = 0.1
 class GatewayCall:
     """A client's call. `recordable`: it may be recorded; `token_refusal`: the backend's error when it was asked for
     tokens; `lost_version`: an assigned version that the backend turned out not to have; `traceparent`: the client's
-    trace (W3C)."""
+    trace (W3C); `failed_replicas`: the URLs of the backend's replicas that have failed this call, and `failure` the
+    last error."""
 
     event_id: str
     started: float
@@ -67,6 +68,8 @@ class GatewayCall:
     token_refusal: str = ""
     lost_version: str | None = None
     traceparent: str | None = None
+    failed_replicas: set[str] = field(default_factory=set)
+    failure: APIError | None = None
 
     @property
     def task_id(self) -> str:
@@ -84,9 +87,15 @@ class GatewayCall:
         }
 
     def success_headers(self, *, trainable: bool) -> dict[str, str]:
-        """Headers of a successful answer: also the task's id, if the turn becomes a task that feedback can name."""
+        """Headers of a successful answer: also the task's id, if the turn becomes a task that feedback can name, and
+        the name of the fallback that answered."""
         task = self.recordable and self.session.turn_type == MAIN and trainable
-        return self.headers | ({"X-Tentalis-Task-Id": self.task_id} if task else {})
+        fallback = self.route.instead_of is not None
+        return (
+            self.headers
+            | ({"X-Tentalis-Task-Id": self.task_id} if task else {})
+            | ({"X-Tentalis-Fallback": ascii(self.route.backend.name)[1:-1]} if fallback else {})
+        )
 
 
 class CallBuilder:
@@ -171,10 +180,23 @@ class CallBuilder:
         if unknown_model and call.route.assigned:
             log.warning("%s has no %s, which is assigned", call.route.backend.name, call.route.model)
             call.lost_version = call.route.model
-        if not call.route.pinned:
+        if not call.route.pinned and call.route.instead_of is None:
             session_id, model = call.session.session_id, call.body.get("model")
             call.route = self._route(model, call.user_id, call.worker_id, session_id, lost=call.lost_version)
             self.rebuild_request(call)
+
+    def has_fallback(self, call: GatewayCall) -> bool:
+        """True if a fallback can be asked when the call's backend fails."""
+        return next_fallback(self._settings, call.route, self._served.name) is not None
+
+    def fall_back(self, call: GatewayCall) -> bool:
+        """Routes a call whose backend failed to the next fallback of its policy. Returns False if there is none."""
+        found = next_fallback(self._settings, call.route, self._served.name)
+        if found is None:
+            return False
+        call.route, call.token_refusal, call.failed_replicas = found, "", set()
+        self.rebuild_request(call)
+        return True
 
     def rebuild_request(self, call: GatewayCall) -> None:
         """Rebuilds the backend request after the route or the backend has changed."""

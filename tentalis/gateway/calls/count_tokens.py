@@ -18,6 +18,7 @@ from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.protocols.anthropic import MessagesProtocol
 from tentalis.gateway.protocols.messages import checked
 from tentalis.gateway.settings import GatewaySettings
+from tentalis.inference.replicas.router import CallOutcome
 
 # The tokenizer's path in vLLM and in `tentalis serve model`.
 _PATH = "/tokenize"
@@ -56,11 +57,13 @@ class TokenCounter:
         if route.model is not None:
             request_body["model"] = route.model
         backend = self._backends[route.backend.name]
-        response = await backend.post(_PATH, request_body, {})
+        answer = await backend.post(_PATH, request_body, {})
+        response = answer.response
         try:
             response_body = backend.redact(await read_body(response))
+            answer.outcome = CallOutcome.FAILED if response.status_code >= 500 else CallOutcome.OK
         finally:
-            await response.aclose()
+            await answer.close()
         status, name = response.status_code, route.backend.name
         if status in (404, 405, 501):
             reason = f"its {_PATH} answered {status}: {error_message(response_body)}"

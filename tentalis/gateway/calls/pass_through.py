@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from tentalis.gateway.backends.backend import BackendClient, BackendClients
-from tentalis.gateway.calls.backend_call import error_message, read_body
+from tentalis.gateway.calls.backend_call import AnswerBrokeOff, error_message, read_body
 from tentalis.gateway.calls.session_id import BODY_FIELDS, USER_ID
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError, openai_error
@@ -17,6 +17,7 @@ from tentalis.gateway.http.response import WorkResponse, send_response
 from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.settings import GatewaySettings
+from tentalis.inference.replicas.router import CallOutcome
 
 PATHS = ("/v1/embeddings", "/v1/rerank")
 
@@ -67,11 +68,16 @@ class PassThrough:
         await send_response(send, answer)
 
     async def _ask(self, caller: Caller, backend: BackendClient, path: str, body: dict[str, Any]) -> Response:
-        response = await backend.post(path, body, {})
+        backend_answer = await backend.post(path, body, {})
+        response = backend_answer.response
         try:
             content = backend.redact(await read_body(response))
+            backend_answer.outcome = CallOutcome.OK
+        except AnswerBrokeOff:
+            backend_answer.outcome = CallOutcome.FAILED
+            raise
         finally:
-            await response.aclose()
+            await backend_answer.close()
         status, name = response.status_code, backend.settings.name
         if status in (404, 405, 501):
             raise APIError(501, f"the backend {name} has no {path} (it answered {status}: {error_message(content)})")

@@ -9,9 +9,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
-from tentalis.gateway.backends.backend import BackendClients
+from tentalis.gateway.backends.backend import BackendAnswer, BackendClients
 from tentalis.gateway.backends.served import ServedView
-from tentalis.gateway.calls.backend_call import BackendCall, BrokenStream, RelayedError, error_message, read_body
+from tentalis.gateway.calls.backend_call import (
+    AnswerBrokeOff,
+    BackendCall,
+    BrokenStream,
+    RelayedError,
+    error_message,
+    read_body,
+)
 from tentalis.gateway.calls.backend_request import not_trainable_reason
 from tentalis.gateway.calls.call import CallBuilder, GatewayCall
 from tentalis.gateway.calls.call_span import call_span, note_answer
@@ -29,6 +36,7 @@ from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.openai import ClientProtocol, dumps
 from tentalis.gateway.recording.recorder import TurnRecorder
 from tentalis.gateway.settings import GatewaySettings
+from tentalis.inference.replicas.router import CallOutcome
 from tentalis.service.tracing import TraceSpan
 
 log = logging.getLogger(__name__)
@@ -94,17 +102,25 @@ class ModelProxy:
             await send_response(send, _error_response(call.protocol, error, call.headers))
 
     async def _forward(self, call: GatewayCall, send: Send, span: TraceSpan) -> None:
-        response = await self._backend_call.send(call)
-        try:
-            if call.backend_request.stream:
-                await self._send_stream(call, response, send, span)
-            else:
-                await self._send_whole(call, response, send, span)
-        finally:
-            await response.aclose()
+        while True:
+            answer = await self._backend_call.send(call)
+            try:
+                if call.backend_request.stream:
+                    await self._send_stream(call, answer, send, span)
+                else:
+                    await self._send_whole(call, answer, send, span)
+                return
+            except AnswerBrokeOff as error:
+                answer.outcome = CallOutcome.FAILED
+                call.failed_replicas.add(answer.lease.url)
+                call.failure = call.failure or error
+                log.warning("call %s: the replica %s failed: %s", call.event_id, answer.lease.url, error)
+            finally:
+                await answer.close()
 
-    async def _send_whole(self, call: GatewayCall, response: httpx.Response, send: Send, span: TraceSpan) -> None:
-        body = await read_body(response)
+    async def _send_whole(self, call: GatewayCall, backend_answer: BackendAnswer, send: Send, span: TraceSpan) -> None:
+        body = await read_body(backend_answer.response)
+        backend_answer.outcome = CallOutcome.OK
         name = call.route.backend.name
         try:
             answer = json.loads(body)
@@ -129,9 +145,11 @@ class ModelProxy:
         self._metrics.call_finished(call.protocol.path, call.started)
         await send_response(send, Response(encoded, headers=headers, media_type="application/json"))
 
-    async def _send_stream(self, call: GatewayCall, response: httpx.Response, send: Send, span: TraceSpan) -> None:
+    async def _send_stream(self, call: GatewayCall, answer: BackendAnswer, send: Send, span: TraceSpan) -> None:
+        response = answer.response
         content_type = response.headers.get("content-type", "")
         if not content_type.startswith("text/event-stream"):
+            answer.outcome = CallOutcome.OK
             body = await read_body(response) if content_type.startswith("application/json") else b""
             raise self._no_completion_error(call, "was asked for a stream and sent none", body)
         relay = StreamRelay(call, send)
@@ -142,6 +160,7 @@ class ModelProxy:
             nonlocal spent
             spent = True
             self._usage.spend(call.caller, relay.capture.tokens)
+            answer.outcome = CallOutcome.OK
             await self._turn_writer.record(call, relay.capture)
             self._metrics.call_finished(call.protocol.path, call.started)
 
@@ -151,6 +170,10 @@ class ModelProxy:
             error_text = (str(error) or repr(error)).encode()
             message = self._backends[call.route.backend.name].redact(error_text).decode("utf-8", "replace")
             log.warning("call %s failed: %s", call.event_id, message)
+            if isinstance(error, httpx.HTTPError):
+                answer.outcome = CallOutcome.FAILED
+                if not relay.started:
+                    raise AnswerBrokeOff(502, message, "server_error") from error
             if not relay.started:
                 raise error if isinstance(error, TurnNotRecorded) else APIError(502, message, "server_error") from error
             self._metrics.calls.labels(call.protocol.path, "broken").inc()

@@ -14,7 +14,7 @@ from tentalis.inference.protocol import Completion, Float32, Generation, ServerU
 from tentalis.kafka.consumer import read_to_end
 from tentalis.policies.guard import ROLLBACK
 from tentalis.policies.process import PolicyService
-from tentalis.policies.sync import WEIGHTS
+from tentalis.policies.replica import WEIGHTS
 from tests.support import ROOT
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab, running
@@ -34,7 +34,10 @@ class Policy:
         self.server: LoopServer = LoopServer()
 
     async def run(self, stop: threading.Event, promotion: str = "always") -> None:
-        await PolicyService(self.lab.settings, self.server, server_id=self.lab.name, promotion=promotion).run(stop)
+        server = {"local": self.server}
+        await PolicyService(self.lab.settings, server, self.server, server_id=self.lab.name, promotion=promotion).run(
+            stop
+        )
 
     def publish(self, version: int, weights: bytes = b"w", said: bytes | None = None, **more: Any) -> None:
         folder = self.folder / f"v{version}"

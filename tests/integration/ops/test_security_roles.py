@@ -20,7 +20,7 @@ from tentalis.kafka.consumer import GroupConsumer, read_to_end
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.topology import CONTROL_GROUP
 from tentalis.local.ports import free_port
-from tentalis.policies.sync import WEIGHTS
+from tentalis.policies.replica import WEIGHTS
 from tentalis.service.settings import Settings
 from tests.support.kafka_fixture import eventually, known
 from tests.support.loop_records import manifest, update

@@ -152,6 +152,41 @@ def test_the_version_of_each_turn_is_recorded() -> None:
     ]
 
 
+def probes_rendered(server: EpisodeServer) -> list[str]:
+    """The models for which the probe conversation alone was rendered, without new messages behind it."""
+    return [model for model, texts in server.renderings if texts[0] == episodes._PROBE and len(texts) == 2]
+
+
+def test_the_probe_alone_is_rendered_once_per_version() -> None:
+    server = stops_after(3)
+    server.loaded = ["assistant@v1", "assistant@v2"]
+    served = served_at(1)
+    calls = policy_calls(served, patience_s=0.1)
+    player = EpisodePlayer(
+        server, calls, lambda: Countdown(turns=9), EpisodeLimits(parallel=1), worker_id="w", server_id="local"
+    )
+
+    async def both() -> None:
+        await player.answer(task(n=2), T0)
+        served.apply(ack(2))
+        await player.answer(task(n=1), T0)
+
+    asyncio.run(asyncio.wait_for(both(), 60))
+    assert len(server.renderings) > 20, "three observations in each of three episodes"
+    assert probes_rendered(server) == ["assistant@v1"] * 2 + ["assistant@v2"] * 2
+
+
+def test_a_template_that_changes_under_a_name_is_probed_again() -> None:
+    server = stops_after(1)
+    calls = policy_calls(served_at(1), patience_s=0.1)
+    player = EpisodePlayer(server, calls, Countdown, EpisodeLimits(), worker_id="w", server_id="local")
+    (before,) = asyncio.run(player.answer(task(n=1), T0))
+    server.greeting = "Be brief."
+    (after,) = asyncio.run(player.answer(task(n=1), T0))
+    assert (before.rendered_turns, after.rendered_turns) == ((), ())
+    assert len(after.turns) == 2, "both turns are trained on"
+
+
 def test_truncated_timed_out_out_of_turns_and_refused_are_told_apart() -> None:
     server = stops_after(9)
     server.finish_reason = "length"

@@ -22,8 +22,12 @@ from schemas.records import (
 )
 from streams.apps.scoring.processor import Scoring
 from tentalis.agents.workers.answer import Answerer
+from tentalis.cli.serve.worker import OLLAMA, model_server
+from tentalis.cli.shared.errors import CommandError
 from tentalis.inference.client import OpenAIClient
 from tentalis.policies.served import ServedVersions
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.variable import BadVariable
 from tests.support.join_support import fold
 from tests.support.loop_records import T0, ack, task
 from tests.support.stream_records import CODEC, on_log, read
@@ -164,3 +168,47 @@ def test_a_plain_model_answers_without_any_acknowledged_version_and_is_recorded_
         assert "gives no token ids" not in str(result.error)
         assert not_trainable_by_ratio(sample_of(result))
     assert {body["model"] for body in server.bodies if "messages" in body} == {"qwen2.5:1.5b"}
+
+
+@pytest.mark.parametrize(
+    ("server", "model", "environment", "asked"),
+    [
+        ("http://s:1", None, {}, ("http://s:1", None)),
+        ("http://s:1", "m", {"INFERENCE_BASE_URL": "http://other", "VLLM_LORA_NAME": "lora"}, ("http://s:1", "m")),
+        ("http://s:1", None, {"VLLM_LORA_NAME": "lora"}, ("http://s:1", None)),
+        (None, None, {"INFERENCE_BASE_URL": "http://other:2/v1"}, ("http://other:2/v1", None)),
+        (None, None, {"INFERENCE_BACKEND": "ollama", "VLLM_LORA_NAME": "lora"}, (OLLAMA, "lora")),
+        (None, "m", {"INFERENCE_BACKEND": "ollama", "VLLM_LORA_NAME": "lora"}, (OLLAMA, "m")),
+        (None, None, {"INFERENCE_BACKEND": "ollama", "INFERENCE_BASE_URL": "http://o:3"}, ("http://o:3", None)),
+    ],
+    ids=[
+        *("an option", "options before variables", "a lora name belongs to the variables"),
+        *("a url", "ollama", "ollama with a model", "ollama elsewhere"),
+    ],
+)
+def test_server_and_model_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+    server: str | None,
+    model: str | None,
+    environment: dict[str, str],
+    asked: tuple[str, str | None],
+) -> None:
+    for name in ("INFERENCE_BASE_URL", "INFERENCE_BACKEND", "VLLM_LORA_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert model_server(server, model) == asked
+
+
+def test_a_worker_without_a_server_or_with_an_unknown_kind_of_one_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("INFERENCE_BASE_URL", raising=False)
+    for backend in ("", "openai"):
+        monkeypatch.setenv("INFERENCE_BACKEND", backend)
+        with pytest.raises(CommandError, match="give --server URL, or set TENTALIS_SERVER or INFERENCE_BASE_URL") as no:
+            model_server(None, "m")
+        assert no.value.code == ExitCode.USAGE
+    monkeypatch.setenv("INFERENCE_BACKEND", "olama")
+    with pytest.raises(BadVariable, match="INFERENCE_BACKEND=olama: give ollama or openai"):
+        model_server(None, None)

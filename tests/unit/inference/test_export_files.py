@@ -16,7 +16,7 @@ from tentalis.inference.gguf_adapter import write_gguf_adapter
 from tentalis.inference.lora import AdapterRefused
 from tentalis.inference.models import model_digest
 from tentalis.policies.export import PROVENANCE, ExportFormat, ExportRefused, export_version
-from tentalis.policies.sync import WEIGHTS, AdapterRejected
+from tentalis.policies.replica import WEIGHTS, AdapterRejected
 from tentalis.storage.file_cache import FileCache
 from tests.support.inference_lab import make_adapter, make_model
 from tests.support.loop_records import update

@@ -13,15 +13,14 @@ from tentalis.inference.protocol import ServerUnavailable
 from tentalis.policies import sync as sync_module
 from tentalis.policies.core import PolicyLog, surplus
 from tentalis.policies.guard import ROLLBACK
-from tentalis.policies.sync import (
+from tentalis.policies.replica import (
     WEIGHTS,
     AdapterRejected,
-    AdapterSync,
-    ServerAck,
     adapter_place,
     canary_difference,
     check_weights,
 )
+from tentalis.policies.sync import AdapterSync, ServerAck
 from tentalis.storage.file_cache import FileCache
 from tentalis.storage.file_set import write_set
 from tentalis.storage.location import Location
@@ -43,7 +42,7 @@ class Bench:
 
     def restarted(self, dtype: str | None = None) -> AdapterSync:
         files = FileCache(self.folder / "cache", 2**20)
-        return AdapterSync(self.server, self.log, "local", self._acknowledge, files, dtype=dtype)
+        return AdapterSync({"local": self.server}, self.log, "local", self._acknowledge, files, dtype=dtype)
 
     def _acknowledge(self, record: ServerAck) -> None:
         self.acks.append(record)

@@ -26,7 +26,8 @@ from streams.runtime.dlq import letter
 from streams.runtime.processor import Dead, Effects, LogRecord, OutputRecord
 from tentalis.opd import FixedModel, Teacher
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.sync import WEIGHTS, AdapterSync
+from tentalis.policies.replica import WEIGHTS
+from tentalis.policies.sync import AdapterSync
 from tentalis.service import tracing
 from tentalis.service.tracing import TracingError, derived, provider_of, span, traceparent_of
 from tentalis.storage.file_cache import FileCache
@@ -145,7 +146,7 @@ def test_one_trace_leads_from_a_task_to_the_version_that_learned_from_it(
     log.apply(made, 0)
     log.apply(promotion(2, sha256=sha256), 1)
     sync = AdapterSync(
-        server, log, "local", lambda ack: log.apply(ack, -1), FileCache(tmp_path, 0), {made.name: published}
+        {"local": server}, log, "local", lambda ack: log.apply(ack, -1), FileCache(tmp_path, 0), {made.name: published}
     )
     asyncio.run(sync.round())
 
