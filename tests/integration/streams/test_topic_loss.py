@@ -146,14 +146,17 @@ def test_what_happens_to_the_topics_of_a_running_join_ends_it(
     assert topics.HALVES in refuses(worker)
 
 
-def test_more_partitions_end_a_running_join(settings: Settings, workers: list[JoinWorker], tmp_path: Path) -> None:
+@pytest.mark.parametrize("topic", [topics.HALVES, topics.OUTCOMES], ids=["input", "output"])
+def test_more_partitions_end_a_running_join(
+    topic: str, settings: Settings, workers: list[JoinWorker], tmp_path: Path
+) -> None:
     open_tasks(settings, heads("task"))
     worker = start(settings, workers, tmp_path)
     catch_up(settings, worker)
     admin = AdminClient(client_config(settings))
-    for future in admin.create_partitions([NewPartitions(topics.HALVES, 12)]).values():
+    for future in admin.create_partitions([NewPartitions(topic, 12)]).values():
         future.result(30)
-    assert f"{topics.HALVES} had 8 partitions and has 12" in refuses(worker, ExitCode.DRIFT)
+    assert f"{topic} had 8 partitions and has 12" in refuses(worker, ExitCode.DRIFT)
 
 
 def test_state_and_offsets_of_an_earlier_version_are_accepted(

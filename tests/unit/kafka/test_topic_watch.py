@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from schemas import topics
 from tentalis.kafka import topic_watch
-from tentalis.kafka.identity import TopicIdentity, TopicLost
+from tentalis.kafka.identity import PartitionsChanged, TopicIdentity, TopicLost
 from tentalis.kafka.topic_watch import TopicWatch
 from tentalis.service.settings import Settings
 
@@ -52,3 +53,10 @@ def test_a_broker_that_answers_late_does_not_end_the_watch(monkeypatch: pytest.M
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_unforeseen_error_of_a_look_reaches_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a defect" in str(error_of([broken], monkeypatch))
+
+
+def test_keyed_topics_of_different_sizes_end_a_process_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown = {topics.TASKS: TopicIdentity("a", 9), topics.RESULTS: TopicIdentity("b", 8)}
+    error = error_of([lambda: grown], monkeypatch)
+    assert isinstance(error, PartitionsChanged)
+    assert f"{topics.TASKS} has 9 partitions, and {topics.RESULTS} has 8" in str(error)

@@ -7,8 +7,10 @@ from typing import cast
 
 import pytest
 
+from schemas import topics
 from schemas.ids import sha256_hex
 from schemas.records import BatchPlan, PlanRow, StepResult
+from tentalis.kafka.identity import TopicLost
 from tests.support import loop_records
 from trainer.distributed.ranks import RankChannel, join_ranks
 from trainer.distributed.stop import StopRequest, StopRequested
@@ -23,6 +25,7 @@ from trainer.run.checkpoint import (
     save_checkpoint,
     set_aside,
 )
+from trainer.run.control_topics import check_control_topics
 from trainer.run.coordinator import Coordinator
 from trainer.run.rebuild import CannotRebuild, check_reproduced, recorded_plan
 from trainer.run.resume import NO_MOMENTS, is_confirmed, resume_point
@@ -87,9 +90,9 @@ def log_of(plans: list[BatchPlan], results: list[StepResult]) -> RunLog:
     )
 
 
-def checkpoint(root: Path, step: int, attempt: int = 1, owner: str = "me", manifest: str = "m") -> Checkpoint:
+def checkpoint_state(step: int, attempt: int = 1, owner: str = "me", manifest: str = "m") -> CheckpointState:
     attempt = attempt if step else 0
-    state = CheckpointState(
+    return CheckpointState(
         run_id="run",
         policy="tiny",
         step=step,
@@ -103,7 +106,10 @@ def checkpoint(root: Path, step: int, attempt: int = 1, owner: str = "me", manif
         metrics={},
         seconds={},
     )
-    return save_checkpoint(root, state, ADAPTER, b"{}", NO_MOMENTS)
+
+
+def checkpoint(root: Path, step: int, attempt: int = 1, owner: str = "me", manifest: str = "m") -> Checkpoint:
+    return save_checkpoint(root, checkpoint_state(step, attempt, owner, manifest), ADAPTER, b"{}", NO_MOMENTS)
 
 
 def found(root: Path, run: RunLog) -> Checkpoint | None:
@@ -251,3 +257,27 @@ def test_what_a_trainer_holds_of_its_run_does_not_grow_with_its_steps() -> None:
         run.plans[step, 1] = plan(step)
         Coordinator.commit_step(coordinator, plan(step), StepOutput({}, {}), 0.0)
         assert (set(run.plans), set(run.results), run.last_step) == ({(step, 1)}, {(step, 1)}, step)
+
+
+IDS = {topics.RUNS: "a", topics.BATCHES: "b", topics.POLICIES: "c"}
+
+
+def state_of(step: int, ids: dict[str, str] | None = IDS) -> CheckpointState:
+    return checkpoint_state(step).model_copy(update={"control_topic_ids": ids})
+
+
+@pytest.mark.parametrize("lost", IDS)
+def test_a_control_topic_that_was_created_again_is_refused_if_the_log_lacks_the_checkpoint(lost: str) -> None:
+    log = log_of([plan(1)], [result(0, 0), result(1, 1)]) if lost == topics.POLICIES else log_of([], [result(0, 0)])
+    with pytest.raises(TopicLost, match=f"{lost} deleted or created again: run run has a checkpoint of step 1"):
+        check_control_topics(log, [state_of(1)], IDS | {lost: "new"})
+    with pytest.raises(TopicLost, match=lost):
+        check_control_topics(log, [state_of(1)], {name: each for name, each in IDS.items() if name != lost})
+
+
+def test_a_checkpoint_of_an_aborted_plan_is_no_loss_and_two_steps_without_one_are() -> None:
+    log = log_of([plan(1)], [result(0, 0), result(1, 1)])
+    check_control_topics(log, [state_of(2)], IDS)
+    check_control_topics(log, [], IDS)
+    with pytest.raises(TopicLost, match="records are missing"):
+        check_control_topics(log, [state_of(3, None)], IDS)
