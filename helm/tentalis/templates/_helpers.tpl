@@ -82,6 +82,12 @@ annotations:
 {{- if and $prefix (hasPrefix "tentalis" .name) -}}{{- printf "%s.%s" $prefix .name -}}{{- else -}}{{- .name -}}{{- end -}}
 {{- end -}}
 
+{{/* The port of a URL. */}}
+{{- define "tentalis.urlPort" -}}
+{{- $url := urlParse . -}}
+{{- ternary (splitList ":" $url.host | last) (ternary "443" "80" (eq $url.scheme "https")) (contains ":" $url.host) -}}
+{{- end -}}
+
 {{- define "tentalis.serverUrl" -}}
 {{- .Values.server.url | default (printf "http://%s-model:8000" (include "tentalis.fullname" .)) -}}
 {{- end -}}
@@ -292,8 +298,14 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- range $workloads -}}
 {{- $enabled = append $enabled .role -}}
 {{- $most := .topology.mostReplicas -}}
-{{- if and $most (gt (int .settings.replicas) (int $most)) -}}
-{{- fail (printf "roles.%s.replicas is %d, but its topics have %d partitions: further processes would have nothing to do" .role (int .settings.replicas) (int $most)) -}}
+{{- $asked := dict "replicas" .settings.replicas -}}
+{{- if .settings.autoscaling.enabled -}}{{- $_ := set $asked "autoscaling.maxReplicas" .settings.autoscaling.maxReplicas -}}{{- end -}}
+{{- if .settings.keda.enabled -}}{{- $_ := set $asked "keda.maxReplicas" .settings.keda.maxReplicas -}}{{- end -}}
+{{- $role := .role -}}
+{{- range $name, $number := $asked -}}
+{{- if and $most (gt (int $number) (int $most)) -}}
+{{- fail (printf "roles.%s.%s is %d, but its topics have %d partitions: further processes would have nothing to do" $role $name (int $number) (int $most)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .settings.autoscaling.enabled .settings.keda.enabled -}}
 {{- fail (printf "roles.%s has both autoscaling and keda enabled: choose one, they would work against each other" .role) -}}

@@ -121,6 +121,7 @@
 {{- $options := $workload.topology.options -}}
 {{- $arguments := dict "root" $root "role" $role -}}
 {{- $config := include "tentalis.roleConfig" $arguments -}}
+{{- $scorers := and (eq $role "gateway") (not (empty $values.scorers)) -}}
 {{- $storage := has $role (list "trainer" "policies" "model") -}}
 {{- $models := has $role (list "trainer" "model") -}}
 {{- $claimed := and $settings.persistence.enabled (eq $workload.kind "StatefulSet") (not $storage) -}}
@@ -136,7 +137,8 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    checksum/config: {{ $config | sha256sum }}
+    {{- /* Of the files that the process reads at its start. */}}
+    checksum/config: {{ print $config (ternary (toYaml $values.scorers) "" $scorers) | sha256sum }}
     {{- with $settings.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -202,7 +204,7 @@ spec:
         {{- if and $config (eq $role "scoring") }}
         - {name: TENTALIS_SCORERS, value: /etc/tentalis/config/config.yaml}
         {{- end }}
-        {{- if and $values.scorers (eq $role "gateway") }}
+        {{- if $scorers }}
         - {name: TENTALIS_SCORERS, value: /etc/tentalis/scorers/config.yaml}
         {{- end }}
         {{- with $settings.env }}
@@ -245,7 +247,7 @@ spec:
         {{- if $config }}
         - {name: config, mountPath: /etc/tentalis/config, readOnly: true}
         {{- end }}
-        {{- if and $values.scorers (eq $role "gateway") }}
+        {{- if $scorers }}
         - {name: scorers, mountPath: /etc/tentalis/scorers, readOnly: true}
         {{- end }}
         {{- if and $values.gateway.keysSecret (eq $role "gateway") }}
@@ -270,7 +272,7 @@ spec:
     {{- if $config }}
     - {name: config, configMap: {name: {{ include "tentalis.fullname" $root }}-{{ $role }}}}
     {{- end }}
-    {{- if and $values.scorers (eq $role "gateway") }}
+    {{- if $scorers }}
     - {name: scorers, configMap: {name: {{ include "tentalis.fullname" $root }}-scoring}}
     {{- end }}
     {{- if and $values.gateway.keysSecret (eq $role "gateway") }}

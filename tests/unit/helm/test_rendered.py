@@ -153,7 +153,13 @@ def test_the_schema_refuses(change: str, message: str) -> None:
         ("registry.username=me", "registry.username needs"),
         ("topics.provision=strimzi", "strimzi.cluster is missing"),
         ("strimzi.users.enabled=true,strimzi.cluster=main", "set kafka.perRoleUsers=true"),
-        ("roles.join.replicas=9", "its topics have 8 partitions"),
+        ("roles.join.replicas=9", "roles.join.replicas is 9, but its topics have 8 partitions"),
+        ("roles.worker.replicas=9", "roles.worker.replicas is 9, but its topics have 8 partitions"),
+        ("roles.worker.keda.enabled=true,roles.worker.keda.maxReplicas=50", "roles.worker.keda.maxReplicas is 50"),
+        (
+            "roles.worker.autoscaling.enabled=true,roles.worker.autoscaling.maxReplicas=50",
+            "roles.worker.autoscaling.maxReplicas is 50",
+        ),
         ("roles.join.autoscaling.enabled=true", "only gateway and worker"),
         ("roles.gateway.keda.enabled=true", "only the worker scales by lag"),
         ("roles.worker.keda.enabled=true,roles.worker.autoscaling.enabled=true", "choose one"),
@@ -269,6 +275,31 @@ def test_scaling_replaces_no_pod_that_runs() -> None:
     one, three = join(1), join(3)
     assert (one.pop("replicas"), three.pop("replicas")) == (1, 3)
     assert one == three
+
+
+def pod_template(component: str, *arguments: str) -> Manifest:
+    """Returns the pod template of a workload of the minimal values with changes."""
+    done = template(*MINIMAL, *arguments)
+    assert done.returncode == 0, done.stderr
+    found = tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+    return dict(chart.workloads(found)[component]["spec"]["template"])
+
+
+@pytest.mark.parametrize(
+    ("component", "change"),
+    [
+        ("gateway", "scorers.environments.chat.taste.kind=taste"),
+        ("gateway", "gateway.config.policies[0].name=assistant"),
+        ("scoring", "scorers.environments.chat.taste.kind=taste"),
+        ("hinting", "hinters.hinters.chat.kind=rule"),
+        ("trainer", "trainer.config.batch_rollouts=64"),
+    ],
+)
+def test_a_process_is_replaced_when_a_file_that_it_reads_changes(component: str, change: str) -> None:
+    name, _, value = change.rpartition("=")
+    first, second = (pod_template(component, "--set", f"{name}={each}") for each in (value, f"{value}1"))
+    assert first["metadata"]["annotations"] != second["metadata"]["annotations"]
+    assert first["spec"] == second["spec"]
 
 
 def test_topics_are_a_hook_only_where_kafka_and_users_exist_before_the_release() -> None:
@@ -398,7 +429,10 @@ def test_network_policies_open_what_a_role_needs_and_no_more() -> None:
         assert reaches(spec, "model") is needs_model
         ports = [port["port"] for rule in spec["egress"] for port in rule.get("ports", ())]
         assert (9093 in ports) is (component != "model")
-        assert (443 in ports) is (component in ("scoring", "hinting", "gateway", "trainer", "model"))
+        assert (443 in ports) is (component in ("scoring", "hinting", "gateway", "policies", "trainer", "model"))
+        assert 4318 in ports
+    for component in ("topics", "test"):  # commands send no traces
+        assert 4318 not in [port["port"] for rule in policy("scram", component)["egress"] for port in rule["ports"]]
     (api,) = policy("scram", "model")["ingress"]  # its metrics are on the same port
     assert api["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
     (api, metrics) = policy("ingress", "model")["ingress"]
