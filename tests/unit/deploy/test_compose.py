@@ -1,6 +1,8 @@
 """docker-compose.yml: the services are the applications of the topology, and all that they name exists."""
 
+import json
 import re
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -110,6 +112,87 @@ def test_every_profile_starts_with_all_that_it_waits_for(chosen: tuple[str, ...]
             source = volume.partition(":")[0]
             assert (ROOT / source).exists() if source.startswith(".") else source in volumes, f"{name}: {source}"
         assert set(service.get("secrets", ())) <= secrets.keys()
+
+
+def names_on_the_network() -> set[str]:
+    aliases = (service.get("networks", {}).get("default", {}).get("aliases", ()) for service in SERVICES.values())
+    return set(SERVICES) | {alias for each in aliases for alias in each}
+
+
+def mounted_files(service: dict[str, Any]) -> Iterator[Path]:
+    for volume in service.get("volumes", ()):
+        if volume.startswith("./") and (ROOT / volume.partition(":")[0]).is_file():
+            yield ROOT / volume.partition(":")[0]
+
+
+def test_every_address_is_that_of_a_service() -> None:
+    example = re.sub(r"(?m)^#(?=[A-Z_]+=)", "", (ROOT / ".env.example").read_text("utf-8"))
+    texts = [json.dumps(service) for service in SERVICES.values()]
+    texts += [file.read_text("utf-8") for service in SERVICES.values() for file in mounted_files(service)]
+    texts += [page.read_text("utf-8") for page in (ROOT / "deploy" / "grafana").rglob("*.yaml")]
+    hosts = {host for text in [example, *texts] for host in re.findall(r"https?://([\w.-]+)", text)}
+    brokers = re.findall(r"\w+:9092", json.dumps([service.get("environment") for service in SERVICES.values()]))
+    hosts |= {broker.partition(":")[0] for broker in brokers}
+    assert {"model", "gateway", "kafka", "registry", "otel-collector", "prometheus"} <= hosts
+    assert hosts - {"localhost", "127.0.0.1"} <= names_on_the_network()
+
+
+KEPT = {
+    "kafka": "kafka:/var/lib/kafka/data",
+    "vllm": "huggingface:/root/.cache/huggingface",
+    "ollama": "ollama:/root/.ollama",
+    "openclaw": "openclaw:/home/node/.openclaw",
+    "prometheus": "prometheus:/prometheus",
+    "grafana": "grafana:/var/lib/grafana",
+    "otel-collector": "traces:/var/lib/otel",
+}
+
+
+def test_what_a_service_writes_is_on_a_volume() -> None:
+    for name, volume in KEPT.items():
+        assert volume in SERVICES[name]["volumes"], name
+    assert SERVICES["kafka"]["environment"]["KAFKA_LOG_DIRS"] == KEPT["kafka"].partition(":")[2]
+    traces = yaml.safe_load((ROOT / "deploy" / "otel" / "collector.yaml").read_text("utf-8"))["exporters"]["file"]
+    assert traces["path"].startswith(KEPT["otel-collector"].partition(":")[2])
+    assert PROJECT["volumes"].keys() == {volume.partition(":")[0] for volume in KEPT.values()} | {"state"}
+
+
+def seconds(text: str) -> int:
+    assert text.endswith("s")
+    return int(text.removesuffix("s"))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in SERVICES if "test" in SERVICES[name].get("healthcheck", {})))
+def test_a_service_is_not_given_up_while_it_starts(name: str) -> None:
+    health = SERVICES[name]["healthcheck"]
+    least = 900 if name in ("model", "vllm") else 120 if name in OURS else 60 if name in ("kafka", "registry") else 0
+    assert seconds(health.get("start_period", "0s")) >= least, "models are fetched, brokers elect, states recover"
+    assert seconds(health["timeout"]) <= seconds(health["interval"]) and health["retries"] >= 6
+
+
+PORTS = {  # the port on which the software listens, and the one that is published
+    "kafka": ("19092", "9092"),
+    "gateway": ("8200", "8200"),
+    "registry": ("8080", "8081"),
+    "openclaw": ("18789", "18789"),
+    "prometheus": ("9090", "9090"),
+    "grafana": ("3000", "3000"),
+    "ui": ("8080", "8080"),
+}
+
+
+def test_published_ports_are_those_on_which_the_services_listen() -> None:
+    found = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert found.keys() == PORTS.keys()
+    for name, (inside, outside) in PORTS.items():
+        assert found[name][0] == f"127.0.0.1:{outside}:{inside}", name
+        assert {port.rpartition(":")[2] for port in found[name]} == {inside}
+    command = SERVICES["openclaw"]["command"]
+    assert command[command.index("--port") + 1] == PORTS["openclaw"][0]
+    assert f"on port {PORTS['openclaw'][1]}" in (ROOT / ".env.example").read_text("utf-8")
+    assert topology.named("gateway").port == int(PORTS["gateway"][0])
+    assert ":19092" in SERVICES["kafka"]["environment"]["KAFKA_LISTENERS"]
+    assert "HOST://localhost:9092" in SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
 
 
 def test_secrets_come_from_files() -> None:

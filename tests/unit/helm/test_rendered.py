@@ -103,6 +103,16 @@ def test_selectors_find_their_pods_and_services_their_ports(values: Path) -> Non
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
     for each in chart.of_kind(manifests, "StatefulSet"):
         chart.named(manifests, "Service", each["spec"]["serviceName"])
+    for budget in chart.of_kind(manifests, "PodDisruptionBudget"):
+        assert len([each for labels, each in found if matches(budget["spec"]["selector"], labels)]) == 1
+    for scaler in chart.of_kind(manifests, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = scaler["spec"]["scaleTargetRef"]
+        scaled = chart.named(manifests, target["kind"], target["name"])
+        assert scaled["apiVersion"] == target["apiVersion"] and "replicas" not in scaled["spec"]
+    for ingress in chart.of_kind(manifests, "Ingress"):
+        for path in (path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]):
+            service = chart.named(manifests, "Service", path["backend"]["service"]["name"])
+            assert path["backend"]["service"]["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
 
 
 @pytest.mark.parametrize(
