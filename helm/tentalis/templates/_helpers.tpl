@@ -96,6 +96,11 @@ annotations:
 {{- .Values.trainer.runId | default .Release.Name -}}
 {{- end -}}
 
+{{/* Annotations of a Job: Argo CD calls every revision 1, and must make the Job anew for another image. */}}
+{{- define "tentalis.replaced" -}}
+argocd.argoproj.io/sync-options: Force=true,Replace=true
+{{- end -}}
+
 {{/* What becomes of the claims of a StatefulSet: the log, the spools and the checkpoints stay together or go together. */}}
 {{- define "tentalis.claimRetention" -}}
 {whenDeleted: {{ ternary "Retain" "Delete" .Values.storage.keep }}, whenScaled: Retain}
@@ -292,6 +297,9 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- end -}}
 {{- if and $values.strimzi.users.enabled (not $kafka.perRoleUsers) -}}
 {{- fail "strimzi.users.enabled makes one user per role: set kafka.perRoleUsers=true so that the roles use them" -}}
+{{- end -}}
+{{- if and (eq $values.topics.provision "strimzi") (eq $values.topics.onRisk "skip") -}}
+{{- fail "topics.onRisk is skip, but with topics.provision strimzi the operator leaves no change out: choose stop or apply" -}}
 {{- end -}}
 {{- $workloads := (include "tentalis.workloads" . | fromYaml).workloads -}}
 {{- $enabled := list -}}

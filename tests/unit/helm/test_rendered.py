@@ -162,6 +162,7 @@ def test_the_schema_refuses(change: str, message: str) -> None:
         ("kafka.securityProtocol=SASL_SSL", "needs kafka.sasl.existingSecret"),
         ("registry.username=me", "registry.username needs"),
         ("topics.provision=strimzi", "strimzi.cluster is missing"),
+        ("topics.provision=strimzi,strimzi.cluster=main,topics.onRisk=skip", "the operator leaves no change out"),
         ("strimzi.users.enabled=true,strimzi.cluster=main", "set kafka.perRoleUsers=true"),
         ("roles.join.replicas=9", "roles.join.replicas is 9, but its topics have 8 partitions"),
         ("roles.worker.replicas=9", "roles.worker.replicas is 9, but its topics have 8 partitions"),
@@ -285,6 +286,43 @@ def test_scaling_replaces_no_pod_that_runs() -> None:
     one, three = join(1), join(3)
     assert (one.pop("replicas"), three.pop("replicas")) == (1, 3)
     assert one == three
+
+
+def job_of(component: str, *arguments: str) -> list[Manifest]:
+    """Returns the Jobs of a component, hooks first."""
+    done = template(*arguments)
+    assert done.returncode == 0, done.stderr
+    found = tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+    jobs = [
+        each
+        for each in chart.of_kind(found, "Job")
+        if each["metadata"]["labels"]["app.kubernetes.io/component"] == component
+    ]
+    return sorted(jobs, key=lambda each: "helm.sh/hook" not in each["metadata"].get("annotations", {}))
+
+
+@pytest.mark.parametrize("name", ["trial", "strimzi"])
+def test_an_upgrade_classifies_the_changes_of_topics_before_it_replaces_anything(name: str) -> None:
+    values = ("-f", str(CHART / "ci" / f"{name}-values.yaml"))
+    assert len(job_of("topics", *values)) == 1
+    check, apply = job_of("topics", *values, "--is-upgrade", "--set", "topics.onRisk=apply")
+    assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    assert container(check)["args"] == ["topics", "apply", "--dry-run", "--on-risk", "apply"]
+    assert container(apply)["args"] == ["topics", "apply", "--yes", "--on-risk", "apply"]
+    assert "helm.sh/hook" not in apply["metadata"]["annotations"]
+    for key in ("env", "resources", "image", "volumeMounts"):
+        assert container(check)[key] == container(apply)[key], key
+    assert check["spec"]["template"]["spec"]["volumes"] == apply["spec"]["template"]["spec"]["volumes"]
+    for version in KUBERNETES:
+        assert chart.problems(check, version) == []
+
+
+def test_jobs_that_no_hook_replaces_can_be_made_anew_where_revisions_do_not_count() -> None:
+    trial = ("-f", str(CHART / "ci" / "trial-values.yaml"))
+    for job in (*job_of("topics", *trial), *job_of("manager", *trial)):
+        assert job["metadata"]["annotations"] == {"argocd.argoproj.io/sync-options": "Force=true,Replace=true"}
+    (hook,) = job_of("topics", *MINIMAL)
+    assert "argocd.argoproj.io/sync-options" not in hook["metadata"]["annotations"]
 
 
 def pod_template(component: str, *arguments: str) -> Manifest:
