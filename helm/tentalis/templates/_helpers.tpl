@@ -166,7 +166,10 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 - {name: HOME, value: /tmp}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
-{{- if has .role (list "trainer" "model") }}
+{{- with $values.storage.url }}
+- {name: TENTALIS_STORE, value: {{ . | quote }}}
+{{- end }}
+{{- if or (has .role (list "trainer" "model")) (and $values.storage.url (eq .role "policies")) }}
 - {name: TENTALIS_CACHE, value: /var/cache/tentalis}
 - {name: HF_HOME, value: /var/cache/tentalis/huggingface}
 {{- end }}
@@ -300,6 +303,12 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- end -}}
 {{- if and (eq $values.topics.provision "strimzi") (eq $values.topics.onRisk "skip") -}}
 {{- fail "topics.onRisk is skip, but with topics.provision strimzi the operator leaves no change out: choose stop or apply" -}}
+{{- end -}}
+{{- if and $values.storage.url $values.storage.existingClaim -}}
+{{- fail "storage.url and storage.existingClaim are both set: checkpoints and adapters are in the one or in the other" -}}
+{{- end -}}
+{{- if and $values.storage.credentialsSecret (not $values.storage.url) -}}
+{{- fail "storage.credentialsSecret needs storage.url: the place in the object store" -}}
 {{- end -}}
 {{- $workloads := (include "tentalis.workloads" . | fromYaml).workloads -}}
 {{- $enabled := list -}}

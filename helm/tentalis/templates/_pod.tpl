@@ -122,8 +122,10 @@
 {{- $arguments := dict "root" $root "role" $role -}}
 {{- $config := include "tentalis.roleConfig" $arguments -}}
 {{- $scorers := and (eq $role "gateway") (not (empty $values.scorers)) -}}
-{{- $storage := has $role (list "trainer" "policies" "model") -}}
-{{- $models := has $role (list "trainer" "model") -}}
+{{- $stores := has $role (list "trainer" "policies" "model") -}}
+{{- /* They share a claim, or an object store. The policies process keeps adapters for vLLM where it fetched them. */}}
+{{- $storage := and $stores (not $values.storage.url) -}}
+{{- $models := or (has $role (list "trainer" "model")) (and $stores (not $storage)) -}}
 {{- $claimed := and $settings.persistence.enabled (eq $workload.kind "StatefulSet") (not $storage) -}}
 {{- $port := ternary "http" "metrics" (not (empty $workload.topology.port)) -}}
 metadata:
@@ -210,7 +212,13 @@ spec:
         {{- with $settings.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- $from := concat $settings.envFrom (ternary (list (dict "secretRef" (dict "name" $values.model.hubSecret))) list (and (not (empty $values.model.hubSecret)) (has $role (list "trainer" "model")))) }}
+      {{- $from := $settings.envFrom }}
+      {{- if and $values.model.hubSecret (has $role (list "trainer" "model")) }}
+      {{- $from = append $from (dict "secretRef" (dict "name" $values.model.hubSecret)) }}
+      {{- end }}
+      {{- if and $values.storage.credentialsSecret $stores }}
+      {{- $from = append $from (dict "secretRef" (dict "name" $values.storage.credentialsSecret)) }}
+      {{- end }}
       {{- with $from }}
       envFrom: {{- toYaml . | nindent 8 }}
       {{- end }}

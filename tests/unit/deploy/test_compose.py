@@ -28,6 +28,8 @@ CONFIGURED = {
     "KAFKA_CA_FILE": "./ca.pem",
     "KAFKA_KEY_FILE": "./key.pem",
     "GRAFANA_PASSWORD_FILE": "./grafana-password",
+    "AWS_CREDENTIALS_FILE": "./aws-credentials",
+    "TENTALIS_STORE": "s3://bucket/prefix",
     "TENTALIS_BOOTSTRAP": "elsewhere:9092",
 }
 
@@ -126,7 +128,7 @@ def mounted_files(service: dict[str, Any]) -> Iterator[Path]:
 
 
 def test_every_address_is_that_of_a_service() -> None:
-    example = re.sub(r"(?m)^#(?=[A-Z_]+=)", "", (ROOT / ".env.example").read_text("utf-8"))
+    example = re.sub(r"(?m)^#(?=[A-Z0-9_]+=)", "", (ROOT / ".env.example").read_text("utf-8"))
     texts = [json.dumps(service) for service in SERVICES.values()]
     texts += [file.read_text("utf-8") for service in SERVICES.values() for file in mounted_files(service)]
     texts += [page.read_text("utf-8") for page in (ROOT / "deploy" / "grafana").rglob("*.yaml")]
@@ -134,7 +136,8 @@ def test_every_address_is_that_of_a_service() -> None:
     brokers = re.findall(r"\w+:9092", json.dumps([service.get("environment") for service in SERVICES.values()]))
     hosts |= {broker.partition(":")[0] for broker in brokers}
     assert {"model", "gateway", "kafka", "registry", "otel-collector", "prometheus"} <= hosts
-    assert hosts - {"localhost", "127.0.0.1"} <= names_on_the_network()
+    elsewhere = {"localhost", "127.0.0.1", "minio.example"}
+    assert hosts - elsewhere <= names_on_the_network()
 
 
 KEPT = {
@@ -202,7 +205,9 @@ def test_secrets_come_from_files() -> None:
         environment = given["services"][name]["environment"]
         assert environment["TENTALIS_SASL_PASSWORD_FILE"] == "/run/secrets/kafka_password"
         assert environment["TENTALIS_SSL_KEY"] == "/run/secrets/kafka_key" and "kafka_key" in service["secrets"]
-        assert not any(key.endswith("PASSWORD") for key in environment)
+        assert environment["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/aws_credentials"
+        assert "aws_credentials" in service["secrets"] and environment["TENTALIS_STORE"] == "s3://bucket/prefix"
+        assert not any(key.endswith(("PASSWORD", "SECRET_ACCESS_KEY")) for key in environment)
     assert {secret["file"] for secret in plain["secrets"].values()} == {"/dev/null"}
     assert given["secrets"]["kafka_ca"]["file"] == "./ca.pem"
 
@@ -217,7 +222,7 @@ def test_our_containers_are_locked_down(name: str) -> None:
 
 def test_every_variable_is_in_the_example_and_no_other() -> None:
     example = (ROOT / ".env.example").read_text("utf-8")
-    named = set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE)) - {"COMPOSE_PROFILES"}
+    named = set(re.findall(r"^#?([A-Z0-9_]+)=", example, re.MULTILINE)) - {"COMPOSE_PROFILES"}
     # Further images, ports and settings can be changed without being advertised.
     quiet = {name for name in compose.variables_of(compose.text()) if name.endswith(("_IMAGE", "_PORT"))}
     read = compose.variables_of(compose.text()) - {"KAFKA_CLUSTER_ID", "KAFKA_HEAP_OPTS"}
@@ -227,7 +232,7 @@ def test_every_variable_is_in_the_example_and_no_other() -> None:
 def test_the_example_shows_the_defaults() -> None:
     defaults = set(re.findall(r"\$\{(\w+):?-([^}]*)\}", compose.text()))
     first_part = (ROOT / ".env.example").read_text("utf-8").partition("# --- a Kafka of yours")[0]
-    shown = set(re.findall(r"^#([A-Z_]+)=(.*)$", first_part, re.MULTILINE))
+    shown = set(re.findall(r"^#([A-Z0-9_]+)=(.*)$", first_part, re.MULTILINE))
     assert len(shown) > 10 and shown - defaults == set()
 
 

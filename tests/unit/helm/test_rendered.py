@@ -139,6 +139,7 @@ def test_selectors_find_their_pods_and_services_their_ports(values: Path) -> Non
         ("trainer.policy=my policy", "policy"),
         ("worker.environments={}", "environments"),
         ("storage.accessMode=ReadWriteAll", "accessMode"),
+        ("storage.url=bucket", "url"),
         ("registry.url=https://user:pass@registry", "url"),
         ("telemetry.OTLP_ENDPOINT=x", "OTLP_ENDPOINT"),
         ("state.store=disk", "store"),
@@ -158,6 +159,8 @@ def test_the_schema_refuses(change: str, message: str) -> None:
     ("changes", "message"),
     [
         ("kafka.bootstrap=", "no Kafka is given"),
+        ("storage.url=s3://bucket,storage.existingClaim=mine", "storage.url and storage.existingClaim are both set"),
+        ("storage.credentialsSecret=object-store", "storage.credentialsSecret needs storage.url"),
         ("kafka.embedded.enabled=true", "kafka.bootstrap and kafka.embedded.enabled are both set"),
         ("kafka.securityProtocol=SASL_SSL", "needs kafka.sasl.existingSecret"),
         ("registry.username=me", "registry.username needs"),
@@ -258,6 +261,49 @@ def test_trainer_policies_and_model_share_a_volume_and_with_one_writer_a_node() 
             assert mount.get("readOnly", False) is (role != "trainer")
             affinity = spec.get("affinity", {}).get("podAffinity", {})
             assert (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") == [term]) is kept
+
+
+def manifests_of(name: str, *changes: str) -> tuple[Manifest, ...]:
+    done = template(
+        "-f", str(CHART / "ci" / f"{name}-values.yaml"), *(part for each in changes for part in ("--set", each))
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+
+
+def test_with_an_object_store_nothing_is_shared_but_its_url() -> None:
+    manifests = set_of("s3")
+    assert chart.of_kind(manifests, "PersistentVolumeClaim") == []
+    for role, workload in chart.workloads(manifests).items():
+        uses, pod, found = role in chart.STORING, workload["spec"]["template"], container(workload)
+        assert "affinity" not in pod["spec"] and "tentalis.io/storage" not in pod["metadata"]["labels"]
+        assert not [volume for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
+        env = {each["name"]: each.get("value") for each in found["env"]}
+        assert env["TENTALIS_STORE"] == "s3://my-bucket/tentalis"
+        assert found.get("envFrom", []) == ([{"secretRef": {"name": "object-store"}}] if uses else [])
+        mounts = {each["mountPath"]: each for each in found["volumeMounts"]}
+        assert "readOnly" not in mounts["/var/lib/tentalis"]
+        assert (env.get("TENTALIS_CACHE") in mounts) is uses
+    assert {"name": "TENTALIS_STORE", "value": "s3://my-bucket/tentalis"} not in container(
+        chart.workloads(set_of("minimal"))["trainer"]
+    )["env"]
+
+
+def test_with_an_object_store_the_trainer_may_keep_its_disk() -> None:
+    trainer = chart.workloads(manifests_of("s3", "roles.trainer.persistence.enabled=true"))["trainer"]
+    (claim,) = trainer["spec"]["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == "state"
+    assert "state" not in {volume["name"] for volume in trainer["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_policies_fetch_adapters_to_where_vllm_reads_them() -> None:
+    vllm = ("server.url=http://vllm:8000", "roles.model.enabled=false", "cache.existingClaim=models")
+    found = chart.workloads(manifests_of("s3", *vllm))
+    for role in ("policies", "trainer"):
+        pod = found[role]["spec"]["template"]["spec"]
+        assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in pod["volumes"]
+        assert {"name": "cache", "mountPath": "/var/cache/tentalis"} in container(found[role])["volumeMounts"]
+        assert {"name": "TENTALIS_CACHE", "value": "/var/cache/tentalis"} in container(found[role])["env"]
 
 
 def test_scale_budgets_and_spread() -> None:
