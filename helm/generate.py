@@ -57,7 +57,7 @@ def role(application: Application) -> dict[str, Any]:
         "group": application.group,
         "groupBy": None if application.group_by is None else application.group_by.value,
         "consumes": list(application.consumes),
-        "mostReplicas": max(partitions, default=None) if application.group_by is None else None,
+        "mostReplicas": None if application.name in SINGLE else max(partitions, default=None),
         "onLog": application.name in acls.ROLES,
     }
 

@@ -49,7 +49,10 @@ def size(
     if output is not OutputFormat.TABLE:
         print_data(output, found.as_dict())
         return
-    rows = [(name, _short(v["cores"]), int(v["workers"]), f"{v['busy']:.0%}") for name, v in found.applications.items()]
+    rows: list[tuple[object, ...]] = [
+        (name, _short(v["cores"]), int(v["workers"]), f"{v['busy']:.0%}") for name, v in found.applications.items()
+    ]
+    rows += [(name, "not measured", "", "") for name in found.not_measured]
     print_table(("application", "cores", "workers", "busy"), rows)
     print_text(f"\npartitions of the keyed topics: {found.partitions}, for the life of the major version\n")
     heads = ("topic", "KB per task", "MB/s", "days", "TB")

@@ -12,6 +12,7 @@ from math import ceil
 from typing import Any
 
 from schemas import topics
+from tentalis.kafka.topology import APPLICATIONS
 
 MEASURED_TOKENS = 1000
 HEAD_KB = 0.1
@@ -86,11 +87,17 @@ class Sizing:
     topics: tuple[TopicSize, ...]
     totals: Mapping[str, float]
 
+    @property
+    def not_measured(self) -> tuple[str, ...]:
+        """The applications whose cost per task nobody measured: their numbers are not calculated."""
+        return tuple(each.name for each in APPLICATIONS if each.name not in self.applications)
+
     def as_dict(self) -> dict[str, Any]:
         """The sizing as JSON values."""
         return {
             "partitions": self.partitions,
             "applications": {name: dict(values) for name, values in self.applications.items()},
+            "not_measured": list(self.not_measured),
             "topics": [
                 {
                     "topic": t.topic,

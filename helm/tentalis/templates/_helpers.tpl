@@ -82,12 +82,23 @@ annotations:
 {{- if and $prefix (hasPrefix "tentalis" .name) -}}{{- printf "%s.%s" $prefix .name -}}{{- else -}}{{- .name -}}{{- end -}}
 {{- end -}}
 
+{{/* The port of a URL. */}}
+{{- define "tentalis.urlPort" -}}
+{{- $url := urlParse . -}}
+{{- ternary (splitList ":" $url.host | last) (ternary "443" "80" (eq $url.scheme "https")) (contains ":" $url.host) -}}
+{{- end -}}
+
 {{- define "tentalis.serverUrl" -}}
 {{- .Values.server.url | default (printf "http://%s-model:8000" (include "tentalis.fullname" .)) -}}
 {{- end -}}
 
 {{- define "tentalis.runId" -}}
 {{- .Values.trainer.runId | default .Release.Name -}}
+{{- end -}}
+
+{{/* Annotations of a Job: Argo CD calls every revision 1, and must make the Job anew for another image. */}}
+{{- define "tentalis.replaced" -}}
+argocd.argoproj.io/sync-options: Force=true,Replace=true
 {{- end -}}
 
 {{/* What becomes of the claims of a StatefulSet: the log, the spools and the checkpoints stay together or go together. */}}
@@ -155,7 +166,10 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 - {name: HOME, value: /tmp}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
-{{- if has .role (list "trainer" "model") }}
+{{- with $values.storage.url }}
+- {name: TENTALIS_STORE, value: {{ . | quote }}}
+{{- end }}
+{{- if or (has .role (list "trainer" "model")) (and $values.storage.url (eq .role "policies")) }}
 - {name: TENTALIS_CACHE, value: /var/cache/tentalis}
 - {name: HF_HOME, value: /var/cache/tentalis/huggingface}
 {{- end }}
@@ -287,13 +301,28 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if and $values.strimzi.users.enabled (not $kafka.perRoleUsers) -}}
 {{- fail "strimzi.users.enabled makes one user per role: set kafka.perRoleUsers=true so that the roles use them" -}}
 {{- end -}}
+{{- if and (eq $values.topics.provision "strimzi") (eq $values.topics.onRisk "skip") -}}
+{{- fail "topics.onRisk is skip, but with topics.provision strimzi the operator leaves no change out: choose stop or apply" -}}
+{{- end -}}
+{{- if and $values.storage.url $values.storage.existingClaim -}}
+{{- fail "storage.url and storage.existingClaim are both set: checkpoints and adapters are in the one or in the other" -}}
+{{- end -}}
+{{- if and $values.storage.credentialsSecret (not $values.storage.url) -}}
+{{- fail "storage.credentialsSecret needs storage.url: the place in the object store" -}}
+{{- end -}}
 {{- $workloads := (include "tentalis.workloads" . | fromYaml).workloads -}}
 {{- $enabled := list -}}
 {{- range $workloads -}}
 {{- $enabled = append $enabled .role -}}
 {{- $most := .topology.mostReplicas -}}
-{{- if and $most (gt (int .settings.replicas) (int $most)) -}}
-{{- fail (printf "roles.%s.replicas is %d, but its topics have %d partitions: further processes would have nothing to do" .role (int .settings.replicas) (int $most)) -}}
+{{- $asked := dict "replicas" .settings.replicas -}}
+{{- if .settings.autoscaling.enabled -}}{{- $_ := set $asked "autoscaling.maxReplicas" .settings.autoscaling.maxReplicas -}}{{- end -}}
+{{- if .settings.keda.enabled -}}{{- $_ := set $asked "keda.maxReplicas" .settings.keda.maxReplicas -}}{{- end -}}
+{{- $role := .role -}}
+{{- range $name, $number := $asked -}}
+{{- if and $most (gt (int $number) (int $most)) -}}
+{{- fail (printf "roles.%s.%s is %d, but its topics have %d partitions: further processes would have nothing to do" $role $name (int $number) (int $most)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .settings.autoscaling.enabled .settings.keda.enabled -}}
 {{- fail (printf "roles.%s has both autoscaling and keda enabled: choose one, they would work against each other" .role) -}}

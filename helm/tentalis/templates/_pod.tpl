@@ -121,8 +121,11 @@
 {{- $options := $workload.topology.options -}}
 {{- $arguments := dict "root" $root "role" $role -}}
 {{- $config := include "tentalis.roleConfig" $arguments -}}
-{{- $storage := has $role (list "trainer" "policies" "model") -}}
-{{- $models := has $role (list "trainer" "model") -}}
+{{- $scorers := and (eq $role "gateway") (not (empty $values.scorers)) -}}
+{{- $stores := has $role (list "trainer" "policies" "model") -}}
+{{- /* They share a claim, or an object store. The policies process keeps adapters for vLLM where it fetched them. */}}
+{{- $storage := and $stores (not $values.storage.url) -}}
+{{- $models := or (has $role (list "trainer" "model")) (and $stores (not $storage)) -}}
 {{- $claimed := and $settings.persistence.enabled (eq $workload.kind "StatefulSet") (not $storage) -}}
 {{- $port := ternary "http" "metrics" (not (empty $workload.topology.port)) -}}
 metadata:
@@ -136,7 +139,8 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    checksum/config: {{ $config | sha256sum }}
+    {{- /* Of the files that the process reads at its start. */}}
+    checksum/config: {{ print $config (ternary (toYaml $values.scorers) "" $scorers) | sha256sum }}
     {{- with $settings.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -202,13 +206,19 @@ spec:
         {{- if and $config (eq $role "scoring") }}
         - {name: TENTALIS_SCORERS, value: /etc/tentalis/config/config.yaml}
         {{- end }}
-        {{- if and $values.scorers (eq $role "gateway") }}
+        {{- if $scorers }}
         - {name: TENTALIS_SCORERS, value: /etc/tentalis/scorers/config.yaml}
         {{- end }}
         {{- with $settings.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- $from := concat $settings.envFrom (ternary (list (dict "secretRef" (dict "name" $values.model.hubSecret))) list (and (not (empty $values.model.hubSecret)) (has $role (list "trainer" "model")))) }}
+      {{- $from := $settings.envFrom }}
+      {{- if and $values.model.hubSecret (has $role (list "trainer" "model")) }}
+      {{- $from = append $from (dict "secretRef" (dict "name" $values.model.hubSecret)) }}
+      {{- end }}
+      {{- if and $values.storage.credentialsSecret $stores }}
+      {{- $from = append $from (dict "secretRef" (dict "name" $values.storage.credentialsSecret)) }}
+      {{- end }}
       {{- with $from }}
       envFrom: {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -245,7 +255,7 @@ spec:
         {{- if $config }}
         - {name: config, mountPath: /etc/tentalis/config, readOnly: true}
         {{- end }}
-        {{- if and $values.scorers (eq $role "gateway") }}
+        {{- if $scorers }}
         - {name: scorers, mountPath: /etc/tentalis/scorers, readOnly: true}
         {{- end }}
         {{- if and $values.gateway.keysSecret (eq $role "gateway") }}
@@ -270,7 +280,7 @@ spec:
     {{- if $config }}
     - {name: config, configMap: {name: {{ include "tentalis.fullname" $root }}-{{ $role }}}}
     {{- end }}
-    {{- if and $values.scorers (eq $role "gateway") }}
+    {{- if $scorers }}
     - {name: scorers, configMap: {name: {{ include "tentalis.fullname" $root }}-scoring}}
     {{- end }}
     {{- if and $values.gateway.keysSecret (eq $role "gateway") }}

@@ -1,6 +1,8 @@
 """docker-compose.yml: the services are the applications of the topology, and all that they name exists."""
 
+import json
 import re
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +28,8 @@ CONFIGURED = {
     "KAFKA_CA_FILE": "./ca.pem",
     "KAFKA_KEY_FILE": "./key.pem",
     "GRAFANA_PASSWORD_FILE": "./grafana-password",
+    "AWS_CREDENTIALS_FILE": "./aws-credentials",
+    "TENTALIS_STORE": "s3://bucket/prefix",
     "TENTALIS_BOOTSTRAP": "elsewhere:9092",
 }
 
@@ -112,6 +116,88 @@ def test_every_profile_starts_with_all_that_it_waits_for(chosen: tuple[str, ...]
         assert set(service.get("secrets", ())) <= secrets.keys()
 
 
+def names_on_the_network() -> set[str]:
+    aliases = (service.get("networks", {}).get("default", {}).get("aliases", ()) for service in SERVICES.values())
+    return set(SERVICES) | {alias for each in aliases for alias in each}
+
+
+def mounted_files(service: dict[str, Any]) -> Iterator[Path]:
+    for volume in service.get("volumes", ()):
+        if volume.startswith("./") and (ROOT / volume.partition(":")[0]).is_file():
+            yield ROOT / volume.partition(":")[0]
+
+
+def test_every_address_is_that_of_a_service() -> None:
+    example = re.sub(r"(?m)^#(?=[A-Z0-9_]+=)", "", (ROOT / ".env.example").read_text("utf-8"))
+    texts = [json.dumps(service) for service in SERVICES.values()]
+    texts += [file.read_text("utf-8") for service in SERVICES.values() for file in mounted_files(service)]
+    texts += [page.read_text("utf-8") for page in (ROOT / "deploy" / "grafana").rglob("*.yaml")]
+    hosts = {host for text in [example, *texts] for host in re.findall(r"https?://([\w.-]+)", text)}
+    brokers = re.findall(r"\w+:9092", json.dumps([service.get("environment") for service in SERVICES.values()]))
+    hosts |= {broker.partition(":")[0] for broker in brokers}
+    assert {"model", "gateway", "kafka", "registry", "otel-collector", "prometheus"} <= hosts
+    elsewhere = {"localhost", "127.0.0.1", "minio.example"}
+    assert hosts - elsewhere <= names_on_the_network()
+
+
+KEPT = {
+    "kafka": "kafka:/var/lib/kafka/data",
+    "vllm": "huggingface:/root/.cache/huggingface",
+    "ollama": "ollama:/root/.ollama",
+    "openclaw": "openclaw:/home/node/.openclaw",
+    "prometheus": "prometheus:/prometheus",
+    "grafana": "grafana:/var/lib/grafana",
+    "otel-collector": "traces:/var/lib/otel",
+}
+
+
+def test_what_a_service_writes_is_on_a_volume() -> None:
+    for name, volume in KEPT.items():
+        assert volume in SERVICES[name]["volumes"], name
+    assert SERVICES["kafka"]["environment"]["KAFKA_LOG_DIRS"] == KEPT["kafka"].partition(":")[2]
+    traces = yaml.safe_load((ROOT / "deploy" / "otel" / "collector.yaml").read_text("utf-8"))["exporters"]["file"]
+    assert traces["path"].startswith(KEPT["otel-collector"].partition(":")[2])
+    assert PROJECT["volumes"].keys() == {volume.partition(":")[0] for volume in KEPT.values()} | {"state"}
+
+
+def seconds(text: str) -> int:
+    assert text.endswith("s")
+    return int(text.removesuffix("s"))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in SERVICES if "test" in SERVICES[name].get("healthcheck", {})))
+def test_a_service_is_not_given_up_while_it_starts(name: str) -> None:
+    health = SERVICES[name]["healthcheck"]
+    least = 900 if name in ("model", "vllm") else 120 if name in OURS else 60 if name in ("kafka", "registry") else 0
+    assert seconds(health.get("start_period", "0s")) >= least, "models are fetched, brokers elect, states recover"
+    assert seconds(health["timeout"]) <= seconds(health["interval"]) and health["retries"] >= 6
+
+
+PORTS = {  # the port on which the software listens, and the one that is published
+    "kafka": ("19092", "9092"),
+    "gateway": ("8200", "8200"),
+    "registry": ("8080", "8081"),
+    "openclaw": ("18789", "18789"),
+    "prometheus": ("9090", "9090"),
+    "grafana": ("3000", "3000"),
+    "ui": ("8080", "8080"),
+}
+
+
+def test_published_ports_are_those_on_which_the_services_listen() -> None:
+    found = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert found.keys() == PORTS.keys()
+    for name, (inside, outside) in PORTS.items():
+        assert found[name][0] == f"127.0.0.1:{outside}:{inside}", name
+        assert {port.rpartition(":")[2] for port in found[name]} == {inside}
+    command = SERVICES["openclaw"]["command"]
+    assert command[command.index("--port") + 1] == PORTS["openclaw"][0]
+    assert f"on port {PORTS['openclaw'][1]}" in (ROOT / ".env.example").read_text("utf-8")
+    assert topology.named("gateway").port == int(PORTS["gateway"][0])
+    assert ":19092" in SERVICES["kafka"]["environment"]["KAFKA_LISTENERS"]
+    assert "HOST://localhost:9092" in SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+
+
 def test_secrets_come_from_files() -> None:
     plain, given = PROJECT, compose.project(**CONFIGURED)
     for name, service in OURS.items():
@@ -119,7 +205,9 @@ def test_secrets_come_from_files() -> None:
         environment = given["services"][name]["environment"]
         assert environment["TENTALIS_SASL_PASSWORD_FILE"] == "/run/secrets/kafka_password"
         assert environment["TENTALIS_SSL_KEY"] == "/run/secrets/kafka_key" and "kafka_key" in service["secrets"]
-        assert not any(key.endswith("PASSWORD") for key in environment)
+        assert environment["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/aws_credentials"
+        assert "aws_credentials" in service["secrets"] and environment["TENTALIS_STORE"] == "s3://bucket/prefix"
+        assert not any(key.endswith(("PASSWORD", "SECRET_ACCESS_KEY")) for key in environment)
     assert {secret["file"] for secret in plain["secrets"].values()} == {"/dev/null"}
     assert given["secrets"]["kafka_ca"]["file"] == "./ca.pem"
 
@@ -134,7 +222,7 @@ def test_our_containers_are_locked_down(name: str) -> None:
 
 def test_every_variable_is_in_the_example_and_no_other() -> None:
     example = (ROOT / ".env.example").read_text("utf-8")
-    named = set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE)) - {"COMPOSE_PROFILES"}
+    named = set(re.findall(r"^#?([A-Z0-9_]+)=", example, re.MULTILINE)) - {"COMPOSE_PROFILES"}
     # Further images, ports and settings can be changed without being advertised.
     quiet = {name for name in compose.variables_of(compose.text()) if name.endswith(("_IMAGE", "_PORT"))}
     read = compose.variables_of(compose.text()) - {"KAFKA_CLUSTER_ID", "KAFKA_HEAP_OPTS"}
@@ -144,7 +232,7 @@ def test_every_variable_is_in_the_example_and_no_other() -> None:
 def test_the_example_shows_the_defaults() -> None:
     defaults = set(re.findall(r"\$\{(\w+):?-([^}]*)\}", compose.text()))
     first_part = (ROOT / ".env.example").read_text("utf-8").partition("# --- a Kafka of yours")[0]
-    shown = set(re.findall(r"^#([A-Z_]+)=(.*)$", first_part, re.MULTILINE))
+    shown = set(re.findall(r"^#([A-Z0-9_]+)=(.*)$", first_part, re.MULTILINE))
     assert len(shown) > 10 and shown - defaults == set()
 
 

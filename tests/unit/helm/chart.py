@@ -20,6 +20,7 @@ CHART = ROOT / "helm" / "tentalis"
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
 HELM = Path(sys.executable).with_name("helm")
 NAMESPACE, RELEASE = "agents", "demo"
+STORING = ("trainer", "policies", "model")
 KUBERNETES = ("1.31", "1.34")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -151,7 +151,10 @@ def test_the_product_reads_every_configuration_file(
         if component == "trainer":
             assert file is not None
             config = load_config(file, {})
-            assert config.policy == "assistant" and config.run_id == "demo"
+            run = {"policy": "assistant", "runId": "demo"} | yaml.safe_load(values.read_text("utf-8")).get(
+                "trainer", {}
+            )
+            assert (config.policy, config.run_id) == (run["policy"], run["runId"])
         elif component == "gateway" and file is not None:
             GatewaySettings.from_file(file, gateway_id="g")
         elif component in ("hinting", "experience") and file is not None:

@@ -55,6 +55,21 @@ def test_it_knows_the_size_of_a_batch_and_what_is_served(script: ModuleType) -> 
     assert (found.batch_rollouts, found.served, len(found.rollouts)) == (4, {1}, 1)
 
 
+@pytest.mark.parametrize(
+    ("environments", "chosen"), [(["chat"], "chat"), (["toolcall", "math", "chat"], "math"), (["toolcall"], None)]
+)
+def test_it_asks_in_the_first_environment_for_which_it_has_a_question(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], environments: list[str], chosen: str | None
+) -> None:
+    command = ["--policy=assistant", "--run=run-1", *(f"--environment={each}" for each in environments)]
+    if chosen is not None:
+        assert script.arguments(command).environment == chosen
+        return
+    with pytest.raises(SystemExit):
+        script.arguments(command)
+    assert "worker.environments has toolcall, and this test asks in chat or math" in capsys.readouterr().err
+
+
 def test_its_tasks_name_a_verifier_that_scoring_has(script: ModuleType) -> None:
     from tentalis.rewards.registry import check
 

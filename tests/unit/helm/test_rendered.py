@@ -103,6 +103,16 @@ def test_selectors_find_their_pods_and_services_their_ports(values: Path) -> Non
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
     for each in chart.of_kind(manifests, "StatefulSet"):
         chart.named(manifests, "Service", each["spec"]["serviceName"])
+    for budget in chart.of_kind(manifests, "PodDisruptionBudget"):
+        assert len([each for labels, each in found if matches(budget["spec"]["selector"], labels)]) == 1
+    for scaler in chart.of_kind(manifests, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = scaler["spec"]["scaleTargetRef"]
+        scaled = chart.named(manifests, target["kind"], target["name"])
+        assert scaled["apiVersion"] == target["apiVersion"] and "replicas" not in scaled["spec"]
+    for ingress in chart.of_kind(manifests, "Ingress"):
+        for path in (path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]):
+            service = chart.named(manifests, "Service", path["backend"]["service"]["name"])
+            assert path["backend"]["service"]["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +139,7 @@ def test_selectors_find_their_pods_and_services_their_ports(values: Path) -> Non
         ("trainer.policy=my policy", "policy"),
         ("worker.environments={}", "environments"),
         ("storage.accessMode=ReadWriteAll", "accessMode"),
+        ("storage.url=bucket", "url"),
         ("registry.url=https://user:pass@registry", "url"),
         ("telemetry.OTLP_ENDPOINT=x", "OTLP_ENDPOINT"),
         ("state.store=disk", "store"),
@@ -148,12 +159,21 @@ def test_the_values_schema_refuses_invalid_values(change: str, message: str) -> 
     ("changes", "message"),
     [
         ("kafka.bootstrap=", "no Kafka is given"),
+        ("storage.url=s3://bucket,storage.existingClaim=mine", "storage.url and storage.existingClaim are both set"),
+        ("storage.credentialsSecret=object-store", "storage.credentialsSecret needs storage.url"),
         ("kafka.embedded.enabled=true", "kafka.bootstrap and kafka.embedded.enabled are both set"),
         ("kafka.securityProtocol=SASL_SSL", "needs kafka.sasl.existingSecret"),
         ("registry.username=me", "registry.username needs"),
         ("topics.provision=strimzi", "strimzi.cluster is missing"),
+        ("topics.provision=strimzi,strimzi.cluster=main,topics.onRisk=skip", "the operator leaves no change out"),
         ("strimzi.users.enabled=true,strimzi.cluster=main", "set kafka.perRoleUsers=true"),
-        ("roles.join.replicas=9", "its topics have 8 partitions"),
+        ("roles.join.replicas=9", "roles.join.replicas is 9, but its topics have 8 partitions"),
+        ("roles.worker.replicas=9", "roles.worker.replicas is 9, but its topics have 8 partitions"),
+        ("roles.worker.keda.enabled=true,roles.worker.keda.maxReplicas=50", "roles.worker.keda.maxReplicas is 50"),
+        (
+            "roles.worker.autoscaling.enabled=true,roles.worker.autoscaling.maxReplicas=50",
+            "roles.worker.autoscaling.maxReplicas is 50",
+        ),
         ("roles.join.autoscaling.enabled=true", "only gateway and worker"),
         ("roles.gateway.keda.enabled=true", "only the worker scales by lag"),
         ("roles.worker.keda.enabled=true,roles.worker.autoscaling.enabled=true", "choose one"),
@@ -243,6 +263,49 @@ def test_trainer_policies_and_model_share_a_volume_and_with_one_writer_a_node() 
             assert (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") == [term]) is kept
 
 
+def manifests_of(name: str, *changes: str) -> tuple[Manifest, ...]:
+    done = template(
+        "-f", str(CHART / "ci" / f"{name}-values.yaml"), *(part for each in changes for part in ("--set", each))
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+
+
+def test_with_an_object_store_nothing_is_shared_but_its_url() -> None:
+    manifests = set_of("s3")
+    assert chart.of_kind(manifests, "PersistentVolumeClaim") == []
+    for role, workload in chart.workloads(manifests).items():
+        uses, pod, found = role in chart.STORING, workload["spec"]["template"], container(workload)
+        assert "affinity" not in pod["spec"] and "tentalis.io/storage" not in pod["metadata"]["labels"]
+        assert not [volume for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
+        env = {each["name"]: each.get("value") for each in found["env"]}
+        assert env["TENTALIS_STORE"] == "s3://my-bucket/tentalis"
+        assert found.get("envFrom", []) == ([{"secretRef": {"name": "object-store"}}] if uses else [])
+        mounts = {each["mountPath"]: each for each in found["volumeMounts"]}
+        assert "readOnly" not in mounts["/var/lib/tentalis"]
+        assert (env.get("TENTALIS_CACHE") in mounts) is uses
+    assert {"name": "TENTALIS_STORE", "value": "s3://my-bucket/tentalis"} not in container(
+        chart.workloads(set_of("minimal"))["trainer"]
+    )["env"]
+
+
+def test_with_an_object_store_the_trainer_may_keep_its_disk() -> None:
+    trainer = chart.workloads(manifests_of("s3", "roles.trainer.persistence.enabled=true"))["trainer"]
+    (claim,) = trainer["spec"]["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == "state"
+    assert "state" not in {volume["name"] for volume in trainer["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_policies_fetch_adapters_to_where_vllm_reads_them() -> None:
+    vllm = ("server.url=http://vllm:8000", "roles.model.enabled=false", "cache.existingClaim=models")
+    found = chart.workloads(manifests_of("s3", *vllm))
+    for role in ("policies", "trainer"):
+        pod = found[role]["spec"]["template"]["spec"]
+        assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in pod["volumes"]
+        assert {"name": "cache", "mountPath": "/var/cache/tentalis"} in container(found[role])["volumeMounts"]
+        assert {"name": "TENTALIS_CACHE", "value": "/var/cache/tentalis"} in container(found[role])["env"]
+
+
 def test_scale_budgets_and_spread() -> None:
     manifests = set_of("large")
     found = chart.workloads(manifests)
@@ -269,6 +332,68 @@ def test_scaling_replaces_no_pod_that_runs() -> None:
     one, three = join(1), join(3)
     assert (one.pop("replicas"), three.pop("replicas")) == (1, 3)
     assert one == three
+
+
+def job_of(component: str, *arguments: str) -> list[Manifest]:
+    """Returns the Jobs of a component, hooks first."""
+    done = template(*arguments)
+    assert done.returncode == 0, done.stderr
+    found = tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+    jobs = [
+        each
+        for each in chart.of_kind(found, "Job")
+        if each["metadata"]["labels"]["app.kubernetes.io/component"] == component
+    ]
+    return sorted(jobs, key=lambda each: "helm.sh/hook" not in each["metadata"].get("annotations", {}))
+
+
+@pytest.mark.parametrize("name", ["trial", "strimzi"])
+def test_an_upgrade_classifies_the_changes_of_topics_before_it_replaces_anything(name: str) -> None:
+    values = ("-f", str(CHART / "ci" / f"{name}-values.yaml"))
+    assert len(job_of("topics", *values)) == 1
+    check, apply = job_of("topics", *values, "--is-upgrade", "--set", "topics.onRisk=apply")
+    assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    assert container(check)["args"] == ["topics", "apply", "--dry-run", "--on-risk", "apply"]
+    assert container(apply)["args"] == ["topics", "apply", "--yes", "--on-risk", "apply"]
+    assert "helm.sh/hook" not in apply["metadata"]["annotations"]
+    for key in ("env", "resources", "image", "volumeMounts"):
+        assert container(check)[key] == container(apply)[key], key
+    assert check["spec"]["template"]["spec"]["volumes"] == apply["spec"]["template"]["spec"]["volumes"]
+    for version in KUBERNETES:
+        assert chart.problems(check, version) == []
+
+
+def test_jobs_that_no_hook_replaces_can_be_made_anew_where_revisions_do_not_count() -> None:
+    trial = ("-f", str(CHART / "ci" / "trial-values.yaml"))
+    for job in (*job_of("topics", *trial), *job_of("manager", *trial)):
+        assert job["metadata"]["annotations"] == {"argocd.argoproj.io/sync-options": "Force=true,Replace=true"}
+    (hook,) = job_of("topics", *MINIMAL)
+    assert "argocd.argoproj.io/sync-options" not in hook["metadata"]["annotations"]
+
+
+def pod_template(component: str, *arguments: str) -> Manifest:
+    """Returns the pod template of a workload of the minimal values with changes."""
+    done = template(*MINIMAL, *arguments)
+    assert done.returncode == 0, done.stderr
+    found = tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+    return dict(chart.workloads(found)[component]["spec"]["template"])
+
+
+@pytest.mark.parametrize(
+    ("component", "change"),
+    [
+        ("gateway", "scorers.environments.chat.taste.kind=taste"),
+        ("gateway", "gateway.config.policies[0].name=assistant"),
+        ("scoring", "scorers.environments.chat.taste.kind=taste"),
+        ("hinting", "hinters.hinters.chat.kind=rule"),
+        ("trainer", "trainer.config.batch_rollouts=64"),
+    ],
+)
+def test_a_process_is_replaced_when_a_file_that_it_reads_changes(component: str, change: str) -> None:
+    name, _, value = change.rpartition("=")
+    first, second = (pod_template(component, "--set", f"{name}={each}") for each in (value, f"{value}1"))
+    assert first["metadata"]["annotations"] != second["metadata"]["annotations"]
+    assert first["spec"] == second["spec"]
 
 
 def test_topics_are_a_hook_only_where_kafka_and_users_exist_before_the_release() -> None:
@@ -398,7 +523,10 @@ def test_network_policies_open_what_a_role_needs_and_no_more() -> None:
         assert reaches(spec, "model") is needs_model
         ports = [port["port"] for rule in spec["egress"] for port in rule.get("ports", ())]
         assert (9093 in ports) is (component != "model")
-        assert (443 in ports) is (component in ("scoring", "hinting", "gateway", "trainer", "model"))
+        assert (443 in ports) is (component in ("scoring", "hinting", "gateway", "policies", "trainer", "model"))
+        assert 4318 in ports
+    for component in ("topics", "test"):  # commands send no traces
+        assert 4318 not in [port["port"] for rule in policy("scram", component)["egress"] for port in rule["ports"]]
     (api,) = policy("scram", "model")["ingress"]  # its metrics are on the same port
     assert api["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
     (api, metrics) = policy("ingress", "model")["ingress"]

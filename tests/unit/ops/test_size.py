@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from schemas import topics
 from tentalis.cli.main import app
+from tentalis.kafka.topology import APPLICATIONS
 from tentalis.ops.size import BadLoad, Load, size_of
 
 
@@ -63,7 +64,12 @@ def test_the_command_prints_tables_and_data() -> None:
     runner = CliRunner()
     shown = runner.invoke(app, ["size", "--tasks-per-second", "500"])
     assert shown.exit_code == 0 and "partitions of the keyed topics: 8" in shown.stdout
+    rows = {line.split()[0]: line.split()[1:] for line in shown.stdout.partition("\n\n")[0].splitlines()[1:]}
+    assert rows.keys() == {each.name for each in APPLICATIONS}, "each application has a row"
+    assert rows.pop("join")[1] == rows.pop("scoring")[1] == "1"
+    assert all(row == ["not", "measured"] for row in rows.values())
     found = json.loads(runner.invoke(app, ["size", "--tasks-per-second", "500", "-o", "json"]).stdout)
+    assert "gateway" in found["not_measured"] and "join" not in found["not_measured"]
     assert found["partitions"] == 8 and found["applications"]["join"]["workers"] == 1
     wrong = runner.invoke(app, ["size", "--tasks-per-second", "-1"])
     assert wrong.exit_code == 2 and "above 0" in wrong.stderr
