@@ -334,6 +334,14 @@ def test_open_tasks_can_be_allowed() -> None:
     assert report.numbers["open_tasks"] == 1
 
 
+@pytest.mark.parametrize(("step", "left"), [(2, set()), (1, {"unpublished-step"})])
+def test_only_the_last_step_may_be_about_to_be_published(step: int, left: set[str]) -> None:
+    log = consistent()
+    log.updates[:] = [seen for seen in log.updates if seen.record.step != step]
+    assert "unpublished-step" in rules(log)
+    assert {p.rule for p in check(log, allow_open=True).problems} & {"unpublished-step"} == left
+
+
 def test_a_task_that_was_given_up_with_the_halves_topic_is_not_lost() -> None:
     log = consistent()
     repeated(log.tasks, 4, task_id="given-up")
