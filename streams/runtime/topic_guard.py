@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from streams.runtime.processor import stamped
 from streams.runtime.state import Entry, RestartableReading
-from tentalis.kafka.errors import ELECTING
+from tentalis.kafka.errors import ELECTING, Forbidden
 from tentalis.kafka.identity import (
     SOURCES_KEY,
     CommitNote,
@@ -174,11 +174,15 @@ class TopicGuard:
 
     async def check_running(self) -> bool:
         """Compares the topics with the last `look`. Returns False if that must be tried again: the broker did not
-        answer, or does not find a topic for the first time. Raises TopicLost, PartitionsChanged."""
+        answer, or does not find a topic for the first time. Topics that this principal may no longer describe are not
+        compared: the read or write that is denied too names the ACL. Raises TopicLost, PartitionsChanged."""
         if not self._identities:
             return True
         try:
             found = await self._ask(lambda client: client.identities(self._identities.keys()))
+        except Forbidden as error:
+            log.warning("the topics are not compared with what they were: %s", error)
+            return True
         except KafkaException as error:
             log.warning("the ids of the topics are not available: %s", error.args[0].str())
             return False

@@ -14,7 +14,7 @@ PAGES = [
 ]
 FOLDERS = "schemas|streams|trainer|tentalis|tests|config|deploy|docs|extensions|helm"
 # A path ends before a placeholder (`docs/NAME.md`, `streams/apps/<app>`): its folder must exist.
-PATH = re.compile(rf"(?<![\w/.:*@-])(?:{FOLDERS})/[a-z0-9_][\w./-]*[\w/]")
+PATH = re.compile(rf"(?<![\w/.:*@-])(?:{FOLDERS})/[a-z_][\w./-]*[\w/]")
 PLACEHOLDER = re.compile(r"[^/]*\b(?:N|[A-Z]{3,})\b.*$")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUESTIONS = [

@@ -16,7 +16,7 @@ from tentalis import rewards
 from tentalis.rewards import ScorerAway, UnknownVerifier, Verdict
 from tentalis.rewards.combined import CombinedScorer, CombinedSettings, RewardPart
 from tentalis.rewards.custom import CustomSettings, custom_scorer
-from tentalis.rewards.registry import ENVIRONMENTS, BadPlugin, load_plugins
+from tentalis.rewards.registry import ENVIRONMENTS, PLUGIN_GROUP, BadPlugin, load_plugins
 from tentalis.rewards.thread_runner import Hung, verify_in_thread
 from tentalis.rewards.verdict import ScoredStep
 from tentalis.service.metrics import Exporter
@@ -291,7 +291,9 @@ def test_a_scorer_of_an_installed_package_is_found_by_its_entry_point(monkeypatc
         def load(self) -> SlowJudge:
             return SlowJudge()
 
-    monkeypatch.setattr("tentalis.rewards.registry.entry_points", lambda group: [Point()])
+    monkeypatch.setattr(
+        "tentalis.rewards.registry.entry_points", lambda group: [Point()] if group == PLUGIN_GROUP else []
+    )
     load_plugins.cache_clear()
     task = make_task(environment="garden", verifier=Verifier(name="weeding"))
     try:
