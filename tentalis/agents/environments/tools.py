@@ -8,10 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jsonschema
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from referencing import Registry
 
 from schemas.problems import problems
 from tentalis.text.yaml_file import BadYaml, read_mapping
@@ -19,6 +20,7 @@ from tentalis.text.yaml_file import BadYaml, read_mapping
 PYTHON_TOOL = "python"
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _OPENED = "<tool_call>"
+_NAME = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
 
 class BadTools(ValueError):
@@ -32,7 +34,7 @@ class Tool(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")
+    name: str = Field(pattern=_NAME)
     description: str
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     command: tuple[str, ...] = Field(min_length=1)
@@ -46,13 +48,49 @@ class Tool(BaseModel):
         return signature(self.name, self.description, self.parameters)
 
 
+class McpServer(BaseModel):
+    """An MCP server whose tools the policy may call: a `command` that speaks over its pipes, or the `url` of streamable
+    HTTP.
+
+    A command runs behind the wall, one per episode, in the policy's folder. `readable`: further folders that it may
+    read. `cpu_s`, `memory_mb`: of the whole server. The worker itself reaches a URL, outside of every wall.
+    `token_variable`: the environment variable with the bearer token for it. `tools`: the names of those that are
+    offered; None: all. `timeout_s`: of one call.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=_NAME)
+    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    tools: tuple[str, ...] | None = Field(default=None, min_length=1)
+    timeout_s: float = Field(default=120.0, gt=0.0, le=600.0)
+    cpu_s: int = Field(default=600, ge=1)
+    memory_mb: int = Field(default=4096, ge=16)
+    readable: tuple[Path, ...] = ()
+    network: tuple[str, ...] = ()
+    token_variable: str | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("must have either a command or a url")
+        foreign = {"command": ("token_variable",), "url": ("cpu_s", "memory_mb", "readable", "network")}
+        kind = "command" if self.url is None else "url"
+        given = [name for name in foreign[kind] if name in self.model_fields_set]
+        if given:
+            raise ValueError(f"a server with a {kind} has no {', '.join(given)}")
+        return self
+
+
 class ToolFile(BaseModel):
-    """The content of a file of tools. `python`: the policy may also run Python code."""
+    """The content of a file of tools. `python`: the policy may also run Python code. `mcp`: servers of more tools."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     python: bool = True
     tools: tuple[Tool, ...] = ()
+    mcp: tuple[McpServer, ...] = ()
 
 
 PYTHON_SIGNATURE_PARAMETERS: dict[str, Any] = {
@@ -85,12 +123,25 @@ def read_tools(path: Path) -> ToolFile:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise BadTools(f"the file of tools {path} has several tools named {', '.join(twice)}")
+    servers = [server.name for server in found.mcp]
+    twice = sorted({name for name in servers if servers.count(name) > 1})
+    if twice:
+        raise BadTools(f"the file of tools {path} has several MCP servers named {', '.join(twice)}")
+    folders = {folder for server in found.mcp for folder in server.readable}
+    absent = sorted(str(folder) for folder in folders if not _at(path, folder).exists())
+    if absent:
+        raise BadTools(f"the file of tools {path} names folders that do not exist: {', '.join(absent)}")
     for tool in found.tools:
         try:
             jsonschema.Draft202012Validator.check_schema(tool.parameters)
         except jsonschema.SchemaError as error:
             raise BadTools(f"{path}: the parameters of {tool.name} are not a JSON schema: {error.message}") from error
     return found
+
+
+def _at(path: Path, name: Path) -> Path:
+    """Returns a file or folder that the file of tools at `path` names; relative names are in its folder."""
+    return path.resolve().parent / name
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +176,8 @@ def _parsed(content: str) -> RequestedCall:
 
 def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
     """Returns the first reason why arguments do not fit their JSON schema, or None."""
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(parameters).iter_errors(arguments))
+    validator = jsonschema.Draft202012Validator(parameters, registry=Registry())  # it fetches no schema from a URL
+    error = jsonschema.exceptions.best_match(validator.iter_errors(arguments))
     if error is None:
         return None
     where = ".".join(str(part) for part in error.absolute_path)

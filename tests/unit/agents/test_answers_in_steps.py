@@ -42,7 +42,7 @@ def answered(make: Callable[[EnvironmentOptions], Environment], of: Task, text: 
 
     served = ServedVersions("local")
     served.apply(ack(1))
-    server = EpisodeServer(["assistant@v1"], lambda conversation, turn: text)
+    server: Any = EpisodeServer(["assistant@v1"], lambda conversation, turn: text)
     server.finish_reason = finish
     player = EpisodePlayer(
         server,
@@ -132,7 +132,7 @@ def answered_by_fault(of: Task) -> Result:
     make = prepared_environment(of.environment)
     assert make is not None
     calls = policy_calls(served, patience_s=0.1)
-    server = EpisodeServer(["assistant@v1"], lambda text, turn: "")
+    server: Any = EpisodeServer(["assistant@v1"], lambda text, turn: "")
     player = EpisodePlayer(server, calls, make, EpisodeLimits(attempts=1), worker_id="w", server_id="local")
     (result,) = asyncio.run(asyncio.wait_for(player.answer(of, T0), 60))
     return result
