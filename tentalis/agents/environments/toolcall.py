@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.folders import new_folder, remove_folder
+from tentalis.agents.environments.import_rules import import_problem
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.tools import (
     PYTHON_SIGNATURE_PARAMETERS,
@@ -27,7 +28,6 @@ from tentalis.agents.environments.tools import (
     instructions,
     read_tools,
     requested_calls,
-    signature,
 )
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, RunningCommand, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PYTHON = str(Path(sys.executable).resolve())
-PYTHON_LIMITS = Limits()
 SHOWN_CHARACTERS = 8000
 """Characters of a tool's output that the policy sees: its head and tail."""
 WORK, INPUT = "work", "input"
@@ -107,8 +106,8 @@ class ToolcallEnvironment:
 
     def _prompt(self, task: Task) -> tuple[Message, ...]:
         signatures = [tool.signature for tool in self._file.tools]
-        if self._file.python:
-            signatures.append(signature(PYTHON_TOOL, "Runs Python code.", PYTHON_SIGNATURE_PARAMETERS))
+        if self._file.python is not None:
+            signatures.append(self._file.python.signature)
         if self._servers is not None:
             signatures += [dict(tool.signature) for tool in self._servers.tools.values()]
         said, rest = "", task.messages
@@ -137,6 +136,8 @@ class ToolcallEnvironment:
             problem = f"no tool {call.name!r}; the tools are {', '.join(self._parameters())}"
         if problem is None:
             problem = argument_problem(self._parameters()[call.name], call.arguments)
+        if problem is None and call.name == PYTHON_TOOL and self._file.python is not None:
+            problem = import_problem(call.arguments["code"], self._file.python.rules)
         if problem is not None:
             self._refused += 1
             return head_and_tail(f"error: {problem}", SHOWN_CHARACTERS)
@@ -155,7 +156,7 @@ class ToolcallEnvironment:
     def _parameters(self) -> dict[str, Mapping[str, object]]:
         """Returns the JSON schema of the arguments of each tool."""
         found: dict[str, Mapping[str, object]] = {name: tool.parameters for name, tool in self._tools.items()}
-        if self._file.python:
+        if self._file.python is not None:
             found[PYTHON_TOOL] = PYTHON_SIGNATURE_PARAMETERS
         if self._servers is not None:
             found |= {name: tool.parameters for name, tool in self._servers.tools.items()}
@@ -168,7 +169,10 @@ class ToolcallEnvironment:
             script = given / "main.py"
             script.write_text(str(arguments["code"]), encoding="utf-8", errors="replace")
             command = [PYTHON, "-I", "-u", str(script)]
-            return self._wall.run(command, work, PYTHON_LIMITS, readable=(given,), stop=stop)
+            assert self._file.python is not None
+            time_s = self._file.python.timeout_s
+            limits = Limits(time_s=time_s, cpu_s=int(time_s) + 1, memory_mb=self._file.python.memory_mb)
+            return self._wall.run(command, work, limits, readable=(given,), stop=stop)
         stdin = given / "arguments.json"
         stdin.write_text(json.dumps(dict(arguments)), encoding="utf-8")
         limits = Limits(

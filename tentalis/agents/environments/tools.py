@@ -8,18 +8,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import jsonschema
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from referencing import Registry
 
 from schemas.problems import problems
+from tentalis.agents.environments.import_rules import ImportRules
 from tentalis.text.yaml_file import BadYaml, read_mapping
 
 PYTHON_TOOL = "python"
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_OPENED = "<tool_call>"
+_OPENED, _CLOSED = "<tool_call>", "</tool_call>"
+_DECODER = json.JSONDecoder()
+_NOT_SPACE = re.compile(r"\S")
+_ModuleName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
 _NAME = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
 
@@ -83,14 +86,44 @@ class McpServer(BaseModel):
         return self
 
 
-class ToolFile(BaseModel):
-    """The content of a file of tools. `python`: the policy may also run Python code. `mcp`: servers of more tools."""
+class PythonTool(BaseModel):
+    """The tool that runs Python code: its limits, and the rules of its imports (see ImportRules)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    python: bool = True
+    timeout_s: float = Field(default=120.0, gt=0.0, le=600.0)
+    memory_mb: int = Field(default=4096, ge=16)
+    allow_imports: tuple[_ModuleName, ...] | None = None
+    deny_imports: tuple[_ModuleName, ...] = ()
+
+    @property
+    def rules(self) -> ImportRules:
+        """The rules of imports."""
+        return ImportRules(self.allow_imports, self.deny_imports)
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """The tool as prompts list it."""
+        description = " ".join(part for part in ("Runs Python code.", self.rules.description) if part)
+        return signature(PYTHON_TOOL, description, PYTHON_SIGNATURE_PARAMETERS)
+
+
+class ToolFile(BaseModel):
+    """The content of a file of tools. `python`: the policy may also run Python code; true, false, or its limits and
+    rules. `mcp`: servers of more tools."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: PythonTool | None = PythonTool()
     tools: tuple[Tool, ...] = ()
     mcp: tuple[McpServer, ...] = ()
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def _read_switch(cls, value: object) -> object:
+        if isinstance(value, bool):
+            return PythonTool() if value else None
+        return value
 
 
 PYTHON_SIGNATURE_PARAMETERS: dict[str, Any] = {
@@ -155,10 +188,35 @@ class RequestedCall:
 
 def requested_calls(text: str) -> list[RequestedCall]:
     """Returns the tool calls of a text, in order; a call that cannot be read has a problem."""
-    found = [_parsed(match.group(1)) for match in _CALL.finditer(text)]
-    if _OPENED in _CALL.sub("", text):
-        found.append(RequestedCall("", {}, "a <tool_call> has no </tool_call>"))
+    found: list[RequestedCall] = []
+    end = 0
+    while (begin := text.find(_OPENED, end)) >= 0:
+        begin += len(_OPENED)
+        closed = _end_of_json(text, begin)
+        if closed is None:
+            closed = text.find(_CLOSED, begin)
+        if closed < 0:
+            found.append(RequestedCall("", {}, "a <tool_call> has no </tool_call>"))
+            break
+        found.append(_parsed(text[begin:closed].strip()))
+        end = closed + len(_CLOSED)
     return found
+
+
+def _end_of_json(text: str, begin: int) -> int | None:
+    """Returns the position of the closing tag behind the JSON value that begins here, whose strings may hold tags; None
+    if there is no value, or something else behind it."""
+    try:
+        _, end = _DECODER.raw_decode(text, _skip_space(text, begin))
+    except (ValueError, RecursionError):
+        return None
+    end = _skip_space(text, end)
+    return end if text.startswith(_CLOSED, end) else None
+
+
+def _skip_space(text: str, begin: int) -> int:
+    found = _NOT_SPACE.search(text, begin)
+    return len(text) if found is None else found.start()
 
 
 def _parsed(content: str) -> RequestedCall:
