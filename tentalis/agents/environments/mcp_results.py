@@ -1,7 +1,7 @@
 """Tools and results of an MCP server, as the policy sees them. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from mcp_types import (
 )
 from mcp_types import Tool as ListedTool
 
-from tentalis.agents.environments.tools import signature
+from tentalis.agents.environments.tools import outside_reference, signature
 from tentalis.text.tool_output import head_and_tail, readable_text
 
 DESCRIPTION_CHARACTERS = 2000
@@ -45,7 +45,7 @@ def server_tool(listed: ListedTool) -> ServerTool:
         jsonschema.Draft202012Validator.check_schema(parameters)
     except jsonschema.SchemaError as error:
         raise BadServerTool(f"the parameters of {listed.name!r} are not a JSON schema: {error.message}") from error
-    remote = next((each for each in _references(parameters) if not each.startswith("#")), None)
+    remote = outside_reference(parameters)
     if remote is not None:
         raise BadServerTool(f"the parameters of {listed.name!r} refer to {remote!r}, which is outside of their schema")
     shown = signature(
@@ -82,15 +82,3 @@ def _shown(block: ContentBlock) -> str:
             if isinstance(resource, BlobResourceContents):
                 return f"[resource {resource.uri}, {len(resource.blob)} characters of base64: not shown]"
             return resource.text
-
-
-def _references(schema: object) -> Iterator[str]:
-    """Yields the references of a JSON schema, also those in places that are not schemas."""
-    waiting = [schema]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            yield from (each[key] for key in ("$ref", "$dynamicRef") if isinstance(each.get(key), str))
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each

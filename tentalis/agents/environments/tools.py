@@ -169,6 +169,9 @@ def read_tools(path: Path) -> ToolFile:
             jsonschema.Draft202012Validator.check_schema(tool.parameters)
         except jsonschema.SchemaError as error:
             raise BadTools(f"{path}: the parameters of {tool.name} are not a JSON schema: {error.message}") from error
+        remote = outside_reference(tool.parameters)
+        if remote is not None:
+            raise BadTools(f"{path}: the parameters of {tool.name} refer to {remote!r}: put that schema into `$defs`")
     return found
 
 
@@ -230,6 +233,22 @@ def _parsed(content: str) -> RequestedCall:
     if not isinstance(arguments, dict):
         return RequestedCall(value["name"], {}, "the arguments of a tool call must be a JSON object")
     return RequestedCall(value["name"], arguments)
+
+
+def outside_reference(schema: object) -> str | None:
+    """Returns a reference of a JSON schema to something outside of it, or None. It also looks in places that are not
+    schemas."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            for key in ("$ref", "$dynamicRef"):
+                if isinstance(each.get(key), str) and not each[key].startswith("#"):
+                    return str(each[key])
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return None
 
 
 def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:

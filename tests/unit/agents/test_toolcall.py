@@ -233,6 +233,10 @@ def test_tools_of_a_file_get_checked_arguments_on_stdin(tmp_path: Path) -> None:
         ("tools: [{name: a, description: x, command: []}]", "not valid"),
         ("tools: [{name: python, description: x, command: [ls]}]", "several tools named python"),
         ("tools: [{name: a, description: x, command: [ls], parameters: {type: nothing}}]", "not a JSON schema"),
+        (
+            "tools: [{name: a, description: x, command: [ls], parameters: {$ref: 'http://x/s'}}]",
+            "refer to 'http://x/s'",
+        ),
     ],
 )
 def test_a_bad_file_of_tools_is_refused_at_the_start(tmp_path: Path, content: str, message: str) -> None:
