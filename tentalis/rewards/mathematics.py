@@ -118,6 +118,25 @@ class ReasoningGymData(VerifierData):
             raise ValueError("must have a question and an answer")
         return entry
 
+    @property
+    def source(self) -> str:
+        """The dataset that made the entry: of a composite, the one that the entry names."""
+        named = (self.entry.get("metadata") or {}).get("source_dataset")
+        return named if self.dataset == _COMPOSITE and isinstance(named, str) else self.dataset
+
+
+_COMPOSITE = "composite"
+_TUPLES = frozenset({"arc_agi", "rearc"})
+"""Datasets whose scorers compare a board with tuples, which JSON has turned into lists."""
+
+
+def _with_tuples(dataset: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns an entry with the types that the scorer of its dataset expects."""
+    if dataset not in _TUPLES:
+        return entry
+    board = tuple(tuple(row) for row in entry["metadata"]["output"])
+    return entry | {"metadata": entry["metadata"] | {"output": board}}
+
 
 @lru_cache
 def _scorer(dataset: str) -> Any:
@@ -130,7 +149,7 @@ def _scorer(dataset: str) -> Any:
 class ReasoningGymVerifier:
     """Applies the dataset's own scorer to the stated answer. Partial scores are kept, in [0, 1]."""
 
-    name = "reasoning_gym/1"
+    name = "reasoning_gym/2"
     slow = True
 
     def check(self, task: Task) -> None:
@@ -141,14 +160,14 @@ class ReasoningGymVerifier:
         """Returns the score; unknown if the scorer fails or leaves [0, 1]. Raises BadVerifierData (no such dataset)."""
         data = data_of(task, ReasoningGymData)
         try:
-            scorer = _scorer(data.dataset)
+            scorer = _scorer(data.source)
         except ValueError as cause:
-            raise BadVerifierData(f"reasoning_gym has no dataset {data.dataset!r}") from cause
+            raise BadVerifierData(f"reasoning_gym has no dataset {data.source!r}") from cause
         answer = gym_answer(result.text, data.entry["answer"])
         if answer is None:
             return _verdict(False, 0.0)
         try:
-            score = float(scorer(answer, data.entry))
+            score = float(scorer(answer, _with_tuples(data.source, data.entry)))
         except Exception as error:  # noqa: BLE001 - any of the library's hundred scorers may raise anything on arbitrary text
             log.warning("task %s: the scorer of %s failed: %r", task.task_id, data.dataset, error)
             return Verdict.unknown(answered=1.0)
@@ -167,6 +186,7 @@ def gym_answer(text: str, reference: object) -> str | None:
 
     Where the reference is a number, it is the stated number, else the last number. Otherwise it is the stated answer,
     else the whole text: the last resort, because scorers give credit for a reference that merely occurs in the text.
+    A full stop at the end belongs to the sentence around an answer, unless the reference has one too.
     """
     stated = stated_answer(text)
     if isinstance(reference, str) and _is_plain_number(reference):
@@ -174,7 +194,10 @@ def gym_answer(text: str, reference: object) -> str | None:
         if value is None:
             return None
         return str(value.numerator) if value.denominator == 1 else repr(float(value))
-    return (stated or text).strip().rstrip(".") or None
+    answer = (stated or text).strip()
+    if not (isinstance(reference, str) and reference.rstrip().endswith(".")):
+        answer = answer.rstrip(".")
+    return answer or None
 
 
 def _is_plain_number(text: str) -> bool:

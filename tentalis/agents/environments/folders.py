@@ -1,6 +1,7 @@
 """The folders of episodes: one each, below the system's temporary folder, named by the process that holds it.
 
-A killed process leaves its folders; the next one that starts on this machine removes them.
+A killed process leaves its folders, and may leave processes of its commands; the next one that starts on this machine
+removes them.
 """
 
 import logging
@@ -11,6 +12,8 @@ import tempfile
 from pathlib import Path
 
 import psutil
+
+from tentalis.agents.sandbox import kill_abandoned
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_abandoned() -> list[Path]:
-    """Removes the folders of processes that are gone. Returns them."""
+    """Ends what processes that are gone left running, and removes their folders. Returns the folders."""
+    kill_abandoned()
     found = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         holder = _NAME.match(folder.name)

@@ -37,12 +37,14 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class Transition:
     """The result of a step. `rewards`: parts of the reward of this step, by name. `observation` is ignored if `done`.
-    `tool_calls`: the calls that the step made, with their outputs."""
+    `tool_calls`: the calls that the step made, with their outputs. `steps`: parts of the turn's text, in order, which a
+    step judge grades one by one; empty: the whole text is one step."""
 
     observation: Observation = Observation(())
     rewards: Mapping[str, float] = field(default_factory=dict)
     done: bool = False
     tool_calls: tuple[ToolCall, ...] = ()
+    steps: tuple[str, ...] = ()
 
 
 class Environment(Protocol):

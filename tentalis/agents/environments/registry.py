@@ -16,9 +16,15 @@ from tentalis.agents.sandbox import choose_wall
 from tentalis.rewards.episode import ENVIRONMENT_GROUP
 from tentalis.service.packages import require
 
-BUILT_IN = {"toolcall": "tentalis.agents.environments.toolcall:ToolcallEnvironment"}
+BUILT_IN = {
+    "echo": "tentalis.agents.environments.echo:EchoEnvironment",
+    "llm": "tentalis.agents.environments.llm:LlmEnvironment",
+    "toolcall": "tentalis.agents.environments.toolcall:ToolcallEnvironment",
+}
 """The built-in environments and their makers. Imported when they are needed: their packages are an extra."""
 EXTRA = "environments"
+WITHOUT_EXTRA = frozenset({"echo", "llm"})
+"""Built-in environments that run no actions and need no package of the extra."""
 
 
 class BadEnvironment(Exception):
@@ -50,7 +56,8 @@ def has_episodes(name: str) -> bool:
 def maker_of(name: str) -> EnvironmentMaker:
     """Returns the maker of an environment. Raises BadEnvironment, and MissingExtra for a built-in one."""
     if name in BUILT_IN:
-        require(f"the environment {name}", EXTRA)
+        if name not in WITHOUT_EXTRA:
+            require(f"the environment {name}", EXTRA)
         built_in: EnvironmentMaker = EntryPoint(name, BUILT_IN[name], ENVIRONMENT_GROUP).load()
         return built_in
     points = [point for point in entry_points(group=ENVIRONMENT_GROUP) if point.name == name]

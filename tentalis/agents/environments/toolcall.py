@@ -11,13 +11,16 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.folders import new_folder, remove_folder
+from tentalis.agents.environments.import_rules import import_problem
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.tools import (
     PYTHON_SIGNATURE_PARAMETERS,
     PYTHON_TOOL,
+    McpServer,
     RequestedCall,
     Tool,
     ToolFile,
@@ -25,17 +28,18 @@ from tentalis.agents.environments.tools import (
     instructions,
     read_tools,
     requested_calls,
-    signature,
 )
-from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, SandboxFault
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, RunningCommand, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
 from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
 from tentalis.text.tool_output import head_and_tail, readable_text
 
+if TYPE_CHECKING:
+    from tentalis.agents.environments.mcp_sessions import McpSessions
+
 log = logging.getLogger(__name__)
 
 PYTHON = str(Path(sys.executable).resolve())
-PYTHON_LIMITS = Limits()
 SHOWN_CHARACTERS = 8000
 """Characters of a tool's output that the policy sees: its head and tail."""
 WORK, INPUT = "work", "input"
@@ -62,6 +66,7 @@ class ToolcallEnvironment:
         self._tools = {tool.name: tool for tool in self._file.tools}
         self._home = None if options.tools is None else options.tools.resolve().parent
         self._folder: Path | None = None
+        self._servers: McpSessions | None = None
         self._data = ToolcallData()
         self._answer: str | None = None
         self._calls = self._refused = 0
@@ -86,12 +91,25 @@ class ToolcallEnvironment:
             (self._folder / INPUT).mkdir()
         except OSError as error:
             raise EnvironmentFault(f"no folder for the episode: {error}") from error
+        if self._file.mcp:
+            from tentalis.agents.environments.mcp_sessions import McpSessions  # the SDK takes a second to load
+
+            self._servers = McpSessions(self._file.mcp, self._started)
+            await self._servers.open([*self._tools, *([PYTHON_TOOL] if self._file.python else [])])
         return Observation(self._prompt(task))
+
+    def _started(self, server: McpServer) -> RunningCommand:
+        assert self._folder is not None and self._home is not None and server.command is not None
+        limits = Limits(cpu_s=server.cpu_s, memory_mb=server.memory_mb, network=server.network)
+        readable = (self._home, *(self._home / folder for folder in server.readable))
+        return self._wall.start(self._command(server.command), self._folder / WORK, limits, readable=readable)
 
     def _prompt(self, task: Task) -> tuple[Message, ...]:
         signatures = [tool.signature for tool in self._file.tools]
-        if self._file.python:
-            signatures.append(signature(PYTHON_TOOL, "Runs Python code.", PYTHON_SIGNATURE_PARAMETERS))
+        if self._file.python is not None:
+            signatures.append(self._file.python.signature)
+        if self._servers is not None:
+            signatures += [dict(tool.signature) for tool in self._servers.tools.values()]
         said, rest = "", task.messages
         if rest[0].role == "system":
             said, rest = f"{rest[0].content}\n\n", rest[1:]
@@ -114,24 +132,35 @@ class ToolcallEnvironment:
         problem = call.problem
         if problem is None and number >= MOST_CALLS:
             problem = f"only the first {MOST_CALLS} calls of a turn are carried out"
-        tool = self._tools.get(call.name)
-        if problem is None and tool is None and not (call.name == PYTHON_TOOL and self._file.python):
-            names = [*self._tools, *([PYTHON_TOOL] if self._file.python else [])]
-            problem = f"no tool {call.name!r}; the tools are {', '.join(names)}"
+        if problem is None and call.name not in self._parameters():
+            problem = f"no tool {call.name!r}; the tools are {', '.join(self._parameters())}"
         if problem is None:
-            problem = argument_problem(PYTHON_SIGNATURE_PARAMETERS if tool is None else tool.parameters, call.arguments)
+            problem = argument_problem(self._parameters()[call.name], call.arguments)
+        if problem is None and call.name == PYTHON_TOOL and self._file.python is not None:
+            problem = import_problem(call.arguments["code"], self._file.python.rules)
         if problem is not None:
             self._refused += 1
             return head_and_tail(f"error: {problem}", SHOWN_CHARACTERS)
         self._calls += 1
+        if self._servers is not None and call.name in self._servers.tools:
+            return shown_text(await self._servers.call(call.name, call.arguments))
         stop = threading.Event()
         try:
-            return shown(await asyncio.to_thread(self._run, tool, call.arguments, stop))
+            return shown(await asyncio.to_thread(self._run, self._tools.get(call.name), call.arguments, stop))
         except asyncio.CancelledError:
             stop.set()
             raise
         except (SandboxFault, OSError) as error:
             raise EnvironmentFault(str(error)) from error
+
+    def _parameters(self) -> dict[str, Mapping[str, object]]:
+        """Returns the JSON schema of the arguments of each tool."""
+        found: dict[str, Mapping[str, object]] = {name: tool.parameters for name, tool in self._tools.items()}
+        if self._file.python is not None:
+            found[PYTHON_TOOL] = PYTHON_SIGNATURE_PARAMETERS
+        if self._servers is not None:
+            found |= {name: tool.parameters for name, tool in self._servers.tools.items()}
+        return found
 
     def _run(self, tool: Tool | None, arguments: Mapping[str, object], stop: threading.Event) -> CommandOutput:
         assert self._folder is not None, "step before reset"
@@ -140,7 +169,10 @@ class ToolcallEnvironment:
             script = given / "main.py"
             script.write_text(str(arguments["code"]), encoding="utf-8", errors="replace")
             command = [PYTHON, "-I", "-u", str(script)]
-            return self._wall.run(command, work, PYTHON_LIMITS, readable=(given,), stop=stop)
+            assert self._file.python is not None
+            time_s = self._file.python.timeout_s
+            limits = Limits(time_s=time_s, cpu_s=int(time_s) + 1, memory_mb=self._file.python.memory_mb)
+            return self._wall.run(command, work, limits, readable=(given,), stop=stop)
         stdin = given / "arguments.json"
         stdin.write_text(json.dumps(dict(arguments)), encoding="utf-8")
         limits = Limits(
@@ -170,10 +202,18 @@ class ToolcallEnvironment:
         return parts | {"answer": float(right), "reward": 1.0 if right else max(-1.0, wrong)}
 
     async def close(self) -> None:
-        """See Environment.close: removes the folder."""
+        """See Environment.close: ends the servers and removes the folder."""
+        if self._servers is not None:
+            await self._servers.close()
+            self._servers = None
         if self._folder is not None:
             await asyncio.to_thread(remove_folder, self._folder)
             self._folder = None
+
+
+def shown_text(output: bytes) -> str:
+    """Returns what the policy sees of the output of a tool: readable, head and tail."""
+    return head_and_tail(readable_text(output).strip(), SHOWN_CHARACTERS) or "[no output]"
 
 
 def shown(output: CommandOutput) -> str:

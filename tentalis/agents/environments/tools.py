@@ -8,17 +8,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import jsonschema
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from referencing import Registry
 
 from schemas.problems import problems
+from tentalis.agents.environments.import_rules import ImportRules
 from tentalis.text.yaml_file import BadYaml, read_mapping
 
 PYTHON_TOOL = "python"
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_OPENED = "<tool_call>"
+_OPENED, _CLOSED = "<tool_call>", "</tool_call>"
+_DECODER = json.JSONDecoder()
+_NOT_SPACE = re.compile(r"\S")
+_ModuleName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
+_NAME = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
 
 class BadTools(ValueError):
@@ -32,7 +37,7 @@ class Tool(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")
+    name: str = Field(pattern=_NAME)
     description: str
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     command: tuple[str, ...] = Field(min_length=1)
@@ -46,13 +51,79 @@ class Tool(BaseModel):
         return signature(self.name, self.description, self.parameters)
 
 
-class ToolFile(BaseModel):
-    """The content of a file of tools. `python`: the policy may also run Python code."""
+class McpServer(BaseModel):
+    """An MCP server whose tools the policy may call: a `command` that speaks over its pipes, or the `url` of streamable
+    HTTP.
+
+    A command runs behind the wall, one per episode, in the policy's folder. `readable`: further folders that it may
+    read. `cpu_s`, `memory_mb`: of the whole server. The worker itself reaches a URL, outside of every wall.
+    `token_variable`: the environment variable with the bearer token for it. `tools`: the names of those that are
+    offered; None: all. `timeout_s`: of one call.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    python: bool = True
+    name: str = Field(pattern=_NAME)
+    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    tools: tuple[str, ...] | None = Field(default=None, min_length=1)
+    timeout_s: float = Field(default=120.0, gt=0.0, le=600.0)
+    cpu_s: int = Field(default=600, ge=1)
+    memory_mb: int = Field(default=4096, ge=16)
+    readable: tuple[Path, ...] = ()
+    network: tuple[str, ...] = ()
+    token_variable: str | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("must have either a command or a url")
+        foreign = {"command": ("token_variable",), "url": ("cpu_s", "memory_mb", "readable", "network")}
+        kind = "command" if self.url is None else "url"
+        given = [name for name in foreign[kind] if name in self.model_fields_set]
+        if given:
+            raise ValueError(f"a server with a {kind} has no {', '.join(given)}")
+        return self
+
+
+class PythonTool(BaseModel):
+    """The tool that runs Python code: its limits, and the rules of its imports (see ImportRules)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeout_s: float = Field(default=120.0, gt=0.0, le=600.0)
+    memory_mb: int = Field(default=4096, ge=16)
+    allow_imports: tuple[_ModuleName, ...] | None = None
+    deny_imports: tuple[_ModuleName, ...] = ()
+
+    @property
+    def rules(self) -> ImportRules:
+        """The rules of imports."""
+        return ImportRules(self.allow_imports, self.deny_imports)
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """The tool as prompts list it."""
+        description = " ".join(part for part in ("Runs Python code.", self.rules.description) if part)
+        return signature(PYTHON_TOOL, description, PYTHON_SIGNATURE_PARAMETERS)
+
+
+class ToolFile(BaseModel):
+    """The content of a file of tools. `python`: the policy may also run Python code; true, false, or its limits and
+    rules. `mcp`: servers of more tools."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: PythonTool | None = PythonTool()
     tools: tuple[Tool, ...] = ()
+    mcp: tuple[McpServer, ...] = ()
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def _read_switch(cls, value: object) -> object:
+        if isinstance(value, bool):
+            return PythonTool() if value else None
+        return value
 
 
 PYTHON_SIGNATURE_PARAMETERS: dict[str, Any] = {
@@ -85,12 +156,28 @@ def read_tools(path: Path) -> ToolFile:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise BadTools(f"the file of tools {path} has several tools named {', '.join(twice)}")
+    servers = [server.name for server in found.mcp]
+    twice = sorted({name for name in servers if servers.count(name) > 1})
+    if twice:
+        raise BadTools(f"the file of tools {path} has several MCP servers named {', '.join(twice)}")
+    folders = {folder for server in found.mcp for folder in server.readable}
+    absent = sorted(str(folder) for folder in folders if not _at(path, folder).exists())
+    if absent:
+        raise BadTools(f"the file of tools {path} names folders that do not exist: {', '.join(absent)}")
     for tool in found.tools:
         try:
             jsonschema.Draft202012Validator.check_schema(tool.parameters)
         except jsonschema.SchemaError as error:
             raise BadTools(f"{path}: the parameters of {tool.name} are not a JSON schema: {error.message}") from error
+        remote = outside_reference(tool.parameters)
+        if remote is not None:
+            raise BadTools(f"{path}: the parameters of {tool.name} refer to {remote!r}: put that schema into `$defs`")
     return found
+
+
+def _at(path: Path, name: Path) -> Path:
+    """Returns a file or folder that the file of tools at `path` names; relative names are in its folder."""
+    return path.resolve().parent / name
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +191,35 @@ class RequestedCall:
 
 def requested_calls(text: str) -> list[RequestedCall]:
     """Returns the tool calls of a text, in order; a call that cannot be read has a problem."""
-    found = [_parsed(match.group(1)) for match in _CALL.finditer(text)]
-    if _OPENED in _CALL.sub("", text):
-        found.append(RequestedCall("", {}, "a <tool_call> has no </tool_call>"))
+    found: list[RequestedCall] = []
+    end = 0
+    while (begin := text.find(_OPENED, end)) >= 0:
+        begin += len(_OPENED)
+        closed = _end_of_json(text, begin)
+        if closed is None:
+            closed = text.find(_CLOSED, begin)
+        if closed < 0:
+            found.append(RequestedCall("", {}, "a <tool_call> has no </tool_call>"))
+            break
+        found.append(_parsed(text[begin:closed].strip()))
+        end = closed + len(_CLOSED)
     return found
+
+
+def _end_of_json(text: str, begin: int) -> int | None:
+    """Returns the position of the closing tag behind the JSON value that begins here, whose strings may hold tags; None
+    if there is no value, or something else behind it."""
+    try:
+        _, end = _DECODER.raw_decode(text, _skip_space(text, begin))
+    except (ValueError, RecursionError):
+        return None
+    end = _skip_space(text, end)
+    return end if text.startswith(_CLOSED, end) else None
+
+
+def _skip_space(text: str, begin: int) -> int:
+    found = _NOT_SPACE.search(text, begin)
+    return len(text) if found is None else found.start()
 
 
 def _parsed(content: str) -> RequestedCall:
@@ -123,9 +235,26 @@ def _parsed(content: str) -> RequestedCall:
     return RequestedCall(value["name"], arguments)
 
 
+def outside_reference(schema: object) -> str | None:
+    """Returns a reference of a JSON schema to something outside of it, or None. It also looks in places that are not
+    schemas."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            for key in ("$ref", "$dynamicRef"):
+                if isinstance(each.get(key), str) and not each[key].startswith("#"):
+                    return str(each[key])
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return None
+
+
 def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
     """Returns the first reason why arguments do not fit their JSON schema, or None."""
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(parameters).iter_errors(arguments))
+    validator = jsonschema.Draft202012Validator(parameters, registry=Registry())  # it fetches no schema from a URL
+    error = jsonschema.exceptions.best_match(validator.iter_errors(arguments))
     if error is None:
         return None
     where = ".".join(str(part) for part in error.absolute_path)

@@ -3,16 +3,19 @@
 Begin reading with `wall` (the interface and the limits) and `choose` (which wall this machine has).
 """
 
+from tentalis.agents.sandbox.abandoned import kill_abandoned
 from tentalis.agents.sandbox.choose import NO_WALL, WallMissing, choose_wall
-from tentalis.agents.sandbox.wall import CommandEnd, CommandOutput, Limits, SandboxFault, Wall
+from tentalis.agents.sandbox.wall import CommandEnd, CommandOutput, Limits, RunningCommand, SandboxFault, Wall
 
 __all__ = [
     "NO_WALL",
     "CommandEnd",
     "CommandOutput",
     "Limits",
+    "RunningCommand",
     "SandboxFault",
     "Wall",
     "WallMissing",
     "choose_wall",
+    "kill_abandoned",
 ]

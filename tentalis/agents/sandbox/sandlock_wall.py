@@ -11,11 +11,20 @@ import threading
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 from sandlock import ExitReason, Process, Sandbox, SandlockError, StdioMode
 
 from tentalis.agents.sandbox.streams import AttendedOutput
-from tentalis.agents.sandbox.wall import MIB, CommandEnd, CommandOutput, Limits, SandboxFault, limited_command
+from tentalis.agents.sandbox.wall import (
+    MIB,
+    CommandEnd,
+    CommandOutput,
+    Limits,
+    SandboxFault,
+    limited_command,
+    limited_server,
+)
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
 # Landlock has no rules for these: they would change files and processes of this user outside the folder, or, for root,
@@ -50,6 +59,19 @@ class SandlockWall:
         stop: threading.Event | None = None,
     ) -> CommandOutput:
         """See Wall.run."""
+        process = self._popen(limited_command(command, limits, stdin), StdioMode.NULL, folder, limits, readable)
+        with process:
+            return _output(process, limits, stop or threading.Event())
+
+    def start(
+        self, command: Sequence[str], folder: Path, limits: Limits, *, readable: Sequence[Path] = ()
+    ) -> "ConfinedCommand":
+        """See Wall.start."""
+        return ConfinedCommand(self._popen(limited_server(command, limits), StdioMode.PIPED, folder, limits, readable))
+
+    def _popen(
+        self, command: Sequence[str], stdin: StdioMode, folder: Path, limits: Limits, readable: Sequence[Path]
+    ) -> Process:
         allowed = [path for path in (*SYSTEM, str(Path(sys.base_prefix).resolve())) if Path(path).exists()]
         sandbox = Sandbox(
             fs_readable=[*allowed, *(str(path) for path in readable)],
@@ -65,20 +87,35 @@ class SandlockWall:
             cwd=str(folder),
         )
         try:
-            process = sandbox.popen(
-                limited_command(command, limits, stdin),
-                stdin=StdioMode.NULL,
-                stdout=StdioMode.PIPED,
-                stderr=StdioMode.PIPED,
-            )
+            return sandbox.popen(command, stdin=stdin, stdout=StdioMode.PIPED, stderr=StdioMode.PIPED)
         except (SandlockError, RuntimeError, OSError) as error:
             raise SandboxFault(
                 f"sandlock could not start a command: {error}. In a container, its seccomp profile must allow "
                 "pidfd_getfd and process_vm_readv: Docker's does with --cap-add SYS_PTRACE "
                 "(docs/concepts/environments.md)"
             ) from error
-        with process:
-            return _output(process, limits, stop or threading.Event())
+
+
+class ConfinedCommand:
+    """A running command behind the wall; see RunningCommand."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.stdin: IO[bytes] = process.stdin
+        self.stdout: IO[bytes] = process.stdout
+        self.stderr: IO[bytes] = process.stderr
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """See RunningCommand.close."""
+        with self._lock:
+            if not self._closed:
+                self._process.kill()
+                self._process.wait()
+                self._closed = True
+            for stream in (self.stdin, self.stdout, self.stderr):
+                stream.close()
 
 
 def _output(process: Process, limits: Limits, stop: threading.Event) -> CommandOutput:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
+
+from tentalis.agents.sandbox.abandoned import mark
 
 MIB = 1024 * 1024
 
@@ -52,6 +54,30 @@ class CommandOutput:
     exit_code: int | None
 
 
+class RunningCommand(Protocol):
+    """A command that runs, with its three pipes, which are unbuffered. The caller reads and writes them."""
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """The pipe to its input."""
+        ...
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """The pipe from its output."""
+        ...
+
+    @property
+    def stderr(self) -> IO[bytes]:
+        """The pipe from its error output."""
+        ...
+
+    def close(self) -> None:
+        """Kills the command and everything that it started, waits for their end, and closes the pipes that are open.
+        May be called from any thread; further calls do nothing."""
+        ...
+
+
 class Wall(Protocol):
     """A wall around commands. All methods may be called from several threads."""
 
@@ -79,12 +105,34 @@ class Wall(Protocol):
         """
         ...
 
+    def start(
+        self, command: Sequence[str], folder: Path, limits: Limits, *, readable: Sequence[Path] = ()
+    ) -> RunningCommand:
+        """Starts a command that runs until it ends or is closed, such as a server that speaks over its pipes.
+
+        Everything is confined as in `run`. Of the limits, `time_s` and `output_bytes` do not apply: the caller closes
+        the command and bounds what it reads. Raises SandboxFault.
+        """
+        ...
+
 
 _BLOCK = 512
 """Bytes of a block of `ulimit -f` in a POSIX shell."""
 
 
 def limited_command(command: Sequence[str], limits: Limits, stdin: Path | None) -> list[str]:
-    """Returns a command that sets the limits of the operating system and becomes `command`."""
-    script = f'ulimit -t {limits.cpu_s}; ulimit -f {limits.file_mb * MIB // _BLOCK}; exec "$@" <"$0"'
-    return ["/bin/sh", "-c", script, str(stdin or "/dev/null"), *command]
+    """Returns a command that sets the limits of the operating system and becomes `command`, which reads `stdin`."""
+    return ["/bin/sh", "-c", f'{_limits(limits)}; exec "$@" <"$0"', str(stdin or "/dev/null"), *command]
+
+
+def limited_server(command: Sequence[str], limits: Limits) -> list[str]:
+    """Like `limited_command`, for a command that keeps the pipe of its input."""
+    return ["/bin/sh", "-c", f'{_limits(limits)}; exec "$@"', "server", *command]
+
+
+def _limits(limits: Limits) -> str:
+    """Returns shell commands that set the limits, and the mark by which the command is found if this process is killed.
+    Shells differ in the option of the mark."""
+    number = mark()
+    marked = ":" if number is None else f"ulimit -w {number} 2>/dev/null || ulimit -x {number}"
+    return f"ulimit -t {limits.cpu_s}; ulimit -f {limits.file_mb * MIB // _BLOCK}; {marked}"

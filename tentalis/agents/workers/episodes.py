@@ -67,6 +67,7 @@ class Episode:
     tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
     messages: list[Message] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     rewards: dict[str, float] = field(default_factory=dict)
     ending: Ending = Ending.DONE
@@ -180,6 +181,7 @@ class EpisodePlayer:
             mode = sampled_mode(generation.logprobs_mode, task.sampling)
             episode.tokens.sample(completion, generation.model, mode)
             episode.texts.append(completion.text)
+            episode.steps.append(completion.text)
             if completion.finish_reason == "length":
                 return Ending.TRUNCATED
             started = time.monotonic()
@@ -190,6 +192,8 @@ class EpisodePlayer:
                 return Ending.TIMED_OUT
             episode.left_s -= time.monotonic() - started
             episode.calls += transition.tool_calls
+            if transition.steps:
+                episode.steps[-1:] = transition.steps
             if transition.rewards:
                 episode.tokens.reward(_checked_parts(transition.rewards))
             if transition.done:
@@ -290,7 +294,7 @@ class EpisodePlayer:
                     "status": status,
                     "error": episode.error,
                     "text": text,
-                    "steps": tuple(episode.texts),
+                    "steps": tuple(episode.steps),
                     "sampling": task.sampling,
                     "tool_calls": tuple(episode.calls),
                     "server_id": self._server_id,

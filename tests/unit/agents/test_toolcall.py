@@ -102,6 +102,63 @@ def test_calls_that_cannot_be_carried_out_are_answered_and_counted() -> None:
     assert score["refused_calls"] == len(turns) and score["calls"] == 0.0
 
 
+NESTED: dict[str, Any] = {
+    "code": """print('</x> {"a": [1, {}]}')\nd = {'k': {'l': [1, 2]}}""",
+    "deep": {"a": [{"b": {"c": None}}, "}"]},
+}
+QWEN = '<tool_call>\n{"name": "x", "arguments": {"a": {"b": [1, {"c": "}"}]}}}\n</tool_call>'
+HERMES = '<tool_call>{"arguments": {"q": "a\\u00e9\\n\\"b\\""}, "name": "find"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (QWEN, [("x", {"a": {"b": [1, {"c": "}"}]}})]),
+        (HERMES, [("find", {"q": 'aé\n"b"'})]),
+        (f"I think.\n{called('python', **NESTED)}", [("python", NESTED)]),
+        (f"{called('x', n=1)}\nand\n{called('y')}{called('x', n=2)}", [("x", {"n": 1}), ("y", {}), ("x", {"n": 2})]),
+        ('<tool_call>{"name": "now"}</tool_call>', [("now", {})]),
+        # A call that cannot be read spoils neither the one before it nor the one behind it.
+        (f"{called('x')}<tool_call>{{'name': 'y'}}</tool_call>{called('z')}", [("x", {}), None, ("z", {})]),
+        ('<tool_call>{"name": "x", "arguments": {"a": 1}</tool_call>', [None]),
+        ('<tool_call>{"name": "x"} {"name": "y"}</tool_call>', [None]),
+        ('<tool_call>{"name": "x", "arguments": "{}"}</tool_call>', [None]),
+        ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', [None]),
+        ("<tool_call></tool_call>", [None]),
+        (f"{called('x')}<tool_call>{{", [("x", {}), None]),
+        ("</tool_call> no call, <tools> none", []),
+    ],
+)
+def test_calls_in_the_formats_of_qwen_and_hermes(text: str, expected: list[tuple[str, dict[str, Any]] | None]) -> None:
+    read = [None if call.problem is not None else (call.name, call.arguments) for call in requested_calls(text)]
+    assert read == expected
+
+
+def test_an_argument_may_hold_the_tags_of_a_call() -> None:
+    code = "print('<tool_call>{}</tool_call>')"
+    calls = requested_calls(called("python", code=code) + called("x"))
+    assert [(call.problem, call.name) for call in calls] == [(None, "python"), (None, "x")]
+    assert calls[0].arguments == {"code": code}
+
+
+def test_many_tags_that_are_not_calls_cost_one_pass() -> None:
+    assert len(requested_calls('<tool_call>{"a": "' * 20_000)) == 1
+    assert len(requested_calls('<tool_call>[" </tool_call>' * 5_000)) == 5_000
+
+
+def test_several_calls_of_a_turn_are_answered_in_order_and_those_that_are_too_many_are_named() -> None:
+    turn = "".join(called("python", code=f"print({number})") for number in range(9)) + "<tool_call>{</tool_call>"
+    transitions, score = played(turn)
+    results = [str(call.result) for call in transitions[0].tool_calls]
+    assert results[:8] == [str(number) for number in range(8)]
+    assert results[8] == "error: only the first 8 calls of a turn are carried out"
+    assert results[9].startswith("error: the tool call is not JSON")
+    assert (score["calls"], score["refused_calls"]) == (8.0, 2.0)
+    (message,) = transitions[0].observation.messages
+    assert message.content.split("\n</tool_response>")[0] == "<tool_response>\n0"
+    assert message.content.count("<tool_response>") == 10
+
+
 def test_files_live_as_long_as_the_episode_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     write, read = (called("python", code=code) for code in ("open('x', 'w').write('kept')", "print(open('x').read())"))
@@ -176,6 +233,10 @@ def test_tools_of_a_file_get_checked_arguments_on_stdin(tmp_path: Path) -> None:
         ("tools: [{name: a, description: x, command: []}]", "not valid"),
         ("tools: [{name: python, description: x, command: [ls]}]", "several tools named python"),
         ("tools: [{name: a, description: x, command: [ls], parameters: {type: nothing}}]", "not a JSON schema"),
+        (
+            "tools: [{name: a, description: x, command: [ls], parameters: {$ref: 'http://x/s'}}]",
+            "refer to 'http://x/s'",
+        ),
     ],
 )
 def test_a_bad_file_of_tools_is_refused_at_the_start(tmp_path: Path, content: str, message: str) -> None:
@@ -230,7 +291,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypa
 def test_environments_are_found_by_name() -> None:
     assert "toolcall" in [entry.name for entry in known_environments()]
     assert has_episodes("toolcall") and not has_episodes("chat") and maker_of("toolcall") is ToolcallEnvironment
-    with pytest.raises(BadEnvironment, match="known: toolcall"):
+    with pytest.raises(BadEnvironment, match="known: echo, llm, toolcall"):
         maker_of("nowhere")
 
 

@@ -64,6 +64,7 @@ COMPUTES = (
     "tentalis.inference.",
     "trainer.",
     # Environments that run actions of a model, but not the worker that plays them.
+    "tentalis.agents.environments.mcp_",
     "tentalis.agents.environments.tool",
     "tentalis.agents.sandbox.sandlock_wall",
 )
@@ -86,7 +87,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 def test_only_what_computes_needs_an_extra_to_be_imported(failed: dict[str, str]) -> None:
     assert [name for name in failed if not name.startswith(COMPUTES)] == []
-    assert set(failed.values()) == {"torch", "jsonschema", "sandlock"}
+    assert set(failed.values()) == {"torch", "jsonschema", "mcp", "sandlock"}
     assert {"tentalis.inference.engine", "trainer.step.step", "trainer.replay.replay"} <= failed.keys()
 
 

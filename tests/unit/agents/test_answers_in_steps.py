@@ -1,0 +1,163 @@
+"""The environments llm and echo: the format of answers in steps, the steps on the log, and the rewards."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.records import Message, Result, Status, Task, Verifier
+from tentalis import rewards
+from tentalis.agents.environments import Environment, EnvironmentFault, EnvironmentOptions
+from tentalis.agents.environments.echo import EchoEnvironment
+from tentalis.agents.environments.llm import LlmEnvironment
+from tentalis.agents.environments.registry import has_episodes, prepared_environment
+from tentalis.agents.environments.step_tags import INSTRUCTIONS, steps_or_whole, tagged_steps
+from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
+from tentalis.policies.served import ServedVersions
+from tentalis.rewards.steps import spans_of, steps_of
+from tests.support.episode_server import EpisodeServer, decoded
+from tests.support.loop_records import T0, ack, task
+from tests.support.worker_lab import policy_calls
+
+EXPERT = "<step>6 * 7 is 42.</step>\n<step>So\n\nit is 42.</step>\n<answer>42</answer>"
+
+
+class Characters:
+    """The tokenizer of EpisodeServer."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return decoded([token for token in ids if token > 2])
+
+
+def asked(environment: str, verifier: str, data: dict[str, Any], *messages: Message) -> Task:
+    found = task(environment=environment, n=1, verifier=Verifier(name=verifier, data=json.dumps(data)))
+    return found.model_copy(update={"messages": messages}) if messages else found
+
+
+def answered(make: Callable[[EnvironmentOptions], Environment], of: Task, text: str, finish: str = "stop") -> Result:
+    def no_wall() -> Any:
+        raise AssertionError("an environment without actions asked for a wall")
+
+    served = ServedVersions("local")
+    served.apply(ack(1))
+    server: Any = EpisodeServer(["assistant@v1"], lambda conversation, turn: text)
+    server.finish_reason = finish
+    player = EpisodePlayer(
+        server,
+        policy_calls(served, patience_s=0.1),
+        lambda: make(EnvironmentOptions(no_wall)),
+        EpisodeLimits(attempts=1),
+        worker_id="w",
+        server_id="local",
+    )
+    (result,) = asyncio.run(asyncio.wait_for(player.answer(of, T0), 60))
+    assert len(server.prompts) == 1, "one turn"
+    prompt = decoded(server.prompts[0])
+    assert (INSTRUCTIONS in prompt) == (of.environment == "llm")
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("<step>a</step><step>b</step><answer>c</answer>", ("a", "b")),
+        ("words <Step>\n a \n</sTEP> words <step> </step> <step>never closed", ("a",)),
+        ("<step>outer <step>inner</step> rest</step>", ("outer <step>inner",)),
+        ("</step>a<step>b</step>", ("b",)),
+        ("<step>a < b > c & {d}</step>", ("a < b > c & {d}",)),
+        ("no tags at all", ("no tags at all",)),
+        ("<answer>42</answer>", ("<answer>42</answer>",)),
+        ("", ()),
+    ],
+)
+def test_steps_are_the_closed_blocks_or_the_whole_text(text: str, steps: tuple[str, ...]) -> None:
+    assert steps_or_whole(text) == steps
+
+
+def test_many_blocks_that_are_not_closed_cost_one_pass() -> None:
+    assert tagged_steps("<step>" * 200_000 + "x") == ()
+
+
+def test_the_steps_are_on_the_log_and_have_their_tokens() -> None:
+    of = asked("llm", "gsm8k", {"answer": "#### 42"})
+    result = answered(LlmEnvironment, of, EXPERT)
+    assert (result.status, result.text) == (Status.OK, EXPERT), "the text keeps its tags, as its tokens do"
+    assert result.steps == ("6 * 7 is 42.", "So\n\nit is 42.") == tuple(steps_of(result, 16))
+    spans = spans_of(result, result.steps, Characters())
+    assert spans is not None
+    first, last = EXPERT.index("So"), len(result.response_token_ids) // 4
+    prompt = len(result.prompt_token_ids) // 4
+    assert spans == [(prompt, prompt + first), (prompt + first, prompt + last)]
+
+
+@pytest.mark.parametrize(
+    ("verifier", "data", "right", "wrong"),
+    [
+        ("gsm8k", {"answer": "#### 42"}, EXPERT, "<step>42</step><answer>41</answer>"),
+        ("math", {"answer": r"\frac{1}{2}"}, r"<step>x</step><answer>\dfrac12</answer>", r"<answer>\frac13</answer>"),
+        ("episode", {"answer": "42"}, EXPERT, "<step>42</step><answer>41</answer>"),
+        ("episode", {"answer": "42"}, "42", "The number is 42."),
+    ],
+)
+def test_the_verifiers_grade_the_answer_and_not_the_steps(
+    verifier: str, data: dict[str, Any], right: str, wrong: str
+) -> None:
+    of = asked("llm", verifier, data)
+    rewards_of = [rewards.verify(of, answered(LlmEnvironment, of, text)).reward for text in (right, wrong, "")]
+    assert rewards_of == [1.0, 0.0, 0.0]
+
+
+def test_a_truncated_answer_is_one_step() -> None:
+    of = asked("llm", "episode", {"answer": "42"})
+    result = answered(LlmEnvironment, of, "<step>a</step><step>b", finish="length")
+    assert result.steps == ("<step>a</step><step>b",) and rewards.verify(of, result).reward == 0.0
+
+
+def test_without_a_reference_the_reward_is_unknown() -> None:
+    of = asked("llm", "episode", {})
+    verdict = rewards.verify(of, answered(LlmEnvironment, of, EXPERT))
+    assert verdict.reward is None and verdict.components["tagged_steps"] == 2.0
+
+
+def test_bad_data_of_a_task_are_not_the_policys_fault() -> None:
+    result = answered_by_fault(asked("llm", "episode", {"answer": [1]}))
+    assert (result.status, result.error is not None and "answer" in result.error) == (Status.INFRA, True)
+
+
+def answered_by_fault(of: Task) -> Result:
+    served = ServedVersions("local")
+    served.apply(ack(1))
+    make = prepared_environment(of.environment)
+    assert make is not None
+    calls = policy_calls(served, patience_s=0.1)
+    server: Any = EpisodeServer(["assistant@v1"], lambda text, turn: "")
+    player = EpisodePlayer(server, calls, make, EpisodeLimits(attempts=1), worker_id="w", server_id="local")
+    (result,) = asyncio.run(asyncio.wait_for(player.answer(of, T0), 60))
+    return result
+
+
+def test_echo_rewards_the_last_message_of_the_user_and_nothing_else() -> None:
+    said = (
+        Message(role="user", content="First."),
+        Message(role="assistant", content="Yes."),
+        Message(role="user", content=" Repeat\nthis. "),
+    )
+    of = asked("echo", "episode", {}, *said)
+    turns = ("Repeat\nthis.", "First.", "")
+    graded = [rewards.verify(of, answered(EchoEnvironment, of, text)).reward for text in turns]
+    assert graded == [1.0, 0.0, 0.0]
+    assert answered(EchoEnvironment, of, "Repeat\nthis.").steps == ("Repeat\nthis.",)
+
+
+def test_a_task_that_says_nothing_cannot_be_echoed() -> None:
+    of = asked("echo", "episode", {}, Message(role="system", content="Say something."))
+    with pytest.raises(EnvironmentFault, match="no message of the user"):
+        asyncio.run(EchoEnvironment(EnvironmentOptions(lambda: None)).reset(of))  # type: ignore[arg-type,return-value]
+
+
+def test_both_are_known() -> None:
+    assert has_episodes("echo") and has_episodes("llm")
+    rewards.check_environment("echo")
+    rewards.check_environment("llm")
