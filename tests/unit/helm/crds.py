@@ -1,6 +1,6 @@
 """Schemas of the custom resources that the chart makes: those of their definitions (CRDs), made strict.
 
-`custom_resources/` has one file per kind, from API version to JSON schema. `python -m tests.unit.helm.crds CRD.yaml ...`
+`custom_resources/` has one file per kind, from API version to JSON schema. `python -m tests.unit.helm.crds CRD.yaml`
 writes the files again from the definitions that a release publishes; its README.md names the releases.
 """
 
