@@ -42,7 +42,7 @@ def delete(
     Refused while a group has members, and for the group of an application other than the worker, unless --force names
     it. A worker that comes back with the same id answers the tasks that name it again: the join takes the first result.
     """
-    from tentalis.ops.groups.core import DeletionRefused
+    from tentalis.ops.groups.core import GroupDeletionRefused
     from tentalis.ops.groups.process import delete_groups, planned_deletion
     from tentalis.ops.groups.process import replaced_workers as read_replaced_workers
 
@@ -55,7 +55,7 @@ def delete(
             names = [lag.group.name for lag in found]
             if done and names:
                 delete_groups(settings, names)
-        except DeletionRefused as error:
+        except GroupDeletionRefused as error:
             raise CommandError(str(error)) from error
     rows = [
         {

@@ -20,7 +20,7 @@ class ResetRefused(Exception):
     """A reset that is not carried out. The message gives the reason and the remedy."""
 
 
-class DeletionRefused(Exception):
+class GroupDeletionRefused(Exception):
     """A group that is not deleted. The message gives the reason and the remedy."""
 
 
@@ -199,15 +199,17 @@ def reason_to_keep(application: Application) -> str:
 
 
 def check_deletion(lag: GroupLag, reason: str, force: Collection[str]) -> None:
-    """Raises DeletionRefused if the group has members or is not on the broker, or if there is a `reason` against it and
-    `force` does not name the group."""
+    """Raises GroupDeletionRefused if the group has members or is not on the broker, or if there is a `reason` against
+    it and `force` does not name the group."""
     name = lag.group.name
     if lag.active:
-        raise DeletionRefused(f"the group {name} is active. Stop its members first: {_members(lag)}")
+        raise GroupDeletionRefused(f"the group {name} is active. Stop its members first: {_members(lag)}")
     if lag.group.state in (ABSENT, DEAD):
-        raise DeletionRefused(f"the broker has no group {name}: there is nothing to delete")
+        raise GroupDeletionRefused(f"the broker has no group {name}: there is nothing to delete")
     if reason and name not in force:
-        raise DeletionRefused(f"the group {name} is not deleted: {reason}. To delete it nevertheless: --force {name}")
+        raise GroupDeletionRefused(
+            f"the group {name} is not deleted: {reason}. To delete it nevertheless: --force {name}"
+        )
 
 
 def _members(lag: GroupLag) -> str:

@@ -21,7 +21,7 @@ from tentalis.kafka.offsets import (
 )
 from tentalis.ops.groups.core import (
     ABSENT,
-    DeletionRefused,
+    GroupDeletionRefused,
     GroupLag,
     PartitionLag,
     ResetRow,
@@ -145,7 +145,7 @@ def replaced_workers(settings: Settings) -> list[GroupLag]:
 
 
 def planned_deletion(settings: Settings, names: Sequence[str], force: Collection[str]) -> list[GroupLag]:
-    """Returns the groups of these names, all of which may be deleted. Raises DeletionRefused, UnknownGroup."""
+    """Returns the groups of these names, all of which may be deleted. Raises GroupDeletionRefused, UnknownGroup."""
     found = read_groups(settings, names)
     for lag in found:
         application = owner(lag.group.name)
@@ -158,9 +158,10 @@ def planned_deletion(settings: Settings, names: Sequence[str], force: Collection
 def delete_groups(settings: Settings, names: Sequence[str]) -> None:
     """Deletes inactive groups with their offsets. The broker refuses a group that has members again.
 
-    Raises KafkaException, Forbidden, DeletionRefused.
+    Raises KafkaException, Forbidden, GroupDeletionRefused.
     """
-    for name, future in AdminClient(client_config(settings)).delete_consumer_groups(list(names)).items():
+    client = AdminClient(client_config(settings))  # it must live until its requests are answered
+    for name, future in client.delete_consumer_groups(list(names)).items():
         try:
             future.result(_TIMEOUT_S)
         except KafkaException as error:
@@ -168,7 +169,9 @@ def delete_groups(settings: Settings, names: Sequence[str]) -> None:
                 case KafkaError.GROUP_ID_NOT_FOUND:  # its offsets expired, or somebody else deleted it
                     continue
                 case KafkaError.NON_EMPTY_GROUP:
-                    raise DeletionRefused(f"the group {name} has members again; those before it are deleted") from error
+                    raise GroupDeletionRefused(
+                        f"the group {name} has members again; those before it are deleted"
+                    ) from error
                 case KafkaError.GROUP_AUTHORIZATION_FAILED:
                     raise forbidden(settings, [(Operation.DELETE, Resource.GROUP, name)]) from error
             raise

@@ -12,7 +12,7 @@ from tentalis.kafka.groups import ConsumerGroup, GroupMember
 from tentalis.kafka.positions import Start
 from tentalis.ops.cluster_status import application_status
 from tentalis.ops.groups.core import (
-    DeletionRefused,
+    GroupDeletionRefused,
     GroupLag,
     PartitionLag,
     ResetRefused,
@@ -116,7 +116,7 @@ def test_a_group_is_deleted_if_it_is_inactive_and_holds_nothing_that_is_needed()
         (group(), ["tentalis-scoring"], "committed offsets of join.*--force tentalis-join"),
         (absent, ["tentalis-join"], "nothing to delete"),
     ):
-        with pytest.raises(DeletionRefused, match=said):
+        with pytest.raises(GroupDeletionRefused, match=said):
             check_deletion(lag, reason_to_keep(join), force)
 
 
