@@ -25,6 +25,8 @@ RUN python -m venv --without-pip /opt/tentalis \
     && cyclonedx-py environment --output-reproducible -o /build/core.cdx.json /opt/tentalis/bin/python
 
 FROM packages-core AS app
+# With --build-arg SOURCE_DATE_EPOCH=SECONDS the wheel has the same bytes in every build.
+ARG SOURCE_DATE_EPOCH
 COPY pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY streams streams

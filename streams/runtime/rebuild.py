@@ -128,6 +128,11 @@ class StateRebuild:
         places = [(self._source, partition) for partition in range(identities[self._source].partitions)]
         ranges = self._client.ranges(places)
         committed = committed_notes(self._settings, self._processor.app_id, places)
+        if not committed:
+            raise CannotRebuildState(
+                f"the group {self._processor.app_id} has never committed an offset: there is no state to rebuild. "
+                "Start the application"
+            )
         for place, each in committed.items():
             other = each.note is not None and each.note.source != identities[self._source].topic_id
             if other or each.offset > ranges[place].end:

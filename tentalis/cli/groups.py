@@ -1,4 +1,4 @@
-"""`tentalis groups`: lists, describes and resets consumer groups, shows their lag, and skips bad records."""
+"""`tentalis groups`: lists, describes, resets and deletes consumer groups, shows their lag, and skips bad records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tentalis.cli.groups_delete import delete
 from tentalis.cli.groups_skip import skip
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, CarryOut, DryRun
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from tentalis.ops.groups.learning import LearningLag
 
 app = typer.Typer(
-    help="Consumer groups of the applications: list, describe, lag, reset-offsets, skip.",
+    help="Consumer groups of the applications: list, describe, lag, reset-offsets, skip, delete.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 app.command(short_help="Plan or make a skip of records that cannot be processed.")(skip)
+app.command(short_help="Plan or carry out the deletion of inactive groups.")(delete)
 
 LISTED = ("group", "application", "state", "members", "records")
 LAGGING = ("group", "application", "state", "records", "seconds")
@@ -102,8 +104,8 @@ def lag(
     bootstrap: Bootstrap = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Shows the lag of the groups in records and in seconds (the age of the oldest unread record), and the lag of each
-    policy in learning units.
+    """Shows the lag of the groups in records and in seconds (the age of the oldest unread record; `-`: unknown), and
+    the lag of each policy in learning units.
 
     Learning units are the rollouts that wait for training, and the minutes until a complaint that is written now
     reaches the served policy. docs/operations/consumer-groups.md defines the stages, whose seconds are shown.

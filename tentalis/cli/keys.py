@@ -78,12 +78,13 @@ def create(
         typer.echo(
             f"would create a key with the scopes {', '.join(names)} for {user or 'any user'} in {path}", err=True
         )
-        return
-    key = core.create(path, scopes, user, label, limits)
-    if output is OutputFormat.TABLE:
-        print_text(key)
-    else:
+    key = None if dry_run else core.create(path, scopes, user, label, limits)
+    if output is not OutputFormat.TABLE:
         print_data(output, {"key": key, "user": user, "scopes": names, "label": label, "limits": limits})
+    elif key is not None:
+        print_text(key)
+    if dry_run:
+        return
     typer.echo(f"its hash is stored in {path}; the key is not shown again", err=True)
 
 
@@ -130,16 +131,17 @@ def limit(
     path = _path(keys)
     limits, removed = _limits(values)
     missing = _missing(path, identifier)
-    if not any(key.id == identifier and key.revoked is None for key in (core.load(path) if path.exists() else ())):
+    active = (key for key in (core.load(path) if path.exists() else ()) if key.revoked is None)
+    found = next((key for key in active if key.id == identifier), None)
+    if found is None:
         raise missing
     if not dry_run and not yes:
         typer.confirm(f"Set {' '.join(values)} for {identifier}?", abort=True, err=True)
-    if not dry_run:
-        changed = core.set_limits(path, identifier, limits, removed)
-        if changed is None:
-            raise missing
-        if output is not OutputFormat.TABLE:
-            print_data(output, {"id": identifier, "limits": changed})
+    changed = core.new_limits(found, limits, removed) if dry_run else core.set_limits(path, identifier, limits, removed)
+    if changed is None:
+        raise missing
+    if output is not OutputFormat.TABLE:
+        print_data(output, {"id": identifier, "limits": changed})
     typer.echo(f"{' '.join(values)} {'would be' if dry_run else 'is'} set for {identifier}", err=True)
 
 

@@ -44,7 +44,7 @@ COMMANDS = (
     ("sessions", "tentalis.cli.sessions:app", "Recorded conversations: list, show, label."),
     ("topics", "tentalis.cli.topics:app", "Topics and ACLs: list, compare with the table, apply, trim."),
     ("state", "tentalis.cli.state:app", "State of stream applications: rebuild it from the log."),
-    ("groups", "tentalis.cli.groups:app", "Consumer groups: list, describe, lag, reset, skip."),
+    ("groups", "tentalis.cli.groups:app", "Consumer groups: list, describe, lag, reset, skip, delete."),
     ("schemas", "tentalis.cli.schemas:app", "Avro schemas: check, list, show, register, fingerprint."),
     ("consume", "tentalis.cli.consume:consume", "Show records of a topic."),
     ("produce", "tentalis.cli.produce:produce", "Write records to a topic from JSON."),

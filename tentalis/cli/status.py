@@ -141,6 +141,8 @@ def _look_at_cluster(bootstrap: str | None, lost: LostTopics, output: OutputForm
 
 
 def _show_cluster(found: ClusterStatus, lost: list[str] | None, output: OutputFormat) -> None:
+    from tentalis.ops.cluster_status import REPLACED
+
     if output is not OutputFormat.TABLE:
         print_data(output, asdict(found) | {"lost_topics": lost})
         return
@@ -153,6 +155,12 @@ def _show_cluster(found: ClusterStatus, lost: list[str] | None, output: OutputFo
         ("application", "state", "members", "lag", "group"),
         [(each.application, each.state, each.members, each.records, each.group) for each in found.applications],
     )
+    replaced = sum(each.state == REPLACED for each in found.applications)
+    if replaced:
+        print_text(
+            f"\n{replaced} workers were replaced, and their own groups are left: `tentalis groups delete "
+            "--replaced-workers` lists them"
+        )
     print_text()
     print_table(
         ("served version", "run", "step", "served by"),

@@ -399,7 +399,7 @@ def repartition(
             rows = [] if unfinished else [asdict(each) | {"to": partitions} for each in work.plan(partitions)]
             if unfinished is not None:
                 typer.echo(f"a move to {partitions} partitions was interrupted; --yes finishes it", err=True)
-            elif rows or output is not OutputFormat.TABLE:
+            if rows or output is not OutputFormat.TABLE:
                 show(output, ("topic", "partitions", "to", "records"), rows)
             if not yes or dry_run:
                 typer.echo("nothing was changed; --yes moves them", err=True)

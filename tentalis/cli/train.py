@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tentalis.cli.shared.errors import CommandError
-from tentalis.cli.shared.options import Bootstrap, MetricsPort
+from tentalis.cli.shared.options import Bootstrap, MetricsPort, variable_option
 from tentalis.cli.shared.settings import settings_of_role
 from tentalis.cli.shared.startup import configure_logging
 from tentalis.service import variables
@@ -22,7 +22,10 @@ def train(
         Path | None,
         typer.Option("--config", exists=True, dir_okay=False, help="YAML or TOML file (docs/reference/config.md)."),
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Number of training processes.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Number of training processes, on each node.")] = 1,
+    nodes: Annotated[int, variable_option(variables.TRAINER_NODES, "--nodes")] = variables.TRAINER_NODES.default,
+    node: Annotated[int, variable_option(variables.TRAINER_NODE, "--node")] = variables.TRAINER_NODE.default,
+    rendezvous: Annotated[str | None, variable_option(variables.TRAINER_RENDEZVOUS, "--rendezvous")] = None,
     once: Annotated[
         bool,
         typer.Option("--once", help="Train one step if a full batch is on the log, then end. Ignores training hours."),
@@ -66,9 +69,15 @@ def train(
     if once and steps is not None:
         raise CommandError("--once is one step: omit --steps", ExitCode.USAGE)
     require("`tentalis train`", "train")
+    from trainer.distributed.nodes import BadPlace, place_of
     from trainer.run.launch import main
     from trainer.run.stop_condition import StopCondition
 
+    try:
+        place = place_of(node, nodes, rendezvous)
+    except BadPlace as error:
+        raise CommandError(str(error), ExitCode.USAGE) from error
+
     stop_condition = StopCondition(1 if once else steps, caught_up=once or until_caught_up)
     settings = settings_of_role("trainer", bootstrap).model_copy(update={"accept_loss": accept_loss})
-    raise typer.Exit(main(settings, resolved, ranks, port, stop_condition))
+    raise typer.Exit(main(settings, resolved, ranks, port, stop_condition, place))

@@ -36,6 +36,7 @@ class Operation(StrEnum):
     READ = "Read"
     WRITE = "Write"
     CREATE = "Create"
+    DELETE = "Delete"
     DESCRIBE = "Describe"
     ALTER = "Alter"
     ALTER_CONFIGS = "AlterConfigs"
@@ -43,7 +44,7 @@ class Operation(StrEnum):
 
 
 IMPLIED = {
-    Operation.DESCRIBE: frozenset({Operation.READ, Operation.WRITE, Operation.ALTER}),
+    Operation.DESCRIBE: frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER}),
     Operation.DESCRIBE_CONFIGS: frozenset({Operation.ALTER_CONFIGS}),
 }
 """Maps an operation to the operations that imply it in Kafka's authorizer."""
@@ -181,9 +182,10 @@ def roles() -> dict[str, Role]:
         _role("auditor", "`tentalis replay`, `verify`, `consume`, `topics list`", _auditor()),
         _role(
             "groups",
-            "`tentalis groups reset-offsets`, `skip`",
+            "`tentalis groups reset-offsets`, `skip`, `delete`",
             _auditor(),
             _group(topics.PREFIX, prefixed=True),
+            [Grant(Resource.GROUP, topics.PREFIX, Operation.DELETE, prefixed=True)],
             _writes(*{topics.dlq(topic) for each in topology.APPLICATIONS for topic in each.consumes}),
         ),
         _role(

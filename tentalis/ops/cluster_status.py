@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from tentalis.kafka import topology
 from tentalis.kafka.admin import KafkaAdmin
 from tentalis.kafka.topology import InStack, topic_table
-from tentalis.ops.groups.core import GroupLag
+from tentalis.ops.groups.core import GroupLag, is_of_one_worker
 from tentalis.ops.groups.process import read_groups
 from tentalis.policies.view_reader import read_policies
 from tentalis.service.settings import Settings
 
-WORKING, IDLE, ABSENT = "working", "no member", "absent"
+WORKING, IDLE, ABSENT, REPLACED = "working", "no member", "absent", "replaced"
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationStatus:
-    """An application by its consumer group. `needed`: the loop stands still without it."""
+    """An application by its consumer group. `needed`: the loop stands still without it. `state` is `replaced` for the
+    own group of a worker that is gone: nobody reads its records, which the others answer."""
 
     application: str
     group: str
@@ -65,16 +66,19 @@ def read_cluster(settings: Settings) -> ClusterStatus:
     missing = sorted({*topic_table().topics} - there)
     if missing:
         return ClusterStatus(settings.require_bootstrap(), missing, [], [])
-    groups = [application_status(lag) for lag in read_groups(settings) if lag.application]
+    lags = [lag for lag in read_groups(settings) if lag.application]
+    names = [lag.group.name for lag in lags]
+    groups = [application_status(lag, one_worker=is_of_one_worker(lag.group.name, names)) for lag in lags]
     rows = [row for row in read_policies(settings).rows(None, 0) if row["state"] == "promoted"]
     served = [ServedPolicy(row["version"], row["run"], row["step"], row["served_by"]) for row in rows]
     return ClusterStatus(settings.require_bootstrap(), [], groups, served)
 
 
-def application_status(lag: GroupLag) -> ApplicationStatus:
-    """Returns the state of an application by its group."""
-    state = WORKING if lag.active else IDLE if lag.started else ABSENT
+def application_status(lag: GroupLag, *, one_worker: bool = False) -> ApplicationStatus:
+    """Returns the state of an application by its group. `one_worker`: see `is_of_one_worker`."""
+    state = WORKING if lag.active else REPLACED if one_worker else IDLE if lag.started else ABSENT
     application = topology.named(lag.application)
     # A trainer ends with its run, and the group of an environment may be of earlier tasks.
     needed = application.in_stack is InStack.ALWAYS and application.group_by is None
-    return ApplicationStatus(lag.application, lag.group.name, state, len(lag.group.members), lag.records, needed)
+    records = None if state == REPLACED else lag.records
+    return ApplicationStatus(lag.application, lag.group.name, state, len(lag.group.members), records, needed)

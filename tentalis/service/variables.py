@@ -210,6 +210,20 @@ METRICS_PORT = Variable[int | None](
     _METRICS,
     default_text="none are served",
 )
+TRAINER_NODES = Variable(
+    f"{PREFIX}TRAINER_NODES", whole(1), 1, "Number of machines on which the trainer runs its ranks.", "`train`"
+)
+TRAINER_NODE = Variable(
+    f"{PREFIX}TRAINER_NODE", whole(0), 0, "Number of this machine among those of the trainer, from 0.", "`train`"
+)
+TRAINER_RENDEZVOUS = Variable[str | None](
+    f"{PREFIX}TRAINER_RENDEZVOUS",
+    matching(r"\S+:[0-9]+", "HOST:PORT"),
+    None,
+    "HOST:PORT at which the trainer's nodes meet: an address of node 0, which listens on the port.",
+    "`train`",
+    default_text="one machine",
+)
 HOLD = Variable[frozenset[int] | None](
     f"{PREFIX}HOLD",
     exit_codes(),

@@ -38,6 +38,14 @@ class RankGroup:
             dist.all_reduce(values)
         return values
 
+    def broadcast(self, value: T | None) -> T:
+        """Returns rank 0's value on every rank; that of the other ranks does not count. A collective."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0)
+        found: T = values[0]
+        return found
+
     def gather(self, value: T) -> list[T]:
         """Returns every rank's value, ordered by rank. A collective."""
         if self.size == 1:

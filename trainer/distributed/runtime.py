@@ -66,8 +66,9 @@ def base_dtype_of(config: TrainerConfig) -> torch.dtype:
 
 
 def threads_of(config: TrainerConfig, world_size: int) -> int:
-    """Returns the CPU threads of one rank."""
-    return config.threads or max(1, len(os.sched_getaffinity(0)) // world_size)
+    """Returns the CPU threads of one rank: the ranks of a machine share its cores."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    return config.threads or max(1, len(os.sched_getaffinity(0)) // here)
 
 
 def instruction_set(device: str) -> str:

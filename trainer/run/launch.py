@@ -1,4 +1,4 @@
-"""Starts one trainer: in this process for one rank, as child processes for more."""
+"""Starts one trainer, or its part on this node: in this process for one rank, as child processes for more."""
 
 import os
 import signal
@@ -10,10 +10,14 @@ from pathlib import Path
 
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
+from tentalis.service.health import Health, served
+from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
+from tentalis.service.version import app_version
 from trainer.config.file import load_config
 from trainer.config.trainer_config import TrainerConfig, config_text
-from trainer.distributed.stop import GRACE_SECONDS, stop_on_signals
+from trainer.distributed.nodes import LOOPBACK, NodeLost, NodeMeeting, NodePlace, meet_nodes
+from trainer.distributed.stop import GRACE_SECONDS, StopRequest, stop_on_signals
 from trainer.run.stop_condition import FOREVER, StopCondition
 
 POLL_SECONDS = 0.05
@@ -25,23 +29,33 @@ def main(
     ranks: int,
     metrics_port: int | None = None,
     stop_condition: StopCondition = FOREVER,
+    place: NodePlace | None = None,
 ) -> int:
-    """Runs the trainer until it ends; returns the exit code. Raises NoBroker, PortTaken."""
+    """Runs the trainer until it ends; returns the exit code. `place`: of this machine among several nodes, each of
+    which runs `ranks` processes. Raises NoBroker, PortTaken."""
     settings.require_bootstrap()
-    if ranks == 1:
+    if ranks == 1 and place is None:
         # The imports take seconds; signals must be handled before.
         with stop_on_signals() as stop:
             from trainer.run.loop import run
 
             return run(config, settings, stop, metrics_port, stop_condition)
     # The ranks read the resolved configuration, so later edits of the file or of variables cannot reach them.
-    resolved = settings.home / "resolved" / f"{config.run_id}.yaml"
+    # Nodes may share a folder, and each writes when it starts.
+    node = "" if place is None else f".{place.index}"
+    resolved = settings.home / "resolved" / f"{config.run_id}{node}.yaml"
     resolved.parent.mkdir(parents=True, exist_ok=True)
     resolved.write_text(config_text(config), encoding="utf-8")
     arguments = ["train", "--config", str(resolved), *stop_condition.arguments()]
     if metrics_port is not None:
         arguments += ["--metrics-port", str(metrics_port)]
-    return spawn(arguments, ranks, settings)
+    if place is None:
+        return spawn(arguments, ranks, settings)
+    # Rank 0, on node 0, serves for itself. A node that waits is ready, so that an update of the nodes reaches node 0.
+    health = Health(Exporter("trainer"), lambda: None)
+    with served(health, metrics_port if place.index else None):
+        text = f"{app_version()}\n{config_text(config)}"
+        return spawn(arguments, ranks, settings, place=place, settings_text=text)
 
 
 def launch(
@@ -51,45 +65,89 @@ def launch(
     return main(Settings.from_env(), load_config(config_path, os.environ), ranks, metrics_port, stop_condition)
 
 
-def spawn(arguments: Sequence[str], ranks: int, settings: Settings, exit_code: int = ExitCode.STOPPED) -> int:
+def spawn(
+    arguments: Sequence[str],
+    ranks: int,
+    settings: Settings,
+    exit_code: int = ExitCode.STOPPED,
+    *,
+    place: NodePlace | None = None,
+    settings_text: str = "",
+) -> int:
     """Runs `python -m trainer ARGUMENTS` as `ranks` connected processes; returns 0 if all return 0.
 
-    When one ends with an error, or this process is asked to stop (and then ends with `exit_code`), all end.
+    When one ends with an error, or this process is asked to stop (and then ends with `exit_code`), all end; with
+    several nodes, those of all nodes. `place`, `settings_text`: see `meet_nodes`.
     """
-    from torch._C._distributed_c10d import TCPStore
+    # Longer than the ranks' own grace period, within which they end by themselves.
+    with stop_on_signals(exit_code, GRACE_SECONDS + 0.7) as stop:
+        if place is None:
+            from torch._C._distributed_c10d import TCPStore
 
-    # The store lives in the launcher, so it survives the death of a rank; port 0 avoids a race for a port.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            # The store lives in the launcher, so it survives the death of a rank; port 0 avoids a race for a port.
+            store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+            return _run_ranks(arguments, ranks, settings, stop, NodePlace(0, 1, LOOPBACK, store.port), None)
+        meeting = meet_nodes(place, f"{ranks} ranks\n{settings_text}", stop.check)
+        return _run_ranks(arguments, ranks, settings, stop, place, meeting)
+
+
+def _run_ranks(
+    arguments: Sequence[str],
+    ranks: int,
+    settings: Settings,
+    stop: StopRequest,
+    place: NodePlace,
+    meeting: NodeMeeting | None,
+) -> int:
     environment = os.environ | {
         variables.BOOTSTRAP.name: settings.require_bootstrap(),
         variables.HOME.name: str(settings.home),
         variables.ACCEPT_LOSS.name: "true" if settings.accept_loss else "",
         variables.CACHE.name: str(settings.cache),
         variables.STORE.name: settings.store or "",
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"),
+        "WORLD_SIZE": str(ranks * place.count),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": place.store_host,
+        "MASTER_PORT": str(place.port),
     }
+    if meeting is None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     command = [sys.executable, "-m", "trainer", *arguments]
-    # Longer than the ranks' own grace period, within which they end by themselves.
-    with stop_on_signals(exit_code, GRACE_SECONDS + 0.7) as stop:
-        children = [
-            subprocess.Popen(command, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(ranks)
-        ]
-        try:
-            while not stop.requested:
-                codes = [child.poll() for child in children]
-                failed = [code for code in codes if code]
-                if failed:
-                    return max(ExitCode.ERROR, *failed)
-                if all(code == 0 for code in codes):
-                    return ExitCode.OK
-                time.sleep(POLL_SECONDS)
+    first = place.index * ranks
+    children = [
+        subprocess.Popen(command, env=environment | {"RANK": str(first + local), "LOCAL_RANK": str(local)})
+        for local in range(ranks)
+    ]
+    code: int = ExitCode.STOPPED
+    try:
+        code = _wait_for_ranks(children, stop, meeting)
+        if meeting is not None and code == ExitCode.OK and not stop.requested:
+            meeting.finish()
+    except NodeLost as error:
+        print(f"error: {error}: the ranks of this node end too", file=sys.stderr)
+        code = ExitCode.ERROR
+    finally:
+        if meeting is not None and (code != ExitCode.OK or stop.requested):
+            meeting.leave(ExitCode.STOPPED if stop.requested else code)
+        _end_children(children)
+    return code
+
+
+def _wait_for_ranks(
+    children: "Sequence[subprocess.Popen[bytes]]", stop: StopRequest, meeting: NodeMeeting | None
+) -> int:
+    """Returns the exit code of the ranks: when all have ended, one failed, or a stop is requested. Raises NodeLost."""
+    while not stop.requested:
+        codes = [child.poll() for child in children]
+        failed = [code for code in codes if code]
+        if failed:
+            return max(ExitCode.ERROR, *failed)
+        if all(code == 0 for code in codes):
             return ExitCode.OK
-        finally:
-            _end_children(children)
+        if meeting is not None:
+            meeting.check()
+        time.sleep(POLL_SECONDS)
+    return ExitCode.OK
 
 
 def _end_children(children: Sequence["subprocess.Popen[bytes]"]) -> None:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from pathlib import Path
 
 from schemas.ids import policy_name
 from schemas.records import BatchPlan
@@ -135,12 +134,10 @@ def _train_run(
     cache = RolloutCache()
     if coordinator is not None:
         state = coordinator.state
-        start = {"checkpoint": str(state.checkpoint.folder), "first_version": state.manifest.first_version}
+        start = {"first_version": state.manifest.first_version}
         channel.send_command(start | {"low_water": coordinator.planner.low_water})
     start = channel.wait_for_command(stop.check)
-    if coordinator is None:
-        checkpoint = Checkpoint.read(Path(start["checkpoint"]))
-        engine.restore(checkpoint.adapter(), checkpoint.optimizer())
+    _share_checkpoint(rank_group, channel, engine, None if coordinator is None else coordinator.state.checkpoint, stop)
     reader = RolloutReader(
         settings,
         codec,
@@ -199,6 +196,23 @@ def _train_run(
                 topic_watch.close()
                 reader.close()
                 return bool(rolled_back)
+
+
+def _share_checkpoint(
+    rank_group: RankGroup,
+    channel: RankChannel,
+    engine: TrainingEngine,
+    checkpoint: Checkpoint | None,
+    stop: StopRequest,
+) -> None:
+    """Gives every rank the checkpoint from which rank 0 continues. Other ranks may be on machines without its files."""
+    if rank_group.size == 1:
+        return
+    channel.barrier("checkpoint", stop.check)
+    own = None if checkpoint is None else (checkpoint.adapter(), checkpoint.optimizer())
+    adapter, optimizer = rank_group.broadcast(own)
+    if checkpoint is None:
+        engine.restore(adapter, optimizer)
 
 
 def _step_span(plan: BatchPlan, rank_group: RankGroup, version: int) -> TraceSpan:

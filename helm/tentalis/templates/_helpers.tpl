@@ -355,6 +355,9 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if and (has "manager" $enabled) (not $values.trainer.config.steps) -}}
 {{- fail "roles.manager needs trainer.config.steps: simulated users pace their tasks by the steps of the run" -}}
 {{- end -}}
+{{- if and (gt (int $values.trainer.nodes) 1) (not $values.storage.url) (ne $values.storage.accessMode "ReadWriteMany") -}}
+{{- fail "trainer.nodes: several pods of the trainer need an object store (storage.url) or a volume for all of them (storage.accessMode=ReadWriteMany)" -}}
+{{- end -}}
 {{- range $key := list "run_id" "policy" "base_model" "base_model_name" -}}
 {{- if hasKey $values.trainer.config $key -}}
 {{- fail (printf "trainer.config.%s: set trainer.runId, trainer.policy, model.name and model.servedName instead; other parts of the chart use them too" $key) -}}

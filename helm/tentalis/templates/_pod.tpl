@@ -51,6 +51,10 @@
 {{- with $values.manager.samples -}}{{- $args = concat $args (list "--samples" (toString .)) -}}{{- end -}}
 {{- else if eq $role "trainer" -}}
 {{- $args = concat $args (list "--config" "/etc/tentalis/config/config.yaml" "--ranks" (toString (max (int $values.trainer.ranks) (int $workload.settings.gpu.count)))) -}}
+{{- if gt (int $values.trainer.nodes) 1 -}}
+{{- $name := printf "%s-%s" (include "tentalis.fullname" .root) $workload.component -}}
+{{- $args = concat $args (list "--nodes" (toString $values.trainer.nodes) "--rendezvous" (printf "%s-0.%s:%d" $name $name 29400)) -}}
+{{- end -}}
 {{- else if eq $role "model" -}}
 {{- $args = concat $args (list "--policy-model" $values.model.name "--served-name" $values.model.servedName "--device" $values.model.device "--dtype" $values.model.dtype "--max-batch" (toString $values.model.maxBatch)) -}}
 {{- with $values.model.threads -}}{{- $args = concat $args (list "--threads" (toString .)) -}}{{- end -}}
@@ -196,6 +200,9 @@ spec:
         {{- if and (has "--metrics-port" $options) (not $workload.topology.port) }}
         # A restart does not repair what these exit codes stand for; a trainer with 0 has finished its run.
         - {name: TENTALIS_HOLD, value: {{ ternary "0,5,7" "5,7" (eq $role "trainer") | quote }}}
+        {{- end }}
+        {{- if and (eq $role "trainer") (gt (int $values.trainer.nodes) 1) }}
+        - {name: TENTALIS_TRAINER_NODE, valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}}
         {{- end }}
         {{- if has "--state" $options }}
         - {name: TENTALIS_STATE, value: {{ $values.state.store }}}

@@ -189,6 +189,12 @@ def revoke(path: Path, identifier: str) -> bool:
     return True
 
 
+def new_limits(key: ApiKey, limits: Mapping[str, int | None], removed: Collection[str]) -> dict[str, int | None]:
+    """Returns a key's own limits after a change; see `set_limits`. Raises ValueError for one that KeyLimits refuses."""
+    kept = {name: value for name, value in key.limits.items() if name not in removed}
+    return checked_overrides({**kept, **limits})
+
+
 def set_limits(
     path: Path, identifier: str, limits: Mapping[str, int | None], removed: Collection[str]
 ) -> dict[str, int | None] | None:
@@ -202,8 +208,7 @@ def set_limits(
         found = next((key for key in keys if key.id == identifier and key.revoked is None), None)
         if found is None:
             return None
-        kept = {name: value for name, value in found.limits.items() if name not in removed}
-        changed = checked_overrides({**kept, **limits})
+        changed = new_limits(found, limits, removed)
         _save_keys(path, (key.model_copy(update={"limits": changed}) if key is found else key for key in keys))
     return changed
 

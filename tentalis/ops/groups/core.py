@@ -1,21 +1,27 @@
-"""Lag of consumer groups, and plans to reset their offsets. Pure."""
+"""Lag of consumer groups, plans to reset their offsets, and reasons against deleting them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tentalis.kafka import topology
 from tentalis.kafka.groups import ConsumerGroup
 from tentalis.kafka.positions import Start, begin_offset
-from tentalis.kafka.topology import Application
+from tentalis.kafka.topology import Application, GroupBy
 
 ABSENT = "absent"
 """State of an application's group that the broker does not know: the application never ran, or long ago."""
+DEAD = "dead"
+"""The broker's word for a group that it does not have any more."""
 
 
 class ResetRefused(Exception):
     """A reset that is not carried out. The message gives the reason and the remedy."""
+
+
+class GroupDeletionRefused(Exception):
+    """A group that is not deleted. The message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +71,32 @@ class GroupLag:
         return sum(each.records for each in self.partitions) if self.started else None
 
     def seconds(self, now_ms: int) -> float | None:
-        """Age of the oldest unread record by its append time; 0 if everything is read, None if nothing was ever
-        committed."""
+        """Age of the oldest unread record by its timestamp; 0 if everything is read. None, which is unknown: nothing
+        was ever committed, or an unread record has no timestamp."""
         if not self.started:
             return None
-        oldest = [each.oldest_ms for each in self.partitions if each.oldest_ms is not None]
-        return max(0, now_ms - min(oldest)) / 1000 if oldest else 0.0
+        oldest = [each.oldest_ms for each in self.partitions if each.records]
+        known = [each for each in oldest if each is not None]
+        if len(known) < len(oldest):
+            return None
+        return max(0, now_ms - min(known)) / 1000 if known else 0.0
 
 
 def owner(group: str) -> Application | None:
     """Returns the application that a consumer group belongs to; None for a group that is not of Tentalis."""
     return next((each for each in topology.APPLICATIONS if each.group is not None and each.has_group(group)), None)
+
+
+def is_of_one_worker(group: str, names: Collection[str]) -> bool:
+    """True for the group in which one worker reads the tasks that name it: `tentalis-worker-ENVIRONMENT-WORKER`.
+
+    `names`: the groups of the broker. A worker is also in the group of its environment, whose name its own group
+    extends. So the group of an environment `a-b` counts as one worker's, if there is an environment `a` too.
+    """
+    application = owner(group)
+    if application is None or application.group_by is not GroupBy.ENVIRONMENT:
+        return False
+    return any(group.startswith(f"{name}-") and owner(name) is application for name in names)
 
 
 def expected_groups() -> list[str]:
@@ -167,14 +188,41 @@ def reason_against(application: Application, rows: Sequence[ResetRow], changelog
     )
 
 
+def reason_to_keep(application: Application) -> str:
+    """Returns the reason against deleting an inactive group; "" for the groups of workers, which have no state."""
+    if application.group_by is GroupBy.ENVIRONMENT:
+        return ""
+    return (
+        f"it holds the committed offsets of {application.name}, which are lost with it. To move them: "
+        "`tentalis groups reset-offsets`"
+    )
+
+
+def check_deletion(lag: GroupLag, reason: str, force: Collection[str]) -> None:
+    """Raises GroupDeletionRefused if the group has members or is not on the broker, or if there is a `reason` against
+    it and `force` does not name the group."""
+    name = lag.group.name
+    if lag.active:
+        raise GroupDeletionRefused(f"the group {name} is active. Stop its members first: {_members(lag)}")
+    if lag.group.state in (ABSENT, DEAD):
+        raise GroupDeletionRefused(f"the broker has no group {name}: there is nothing to delete")
+    if reason and name not in force:
+        raise GroupDeletionRefused(
+            f"the group {name} is not deleted: {reason}. To delete it nevertheless: --force {name}"
+        )
+
+
+def _members(lag: GroupLag) -> str:
+    return ", ".join(sorted(f"{member.client_id} on {member.host}" for member in lag.group.members))
+
+
 def check_reset(lag: GroupLag, reason: str, force: str | None) -> None:
     """Raises ResetRefused if the group has members, or if there is a `reason` against it and `force` does not name the
     group."""
     name = lag.group.name
     if lag.active:
-        members = ", ".join(sorted(f"{member.client_id} on {member.host}" for member in lag.group.members))
         raise ResetRefused(
-            f"the group {name} is active: it would overwrite the offsets. Stop its members first: {members}"
+            f"the group {name} is active: it would overwrite the offsets. Stop its members first: {_members(lag)}"
         )
     if force is not None and force != name:
         raise ResetRefused(f"--force names {force}, not {name}: name the group that is reset")

@@ -1,13 +1,15 @@
-"""Reads the consumer groups of a broker, and commits new offsets for inactive ones."""
+"""Reads the consumer groups of a broker; commits new offsets for inactive ones, and deletes them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from tentalis.kafka.acls import Operation, Resource
 from tentalis.kafka.config import client_config
-from tentalis.kafka.errors import NoSuchTopic
+from tentalis.kafka.errors import NoSuchTopic, forbidden
 from tentalis.kafka.groups import ConsumerGroup, describe_groups, group_names
 from tentalis.kafka.offsets import (
     commit_offsets,
@@ -19,17 +21,23 @@ from tentalis.kafka.offsets import (
 )
 from tentalis.ops.groups.core import (
     ABSENT,
+    GroupDeletionRefused,
     GroupLag,
     PartitionLag,
     ResetRow,
     ResetTarget,
+    check_deletion,
     check_reset,
     expected_groups,
+    is_of_one_worker,
     owner,
     plan_reset,
     reason_against,
+    reason_to_keep,
 )
 from tentalis.service.settings import Settings
+
+_TIMEOUT_S = 30.0
 
 
 class UnknownGroup(Exception):
@@ -82,11 +90,16 @@ def _lag(
                 each.start,
                 # Behind the last record there may be offsets without one, such as the marker of a transaction.
                 each.end if (each.topic, each.partition) in unread or not each.records else each.position,
-                unread.get((each.topic, each.partition)) if ages else None,
+                _known(unread.get((each.topic, each.partition))) if ages else None,
             )
             for each in partitions
         ]
     return GroupLag(group, application.name, tuple(partitions))
+
+
+def _known(timestamp_ms: int | None) -> int | None:
+    """Returns a timestamp; None for -1, which is that of a record without one."""
+    return None if timestamp_ms is None or timestamp_ms < 0 else timestamp_ms
 
 
 def planned_reset(
@@ -99,10 +112,7 @@ def planned_reset(
     (lag,) = read_groups(settings, [name])
     application = owner(name)
     if application is None:
-        raise UnknownGroup(
-            f"{name} is not a group of an application of Tentalis; `tentalis groups list` lists them. For others, "
-            "use the tools of Kafka or of their program"
-        )
+        raise _foreign(name)
     wrong = sorted(set(only) - {*application.consumes})
     if wrong:
         raise NoSuchTopic(f"{name} does not read {', '.join(wrong)}; it reads {', '.join(application.consumes)}")
@@ -115,6 +125,56 @@ def planned_reset(
     reason = reason_against(application, rows, _changelog_records(settings, application.changelogs))
     check_reset(lag, reason, force)
     return rows, reason
+
+
+def _foreign(name: str) -> UnknownGroup:
+    return UnknownGroup(
+        f"{name} is not a group of an application of Tentalis; `tentalis groups list` lists them. For others, use the "
+        "tools of Kafka or of their program"
+    )
+
+
+def replaced_workers(settings: Settings) -> list[GroupLag]:
+    """Returns the groups of single workers that have no members: of containers or pods that others replaced.
+
+    Raises KafkaException.
+    """
+    found = read_groups(settings)
+    names = [lag.group.name for lag in found]
+    return [lag for lag in found if not lag.active and is_of_one_worker(lag.group.name, names)]
+
+
+def planned_deletion(settings: Settings, names: Sequence[str], force: Collection[str]) -> list[GroupLag]:
+    """Returns the groups of these names, all of which may be deleted. Raises GroupDeletionRefused, UnknownGroup."""
+    found = read_groups(settings, names)
+    for lag in found:
+        application = owner(lag.group.name)
+        if application is None:
+            raise _foreign(lag.group.name)
+        check_deletion(lag, reason_to_keep(application), force)
+    return found
+
+
+def delete_groups(settings: Settings, names: Sequence[str]) -> None:
+    """Deletes inactive groups with their offsets. The broker refuses a group that has members again.
+
+    Raises KafkaException, Forbidden, GroupDeletionRefused.
+    """
+    client = AdminClient(client_config(settings))  # it must live until its requests are answered
+    for name, future in client.delete_consumer_groups(list(names)).items():
+        try:
+            future.result(_TIMEOUT_S)
+        except KafkaException as error:
+            match error.args[0].code():
+                case KafkaError.GROUP_ID_NOT_FOUND:  # its offsets expired, or somebody else deleted it
+                    continue
+                case KafkaError.NON_EMPTY_GROUP:
+                    raise GroupDeletionRefused(
+                        f"the group {name} has members again; those before it are deleted"
+                    ) from error
+                case KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    raise forbidden(settings, [(Operation.DELETE, Resource.GROUP, name)]) from error
+            raise
 
 
 def _changelog_records(settings: Settings, changelogs: Sequence[str]) -> dict[str, int]:

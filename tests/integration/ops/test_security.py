@@ -1,11 +1,13 @@
 """A broker that lets in only whom it knows, and only to what ACLs allow: every way in, every role, and closed doors."""
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
@@ -15,12 +17,12 @@ from tentalis.cli.main import app
 from tentalis.kafka.acls import ROLES, Resource
 from tentalis.kafka.admin import bindings, ensure, grant
 from tentalis.kafka.codec import make_codec
-from tentalis.kafka.config import client_config
+from tentalis.kafka.config import client_config, producer_config
 from tentalis.kafka.consumer import Follower, GroupConsumer, read_to_end
 from tentalis.kafka.errors import Forbidden, Unreachable
 from tentalis.kafka.preflight import connect
 from tentalis.kafka.producer import Publisher
-from tentalis.service.security import aiokafka
+from tentalis.service.security import BadSecurity, aiokafka
 from tentalis.service.settings import Security, Settings
 from tentalis.text.timestamps import now_ms
 from tests.support.kafka_fixture import eventually
@@ -98,6 +100,62 @@ async def _with_aiokafka(settings: Settings, topic: str) -> None:
     async with AIOKafkaConsumer(topic, **client, auto_offset_reset="earliest") as consumer:
         records = await consumer.getmany(timeout_ms=10_000)
         assert [record.value for found in records.values() for record in found][:1] == [b"from librdkafka"]
+
+
+class Connections:
+    """A producer that closes idle connections, and counts those that it opened and lost."""
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        self._opened = self._lost = 0
+        self._topic = topic
+        often = {"connections.max.idle.ms": 1000, "statistics.interval.ms": 100, "stats_cb": self._count}
+        self._producer = Producer(producer_config(settings) | often)
+
+    def _count(self, text: str) -> None:
+        brokers = json.loads(text)["brokers"].values()
+        self._opened, self._lost = (sum(each[name] for each in brokers) for name in ("connects", "disconnects"))
+
+    def send(self) -> None:
+        """Sends a record and waits for its confirmation."""
+        errors: list[object] = []
+        self._producer.produce(self._topic, b"value", on_delivery=lambda error, _: errors.append(error))
+        assert self._producer.flush(30) == 0 and errors == [None]
+
+    def send_over_another(self) -> None:
+        """Waits until the connection is closed, and sends a record over another one."""
+        opened, lost = self._opened, self._lost
+        eventually(lambda: self._producer.poll(0.1) is not None and self._lost > lost)
+        self.send()
+        eventually(lambda: self._producer.poll(0.1) is not None and self._opened > opened)
+
+
+def test_a_client_keeps_its_certificate_and_a_new_one_reads_the_files(lab: SafeBroker) -> None:
+    settings, topic = lab.certified("rotated"), "rotated"
+    lab.allow("User:rotated", "TOPIC", topic, "CREATE", "READ", "WRITE")
+    admin = AdminClient(client_config(settings))
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+    old = Connections(settings, topic)
+    old.send()
+    certificate, key = (lab.folder / f"rotated.{end}" for end in ("crt", "key"))
+    elsewhere = lab.folder / "elsewhere"
+    elsewhere.mkdir()
+
+    stranger = Authority(elsewhere, "stranger").sign("rotated")
+    for made, place in zip(stranger, (certificate, key), strict=True):
+        made.replace(place)
+    with pytest.raises(Unreachable, match="certificate"):
+        connect(settings, 10.0)
+    old.send_over_another()  # with the certificate that is not in the files any more
+
+    certificate.unlink()
+    old.send_over_another()
+    with pytest.raises((KafkaException, BadSecurity)):
+        connect(settings, 10.0)
+
+    lab.authority.sign("rotated")  # renewed: another certificate and another key
+    connect(settings, 10.0)
+    Connections(settings, topic).send()
+    old.send_over_another()
 
 
 def _closed(lab: SafeBroker, name: str) -> Settings:

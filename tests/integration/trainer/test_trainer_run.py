@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -284,6 +284,48 @@ def test_a_rank_that_dies_ends_its_world_and_the_next_one_goes_on_from_the_check
     assert lab.train_by_command(run_config, ranks=2) == 0, lab.log_text(run_config)
     run = lab.run_log(run_config)
     assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
+    code, report = lab.replay(run_config)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
+
+
+@contextmanager
+def two_nodes(lab: Lab, run_config: TrainerConfig, port: int) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Two launchers with a rank each and folders of their own, as on two machines."""
+    command = [sys.executable, "-m", "tentalis.cli", "train", "--config", str(lab.write_config(run_config))]
+    command += ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}"]
+    started = []
+    with ExitStack() as stack:
+        for node in range(2):
+            log = stack.enter_context((lab.folder / f"{run_config.run_id}.log").open("ab"))
+            own = {"TENTALIS_HOME": str(lab.folder / f"node-{node}"), "GLOO_SOCKET_IFNAME": "lo"}
+            process = subprocess.Popen(
+                [*command, "--node", str(node)], env=lab.environment() | own, stdout=log, stderr=log
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+        yield started
+
+
+@pytest.mark.long  # two launchers and two ranks load torch, twice
+@pytest.mark.timeout(1500)
+def test_two_nodes_without_a_common_folder_train_a_run_and_end_together(lab: Lab) -> None:
+    made, run_config, port = rollouts(7, policy=lab.policy, prefix=f"{lab.policy}-"), lab.config(), free_port()
+    lab.put(*made[:12])
+    with two_nodes(lab, run_config, port) as (first, second):
+        eventually(lambda: lab.run_log(run_config).last_step == 1, 400, 0.2, lambda: lab.log_text(run_config))
+        (rank,) = psutil.Process(second.pid).children()
+        rank.kill()
+        assert second.wait(120) == 1 and first.wait(120) == 1
+    assert "node 1 ended with exit code 1" in lab.log_text(run_config)
+    lab.put(*made[12:])
+    with two_nodes(lab, run_config, port) as launchers:
+        assert [each.wait(400) for each in launchers] == [0, 0], lab.log_text(run_config)
+    run = lab.run_log(run_config)
+    assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
+    assert {row.rank for plan in run.plans.values() for row in plan.rows} == {0, 1}
+    assert [(lab.folder / f"node-{node}" / "checkpoints").exists() for node in range(2)] == [True, False]
+    lab.settings = lab.settings.model_copy(update={"home": lab.folder / "node-0"})
     code, report = lab.replay(run_config)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
 

@@ -50,6 +50,7 @@ from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import NoBroker, Settings
 from tentalis.text.shorten import shortened
 from tests.support.verify_run import consistent
+from trainer.distributed.nodes import NodePlace
 from trainer.run.stop_condition import StopCondition
 
 runner = CliRunner()
@@ -137,7 +138,7 @@ def test_each_command_is_a_module_named_as_the_command() -> None:
     # Processes with commands of their own, outside the group.
     processes = {"worker", "manager"}
     folder = Path(tentalis.cli.__file__).parent
-    parts = ("groups_skip", "policy_assign", "policy_compare", "policy_export")
+    parts = ("groups_delete", "groups_skip", "policy_assign", "policy_compare", "policy_export")
     assert names(folder, ("__init__", "__main__", "main", *parts)) == set(tree.commands) - processes - {"serve"}
     # A stream application without options of its own needs no module here.
     plain = {each.name for each in topology.streams()}
@@ -204,9 +205,32 @@ def test_what_training_by_hand_is_asked_for(
         app, ["train", "--config", str(file), "--ranks", "2", "--bootstrap-server", "kafka:9092", *options]
     )
     assert done.exit_code == 0, done.stderr
-    ((settings, config, ranks, _, found),) = asked
+    ((settings, config, ranks, _, found, place),) = asked
+    assert place is None
     assert (settings.bootstrap, config.run_id, config.steps, ranks) == ("kafka:9092", "r", 9, 2)
     assert found == goal
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "place"), [("1", 0, NodePlace(1, 2, "first", 29400)), ("2", 2, None), ("-1", 2, None)]
+)
+def test_the_place_among_several_nodes_comes_from_options_or_variables(
+    node: str, code: int, place: NodePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[NodePlace | None] = []
+
+    def main(*given: Any) -> int:
+        found.append(given[-1])
+        return 0
+
+    monkeypatch.setattr("trainer.run.launch.main", main)
+    monkeypatch.setattr("tentalis.cli.train.settings_of_role", lambda _, bootstrap: Settings(bootstrap=bootstrap))
+    monkeypatch.setenv("TENTALIS_TRAINER_NODE", node)
+    file = tmp_path / "trainer.yaml"
+    file.write_text("run_id: r\npolicy: p\nbase_model: m\nbase_model_name: m\nsteps: 9\n")
+    done = runner.invoke(app, ["train", "--config", str(file), "--nodes", "2", "--rendezvous", "first:29400"])
+    assert done.exit_code == code, done.stderr
+    assert found == ([] if place is None else [place])
 
 
 def test_a_configuration_is_printed_and_nothing_is_trained(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """The Dockerfile and the lists of its packages: they agree with the lock, and with what is installed."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 from packaging.markers import default_environment
@@ -115,3 +120,24 @@ def test_versions_are_those_of_the_project() -> None:
     assert uv is not None and f"ARG UV_VERSION={uv[1]}\n" in DOCKERFILE
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     assert set(re.findall(r"\$\{TENTALIS_VERSION:-([^}]+)\}", compose)) == {TABLE["version"]}
+
+
+@pytest.mark.long
+def test_the_wheel_has_the_same_bytes_in_every_build(tmp_path: Path) -> None:
+    assert "ARG SOURCE_DATE_EPOCH" in DOCKERFILE.partition(" AS app\n")[2].partition("FROM")[0]
+    built = []
+    for time in (1_600_000_000, 1_700_000_000):
+        folder = tmp_path / str(time)
+        for name in ("schemas", "streams", "tentalis", "trainer"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, folder)
+        for path in folder.rglob("*"):
+            os.utime(path, (time, time))
+        uv = [str(Path(sys.executable).with_name("uv")), "build", "--wheel", "--no-build-isolation"]
+        command = [*uv, "--python", sys.executable, "--out-dir", str(folder / "dist"), str(folder)]
+        environment = os.environ | {"SOURCE_DATE_EPOCH": "1650000000"}
+        subprocess.run(command, check=True, env=environment, capture_output=True)
+        (wheel,) = (folder / "dist").glob("*.whl")
+        built.append(wheel.read_bytes())
+    assert built[0] == built[1]

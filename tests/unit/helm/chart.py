@@ -14,7 +14,7 @@ from kubernetes_validate import utils
 from referencing import Registry, Resource
 
 from tests.support import ROOT
-from tests.unit.helm.crds import CUSTOM
+from tests.unit.helm.crds import schema_of
 
 CHART = ROOT / "helm" / "tentalis"
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
@@ -107,14 +107,16 @@ def _validator(kind: str, api: str, version: str) -> Any:
     return jsonschema.Draft202012Validator(schema, registry=registry)
 
 
+@functools.cache
+def _custom_validator(kind: str, api: str) -> Any:
+    schema = schema_of(kind, api)
+    return None if schema is None else jsonschema.Draft202012Validator(schema)
+
+
 def problems(manifest: Manifest, version: str) -> list[str]:
     """Returns the errors of a manifest against the strict schema of a Kubernetes version, or of its custom resource."""
     kind, api = manifest["kind"], manifest["apiVersion"]
-    validator = (
-        jsonschema.Draft202012Validator(CUSTOM[kind])
-        if "." in api and kind in CUSTOM
-        else _validator(kind, api, version)
-    )
+    validator = _custom_validator(kind, api) or _validator(kind, api, version)
     return [
         f"{kind} {manifest['metadata']['name']}: {each.json_path}: {each.message}"
         for each in validator.iter_errors(manifest)

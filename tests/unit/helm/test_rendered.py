@@ -306,6 +306,28 @@ def test_policies_fetch_adapters_to_where_vllm_reads_them() -> None:
         assert {"name": "TENTALIS_CACHE", "value": "/var/cache/tentalis"} in container(found[role])["env"]
 
 
+def test_a_trainer_on_several_nodes_has_a_pod_for_each_that_find_and_reach_one_another() -> None:
+    manifests = set_of("nodes")
+    trainer, name = chart.workloads(manifests)["trainer"], "demo-tentalis-trainer"
+    assert (trainer["spec"]["replicas"], trainer["spec"]["podManagementPolicy"]) == (3, "Parallel")
+    arguments = container(trainer)["args"]
+    assert arguments[arguments.index("--ranks") + 1] == "2"
+    assert arguments[-4:] == ["--nodes", "3", "--rendezvous", f"{name}-0.{name}:29400"]
+    (node,) = [each for each in container(trainer)["env"] if each["name"] == "TENTALIS_TRAINER_NODE"]
+    assert node["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+    service = chart.named(manifests, "Service", trainer["spec"]["serviceName"])["spec"]
+    assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"] is True
+    policy = chart.named(manifests, "NetworkPolicy", name)["spec"]
+    peers = {"podSelector": policy["podSelector"]}
+    assert {"from": [peers]} in policy["ingress"] and {"to": [peers]} in policy["egress"]
+
+    one = chart.workloads(set_of("s3"))["trainer"]
+    assert (one["spec"]["replicas"], one["spec"]["podManagementPolicy"]) == (1, "OrderedReady")
+    assert "--nodes" not in container(one)["args"]
+    done = template(*MINIMAL, "--set", "trainer.nodes=2")
+    assert done.returncode != 0 and "storage.accessMode=ReadWriteMany" in done.stderr
+
+
 def test_scale_budgets_and_spread() -> None:
     manifests = set_of("large")
     found = chart.workloads(manifests)

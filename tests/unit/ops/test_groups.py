@@ -10,16 +10,21 @@ from schemas.records import BatchPlan, Position, StepResult
 from tentalis.kafka import topology
 from tentalis.kafka.groups import ConsumerGroup, GroupMember
 from tentalis.kafka.positions import Start
+from tentalis.ops.cluster_status import application_status
 from tentalis.ops.groups.core import (
+    GroupDeletionRefused,
     GroupLag,
     PartitionLag,
     ResetRefused,
     ResetTarget,
+    check_deletion,
     check_reset,
     expected_groups,
+    is_of_one_worker,
     owner,
     plan_reset,
     reason_against,
+    reason_to_keep,
 )
 from tentalis.ops.groups.learning import (
     WINDOW_MS,
@@ -58,6 +63,14 @@ def test_lag_counts_what_is_still_on_the_log_and_its_age() -> None:
     assert (group(never).records, group(never).seconds(NOW)) == (None, None), "a group that never committed has no lag"
 
 
+def test_the_age_is_unknown_not_zero_where_an_unread_record_has_no_time() -> None:
+    timed = PartitionLag("t", 0, committed=4, start=0, end=10, oldest_ms=NOW - 3_000)
+    untimed = PartitionLag("t", 1, committed=4, start=0, end=10)
+    assert group(untimed).seconds(NOW) is None
+    assert group(timed, untimed).seconds(NOW) is None, "the untimed record may be older"
+    assert group(timed).seconds(NOW - 60_000) == 0.0, "the broker's clock may be ahead"
+
+
 def test_every_group_of_the_topology_has_its_application() -> None:
     assert owner("tentalis-join") == topology.named("join")
     assert owner("tentalis-worker-chat") == topology.named("worker")
@@ -66,6 +79,45 @@ def test_every_group_of_the_topology_has_its_application() -> None:
     assert {owner(name) for name in expected_groups()} == {
         each for each in topology.APPLICATIONS if each.group is not None and each.group_by is None
     }
+
+
+def test_the_own_group_of_a_worker_is_told_from_that_of_an_environment() -> None:
+    names = [
+        "tentalis-join",
+        "tentalis-trainer-a",
+        "tentalis-trainer-a-b",
+        "tentalis-worker-chat",
+        "tentalis-worker-math",
+    ]
+    assert is_of_one_worker("tentalis-worker-chat-5c1f-chat", names)
+    for name in (*names, "tentalis-worker-chatter", "tentalis-trainer-a-b", "tentalis-join-1", "somebody-else"):
+        assert not is_of_one_worker(name, names), name
+
+
+def test_the_status_names_a_replaced_worker_and_shows_no_lag_of_it() -> None:
+    def of_worker(*members: GroupMember) -> GroupLag:
+        state = ConsumerGroup("tentalis-worker-chat-w1", "stable" if members else "empty", members)
+        return GroupLag(state, "worker", (PartitionLag("t", 0, committed=1, start=0, end=9),))
+
+    gone = application_status(of_worker(), one_worker=True)
+    assert (gone.state, gone.records, gone.in_trouble) == ("replaced", None, False)
+    there = application_status(of_worker(MEMBER), one_worker=True)
+    assert (there.state, there.records) == ("working", 8)
+    assert application_status(of_worker()).state == "no member"
+
+
+def test_a_group_is_deleted_if_it_is_inactive_and_holds_nothing_that_is_needed() -> None:
+    worker, join = topology.named("worker"), topology.named("join")
+    check_deletion(group(), reason_to_keep(worker), ())
+    check_deletion(group(), reason_to_keep(join), ["tentalis-join"])
+    absent = GroupLag(ConsumerGroup("tentalis-join", "absent", ()), "join", ())
+    for lag, force, said in (
+        (group(members=(MEMBER,)), ["tentalis-join"], r"is active.*tentalis-worker on 10\.0\.0\.7"),
+        (group(), ["tentalis-scoring"], "committed offsets of join.*--force tentalis-join"),
+        (absent, ["tentalis-join"], "nothing to delete"),
+    ):
+        with pytest.raises(GroupDeletionRefused, match=said):
+            check_deletion(lag, reason_to_keep(join), force)
 
 
 # --- reset-offsets ----------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from streams.apps.join.emit import HalvesPartition
 from streams.apps.join.processor import JoinProcessor
 from streams.runtime import rebuild
 from streams.runtime.processor import LogRecord
-from streams.runtime.rebuild import fold_again, state_digest
+from streams.runtime.rebuild import CannotRebuildState, StateRebuild, fold_again, state_digest
 from tentalis.dlq.written import WrittenLetters
-from tentalis.kafka.identity import OffsetRange
+from tentalis.kafka.identity import OffsetRange, TopicIdentity
 from tentalis.service.settings import Settings
 from tests.support.join_support import CODEC, LIMITS, PARTITION, drive
 from tests.unit.streams.apps.test_join_golden import golden_log
@@ -95,3 +95,13 @@ def test_a_rebuild_asks_for_the_letters_of_its_topic(monkeypatch: pytest.MonkeyP
     work = rebuild.StateRebuild(Settings(bootstrap="localhost:1"), JoinProcessor(CODEC, LIMITS))
     asyncio.run(work.partition(PARTITION, OffsetRange(0, len(log))))
     assert isinstance(asked[0], WrittenLetters)
+
+
+def test_without_a_committed_offset_there_is_no_state_to_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = StateRebuild(Settings(bootstrap="127.0.0.1:1"), JoinProcessor(CODEC, LIMITS))
+    there = {name: TopicIdentity("id", 1) for name in (topics.HALVES, topics.changelog("tentalis-join", "state"))}
+    monkeypatch.setattr(work._client, "identities", lambda _: there)
+    monkeypatch.setattr(work._client, "ranges", lambda places: {place: OffsetRange(0, 9) for place in places})
+    monkeypatch.setattr(rebuild, "committed_notes", lambda *_: {})
+    with pytest.raises(CannotRebuildState, match="tentalis-join has never committed an offset"):
+        work.spans()

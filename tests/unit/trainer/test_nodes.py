@@ -1,0 +1,156 @@
+"""The launchers of a trainer on several nodes meet in any order, and all end when one does."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tentalis.local.ports import free_port
+from tentalis.service.ports import PortTaken
+from tests.support.kafka_fixture import eventually
+from trainer.distributed import nodes
+from trainer.distributed.nodes import BadPlace, NodeLost, NodeMeeting, NodePlace, meet_nodes, place_of
+from trainer.distributed.stop import StopRequest, StopRequested
+
+SETTINGS = "seed: 1"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(nodes, "RETRY_SECONDS", 0.05)
+
+
+@pytest.fixture
+def places() -> list[NodePlace]:
+    port = free_port()
+    return [NodePlace(index, 3, "127.0.0.1", port) for index in range(3)]
+
+
+class Launchers:
+    """Launchers in threads of this process."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self.stop = StopRequest()
+
+    def begin(self, place: NodePlace, settings: str = SETTINGS) -> "Future[NodeMeeting]":
+        return self.pool.submit(meet_nodes, place, settings, self.stop.check)
+
+    def all_met(self, places: list[NodePlace]) -> list[NodeMeeting]:
+        return [each.result(60) for each in [self.begin(place) for place in places]]
+
+
+@pytest.fixture
+def launchers() -> Iterator[Launchers]:
+    with ThreadPoolExecutor(8) as pool:
+        found = Launchers(pool)
+        yield found
+        found.stop.request()  # whatever a failed test leaves behind ends
+
+
+def lost(meeting: NodeMeeting) -> str:
+    """Checks a meeting until a node is lost; returns the message."""
+
+    def found() -> str:
+        try:
+            meeting.check()
+        except NodeLost as error:
+            return str(error)
+        return ""
+
+    return eventually(found, 60)
+
+
+def test_nodes_meet_in_any_order_and_node_0_leaves_last(launchers: Launchers, places: list[NodePlace]) -> None:
+    last, first = launchers.begin(places[2]), launchers.begin(places[0])
+    time.sleep(0.2)
+    assert not last.done() and not first.done()
+    middle = launchers.begin(places[1])
+    met = [each.result(60) for each in (first, middle, last)]
+    for meeting in met:
+        meeting.check()
+    finished = launchers.pool.submit(met[0].finish)
+    met[1].finish()
+    time.sleep(0.2)
+    assert not finished.done(), "the others need its store"
+    met[2].finish()
+    finished.result(60)
+
+
+def test_a_node_that_ends_is_named_to_the_others_with_its_exit_code(
+    launchers: Launchers, places: list[NodePlace]
+) -> None:
+    met = launchers.all_met(places)
+    met[1].leave(7)
+    assert lost(met[0]) == lost(met[2]) == "node 1 ended with exit code 7"
+
+
+def test_a_node_that_gives_no_sign_of_life_is_lost(
+    launchers: Launchers, places: list[NodePlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "PATIENCE_SECONDS", 0.5)
+    pair = [NodePlace(place.index, 2, place.host, place.port) for place in places[:2]]
+    assert lost(launchers.all_met(pair)[0]) == "node 1 has given no sign of life for 0.5 s"
+
+
+def test_the_others_end_with_node_0(launchers: Launchers, places: list[NodePlace]) -> None:
+    met = launchers.all_met(places)
+    del met[0]
+    assert f"node 0 does not answer at 127.0.0.1:{places[0].port}" in lost(met[0])
+
+
+def test_a_launcher_that_comes_back_ends_the_meeting_and_all_meet_again(
+    launchers: Launchers, places: list[NodePlace]
+) -> None:
+    met = launchers.all_met(places)
+    again = launchers.begin(places[1])
+    assert lost(met[0]).startswith("node 1 ended") and lost(met[2]).startswith("node 1 ended")
+    met.clear()
+    others = [launchers.begin(places[0]), launchers.begin(places[2])]
+    for each in (again, *others):
+        each.result(60).check()
+
+
+def test_a_node_with_other_settings_waits_until_node_0_has_them_too(
+    launchers: Launchers, places: list[NodePlace]
+) -> None:
+    places = [NodePlace(place.index, 2, place.host, place.port) for place in places[:2]]
+    updated = launchers.begin(places[1], "seed: 2")
+
+    def stopped_while_waiting() -> None:
+        stop = StopRequest()
+        old = launchers.pool.submit(meet_nodes, places[0], SETTINGS, stop.check)
+        time.sleep(0.3)
+        assert not updated.done() and not old.done()
+        stop.request()
+        assert isinstance(old.exception(60), StopRequested)
+
+    stopped_while_waiting()
+    for each in (launchers.begin(places[0], "seed: 2"), updated):
+        each.result(60).check()
+
+
+def test_a_port_that_is_taken_is_named(launchers: Launchers, places: list[NodePlace]) -> None:
+    first = launchers.begin(places[0])
+    time.sleep(0.2)
+    with pytest.raises(PortTaken, match=f"store of the trainer's nodes.*{places[0].port}.*--rendezvous"):
+        meet_nodes(places[0], SETTINGS, launchers.stop.check)
+    launchers.stop.request()
+    with pytest.raises(StopRequested):
+        first.result(60)
+
+
+@pytest.mark.parametrize(
+    ("index", "rendezvous", "said"),
+    [(0, None, "needs --rendezvous"), (0, "host", "needs --rendezvous"), (0, "host:0", "needs"), (2, "h:1", "0 to 1")],
+)
+def test_a_place_that_cannot_be_is_refused(index: int, rendezvous: str | None, said: str) -> None:
+    with pytest.raises(BadPlace, match=said):
+        place_of(index, 2, rendezvous)
+
+
+def test_places() -> None:
+    assert place_of(0, 1, None) is None
+    assert place_of(1, 2, "[fd00::1]:29500") == NodePlace(1, 2, "fd00::1", 29500)
