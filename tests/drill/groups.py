@@ -30,7 +30,7 @@ def a_refused_reset(bench: Bench) -> Iterator[Sight]:
         bench.caught_up("aggregation")
 
 
-@fault("bench", LETTERS, code=1, says="is a dead letter; `tentalis dlq show")
+@fault("bench", LETTERS, code=1, says="is a dead letter")
 def skipped_too_far(bench: Bench) -> Iterator[Sight]:
     """An operator skips good tasks of one partition before scoring has read them."""
     run = "skipped-too-far"
