@@ -51,16 +51,27 @@ class TopicLoss:
         self._losses, self._committed = losses, committed
 
     def described(self) -> str:
-        """Describes the losses, with the number of samples that would be given up if it is known."""
-        text = described(self._losses)
-        if not isinstance(self._processor, Accountable):
+        """Describes the losses, with the number of samples or of entries of the state that would be given up."""
+        text, partitions = described(self._losses), sorted({loss.partition for loss in self._losses})
+        if self._changelog is None:
             return text
+        if not all(self._countable(partition) for partition in partitions):
+            return f"{text}. Work that is open in the state would be given up; it could not be counted"
+        if not isinstance(self._processor, Accountable):
+            entries = sum(len(self._left.get(partition, ())) for partition in partitions)
+            return f"{text}. {entries:,} entries that are left of the state would be given up"
         count = sum(
             output.topic == self._processor.outcomes
-            for partition in sorted({loss.partition for loss in self._losses})
+            for partition in partitions
             for output in self._account(self._processor, partition).outputs
         )
         return f"{text}. {count:,} samples of open tasks would get no outcome"
+
+    def _countable(self, partition: int) -> bool:
+        """True if the open work is known: from the state that is left, or from the input if the state is lost."""
+        if self._kind(str(self._changelog), partition) is None:
+            return partition in self._left
+        return isinstance(self._processor, Accountable) and not self._sources_lost()
 
     def give_up(self, partition: int) -> GivenUp:
         """Accounts for the loss of a partition."""

@@ -113,12 +113,19 @@ class Commands(TyperGroup):
             report_skipped_records()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Refuses bad settings of a command that starts processes, before its options are read from variables."""
+        """Refuses bad settings of a command that starts processes, before its options are read from variables. Other
+        commands end, and then name the records that they skipped."""
         found = super().resolve_command(ctx, args)
-        if found[0] in STARTING and not ctx.resilient_parsing and not {"-h", "--help"} & {*args}:
+        if ctx.resilient_parsing or {"-h", "--help"} & {*args}:
+            return found
+        if found[0] in STARTING:
             from tentalis.cli.shared.variable_checks import refuse_bad_variables
 
             refuse_bad_variables()
+        else:
+            from tentalis.kafka.skipped import SKIPPED
+
+            SKIPPED.wait_for_report()
         return found
 
 

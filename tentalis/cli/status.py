@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,14 +21,12 @@ if TYPE_CHECKING:
     from tentalis.service.settings import Settings
     from tentalis.service.settings_file import AppliedSettings
 
-log = logging.getLogger(__name__)
-
 # A status older than this is reported as stale: the supervisor writes it every second.
 STALE_S = 15.0
 # Seconds between two looks at the local stack, and at a cluster.
 LOCAL_S, CLUSTER_S = 1.0, 3.0
 # Seconds between two questions for lost topics, and for an answer.
-LOST_EVERY_S, LOST_WITHIN_S = 30.0, 8.0
+LOST_EVERY_S, LOST_WITHIN_S = 30.0, 15.0
 # The terminal's sequence that clears the screen and moves the cursor to its beginning.
 CLEAR = "\x1b[2J\x1b[H"
 
@@ -48,7 +45,7 @@ def status(
     Exits with 1 if no stack runs, the supervisor does not answer, the disk is full, or a process is degraded,
     unresponsive, crash-looping, failed or halted (docs/operations/processes.md); for a cluster, if a topic is missing,
     an application that the loop needs has no member, or no server has the promoted version; for both, if an application
-    has lost a topic."""
+    has lost a topic, or the broker does not tell whether one has."""
     settings = resolve_settings(bootstrap, join_stack=False)
     applied: AppliedSettings = ctx.find_root().obj
     named = bootstrap or (ctx.find_root().params.get("profile") and applied.origins.get(variables.BOOTSTRAP.name))
@@ -67,22 +64,40 @@ def status(
         raise typer.Exit(ExitCode.ERROR)
 
 
+@dataclass(frozen=True, slots=True)
+class LostTopicsAnswer:
+    """Descriptions of the topics that applications have lost, or the reason why they are unknown."""
+
+    losses: tuple[str, ...] = ()
+    unknown: str = ""
+
+    @property
+    def in_trouble(self) -> bool:
+        """True if a topic is lost, or may be."""
+        return bool(self.losses or self.unknown)
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields for programs: `lost_topics` is None if they are unknown."""
+        known = None if self.unknown else list(self.losses)
+        return {"lost_topics": known, "lost_topics_unknown": self.unknown or None}
+
+
 class LostTopics:
     """The topics that applications of a stack have lost, looked up at most once per interval."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._answer: list[str] | None = []
+        self._answer = LostTopicsAnswer()
         self._asked = -LOST_EVERY_S
 
-    def found(self) -> list[str] | None:
-        """Describes each of them; None if the broker did not answer in time."""
+    def found(self) -> LostTopicsAnswer:
+        """Describes each of them."""
         if self._settings.bootstrap and time.monotonic() - self._asked >= LOST_EVERY_S:
             self._answer, self._asked = _ask_for_lost_topics(self._settings), time.monotonic()
         return self._answer
 
 
-def _ask_for_lost_topics(settings: Settings) -> list[str] | None:
+def _ask_for_lost_topics(settings: Settings) -> LostTopicsAnswer:
     from queue import Empty, SimpleQueue
     from threading import Thread
 
@@ -92,27 +107,32 @@ def _ask_for_lost_topics(settings: Settings) -> list[str] | None:
     from tentalis.kafka.topic_client import CommitsUnknown
     from tentalis.ops.lost_topics import lost_topics
 
-    answers = SimpleQueue[list[str] | None]()
+    answers = SimpleQueue[LostTopicsAnswer]()
 
     def ask() -> None:
         try:
-            answers.put(lost_topics(settings))
-        except (KafkaException, Forbidden, CommitsUnknown, TimeoutError) as error:
-            log.debug("lost topics are not known: %s", error)
-            answers.put(None)
+            answers.put(LostTopicsAnswer(tuple(lost_topics(settings))))
+        except KafkaException as error:
+            answers.put(LostTopicsAnswer(unknown=error.args[0].str()))
+        except (Forbidden, CommitsUnknown) as error:
+            answers.put(LostTopicsAnswer(unknown=str(error)))
+        except TimeoutError:
+            answers.put(LostTopicsAnswer(unknown="the broker did not answer in time"))
+        except Exception as error:  # noqa: BLE001 - shown with the processes, and the command exits with 1
+            answers.put(LostTopicsAnswer(unknown=f"{type(error).__name__}: {error}"))
 
     # A broker that is frozen answers after minutes, and the processes are to be shown before.
     Thread(target=ask, name="lost-topics", daemon=True).start()
     try:
         return answers.get(timeout=LOST_WITHIN_S)
     except Empty:
-        return None
+        return LostTopicsAnswer(unknown=f"the broker did not answer within {LOST_WITHIN_S:g} s")
 
 
-def _show_lost(lost: list[str] | None) -> None:
-    if lost is None:
-        print_text("\nlost topics: unknown, because the broker did not answer in time")
-    for loss in lost or ():
+def _show_lost(lost: LostTopicsAnswer) -> None:
+    if lost.unknown:
+        print_text(f"\nlost topics: unknown ({lost.unknown}). `tentalis doctor` looks for the cause")
+    for loss in lost.losses:
         print_text(f"\nlost topic: {loss} (docs/operations/lost-topics.md)")
 
 
@@ -137,14 +157,14 @@ def _look_at_cluster(bootstrap: str | None, lost: LostTopics, output: OutputForm
     losses = lost.found()
     _clear(output, watch)
     _show_cluster(found, losses, output)
-    return found.in_trouble or bool(losses)
+    return found.in_trouble or losses.in_trouble
 
 
-def _show_cluster(found: ClusterStatus, lost: list[str] | None, output: OutputFormat) -> None:
+def _show_cluster(found: ClusterStatus, lost: LostTopicsAnswer, output: OutputFormat) -> None:
     from tentalis.ops.cluster_status import REPLACED
 
     if output is not OutputFormat.TABLE:
-        print_data(output, asdict(found) | {"lost_topics": lost})
+        print_data(output, asdict(found) | lost.fields())
         return
     if found.missing_topics:
         count = len(found.missing_topics)
@@ -173,10 +193,10 @@ def _show_cluster(found: ClusterStatus, lost: list[str] | None, output: OutputFo
 def _look_at_stack(home: Path, lost: LostTopics, output: OutputFormat, watch: bool) -> bool:
     """Prints the state of the local stack; returns True if there is trouble."""
     found = _found(home)
-    found["lost_topics"] = lost.found() if found["running"] else []
+    losses = lost.found() if found["running"] else LostTopicsAnswer()
     _clear(output, watch)
-    _show(home, found, output)
-    return _in_trouble(found)
+    _show(home, found, losses, output)
+    return losses.in_trouble or _in_trouble(found)
 
 
 def _found(home: Path) -> dict[str, Any]:
@@ -193,14 +213,14 @@ def _found(home: Path) -> dict[str, Any]:
 def _in_trouble(found: dict[str, Any]) -> bool:
     from tentalis.local.states import TROUBLED
 
-    if not found["running"] or found["shortage"] or found["stale_s"] or found["lost_topics"]:
+    if not found["running"] or found["shortage"] or found["stale_s"]:
         return True
     return any(process["state"] in TROUBLED for process in found["processes"].values())
 
 
-def _show(home: Path, found: dict[str, Any], output: OutputFormat) -> None:
+def _show(home: Path, found: dict[str, Any], lost: LostTopicsAnswer, output: OutputFormat) -> None:
     if output is not OutputFormat.TABLE:
-        print_data(output, found)
+        print_data(output, found | lost.fields())
         return
     if not found["running"]:
         print_text(f"no stack runs in {home}")
@@ -228,7 +248,7 @@ def _show(home: Path, found: dict[str, Any], output: OutputFormat) -> None:
                 f"\nthis status was written {found['stale_s']} s ago: the supervisor (process {found['supervisor']}) "
                 "has not updated it since"
             )
-        _show_lost(found["lost_topics"])
+        _show_lost(lost)
     if found["shortage"]:
         print_text(f"\n{found['shortage']}: free disk space, and waiting processes continue automatically")
 

@@ -22,6 +22,8 @@ NOTE_VERSION = "t1"
 NO_CHANGELOG = "-"
 SOURCES_KEY = "tentalis/sources"
 """Changelog key of the ids of the inputs that the state is made of."""
+MOST_PROOFS = 3
+"""The number of different proofs that a description lists."""
 STAMP_BYTES = 8
 """Length of the applied offset with which every changelog value begins."""
 
@@ -116,13 +118,20 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionLoss:
-    """One lost partition: how, what proves it, and the number of records that are lost, or would be skipped."""
+    """One lost partition: how, and what proves it.
+
+    Attributes:
+        records: the offsets that were reached and are gone, an upper bound of the lost records; 0 if it is not known
+            what was reached. Records after them, which nobody had read, are lost as well and are not recorded anywhere.
+        of_state: True for a changelog.
+    """
 
     topic: str
     partition: int
     kind: LossKind
     proof: str
     records: int
+    of_state: bool = False
 
 
 def encode_sources(sources: Mapping[str, str]) -> bytes:
@@ -212,7 +221,7 @@ def _source_loss(
     for before in recorded:
         if before != there.topic_id:
             proof = f"its id was {before} and is {there.topic_id}"
-            return PartitionLoss(topic, partition, LossKind.RECREATED, proof, min(end, reached))
+            return PartitionLoss(topic, partition, LossKind.RECREATED, proof, reached)
     if reached > end:
         proof = f"offset {reached} was reached, and the log ends at {end}"
         return PartitionLoss(topic, partition, LossKind.CUT, proof, reached - end)
@@ -224,15 +233,15 @@ def _changelog_loss(
 ) -> PartitionLoss | None:
     reached = max(note.changelog_end for note in notes)
     if there is None:
-        return PartitionLoss(topic, partition, LossKind.GONE, f"it had {reached} offsets", reached)
+        return PartitionLoss(topic, partition, LossKind.GONE, f"it had {reached} offsets", reached, of_state=True)
     end = 0 if span is None else span.end
     for note in notes:
         if note.changelog != there.topic_id:
             proof = f"its id was {note.changelog} and is {there.topic_id}"
-            return PartitionLoss(topic, partition, LossKind.RECREATED, proof, note.changelog_end)
+            return PartitionLoss(topic, partition, LossKind.RECREATED, proof, note.changelog_end, of_state=True)
     if reached > end:
         proof = f"it had {reached} offsets and has {end}"
-        return PartitionLoss(topic, partition, LossKind.CUT, proof, reached - end)
+        return PartitionLoss(topic, partition, LossKind.CUT, proof, reached - end, of_state=True)
     return None
 
 
@@ -254,19 +263,41 @@ def changes_while_running(
 
 
 def described(losses: Iterable[PartitionLoss]) -> str:
-    """Describes losses, one sentence part per topic and kind: the topic, the proof, partitions and records.
+    """Describes losses, one sentence part per topic and kind: the topic, the proofs, the partitions, and what is lost.
 
-    >>> described([PartitionLoss("a", p, LossKind.CUT, "it had 9 offsets and has 0", 9) for p in (0, 1, 3)])
-    'a ends before the recorded position (it had 9 offsets and has 0): partitions 0-1, 3, 27 records'
+    >>> described([PartitionLoss("a", p, LossKind.CUT, "it had 9 offsets and has 0", 9, of_state=True) for p in (0, 2)])
+    'a ends before the recorded position (it had 9 offsets and has 0): partitions 0, 2, up to 18 records of state'
     """
     groups: dict[tuple[str, LossKind], list[PartitionLoss]] = {}
     for loss in losses:
         groups.setdefault((loss.topic, loss.kind), []).append(loss)
     return "; ".join(
-        f"{topic} {kind} ({found[0].proof}): partitions {numbers(each.partition for each in found)}, "
-        f"{sum(each.records for each in found):,} records"
+        f"{topic} {kind} ({_proofs(found)}): partitions {numbers(each.partition for each in found)}, {_extent(found)}"
         for (topic, kind), found in groups.items()
     )
+
+
+def _proofs(losses: Sequence[PartitionLoss]) -> str:
+    """Lists the proofs, each with its partitions; at most MOST_PROOFS of them."""
+    by_proof: dict[str, list[int]] = {}
+    for loss in losses:
+        by_proof.setdefault(loss.proof, []).append(loss.partition)
+    if len(by_proof) == 1:
+        return losses[0].proof
+    parts = [f"partition {numbers(partitions)}: {proof}" for proof, partitions in by_proof.items()]
+    more = len(parts) - MOST_PROOFS
+    return "; ".join([*parts[:MOST_PROOFS], *([f"and {more} more"] if more > 0 else ())])
+
+
+def _extent(losses: Sequence[PartitionLoss]) -> str:
+    """Returns the number of lost records in words."""
+    count = sum(loss.records for loss in losses)
+    if losses[0].of_state:
+        return f"up to {count:,} records of state"
+    if not count:
+        return "an unknown number of records"
+    unknown = "" if all(loss.records for loss in losses) else ", an unknown number more"
+    return f"up to {count:,} records that were read{unknown}, and any that were not read yet"
 
 
 def numbers(values: Iterable[int]) -> str:

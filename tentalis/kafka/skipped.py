@@ -1,4 +1,7 @@
-"""Logs the records that a reader cannot decode: one line for many, however many there are."""
+"""Logs the records that a reader cannot decode: one line for many, however many there are.
+
+A process logs a line some seconds after it has found one, a command logs one line at its end.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,30 @@ DELAY_S = 2.0
 
 
 class SkippedRecords:
-    """Counts undecodable records, and logs their number and the first of them `delay` seconds after it came.
+    """Counts undecodable records, and logs their number and the first of them. Thread-safe.
 
-    A command calls `report` at its end, so that it logs one line. Thread-safe.
+    Args:
+        delay: the seconds from the first record to the line about it; None: `report` alone logs.
     """
 
-    def __init__(self, delay: float = DELAY_S) -> None:
+    def __init__(self, delay: float | None = DELAY_S) -> None:
         self._delay = delay
         self._lock = threading.Lock()
         self._count, self._first = 0, ""
         self._timer: threading.Timer | None = None
 
+    def wait_for_report(self) -> None:
+        """Logs nothing before `report` is called: the caller ends, and reports then."""
+        with self._lock:
+            self._delay = None
+
     def add(self, error: Exception) -> None:
         """Counts one more record. Its owner dead-letters it, or another command names it."""
         with self._lock:
             self._count += 1
-            if self._timer is None:
+            if self._count == 1:
                 self._first = str(error)
+            if self._timer is None and self._delay is not None:
                 self._timer = threading.Timer(self._delay, self.report)
                 self._timer.daemon = True
                 self._timer.start()

@@ -1,6 +1,9 @@
 """How long the join's state takes to be folded again: `python -m tests.bench.bench_rebuild [TASKS]`.
 
-Prints one JSON line; `equal` is true if the rebuilt state has the digest of the original one."""
+Prints one JSON line; `equal` is true if the rebuilt state has the digest of the original one. If not, it exits with 1.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import json
@@ -16,7 +19,8 @@ from tests.support.join_support import CODEC, PARTITION, drive, head, hint, log_
 from tests.unit.streams.apps.test_join_rebuild import needed
 
 
-def main(tasks: int) -> None:
+def main(tasks: int) -> int:
+    """Folds the halves of `tasks` tasks again and prints the result; the exit code."""
     chance, timed = random.Random(1), list[tuple[int, Record | bytes]]()
     limits = JoinLimits()
     for number in range(tasks):
@@ -40,7 +44,8 @@ def main(tasks: int) -> None:
     equal = state_digest(needed(again, limits)) == state_digest(needed(state, limits))
     found = {"tasks": tasks, "records": len(log), "entries": len(state), "seconds": round(seconds, 1), "equal": equal}
     print(json.dumps(found))
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000)
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000))

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 
 from schemas import topics
-from streams.runtime.placement import partition_of
 from tentalis.cli.shared.record_json import to_plain
 from tentalis.kafka.offsets import end_offsets
+from tentalis.kafka.partitioner import partition_of
 from tentalis.text.timestamps import now_ms
 from tests.drill.bench import Bench
 from tests.drill.fault import Sight, fault

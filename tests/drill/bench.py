@@ -47,19 +47,19 @@ class Workload:
             self.publisher.send(topic, record)
         self.publisher.flush()
 
-    def made(self, run: str, count: int) -> list[Task]:
+    def made(self, run: str, count: int, **fields: Any) -> list[Task]:
         """Makes tasks that wait an hour for their result, and notes their run; writes nothing."""
         terms = Terms(rl=Source.RESULT, deadline_ms=3_600_000)
-        more: dict[str, Any] = {"policy": self.policy, "terms": terms, "verifier": Verifier(name="taste")}
+        more: dict[str, Any] = {"policy": self.policy, "terms": terms, "verifier": Verifier(name="taste")} | fields
         tasks = [
             task(f"{run}-{next(self._numbers)}", n=1, run_id=run, event_time=now_ms(), **more) for _ in range(count)
         ]
         self.runs.add(run)
         return tasks
 
-    def ask(self, run: str, count: int = 8) -> list[Task]:
-        """Writes tasks that wait an hour for their result."""
-        asked = self.made(run, count)
+    def ask(self, run: str, count: int = 8, **fields: Any) -> list[Task]:
+        """Writes tasks that wait an hour for their result. `fields`: of each task."""
+        asked = self.made(run, count, **fields)
         self.put(topics.TASKS, *asked)
         return asked
 

@@ -15,6 +15,8 @@ from tests.support.inference_lab import make_model
 from tests.support.kafka_fixture import eventually
 from trainer.config.trainer_config import TrainerConfig, config_text
 
+RUN = "hand"
+
 
 class ByHand:
     """A folder, ports and a model. The page starts everything."""
@@ -37,13 +39,16 @@ class ByHand:
                 "MODEL": str(folder / "tiny"),
                 "CONFIG": str(folder / "run.yaml"),
                 "POLICY": "assistant",
+                "RUN": RUN,
             },
         )
         self.work: Workload | None = None
 
     def open(self) -> None:
         model = make_model(self.folder / "tiny")
-        config = TrainerConfig(run_id="hand", policy="assistant", base_model=str(model), base_model_name="tiny")
+        config = TrainerConfig(
+            run_id=RUN, policy="assistant", base_model=str(model), base_model_name="tiny", steps=1, batch_rollouts=4
+        )
         (self.folder / "run.yaml").write_text(config_text(config), encoding="utf-8")
 
     def close(self) -> None:
@@ -61,4 +66,5 @@ def start_by_hand(site: ByHand) -> Iterator[Sight]:
     served = policy_name("assistant", 0)
     eventually(lambda: served in site.shell.run("tentalis policy list -o json").says, 120, 1.0)
     site.work.ask("by-hand", 4)
-    site.work.settled("by-hand")
+    site.work.runs.add(RUN)
+    site.work.settled()

@@ -8,6 +8,8 @@ from tests.drill.bench import Bench
 from tests.drill.fault import Sight, fault
 
 START = "does-not-start.md"
+PROFILES = "profiles.md"
+NAMESPACES = "namespaces.md"
 
 
 @contextmanager
@@ -79,3 +81,23 @@ def a_misspelt_training_setting(bench: Bench) -> Iterator[Sight]:
 def another_stack_on_this_kafka(bench: Bench) -> Iterator[Sight]:
     """The applications of this site are members of the groups that a stack would use."""
     yield bench.shell.run("tentalis up --policy-model nothing")
+
+
+@fault("bench", PROFILES, code=2, says="Did you mean bootstrap?")
+def an_unknown_key_in_the_settings_file(bench: Bench) -> Iterator[Sight]:
+    file = bench.folder / "settings.yaml"
+    file.write_text(
+        f"profiles:\n  staging:\n    bootstrapp: 127.0.0.1:1\n  production:\n    bootstrap: {bench.broker.bootstrap}\n",
+        encoding="utf-8",
+    )
+    bench.shell.env["SETTINGS"] = str(file)
+    with variables(bench, TENTALIS_CONFIG=str(file)):
+        sight = bench.shell.run("tentalis topics list")
+    yield sight
+
+
+@fault("bench", NAMESPACES, code=2, says="without 'tentalis' in it")
+def a_bad_namespace(bench: Bench) -> Iterator[Sight]:
+    with variables(bench, TENTALIS_NAMESPACE="tentalis.staging"):
+        sight = bench.shell.run("tentalis topics list")
+    yield sight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ from tests.drill.fault import Sight
 from tests.support.transcript import ShownCommand, operator_environment
 
 PATIENCE_S = 600.0
+EXPORT = re.compile(r"export ([A-Z_]+)=([^\s$`'\"]+)")
 
 
 class Shell:
@@ -47,12 +49,17 @@ class Shell:
         return process
 
     def follow(self, commands: Sequence[ShownCommand]) -> None:
-        """Runs the commands of a transcript, one that ends with `&` in the background. Raises PageMismatch."""
+        """Runs the commands of a transcript, one that ends with `&` in the background. `export NAME=VALUE` holds for
+        all later commands of the site. Raises PageMismatch."""
         for command in commands:
+            if exported := EXPORT.fullmatch(command.text):
+                self.env[exported[1]] = exported[2]
+                continue
             if command.text.endswith("&"):
                 self.begin(command.text[:-1])
                 continue
             done = self.run(command.text)
+            assert done.code is not None
             command.check(done.code, done.says)
 
     def _popen(self, command: str, sink: IO[bytes]) -> subprocess.Popen[bytes]:

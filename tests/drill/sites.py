@@ -6,7 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from tests.drill import bad_records, lost_topics, settings, training  # noqa: F401 - their faults are registered
+from tests.drill import (  # noqa: F401 - their faults are registered
+    bad_records,
+    groups,
+    grown,
+    lost_topics,
+    settings,
+    training,
+)
 from tests.drill.bench import Bench
 from tests.drill.by_hand import ByHand
 from tests.drill.logins import Logins
@@ -29,4 +36,10 @@ class Site(Protocol):
         """Ends all processes of the site."""
 
 
-SITES: dict[str, Callable[[Path], Site]] = {"bench": Bench, "logins": Logins, "stack": Stack, "by-hand": ByHand}
+SITES: dict[str, Callable[[Path], Site]] = {
+    "bench": Bench,
+    "grown": Bench,
+    "logins": Logins,
+    "stack": Stack,
+    "by-hand": ByHand,
+}

@@ -21,10 +21,12 @@ from tests.support.inference_lab import make_model
 from tests.support.kafka_fixture import eventually
 
 TROUBLE = "processes-in-trouble.md"
+PROCESSES = "processes.md"
 LAG = "lag-grows.md"
 LEARNS = "nothing-is-learned.md"
 LOST = "lost-topics.md"
 EXIT_5 = "exit-5.md"
+FORGET = "forget.md"
 DISK_MIB = 900
 
 
@@ -119,6 +121,16 @@ def a_killed_process(stack: Stack) -> Iterator[Sight]:
     stack.works("killed-process")
 
 
+@fault("stack", PROCESSES, code=0, says="ended by SIGSEGV")
+def a_native_crash(stack: Stack) -> Iterator[Sight]:
+    """A process that a library ends, and that an operator then looks into."""
+    before = stack.status()["aggregation"]["restarts"]
+    os.kill(stack.pid("aggregation"), signal.SIGSEGV)
+    eventually(lambda: stack.status()["aggregation"]["restarts"] > before, 60)
+    yield stack.shell.run("tentalis events aggregation")
+    stack.works("native-crash")
+
+
 @fault("stack", TROUBLE, state="crash-looping", says="is taken by")
 def a_crash_loop(stack: Stack) -> Iterator[Sight]:
     port = stack._ports()["scoring"]
@@ -174,6 +186,16 @@ def a_stopped_application(stack: Stack) -> Iterator[Sight]:
     stack.work.answer(asked)
     yield stack.shell.run("tentalis status; tentalis groups lag")
     stack.works("stopped-application")
+
+
+@fault("stack", FORGET, code=1, says="tentalis-join has not applied the request")
+def an_unfinished_erasure(stack: Stack) -> Iterator[Sight]:
+    """A person is to be erased while an application does not run."""
+    stack.work.answer(stack.work.ask("unfinished-erasure", 4, user_id="ann"))
+    stack.work.settled("unfinished-erasure")
+    assert stack.shell.run("tentalis stop join").code == 0
+    yield stack.shell.run("tentalis forget --user ann --yes --wait 5")
+    stack.works("after-erasure")
 
 
 @fault("stack", TROUBLE, code=1, says="no space left on")

@@ -95,6 +95,6 @@ def rollout_losses(
 def refuse(losses: list[PartitionLoss], n_trained: int) -> TopicLost:
     """The error for losses that are not accepted; `n_trained`: rollouts of the run's steps so far."""
     return TopicLost(
-        f"{described(losses)}, read before by this run. A replay of its {n_trained:,} trained rollouts needs the lost "
-        f"topic, and rollouts that were not read yet are gone. {WAYS_ON}"
+        f"{described(losses)}. A replay of the {n_trained:,} rollouts that this run has trained needs the lost topic. "
+        f"{WAYS_ON}"
     )

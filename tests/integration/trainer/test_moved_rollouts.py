@@ -42,9 +42,11 @@ def test_a_run_goes_on_after_a_move_and_is_replayed(
     assert exit_code == 0, report
     other = tentalis(lab, "replay", first.run_id, "--set", "learning_rate=0.002", "-o", "json")
     assert other.returncode == 0, other.stdout + other.stderr
-    assert len(json.loads(other.stdout)["steps"]) == 3, other.stdout
+    steps = json.loads(other.stdout)["steps"]
+    assert [each["step"] for each in steps] == [1, 2], other.stdout
+    assert all(each["changed_sha256"] != each["recorded_sha256"] for each in steps), other.stdout
     promote(lab, 1, "rollback")
-    code, said = trained(lab, 1)
+    code, said = trained(lab, 3, "--steps", "1")
     assert code == 0, said
     branch = lab.run_log(first.model_copy(update={"run_id": f"{first.run_id}.1"}))
     assert branch.first_manifest is not None and branch.first_manifest.parent_step == 1

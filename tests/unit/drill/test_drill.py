@@ -1,5 +1,6 @@
 """The drill: its faults and the pages agree, and it counts what goes wrong."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.drill.fault import FAULTS, Fault, Sight
 from tests.drill.shell import Shell
 from tests.drill.sites import SITES
 from tests.support import ROOT
-from tests.support.transcript import ShownCommand, transcripts
+from tests.support.transcript import PageMismatch, ShownCommand, transcripts
 
 SEEN = Sight(code=7, says="the topic is gone")
 IN_CONTAINERS = {"compose": "docker/__main__.py", "kubernetes": "k8s/scenario.py"}  # run by make test-docker, test-k8s
@@ -36,12 +37,35 @@ def test_the_index_by_symptom_names_every_page_with_a_transcript() -> None:
     assert {fault.page for fault in FAULTS.values() if f"({fault.page}" not in index} == set()
 
 
+def test_the_index_names_the_pages_that_nobody_executes() -> None:
+    index = (PAGES / "by-symptom.md").read_text(encoding="utf-8")
+    (said,) = (part for part in index.split("\n\n") if part.startswith("Not executed: "))
+    without = {page.name for page in PAGES.rglob("*.md") if not transcripts(page)} - {"by-symptom.md"}
+    runbooks = {page.name for page in (PAGES / "runbooks").glob("*.md")}
+    assert runbooks <= without, "a runbook has a transcript: name it in the index"
+    assert set(re.findall(r"\]\(([a-z-]+\.md)\)", said)) == without - runbooks
+
+
+def test_every_transcript_without_a_name_is_run_by_a_test() -> None:
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "integration").rglob("*.py"))
+    unnamed = [page.name for page in PAGES.glob("*.md") if "" in transcripts(page)]
+    assert [name for name in unnamed if f'"operations" / "{name}"' not in sources] == []
+
+
 def test_a_command_in_the_background_is_begun_and_the_next_does_not_wait(tmp_path: Path) -> None:
     shell = Shell(tmp_path, {})
     try:
         shell.follow([ShownCommand("sleep 600 &"), ShownCommand("echo it is so; exit 3", ("it is",), 3, whole=False)])
     finally:
         shell.close()
+
+
+def test_an_exported_variable_holds_for_later_commands(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, {})
+    shown = ShownCommand('echo "$SIZE partitions"', ("12 partitions",), whole=False)
+    shell.follow([ShownCommand("export SIZE=12"), shown])
+    with pytest.raises(PageMismatch):
+        Shell(tmp_path, {}).follow([shown])
 
 
 def played(monkeypatch: pytest.MonkeyPatch, folder: Path, sight: Sight, *, heals: bool = True) -> Any:

@@ -87,7 +87,7 @@ def test_topics_that_only_grew_lose_nothing(
 def test_another_id_is_a_loss_however_long_the_new_topic_is(offset: int, source_end: int, changelog_end: int) -> None:
     record = committed(offset, end=5)
     (loss,) = found(record, "s2", source_end, "c1", 5 + changelog_end)
-    assert (loss.topic, loss.kind, loss.records) == (SOURCE, LossKind.RECREATED, min(offset, source_end))
+    assert (loss.topic, loss.kind, loss.records) == (SOURCE, LossKind.RECREATED, offset), "not what the new topic has"
     (loss,) = found(record, "s1", offset, "c2", changelog_end)
     assert (loss.topic, loss.kind, loss.records) == (CHANGELOG, LossKind.RECREATED, 5)
 
@@ -137,11 +137,28 @@ def test_running_processes_see_what_changed() -> None:
 
 def test_losses_are_described_by_topic() -> None:
     losses = [PartitionLoss("a", p, LossKind.RECREATED, "its id was 1 and is 2", 10) for p in (0, 1, 2, 5)]
-    losses.append(PartitionLoss("b", 0, LossKind.GONE, "offset 7 was reached", 7))
+    losses.append(PartitionLoss("b", 0, LossKind.GONE, "it had 7 offsets", 7, of_state=True))
     assert described(losses) == (
-        "a was deleted and created again (its id was 1 and is 2): partitions 0-2, 5, 40 records; "
-        "b is gone (offset 7 was reached): partitions 0, 7 records"
+        "a was deleted and created again (its id was 1 and is 2): partitions 0-2, 5, up to 40 records that were read, "
+        "and any that were not read yet; b is gone (it had 7 offsets): partitions 0, up to 7 records of state"
     )
+
+
+def test_each_partition_has_its_own_proof() -> None:
+    ends = (9, 5, 9, 4, 3)
+    losses = [PartitionLoss("a", p, LossKind.CUT, f"it had {n} offsets", n, of_state=True) for p, n in enumerate(ends)]
+    assert described(losses) == (
+        "a ends before the recorded position (partition 0, 2: it had 9 offsets; partition 1: it had 5 offsets; "
+        "partition 3: it had 4 offsets; and 1 more): partitions 0-4, up to 30 records of state"
+    )
+
+
+def test_a_number_that_is_not_recorded_is_unknown_and_not_zero() -> None:
+    losses = [PartitionLoss("a", p, LossKind.RECREATED, "its id was 1 and is 2", 0) for p in (0, 1)]
+    assert described(losses).endswith("partitions 0-1, an unknown number of records")
+    some = [*losses, PartitionLoss("a", 2, LossKind.RECREATED, "its id was 1 and is 2", 3)]
+    text = "up to 3 records that were read, an unknown number more, and any that were not read yet"
+    assert described(some).endswith(text)
 
 
 @given(st.sets(st.integers(0, 200)))

@@ -1,6 +1,9 @@
 """Many undecodable records are one line."""
 
 import logging
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -18,6 +21,28 @@ def test_many_are_one_line_at_the_end_of_a_command(caplog: pytest.LogCaptureFixt
     assert caplog.messages == [
         "640 records cannot be decoded and are skipped; the first: tentalis.runs.v1[0]@0: bad magic"
     ]
+
+
+def test_a_slow_command_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    skipped = SkippedRecords(delay=0.0)
+    skipped.wait_for_report()
+    for number in range(3):
+        skipped.add(ValueError(f"tentalis.runs.v1[0]@{number}: bad magic"))
+        time.sleep(0.05)  # a timer would have logged
+    assert caplog.messages == []
+    skipped.report()
+    (line,) = caplog.messages
+    assert line == "3 records cannot be decoded and are skipped; the first: tentalis.runs.v1[0]@0: bad magic"
+
+
+@pytest.mark.parametrize(("command", "at_the_end"), [("config", True), ("serve", False)])
+def test_commands_report_at_their_end_and_processes_while_they_run(command: str, at_the_end: bool) -> None:
+    program = (
+        "import sys\nfrom tentalis.cli.main import app\nfrom tentalis.kafka.skipped import SKIPPED\n"
+        f"try: app(['{command}', 'nosuch'])\nexcept SystemExit: pass\nprint(SKIPPED._delay)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines()[-1] == "None") == at_the_end, done.stdout + done.stderr
 
 
 def test_a_process_says_so_without_an_end(caplog: pytest.LogCaptureFixture) -> None:
