@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from sandlock import ExitReason, Process, Sandbox, SandlockError, StdioMode
+from sandlock import ExitReason, Sandbox, SandlockError
 
-from tentalis.agents.sandbox.streams import AttendedOutput
+from tentalis.agents.sandbox.attributes import FileAttributes, Leader
+from tentalis.agents.sandbox.streams import AttendedOutput, OutputPipes
 from tentalis.agents.sandbox.wall import MIB, CommandEnd, CommandOutput, Limits, SandboxFault, limited_command
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
-# Landlock has no rules for these: they would change files and processes of this user outside the folder, or, for root,
-# make devices. So rights, owners, times and attributes of files cannot be changed inside the folder either.
+# Calls that change files and processes of this user outside of the folder, and for which Landlock has no rules. Those
+# that commands need inside of the folder are answered in `attributes`.
 DENIED_CALLS = (
-    *("chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat"),
-    *("utime", "utimes", "utimensat", "futimesat"),
-    *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
-    *("mknod", "mknodat", "chroot", "pivot_root"),
+    *("utime", "utimes", "futimesat", "file_setattr", "mknod", "mknodat", "chroot", "pivot_root"),
     *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
 )
+_BEGIN = 'cd . && exec >"$0" 2>"$1" && shift && exec "$@"'
+"""Makes the process known (see `attributes.Leader`), and sends its output to two pipes."""
 
 
 class SandlockWall:
@@ -51,48 +51,64 @@ class SandlockWall:
     ) -> CommandOutput:
         """See Wall.run."""
         allowed = [path for path in (*SYSTEM, str(Path(sys.base_prefix).resolve())) if Path(path).exists()]
-        sandbox = Sandbox(
-            fs_readable=[*allowed, *(str(path) for path in readable)],
-            fs_writable=[str(folder), "/dev/null"],
-            net_allow=list(limits.network),
-            extra_deny_syscalls=list(DENIED_CALLS),
-            clean_env=True,
-            env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-            max_memory=limits.memory_mb * MIB,
-            max_processes=limits.processes,
-            max_open_files=limits.open_files,
-            no_coredump=True,
-            cwd=str(folder),
-        )
-        try:
-            process = sandbox.popen(
-                limited_command(command, limits, stdin),
-                stdin=StdioMode.NULL,
-                stdout=StdioMode.PIPED,
-                stderr=StdioMode.PIPED,
+        with OutputPipes() as pipes:
+            sandbox = Sandbox(
+                fs_readable=[*allowed, *(str(path) for path in readable)],
+                fs_writable=[str(folder), "/dev/null", *map(str, pipes.paths)],
+                net_allow=list(limits.network),
+                extra_deny_syscalls=list(DENIED_CALLS),
+                clean_env=True,
+                env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                max_memory=limits.memory_mb * MIB,
+                max_processes=limits.processes,
+                max_open_files=limits.open_files,
+                no_coredump=True,
+                cwd=str(folder),
             )
-        except (SandlockError, RuntimeError, OSError) as error:
-            raise SandboxFault(
-                f"sandlock could not start a command: {error}. In a container, its seccomp profile must allow "
-                "pidfd_getfd and process_vm_readv: Docker's does with --cap-add SYS_PTRACE "
-                "(docs/concepts/environments.md)"
-            ) from error
-        with process:
-            return _output(process, limits, stop or threading.Event())
+            begun = ["/bin/sh", "-c", _BEGIN, *map(str, pipes.paths), *limited_command(command, limits, stdin)]
+            return _run(sandbox, begun, folder, limits, pipes, stop or threading.Event())
 
 
-def _output(process: Process, limits: Limits, stop: threading.Event) -> CommandOutput:
-    """Waits for the end of a command, or ends it at a limit."""
-    attended = AttendedOutput((process.stdout, process.stderr), limits.output_bytes, process.kill, stop)
-    found = process.wait(timeout=limits.time_s)
-    stdout, stderr = attended.finish()
+def _run(
+    sandbox: Sandbox,
+    command: Sequence[str],
+    folder: Path,
+    limits: Limits,
+    pipes: OutputPipes,
+    stop: threading.Event,
+) -> CommandOutput:
+    """Runs a command to its end, or ends it at a limit."""
+    leader = Leader()
+    attended = AttendedOutput(pipes.read, limits.output_bytes, leader.kill, stop)
+    timed_out = threading.Event()
+
+    def time_is_over() -> None:
+        timed_out.set()
+        leader.kill()
+
+    timer = threading.Timer(limits.time_s, time_is_over)
+    timer.daemon = True
+    timer.start()
+    answers = {**FileAttributes(folder).answers(), "chdir": leader.answer()}
+    try:
+        found = sandbox.run_with_handlers(command, list(answers.items()))
+    except (SandlockError, RuntimeError, OSError) as error:
+        raise SandboxFault(
+            f"sandlock could not start a command: {error}. In a container, its seccomp profile must allow "
+            "pidfd_getfd and process_vm_readv: Docker's does with --cap-add SYS_PTRACE "
+            "(docs/concepts/environments.md)"
+        ) from error
+    finally:
+        leader.ended()
+        timer.cancel()
+        pipes.end()
+        stdout, stderr = attended.finish()
     if found.reason is None:
         raise SandboxFault(f"sandlock lost a command: {found.error}")
     if attended.overflowed:
         return CommandOutput(stdout, stderr, CommandEnd.TOO_MUCH_OUTPUT, None)
-    match found.reason:
-        case ExitReason.TIMEOUT:
-            return CommandOutput(stdout, stderr, CommandEnd.TIMED_OUT, None)
-        case ExitReason.EXITED:
-            return CommandOutput(stdout, stderr, CommandEnd.EXITED, found.exit_code)
+    if timed_out.is_set():
+        return CommandOutput(stdout, stderr, CommandEnd.TIMED_OUT, None)
+    if found.reason is ExitReason.EXITED:
+        return CommandOutput(stdout, stderr, CommandEnd.EXITED, found.exit_code)
     return CommandOutput(stdout, stderr, CommandEnd.KILLED, None)
