@@ -30,6 +30,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     # The gateway's turns name next_state. Without a judge model that is these rules, as the scorer's name shows.
     "chat": {"taste": StyleScorer(), "next_state": NextStateRules()},
     "math": {"gsm8k": Gsm8kVerifier(), "math": BoxedMathVerifier(), "reasoning_gym": ReasoningGymVerifier()},
+    "terminal": {"episode": EpisodeScorer()},
     "toolcall": {
         "episode": EpisodeScorer(),
         "gsm8k": Gsm8kVerifier(),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from schemas.records import Message, Task, ToolCall
+from tentalis.agents.environments.command_output import shown
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.tools import (
@@ -27,10 +28,10 @@ from tentalis.agents.environments.tools import (
     requested_calls,
     signature,
 )
-from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, SandboxFault
+from tentalis.agents.sandbox import CommandOutput, Limits, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
 from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
-from tentalis.text.tool_output import head_and_tail, readable_text
+from tentalis.text.tool_output import head_and_tail
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class ToolcallEnvironment:
         self._calls += 1
         stop = threading.Event()
         try:
-            return shown(await asyncio.to_thread(self._run, tool, call.arguments, stop))
+            return shown(await asyncio.to_thread(self._run, tool, call.arguments, stop), SHOWN_CHARACTERS)
         except asyncio.CancelledError:
             stop.set()
             raise
@@ -174,16 +175,3 @@ class ToolcallEnvironment:
         if self._folder is not None:
             await asyncio.to_thread(remove_folder, self._folder)
             self._folder = None
-
-
-def shown(output: CommandOutput) -> str:
-    """Returns what the policy sees of a command: its output, head and tail, and how it ended unless all went well."""
-    text = readable_text(output.stdout + (b"\n" if output.stdout and output.stderr else b"") + output.stderr).strip()
-    ending = {
-        CommandEnd.TIMED_OUT: "stopped: the time limit was reached",
-        CommandEnd.TOO_MUCH_OUTPUT: "stopped: the output was too long",
-        CommandEnd.KILLED: "killed: a limit of memory or CPU was reached, or a signal came",
-        CommandEnd.EXITED: f"exit code {output.exit_code}" if output.exit_code else "",
-    }[output.end]
-    parts = (head_and_tail(text, SHOWN_CHARACTERS), f"[{ending}]" if ending else "")
-    return "\n".join(part for part in parts if part) or "[no output]"

@@ -34,6 +34,7 @@ class SandlockWall:
 
     def __init__(self) -> None:
         self.name = f"sandlock/{version('sandlock')}"
+        self.readable = [path for path in (*map(Path, SYSTEM), Path(sys.base_prefix).resolve()) if path.exists()]
         with tempfile.TemporaryDirectory(prefix="tentalis-wall-") as folder:
             probe = self.run(["/bin/echo", "ok"], Path(folder), Limits(time_s=20.0, memory_mb=256))
         if probe.stdout != b"ok\n":
@@ -50,10 +51,9 @@ class SandlockWall:
         stop: threading.Event | None = None,
     ) -> CommandOutput:
         """See Wall.run."""
-        allowed = [path for path in (*SYSTEM, str(Path(sys.base_prefix).resolve())) if Path(path).exists()]
         with OutputPipes() as pipes:
             sandbox = Sandbox(
-                fs_readable=[*allowed, *(str(path) for path in readable)],
+                fs_readable=[str(path) for path in (*self.readable, *readable)],
                 fs_writable=[str(folder), "/dev/null", *map(str, pipes.paths)],
                 net_allow=list(limits.network),
                 extra_deny_syscalls=list(DENIED_CALLS),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tentalis.cli.serve.options import Logprobs, ServerId, checked_servers
-from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tools
+from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tasks, Tools
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, MetricsPort, variable_option
 from tentalis.cli.shared.settings import settings_of_role
@@ -48,7 +48,15 @@ def worker(
         ),
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Number of tasks answered at the same time.")] = 8,
-    max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Turns of the policy in one episode.")] = 10,
+    max_turns: Annotated[
+        int | None,
+        typer.Option(
+            "--max-turns",
+            min=1,
+            help="Turns of the policy in one episode. Default: 10; 50 for terminal.",
+            show_default=False,
+        ),
+    ] = None,
     episodes: Annotated[
         int, typer.Option("--episodes", min=1, help="Number of episodes played at the same time.")
     ] = 16,
@@ -74,6 +82,7 @@ def worker(
         ),
     ] = None,
     tools: Tools = None,
+    tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
     port: MetricsPort = None,
     bootstrap: Bootstrap = None,
@@ -84,6 +93,7 @@ def worker(
     """
     configure_logging("INFO")
     url, named = model_server(server, model)
+    from tentalis.agents.environments.registry import default_turns
     from tentalis.agents.workers import EpisodeLimits, run
 
     run(
@@ -96,8 +106,9 @@ def worker(
         logprobs_mode=None if logprobs_mode is None else logprobs_mode.value,
         api_key=variables.INFERENCE_API_KEY.read(),
         model=named,
-        limits=EpisodeLimits(max_turns, episodes, environment_seconds, attempts),
+        limits=EpisodeLimits(max_turns or default_turns(environment), episodes, environment_seconds, attempts),
         tools=tools,
+        tasks=tasks,
         allow_unsandboxed=allow_unsandboxed,
         metrics_port=port,
         hedge_after_s=hedge_after,

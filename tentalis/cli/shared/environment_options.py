@@ -13,6 +13,10 @@ Tools = Annotated[
         "--tools", envvar="TOOLS_CONFIG", help="JSON or YAML file of the tools of toolcall.", show_default=False
     ),
 ]
+Tasks = Annotated[
+    Path | None,
+    typer.Option("--tasks", help="Folder with the task folders of terminal.", show_default=False),
+]
 AllowUnsandboxed = Annotated[
     bool,
     typer.Option(
