@@ -9,13 +9,12 @@ import json
 import math
 import os
 import shutil
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tentalis.agents.environments.shown_paths import ShownPaths
-from tentalis.agents.environments.terminal_shell import FILES, clean_variables
+from tentalis.agents.environments.terminal_shell import FILES, StopRequest, clean_variables
 from tentalis.agents.environments.terminal_task import HOME, LOGS, TEMPORARY, TESTS, TerminalTask
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
 
@@ -47,7 +46,7 @@ def agent_paths(task: TerminalTask, episode: Path) -> dict[str, Path]:
     return {root: episode / AGENT / FILES / root[1:] for root in task.roots}
 
 
-def checked(wall: Wall, task: TerminalTask, episode: Path, stop: threading.Event) -> CheckedEpisode:
+def checked(wall: Wall, task: TerminalTask, episode: Path, stop: StopRequest) -> CheckedEpisode:
     """Runs the checks of an episode that ended. Raises OSError, SandboxFault or BadReward."""
     remove_outside_links(episode / AGENT)
     checks = episode / CHECKS
@@ -75,7 +74,7 @@ def checked(wall: Wall, task: TerminalTask, episode: Path, stop: threading.Event
     )
     words = [*_environment(variables), "/bin/sh", "-c", _START, "sh"]
     words += [str(paths.path(task.workdir)), "/bin/bash", "--noprofile", "--norc", script]
-    output = wall.run(words, episode, limits, stop=stop)
+    output = wall.run(words, episode, limits, stop=stop.event())
     return CheckedEpisode(*_reward(task, checks / "logs/verifier", output), output)
 
 
@@ -83,7 +82,7 @@ def _environment(variables: Mapping[str, str]) -> list[str]:
     return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in variables.items())]
 
 
-def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, command: str, stop: threading.Event) -> None:
+def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, command: str, stop: StopRequest) -> None:
     """Runs a command of the task behind the agent's wall, and writes what it did where only the checks reach."""
     paths = ShownPaths(agent_paths(task, episode))
     variables = clean_variables(paths.path(HOME), paths.path(TEMPORARY))
@@ -91,7 +90,7 @@ def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, comman
     limits = Limits(time_s=task.settings.command_s, memory_mb=task.memory_mb, output_bytes=_OUTPUT_BYTES)
     words = [*_environment(variables), "/bin/sh", "-c", _START, "sh", str(paths.path(task.workdir))]
     words += ["/bin/bash", "--noprofile", "--norc", "-c", paths.real(command)]
-    output = wall.run(words, episode / AGENT, limits, stop=stop)
+    output = wall.run(words, episode / AGENT, limits, stop=stop.event())
     logs = episode / CHECKS / "logs/runs"
     (logs / f"{name}.out").write_bytes(output.stdout)
     (logs / f"{name}.err").write_bytes(output.stderr)

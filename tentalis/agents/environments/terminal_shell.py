@@ -41,7 +41,32 @@ __tentalis_save() {
 trap '{ __tentalis_save; } 2>/dev/null' EXIT
 { . "$__tentalis_state"; } 2>/dev/null
 eval "$__tentalis_command"
+{ __tentalis_status=$?; trap '{ __tentalis_save; } 2>/dev/null' EXIT; } 2>/dev/null
+exit $__tentalis_status
 """
+
+
+class StopRequest:
+    """A request to stop a series of commands, each of which has an event of its own (see Wall.run)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requested = False
+        self._event = threading.Event()
+
+    def event(self) -> threading.Event:
+        """Returns the event of the next command."""
+        with self._lock:
+            self._event = threading.Event()
+            if self._requested:
+                self._event.set()
+            return self._event
+
+    def request(self) -> None:
+        """Stops the command that runs, and each further one when it begins."""
+        with self._lock:
+            self._requested = True
+            self._event.set()
 
 
 class TerminalShell:
@@ -58,10 +83,10 @@ class TerminalShell:
         exported = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         self._state.write_text("\n".join([*exported, f"cd -- {shlex.quote(str(start))}", ""]), encoding="utf-8")
 
-    def run(self, command: str, stop: threading.Event) -> CommandOutput:
+    def run(self, command: str, stop: StopRequest) -> CommandOutput:
         """Runs a command. Raises SandboxFault."""
         words = ["/bin/bash", "--noprofile", "--norc", "-c", _SHELL, "bash", str(self._state), command]
-        return self._wall.run(words, self._folder, self._limits, stop=stop)
+        return self._wall.run(words, self._folder, self._limits, stop=stop.event())
 
 
 def agent_variables(home: Path, temporary: Path) -> dict[str, str]:
