@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tasks, Tools
+from tentalis.cli.shared.environment_options import AllowUnsandboxed, MaxTurns, Tasks, Tools
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, readable, show
 from tentalis.service.exit_codes import ExitCode
@@ -65,12 +65,7 @@ def try_environment(
     model: Annotated[
         str | None, typer.Option("--model", help="Model of the server. Default: its first one.", show_default=False)
     ] = None,
-    max_turns: Annotated[
-        int | None,
-        typer.Option(
-            "--max-turns", min=1, help="Turns of the player. Default: 10; 50 for terminal.", show_default=False
-        ),
-    ] = None,
+    max_turns: MaxTurns = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of one turn of a model.")] = 512,
     tools: Tools = None,
     tasks: Tasks = None,

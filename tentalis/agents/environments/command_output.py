@@ -1,4 +1,4 @@
-"""What the policy sees of a command: its output, head and tail, and how it ended. Pure."""
+"""The text that the policy sees of a command: its output, head and tail, and how it ended. Pure."""
 
 from tentalis.agents.sandbox import CommandEnd, CommandOutput
 from tentalis.text.tool_output import head_and_tail, readable_text

@@ -18,7 +18,7 @@ from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.terminal_checks import AGENT, BadReward, CheckedEpisode, agent_paths, checked
-from tentalis.agents.environments.terminal_shell import FILES, STATE, StopRequest, TerminalShell, agent_variables
+from tentalis.agents.environments.terminal_shell import FILES, STATE, CommandStops, TerminalShell, agent_variables
 from tentalis.agents.environments.terminal_task import (
     HOME,
     TEMPORARY,
@@ -94,7 +94,7 @@ class TerminalEnvironment:
         await self._faulted(lambda stop: self._prepare(loaded, stop))
         return Observation(_prompt(task, name, loaded))
 
-    def _prepare(self, task: TerminalTask, stop: StopRequest) -> None:
+    def _prepare(self, task: TerminalTask, stop: CommandStops) -> None:
         """Makes the folder of an episode with the files of the task.
 
         Raises OSError, SandboxFault or EnvironmentFault.
@@ -123,7 +123,7 @@ class TerminalEnvironment:
         self._shell.begin(paths.path(task.workdir), variables)
 
     def _set_up(
-        self, shell: TerminalShell, step: SetupCommand, variables: Mapping[str, str], stop: StopRequest
+        self, shell: TerminalShell, step: SetupCommand, variables: Mapping[str, str], stop: CommandStops
     ) -> None:
         start = self._paths.path(step.folder)
         start.mkdir(parents=True, exist_ok=True)
@@ -193,9 +193,9 @@ class TerminalEnvironment:
             self._checked = await self._faulted(lambda stop: checked(self._wall, task, folder, stop))
         return self._checked
 
-    async def _faulted(self, work: Callable[[StopRequest], T]) -> T:
+    async def _faulted(self, work: Callable[[CommandStops], T]) -> T:
         """Runs work in a thread. Raises EnvironmentFault if the infrastructure or the task failed."""
-        stop = StopRequest()
+        stop = CommandStops()
         try:
             return await asyncio.to_thread(work, stop)
         except asyncio.CancelledError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tentalis.agents.environments.shown_paths import ShownPaths
-from tentalis.agents.environments.terminal_shell import FILES, StopRequest, clean_variables
+from tentalis.agents.environments.terminal_shell import FILES, CommandStops, clean_variables
 from tentalis.agents.environments.terminal_task import HOME, LOGS, TEMPORARY, TESTS, TerminalTask
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
 
@@ -46,7 +46,7 @@ def agent_paths(task: TerminalTask, episode: Path) -> dict[str, Path]:
     return {root: episode / AGENT / FILES / root[1:] for root in task.roots}
 
 
-def checked(wall: Wall, task: TerminalTask, episode: Path, stop: StopRequest) -> CheckedEpisode:
+def checked(wall: Wall, task: TerminalTask, episode: Path, stop: CommandStops) -> CheckedEpisode:
     """Runs the checks of an episode that ended. Raises OSError, SandboxFault or BadReward."""
     remove_outside_links(episode / AGENT)
     checks = episode / CHECKS
@@ -82,7 +82,7 @@ def _environment(variables: Mapping[str, str]) -> list[str]:
     return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in variables.items())]
 
 
-def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, command: str, stop: StopRequest) -> None:
+def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, command: str, stop: CommandStops) -> None:
     """Runs a command of the task behind the agent's wall, and writes what it did where only the checks reach."""
     paths = ShownPaths(agent_paths(task, episode))
     variables = clean_variables(paths.path(HOME), paths.path(TEMPORARY))

@@ -46,8 +46,8 @@ exit $__tentalis_status
 """
 
 
-class StopRequest:
-    """A request to stop a series of commands, each of which has an event of its own (see Wall.run)."""
+class CommandStops:
+    """Stops a series of commands, each of which has an event of its own (see Wall.run)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class TerminalShell:
         exported = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         self._state.write_text("\n".join([*exported, f"cd -- {shlex.quote(str(start))}", ""]), encoding="utf-8")
 
-    def run(self, command: str, stop: StopRequest) -> CommandOutput:
+    def run(self, command: str, stop: CommandStops) -> CommandOutput:
         """Runs a command. Raises SandboxFault."""
         words = ["/bin/bash", "--noprofile", "--norc", "-c", _SHELL, "bash", str(self._state), command]
         return self._wall.run(words, self._folder, self._limits, stop=stop.event())
