@@ -65,6 +65,7 @@ COMPUTES = (
     "trainer.",
     # Environments that run actions of a model, but not the worker that plays them.
     "tentalis.agents.environments.tool",
+    "tentalis.agents.sandbox.attributes",
     "tentalis.agents.sandbox.sandlock_wall",
 )
 
