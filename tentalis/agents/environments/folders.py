@@ -1,6 +1,7 @@
 """The folders of episodes: one each, below the system's temporary folder, named by the process that holds it.
 
-A killed process leaves its folders; the next one that starts on this machine removes them.
+A killed process leaves its folders, and programs of its episodes that took themselves out of its session. The next
+process that starts on this machine ends these programs and removes the folders.
 """
 
 import logging
@@ -34,13 +35,25 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_abandoned() -> list[Path]:
-    """Removes the folders of processes that are gone. Returns them."""
+    """Removes the folders of processes that are gone, and ends their programs. Returns the folders."""
     found = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         holder = _NAME.match(folder.name)
         if holder is None or psutil.pid_exists(int(holder.group(1))) or folder.stat().st_uid != os.getuid():
             continue
         log.info("the folder of an episode was left by a process that is gone: %s", folder)
+        _end_programs(folder)
         remove_folder(folder)
         found.append(folder)
     return found
+
+
+def _end_programs(folder: Path) -> None:
+    """Ends the programs of an episode: those of this user whose home is in its folder."""
+    for process in psutil.process_iter():
+        try:
+            if Path(process.environ().get("HOME", "/")).is_relative_to(folder):
+                process.kill()
+                log.info("a program of that episode was ended: %d", process.pid)
+        except psutil.Error:
+            continue  # it has ended, or belongs to another user

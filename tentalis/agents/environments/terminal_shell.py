@@ -34,7 +34,7 @@ __tentalis_save() {
       esac
     done
     declare -f
-    printf '%s\n' "${__tentalis_set//set -o noexec/set +o noexec}"
+    printf '%s\n' "$__tentalis_set"
   } >"$__tentalis_state.new"
   command -p mv -f -- "$__tentalis_state.new" "$__tentalis_state"
 }

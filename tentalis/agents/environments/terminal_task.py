@@ -209,8 +209,8 @@ def _harbor(folder: Path, name: str) -> tuple[TerminalTask, DockerfileSteps]:
     needs = {
         f"the image {read.environment.docker_image}": bool(read.environment.docker_image),
         "GPUs": read.environment.gpus > 0,
-        "the network": read.environment.network_mode not in (None, "no-network")
-        or bool(read.environment.allowed_hosts),
+        # The whole internet is the default of both formats; a list of hosts is a need.
+        "the network": bool(read.environment.allowed_hosts) or read.environment.network_mode == "allowlist",
         "MCP servers": bool(read.environment.mcp_servers),
         "services (a health check)": read.environment.healthcheck is not None,
         "several steps": bool(read.steps) or (folder / "steps").is_dir(),

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,7 +222,15 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypa
     (abandoned / "work/deep").mkdir(parents=True)
     (abandoned / "work/link").symlink_to(outside)
     (abandoned / "work/deep").chmod(0)
-    assert remove_abandoned() == [abandoned]
+    left = subprocess.Popen(["/bin/sleep", "600"], env={"HOME": str(abandoned / "work")}, start_new_session=True)
+    kept = subprocess.Popen(["/bin/sleep", "600"], env={"HOME": str(mine)})
+    try:
+        assert remove_abandoned() == [abandoned]
+        assert left.wait(30) == -signal.SIGKILL and kept.poll() is None
+    finally:
+        for each in (left, kept):
+            each.kill()
+            each.wait()
     assert mine.is_dir() and outside.is_dir() and not abandoned.exists()
     assert f"-{os.getpid()}-" in mine.name
     remove_folder(mine)
@@ -230,7 +240,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypa
 def test_environments_are_found_by_name() -> None:
     assert "toolcall" in [entry.name for entry in known_environments()]
     assert has_episodes("toolcall") and not has_episodes("chat") and maker_of("toolcall") is ToolcallEnvironment
-    with pytest.raises(BadEnvironment, match="known: toolcall"):
+    with pytest.raises(BadEnvironment, match="known: terminal, toolcall"):
         maker_of("nowhere")
 
 
