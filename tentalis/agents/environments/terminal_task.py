@@ -162,18 +162,16 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def debian_package_is_installed(package: str) -> bool:
-    """Returns True if this machine has a package of Debian; False also on machines without dpkg."""
+def is_installed_here(package: str) -> bool:
+    """Returns True if this machine has a package of Debian; without dpkg, if it has a program of that name."""
     if shutil.which("dpkg-query") is None:
-        return False
+        return shutil.which(package.partition("=")[0]) is not None
     command = ["dpkg-query", "--show", "--showformat=${db:Status-Abbrev}", package.partition("=")[0]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode == 0 and done.stdout.startswith("ii")
 
 
-def load_task(
-    tasks: Path, name: str, is_installed: Callable[[str], bool] = debian_package_is_installed
-) -> TerminalTask:
+def load_task(tasks: Path, name: str, is_installed: Callable[[str], bool] = is_installed_here) -> TerminalTask:
     """Loads a task folder. `is_installed`: of a package of Debian. Raises TaskRefused."""
     folder = tasks / name
     if not _NAME.match(name) or not _is_task(folder):

@@ -82,7 +82,8 @@ class OutputPipes:
     """Two named pipes for the output of a command that cannot inherit descriptors. `read`: their ends to read."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tentalis-wall-")
+        # Named as the folders of episodes, which are removed when their process is gone.
+        self._folder = tempfile.TemporaryDirectory(prefix=f"tentalis-episode-{os.getpid()}-pipes-")
         self.paths = tuple(Path(self._folder.name, name) for name in ("stdout", "stderr"))
         self._held: list[int] = []
 

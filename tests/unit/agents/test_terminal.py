@@ -98,7 +98,7 @@ def test_the_shells_state_lives_between_commands(wall: Wall, tmp_path: Path) -> 
 
 
 def test_a_shell_that_is_ruined_or_stopped_goes_on(wall: Wall, tmp_path: Path) -> None:
-    tasks = harbor_task(tmp_path, task_toml="[tentalis]\ncommand_s = 1.0\n")
+    tasks = harbor_task(tmp_path, task_toml="[tentalis]\ncommand_s = 4.0\n")
     transitions, _ = played(
         wall,
         tasks,
@@ -114,7 +114,7 @@ def test_a_shell_that_is_ruined_or_stopped_goes_on(wall: Wall, tmp_path: Path) -
         "echo alive",
     )
     seen = [said(each) for each in transitions]
-    assert seen[1] == "[stopped: the time limit was reached] [a command has 1 s]"
+    assert seen[1] == "[stopped: the time limit was reached] [a command has 4 s]"
     assert seen[2].startswith("kept /tmp") and "killed" in seen[2]
     assert seen[3] == "replaced"
     assert seen[5].startswith("kept") or "syntax error" in seen[5]
@@ -166,7 +166,8 @@ def test_steps_and_seconds_end_an_episode(wall: Wall, tmp_path: Path) -> None:
     ],
 )
 def test_rewards_of_checks(wall: Wall, tmp_path: Path, test: str, reward: float, parts: dict[str, float]) -> None:
-    tasks = harbor_task(tmp_path, test=test, task_toml="[verifier]\ntimeout_sec = 2.0\n")
+    limit = "[verifier]\ntimeout_sec = 2.0\n" if "sleep" in test else ""
+    tasks = harbor_task(tmp_path, test=test, task_toml=limit)
     _, score = played(wall, tasks, "echo 1 >mine", "<done>")
     assert score == {**parts, "reward": reward, "commands": 1.0, "bad_turns": 0.0}
 
