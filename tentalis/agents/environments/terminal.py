@@ -29,7 +29,13 @@ from tentalis.agents.environments.terminal_task import (
     load_task,
     task_names,
 )
-from tentalis.agents.environments.terminal_turns import INSTRUCTIONS, TerminalTurn, parsed_turn
+from tentalis.agents.environments.terminal_turns import (
+    INSTRUCTIONS,
+    LONGEST_COMMAND,
+    TOO_LONG,
+    TerminalTurn,
+    parsed_turn,
+)
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, SandboxFault
 from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
 from tentalis.text.tool_output import head_and_tail, readable_text
@@ -141,10 +147,13 @@ class TerminalEnvironment:
         self._turns += 1
         turn = parsed_turn(action)
         content = turn.problem or ""
-        if turn.command is None:
-            self._bad_turns += not turn.done
+        real = None if turn.command is None else self._paths.real(turn.command)
+        if real is not None and len(real.encode()) > 2 * LONGEST_COMMAND - 1:
+            real, content = None, TOO_LONG
+        if real is None or turn.command is None:
+            self._bad_turns += bool(content)
         else:
-            output = await self._ran(shell, turn.command)
+            output = await self._ran(shell, real)
             calls.append(_call("bash", {"command": turn.command}, self._recorded(output)))
             content = self._shown(output, turn)
         over = task.agent_s is not None and self._seconds >= task.agent_s
@@ -157,7 +166,7 @@ class TerminalEnvironment:
     async def _ran(self, shell: TerminalShell, command: str) -> CommandOutput:
         self._commands += 1
         started = asyncio.get_running_loop().time()
-        output = await self._faulted(lambda stop: shell.run(self._paths.real(command), stop))
+        output = await self._faulted(lambda stop: shell.run(command, stop))
         self._seconds += asyncio.get_running_loop().time() - started
         return output
 

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,18 +124,41 @@ def remove_outside_links(folder: Path) -> None:
     is left.
     """
     inside = folder.resolve()
-    for path, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            entry = Path(path, name)
-            if not entry.is_symlink():
-                continue
-            try:
-                target = entry.resolve()
-            except (OSError, RuntimeError):  # links that go in a circle
-                entry.unlink()
-                continue
-            if not any(target.is_relative_to(allowed) for allowed in (inside, *_SYSTEM)):
-                entry.unlink()
+    for link in _links(folder):
+        try:
+            target = link.resolve()
+        except (OSError, RuntimeError):  # links that go in a circle, or to a name that is too long
+            target = Path("/")
+        if not any(target.is_relative_to(allowed) for allowed in (inside, *_SYSTEM)):
+            _unlink(link)
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    """Yields the links in a folder. Passes over what cannot be opened: the checks cannot open it either."""
+    folders = [str(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as found:
+                entries = list(found)
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                yield Path(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+
+
+def _unlink(link: Path) -> None:
+    """Removes a link, also from a folder without the right to write, whose mode stays as the agent left it."""
+    folder = os.open(link.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        mode = os.fstat(folder).st_mode
+        os.fchmod(folder, mode | 0o200)
+        os.unlink(link.name, dir_fd=folder)  # its whole path may be too long
+        os.fchmod(folder, mode)
+    finally:
+        os.close(folder)
 
 
 def _reward(task: TerminalTask, logs: Path, output: CommandOutput) -> tuple[float, dict[str, float]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 DONE = "<done>"
 LONGEST_COMMAND = 64 * 1024
-"""Bytes of a command. The operating system passes no longer ones than twice that."""
+"""Bytes of a command; the operating system passes at most twice as many."""
 _THOUGHT = re.compile(r"\A.*</think>", re.DOTALL)
 # A block that is not closed goes to the end of the turn: a stop string may have taken its end.
 _BLOCK = re.compile(
@@ -13,6 +13,7 @@ _BLOCK = re.compile(
     r"|<command>(?P<tagged>.*?)(?:</command>|\Z)",
     re.DOTALL | re.MULTILINE,
 )
+TOO_LONG = f"A command has at most {LONGEST_COMMAND} bytes, and no zero byte."
 INSTRUCTIONS = f"""You work in a terminal. In each turn, write one command for bash in a fenced block:
 
 ```bash
@@ -44,8 +45,7 @@ def parsed_turn(text: str) -> TerminalTurn:
     commands = [block for block in blocks if block.strip()]
     if not commands:
         return TerminalTurn(None, done, None if done else NO_COMMAND)
-    command = commands[0]
-    if "\0" in command or len(command.encode(errors="replace")) > LONGEST_COMMAND:
-        reason = f"A command has at most {LONGEST_COMMAND} bytes, and no zero byte."
-        return TerminalTurn(None, False, reason)
+    command = commands[0].encode(errors="replace").decode()  # without halves of surrogate pairs
+    if "\0" in command or len(command.encode()) > LONGEST_COMMAND:
+        return TerminalTurn(None, False, TOO_LONG)
     return TerminalTurn(command, done and len(commands) == 1, left_out=len(commands) - 1)

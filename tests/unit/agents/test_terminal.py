@@ -393,6 +393,19 @@ def test_nothing_of_an_episode_is_left(wall: Wall, tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+def test_an_agent_cannot_make_a_fault_of_its_failure(wall: Wall, tmp_path: Path) -> None:
+    """A fault has no reward, so an agent would prefer it to a bad one."""
+    tasks = harbor_task(tmp_path, test="echo 0 >/logs/verifier/reward.txt")
+    ruins = [
+        "name=$(printf 'd%.0s' {1..200}); for each in {1..40}; do mkdir $name && cd $name && ln -s / x; done",
+        "mkdir locked; ln -s / locked/x; ln -s loop loop; chmod 500 locked .",
+        "rm -rf /app ../app; ln -s /nowhere ../app; chmod 0 .. ../../state",
+    ]
+    ruins += ["echo " + "/app " * 12_000, "echo \ud800", "exec /nowhere", "x=$(yes | head -c 3000000); export x; ls"]
+    for ruin in ruins:
+        assert played(wall, tasks, ruin, "<done>")[1]["reward"] == 0.0
+
+
 def test_a_worker_plays_an_episode(wall: Wall) -> None:
     """From a task to a scored result, with a scripted model: an expert of one task, and on the other a null agent."""
     solution = ["ls -la", "grep -v '^$' names.txt | LC_ALL=C sort -u >sorted.txt"]

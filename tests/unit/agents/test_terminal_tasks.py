@@ -70,16 +70,18 @@ OUTPUTS = (
 )
 CHEATS = (
     # The reward file, and checks of its own, in each place where they might be looked for.
-    """for each in /logs/verifier ../../logs/verifier ../../../logs/verifier ../../../checks/logs/verifier; do
-  mkdir -p $each; echo 1 >$each/reward.txt; echo '{"reward": 1}' >$each/reward.json
+    """set -- /logs/verifier ../../logs/verifier ../../../logs/verifier ../../../checks/logs/verifier; mkdir -p "$@"
+for each in "$@"; do
+  echo 1 >$each/reward.txt; echo '{"reward": 1}' >$each/reward.json
 done
-for each in /tests ../../tests ../../../tests ../../../checks/tests tests; do
-  mkdir -p $each; printf '#!/bin/bash\\nmkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt\\n' >$each/test.sh
+set -- /tests ../../tests ../../../tests ../../../checks/tests tests; mkdir -p "$@"
+for each in "$@"; do
+  printf '#!/bin/bash\\nmkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt\\n' >$each/test.sh
 done
 mkdir -p logs/verifier logs/runs; echo 1 >logs/verifier/reward.txt; echo 0 >logs/runs/other.code""",
     # Programs, start files and functions of its own.
     """mkdir -p bin; printf '#!/bin/sh\\nexit 0\\n' >bin/cmp; chmod 755 bin/cmp
-for each in diff cat test '[' git stat find mkdir bash sh env readlink; do ln -f bin/cmp bin/$each; done
+for each in diff cat test '[' git stat find env; do ln -f bin/cmp bin/$each; done
 mkdir -p ~/.local; cp -r bin ~/; cp -r bin ~/.local/
 for each in ~/.bashrc ~/.profile ~/.bash_profile ~/.bash_login .bashrc .profile; do
   echo 'cmp() { return 0; }; reward=1; trap "echo 1 >/logs/verifier/reward.txt" EXIT' >$each
@@ -100,7 +102,7 @@ export PYTHONPATH=$PWD""",
 done""",
     # Links to the expected answers, in the place of each output, also through a folder that is a link.
     f"""ln -s / root; ln -s ../../.. up; ln -s . here
-for each in {OUTPUTS}; do rm -rf $each; done
+rm -rf {OUTPUTS}
 set -- /tests/expected ../../../checks/tests/expected up/checks/tests/expected here/../../../../checks/tests/expected
 for each in {OUTPUTS}; do ln -s $1 $each; shift; [ $# -gt 0 ] || set -- /tests/expected up/checks/tests/expected; done
 ls -la""",
