@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tools
+from tentalis.cli.shared.environment_options import AllowUnsandboxed, MaxTurns, Tasks, Tools
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, readable, show
 from tentalis.service.exit_codes import ExitCode
@@ -33,14 +33,18 @@ def list_environments(output: Format = OutputFormat.TABLE) -> None:
 @app.command("show", short_help="Show the prompt and the wall of an environment.")
 def show_environment(
     name: Name,
+    question: Annotated[
+        str, typer.Argument(help="The user's message; for terminal, the name of a task folder.", show_default=False)
+    ] = "...",
     tools: Tools = None,
+    tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Shows the messages with which an episode begins, and the wall that confines its actions on this machine."""
     from tentalis.agents.environments.trial import first_messages
 
-    wall, messages = first_messages(_maker(name, tools, allow_unsandboxed), name)
+    wall, messages = first_messages(_maker(name, tools, tasks, allow_unsandboxed), name, question)
     if output is not OutputFormat.TABLE:
         print_data(output, {"environment": name, "wall": wall, "messages": messages})
         return
@@ -52,7 +56,7 @@ def show_environment(
 @app.command("try", short_help="Play one episode in the terminal, by hand or with a model.")
 def try_environment(
     name: Name,
-    question: Annotated[str, typer.Argument(help="The user's message.")],
+    question: Annotated[str, typer.Argument(help="The user's message; for terminal, the name of a task folder.")],
     data: Annotated[str, typer.Option("--data", help="Data of the verifier `episode`, as JSON.")] = "{}",
     server: Annotated[
         str | None,
@@ -61,12 +65,14 @@ def try_environment(
     model: Annotated[
         str | None, typer.Option("--model", help="Model of the server. Default: its first one.", show_default=False)
     ] = None,
-    max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Turns of the player.")] = 10,
+    max_turns: MaxTurns = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of one turn of a model.")] = 512,
     tools: Tools = None,
+    tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
 ) -> None:
     """Plays one episode step by step and prints its score. By hand, a turn is what you type up to an empty line."""
+    from tentalis.agents.environments.registry import default_turns
     from tentalis.agents.environments.trial import ByHand, ByModel, NotATask, Player, play_trial, trial_task
 
     try:
@@ -74,7 +80,28 @@ def try_environment(
     except NotATask as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
     player: Player = ByHand(_typed) if server is None else ByModel(server, model, max_tokens)
-    play_trial(_maker(name, tools, allow_unsandboxed), task, player, max_turns, lambda text: print_text(readable(text)))
+    make = _maker(name, tools, tasks, allow_unsandboxed)
+    play_trial(make, task, player, max_turns or default_turns(name), lambda text: print_text(readable(text)))
+
+
+@app.command("tasks", short_help="List the task folders of terminal.")
+def list_tasks(
+    tasks: Annotated[Path, typer.Argument(help="Folder with the task folders.")],
+    output: Format = OutputFormat.TABLE,
+) -> None:
+    """Lists the task folders in a folder, each with the digest for `data` of the verifier, or with what it needs.
+
+    A task that needs a container, such as for packages or the network, cannot be played.
+    """
+    from tentalis.agents.environments.terminal_task import TaskRefused, load_task, task_names
+
+    rows = []
+    for name in task_names(tasks):
+        try:
+            rows.append({"task": name, "digest": load_task(tasks, name).digest, "needs": ""})
+        except TaskRefused as error:
+            rows.append({"task": name, "digest": "", "needs": str(error)})
+    show(output, ("task", "digest", "needs"), rows)
 
 
 def _typed() -> str | None:
@@ -91,10 +118,10 @@ def _typed() -> str | None:
         lines.append(line)
 
 
-def _maker(name: str, tools: Path | None, allow_unsandboxed: bool) -> Callable[[], Environment]:
+def _maker(name: str, tools: Path | None, tasks: Path | None, allow_unsandboxed: bool) -> Callable[[], Environment]:
     from tentalis.agents.environments.registry import BadEnvironment, prepared_environment
 
-    made = prepared_environment(name, tools=tools, allow_unsandboxed=allow_unsandboxed)
+    made = prepared_environment(name, tools=tools, tasks=tasks, allow_unsandboxed=allow_unsandboxed)
     if made is None:
         raise BadEnvironment(f"no environment {name!r} with episodes: see `tentalis env list`")
     return made

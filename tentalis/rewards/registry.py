@@ -37,6 +37,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
         "math": BoxedMathVerifier(),
         "reasoning_gym": ReasoningGymVerifier(),
     },
+    "terminal": {"episode": EpisodeScorer()},
     "toolcall": {
         "episode": EpisodeScorer(),
         "gsm8k": Gsm8kVerifier(),

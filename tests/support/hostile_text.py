@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from schemas.records import Message
+from tentalis.agents.environments import terminal_turns
+from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.gateway.calls import housekeeping, session_id
 from tentalis.opd.hints import rule_hint
 from tentalis.opd.verdict import vote_of
@@ -22,6 +24,7 @@ from tentalis.signals import AnsweredTurn, ToolOutput, UserMessage, detect, edit
 from tentalis.text import tool_output, words
 
 judge_module = importlib.import_module("tentalis.traces.judge")
+FOLDERS = ShownPaths({"/app": Path("/a/app"), "/tmp": Path("/a/tmp")})
 CHARS = 40_000
 CPU_S = 3
 
@@ -141,6 +144,9 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "steps.paragraphs": lambda text: steps.step_starts(text, steps._PARAGRAPHS.split(text)[:64]),
     "style.check_style": lambda text: style_scorer.check_style(text, text, stopped=True),
     "traces.judge": lambda text: judge_module.judge(text, text),
+    "terminal_turns.parsed_turn": terminal_turns.parsed_turn,
+    "shown_paths.real": FOLDERS.real,
+    "shown_paths.shown": FOLDERS.shown,
     "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
     "words.sentences": words.sentences,
     "words.content_stems": words.content_stems,

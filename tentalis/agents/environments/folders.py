@@ -7,7 +7,7 @@ removes them.
 import logging
 import os
 import re
-import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -27,13 +27,14 @@ def new_folder() -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder, also if an episode took its own rights to it away. Links are removed, not followed."""
-    for path, folders, _ in os.walk(folder):
-        for name in folders:
-            entry = Path(path, name)
-            if not entry.is_symlink():
-                entry.chmod(0o700)
-    shutil.rmtree(folder, onerror=lambda _, path, error: log.warning("%s was not removed: %s", path, error[1]))
+    """Removes a folder, also if an episode took its own rights to it away. Links are removed, not followed.
+
+    By programs of the system, because an episode can nest folders deeper than a path or Python's stack is long.
+    """
+    for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        done = subprocess.run([*command, "--", folder], capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode != 0 and folder.exists():
+            log.warning("%s was not removed: %s", folder, done.stderr[:1000].strip())
 
 
 def remove_abandoned() -> list[Path]:

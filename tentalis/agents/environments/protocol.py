@@ -21,10 +21,12 @@ class EnvironmentOptions:
     """Options of an environment in this process.
 
     `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
+    `tasks`: the folder of task folders (`terminal`), or None.
     """
 
     wall: Callable[[], Wall]
     tools: Path | None = None
+    tasks: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,15 @@ from tentalis.service.packages import require
 BUILT_IN = {
     "echo": "tentalis.agents.environments.echo:EchoEnvironment",
     "llm": "tentalis.agents.environments.llm:LlmEnvironment",
+    "terminal": "tentalis.agents.environments.terminal:TerminalEnvironment",
     "toolcall": "tentalis.agents.environments.toolcall:ToolcallEnvironment",
 }
 """The built-in environments and their makers. Imported when they are needed: their packages are an extra."""
 EXTRA = "environments"
 WITHOUT_EXTRA = frozenset({"echo", "llm"})
 """Built-in environments that run no actions and need no package of the extra."""
+TURNS = {"terminal": 50}
+"""Turns of an episode where they are not 10."""
 
 
 class BadEnvironment(Exception):
@@ -53,6 +56,11 @@ def has_episodes(name: str) -> bool:
     return any(entry.name == name for entry in known_environments())
 
 
+def default_turns(name: str) -> int:
+    """Returns the turns of one episode of an environment if nobody says another number."""
+    return TURNS.get(name, 10)
+
+
 def maker_of(name: str) -> EnvironmentMaker:
     """Returns the maker of an environment. Raises BadEnvironment, and MissingExtra for a built-in one."""
     if name in BUILT_IN:
@@ -76,17 +84,18 @@ def maker_of(name: str) -> EnvironmentMaker:
 
 
 def prepared_environment(
-    name: str, *, tools: Path | None = None, allow_unsandboxed: bool = False
+    name: str, *, tools: Path | None = None, tasks: Path | None = None, allow_unsandboxed: bool = False
 ) -> Callable[[], Environment] | None:
     """Returns a function that makes an environment for each episode, or None if its tasks are not played as episodes.
 
-    One environment is made immediately, so that a missing wall or a bad file of tools is refused at the start. Folders
-    that killed processes left are removed. Raises BadEnvironment, BadTools, MissingExtra or WallMissing.
+    One environment is made immediately, so that a missing wall, a bad file of tools or a bad folder of tasks is refused
+    at the start. Folders that killed processes left are removed. Raises BadEnvironment, BadTasks, BadTools,
+    MissingExtra or WallMissing.
     """
     if not has_episodes(name):
         return None
     maker = maker_of(name)
-    options = EnvironmentOptions(cache(partial(choose_wall, allow_unsandboxed=allow_unsandboxed)), tools)
+    options = EnvironmentOptions(cache(partial(choose_wall, allow_unsandboxed=allow_unsandboxed)), tools, tasks)
     maker(options)
     remove_abandoned()
     return partial(maker, options)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.records import Message, Task, ToolCall
+from tentalis.agents.environments.command_output import shown
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.import_rules import import_problem
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
@@ -29,7 +30,7 @@ from tentalis.agents.environments.tools import (
     read_tools,
     requested_calls,
 )
-from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, RunningCommand, SandboxFault
+from tentalis.agents.sandbox import CommandOutput, Limits, RunningCommand, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
 from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
 from tentalis.text.tool_output import head_and_tail, readable_text
@@ -146,7 +147,8 @@ class ToolcallEnvironment:
             return shown_text(await self._servers.call(call.name, call.arguments))
         stop = threading.Event()
         try:
-            return shown(await asyncio.to_thread(self._run, self._tools.get(call.name), call.arguments, stop))
+            tool = self._tools.get(call.name)
+            return shown(await asyncio.to_thread(self._run, tool, call.arguments, stop), SHOWN_CHARACTERS)
         except asyncio.CancelledError:
             stop.set()
             raise
@@ -214,16 +216,3 @@ class ToolcallEnvironment:
 def shown_text(output: bytes) -> str:
     """Returns what the policy sees of the output of a tool: readable, head and tail."""
     return head_and_tail(readable_text(output).strip(), SHOWN_CHARACTERS) or "[no output]"
-
-
-def shown(output: CommandOutput) -> str:
-    """Returns what the policy sees of a command: its output, head and tail, and how it ended unless all went well."""
-    text = readable_text(output.stdout + (b"\n" if output.stdout and output.stderr else b"") + output.stderr).strip()
-    ending = {
-        CommandEnd.TIMED_OUT: "stopped: the time limit was reached",
-        CommandEnd.TOO_MUCH_OUTPUT: "stopped: the output was too long",
-        CommandEnd.KILLED: "killed: a limit of memory or CPU was reached, or a signal came",
-        CommandEnd.EXITED: f"exit code {output.exit_code}" if output.exit_code else "",
-    }[output.end]
-    parts = (head_and_tail(text, SHOWN_CHARACTERS), f"[{ending}]" if ending else "")
-    return "\n".join(part for part in parts if part) or "[no output]"

@@ -77,13 +77,16 @@ def trial_task(environment: str, question: str, data: str) -> Task:
         raise NotATask(f"not a task: {problems(error, 'task')}") from error
 
 
-def first_messages(make: Callable[[], Environment], environment: str) -> tuple[str, list[dict[str, str]]]:
-    """Returns the wall of an environment, and the messages with which an episode begins. Raises EnvironmentFault."""
+def first_messages(
+    make: Callable[[], Environment], environment: str, question: str
+) -> tuple[str, list[dict[str, str]]]:
+    """Returns the wall of an environment, and the messages with which an episode of a question begins. Raises
+    EnvironmentFault or NotATask."""
 
     async def begun() -> tuple[str, list[dict[str, str]]]:
         made = make()
         try:
-            observation = await made.reset(trial_task(environment, "...", "{}"))
+            observation = await made.reset(trial_task(environment, question, "{}"))
             return made.wall, [_wired(message) for message in observation.messages]
         finally:
             await made.close()

@@ -27,6 +27,7 @@ class NoWall:
     """Runs commands unconfined; see the module docstring."""
 
     name = "none"
+    readable = (Path("/"),)
 
     def run(
         self,

@@ -15,7 +15,8 @@ from typing import IO
 
 from sandlock import ExitReason, Process, Sandbox, SandlockError, StdioMode
 
-from tentalis.agents.sandbox.streams import AttendedOutput
+from tentalis.agents.sandbox.attributes import FILE_CALLS, FileAttributes, Leader
+from tentalis.agents.sandbox.streams import AttendedOutput, OutputPipes
 from tentalis.agents.sandbox.wall import (
     MIB,
     CommandEnd,
@@ -27,15 +28,15 @@ from tentalis.agents.sandbox.wall import (
 )
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
-# Landlock has no rules for these: they would change files and processes of this user outside the folder, or, for root,
-# make devices. So rights, owners, times and attributes of files cannot be changed inside the folder either.
+# Calls that change files and processes of this user outside of the folder, and for which Landlock has no rules. Those
+# that commands need inside of the folder are answered in `attributes`.
 DENIED_CALLS = (
-    *("chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat"),
-    *("utime", "utimes", "utimensat", "futimesat"),
-    *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
-    *("mknod", "mknodat", "chroot", "pivot_root"),
+    *("utime", "utimes", "futimesat", "file_setattr", "mknod", "mknodat", "chroot", "pivot_root"),
     *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
 )
+_PIPES = {"stdin": StdioMode.PIPED, "stdout": StdioMode.PIPED, "stderr": StdioMode.PIPED}
+_BEGIN = 'cd . && exec >"$0" 2>"$1" && shift && exec "$@"'
+"""Makes the process known (see `attributes.Leader`), and sends its output to two pipes."""
 
 
 class SandlockWall:
@@ -43,6 +44,7 @@ class SandlockWall:
 
     def __init__(self) -> None:
         self.name = f"sandlock/{version('sandlock')}"
+        self.readable = [path for path in (*map(Path, SYSTEM), Path(sys.base_prefix).resolve()) if path.exists()]
         with tempfile.TemporaryDirectory(prefix="tentalis-wall-") as folder:
             probe = self.run(["/bin/echo", "ok"], Path(folder), Limits(time_s=20.0, memory_mb=256))
         if probe.stdout != b"ok\n":
@@ -59,25 +61,36 @@ class SandlockWall:
         stop: threading.Event | None = None,
     ) -> CommandOutput:
         """See Wall.run."""
-        process = self._popen(limited_command(command, limits, stdin), StdioMode.NULL, folder, limits, readable)
-        with process:
-            return _output(process, limits, stop or threading.Event())
+        with OutputPipes() as pipes:
+            sandbox = self._sandbox(folder, limits, readable, writable=pipes.paths)
+            begun = ["/bin/sh", "-c", _BEGIN, *map(str, pipes.paths), *limited_command(command, limits, stdin)]
+            return _run(sandbox, begun, folder, limits, pipes, stop or threading.Event())
 
     def start(
         self, command: Sequence[str], folder: Path, limits: Limits, *, readable: Sequence[Path] = ()
     ) -> "ConfinedCommand":
-        """See Wall.start."""
-        return ConfinedCommand(self._popen(limited_server(command, limits), StdioMode.PIPED, folder, limits, readable))
+        """See Wall.start. sandlock answers no calls of a command that keeps its pipes: those that change rights,
+        owners, times and attributes of files are denied, also in the folder."""
+        sandbox = self._sandbox(folder, limits, readable, denied=FILE_CALLS)
+        try:
+            return ConfinedCommand(sandbox.popen(limited_server(command, limits), **_PIPES))
+        except (SandlockError, RuntimeError, OSError) as error:
+            raise _not_started(error) from error
 
-    def _popen(
-        self, command: Sequence[str], stdin: StdioMode, folder: Path, limits: Limits, readable: Sequence[Path]
-    ) -> Process:
-        allowed = [path for path in (*SYSTEM, str(Path(sys.base_prefix).resolve())) if Path(path).exists()]
-        sandbox = Sandbox(
-            fs_readable=[*allowed, *(str(path) for path in readable)],
-            fs_writable=[str(folder), "/dev/null"],
+    def _sandbox(
+        self,
+        folder: Path,
+        limits: Limits,
+        readable: Sequence[Path],
+        *,
+        writable: Sequence[Path] = (),
+        denied: Sequence[str] = (),
+    ) -> Sandbox:
+        return Sandbox(
+            fs_readable=[str(path) for path in (*self.readable, *readable)],
+            fs_writable=[str(folder), "/dev/null", *map(str, writable)],
             net_allow=list(limits.network),
-            extra_deny_syscalls=list(DENIED_CALLS),
+            extra_deny_syscalls=[*DENIED_CALLS, *denied],
             clean_env=True,
             env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
             max_memory=limits.memory_mb * MIB,
@@ -86,14 +99,13 @@ class SandlockWall:
             no_coredump=True,
             cwd=str(folder),
         )
-        try:
-            return sandbox.popen(command, stdin=stdin, stdout=StdioMode.PIPED, stderr=StdioMode.PIPED)
-        except (SandlockError, RuntimeError, OSError) as error:
-            raise SandboxFault(
-                f"sandlock could not start a command: {error}. In a container, its seccomp profile must allow "
-                "pidfd_getfd and process_vm_readv: Docker's does with --cap-add SYS_PTRACE "
-                "(docs/concepts/environments.md)"
-            ) from error
+
+
+def _not_started(error: Exception) -> SandboxFault:
+    return SandboxFault(
+        f"sandlock could not start a command: {error}. In a container, its seccomp profile must allow pidfd_getfd and "
+        "process_vm_readv: Docker's does with --cap-add SYS_PTRACE (docs/concepts/environments.md)"
+    )
 
 
 class ConfinedCommand:
@@ -118,18 +130,42 @@ class ConfinedCommand:
                 stream.close()
 
 
-def _output(process: Process, limits: Limits, stop: threading.Event) -> CommandOutput:
-    """Waits for the end of a command, or ends it at a limit."""
-    attended = AttendedOutput((process.stdout, process.stderr), limits.output_bytes, process.kill, stop)
-    found = process.wait(timeout=limits.time_s)
-    stdout, stderr = attended.finish()
+def _run(
+    sandbox: Sandbox,
+    command: Sequence[str],
+    folder: Path,
+    limits: Limits,
+    pipes: OutputPipes,
+    stop: threading.Event,
+) -> CommandOutput:
+    """Runs a command to its end, or ends it at a limit."""
+    leader = Leader()
+    attended = AttendedOutput(pipes.read, limits.output_bytes, leader.kill, stop)
+    timed_out = threading.Event()
+
+    def time_is_over() -> None:
+        timed_out.set()
+        leader.kill()
+
+    timer = threading.Timer(limits.time_s, time_is_over)
+    timer.daemon = True
+    timer.start()
+    answers = {**FileAttributes(folder).answers(), "chdir": leader.answer()}
+    try:
+        found = sandbox.run_with_handlers(command, list(answers.items()))
+    except (SandlockError, RuntimeError, OSError) as error:
+        raise _not_started(error) from error
+    finally:
+        leader.ended()
+        timer.cancel()
+        pipes.end()
+        stdout, stderr = attended.finish()
     if found.reason is None:
         raise SandboxFault(f"sandlock lost a command: {found.error}")
     if attended.overflowed:
         return CommandOutput(stdout, stderr, CommandEnd.TOO_MUCH_OUTPUT, None)
-    match found.reason:
-        case ExitReason.TIMEOUT:
-            return CommandOutput(stdout, stderr, CommandEnd.TIMED_OUT, None)
-        case ExitReason.EXITED:
-            return CommandOutput(stdout, stderr, CommandEnd.EXITED, found.exit_code)
+    if timed_out.is_set():
+        return CommandOutput(stdout, stderr, CommandEnd.TIMED_OUT, None)
+    if found.reason is ExitReason.EXITED:
+        return CommandOutput(stdout, stderr, CommandEnd.EXITED, found.exit_code)
     return CommandOutput(stdout, stderr, CommandEnd.KILLED, None)

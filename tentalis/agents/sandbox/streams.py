@@ -1,8 +1,11 @@
 """Reads the output of a running command, and kills the command at the output limit or when the caller sets `stop`."""
 
+import os
+import tempfile
 import threading
 from collections.abc import Callable
-from typing import IO
+from pathlib import Path
+from typing import IO, Self
 
 CHUNK = 64 * 1024
 DRAIN_S = 5.0
@@ -73,3 +76,34 @@ class AttendedOutput:
         stdout, stderr = (reader.finish() for reader in self._readers)
         self._stop.set()
         return stdout, stderr
+
+
+class OutputPipes:
+    """Two named pipes for the output of a command that cannot inherit descriptors. `read`: their ends to read."""
+
+    def __init__(self) -> None:
+        # Named as the folders of episodes, which are removed when their process is gone.
+        self._folder = tempfile.TemporaryDirectory(prefix=f"tentalis-episode-{os.getpid()}-pipes-")
+        self.paths = tuple(Path(self._folder.name, name) for name in ("stdout", "stderr"))
+        self._held: list[int] = []
+
+    def __enter__(self) -> Self:
+        ends = []
+        for path in self.paths:
+            os.mkfifo(path, 0o600)
+            end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            # As long as this process holds an end to write, the reader waits for the command.
+            self._held.append(os.open(path, os.O_WRONLY))
+            os.set_blocking(end, True)
+            ends.append(os.fdopen(end, "rb"))
+        self.read: tuple[IO[bytes], IO[bytes]] = (ends[0], ends[1])
+        return self
+
+    def end(self) -> None:
+        """Ends both streams when the command has ended."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+        self._folder.cleanup()

@@ -86,6 +86,11 @@ class Wall(Protocol):
         """Name/version of the wall, as results record it."""
         ...
 
+    @property
+    def readable(self) -> Sequence[Path]:
+        """Folders and files that every command may read, beside its own folder."""
+        ...
+
     def run(
         self,
         command: Sequence[str],

@@ -349,6 +349,7 @@ def run(
     model: str | None = None,
     limits: EpisodeLimits | None = None,
     tools: Path | None = None,
+    tasks: Path | None = None,
     allow_unsandboxed: bool = False,
     metrics_port: int | None = None,
     hedge_after_s: float | None = None,
@@ -359,15 +360,15 @@ def run(
     `worker_id` (default: host name and environment) must be unique and stay the same over restarts. `logprobs_mode`:
     raw or processed, the distribution of the server's log-probs; None: as the server declares it. `api_key`: for the
     server. `model`: a plain model of the server, which answers instead of a policy's versions. For an environment with
-    episodes: `limits`, the file `tools`, and `allow_unsandboxed`, which lets actions run without a wall.
-    `hedge_after_s`: see ReplicatedClient.
+    episodes: `limits`, the file `tools`, the folder `tasks`, and `allow_unsandboxed`, which lets actions run without a
+    wall. `hedge_after_s`: see ReplicatedClient.
 
-    Raises PortTaken, BadEnvironment, BadTools, MissingExtra or WallMissing.
+    Raises PortTaken, BadEnvironment, BadTasks, BadTools, MissingExtra or WallMissing.
     """
     from tentalis.inference.client import OpenAIClient
     from tentalis.inference.replicas.client import inference_client, routers_of
 
-    make_environment = prepared_environment(environment, tools=tools, allow_unsandboxed=allow_unsandboxed)
+    make_environment = prepared_environment(environment, tools=tools, tasks=tasks, allow_unsandboxed=allow_unsandboxed)
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line per request
     name = worker_id or f"{socket.gethostname()}-{environment}"

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from tentalis.cli.serve.options import Logprobs, ServerId, checked_servers
-from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tools
+from tentalis.cli.shared.environment_options import (
+    AllowUnsandboxed,
+    Attempts,
+    EnvironmentSeconds,
+    Episodes,
+    MaxTurns,
+    Tasks,
+    Tools,
+)
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, MetricsPort, variable_option
 from tentalis.cli.shared.settings import settings_of_role
@@ -48,21 +56,10 @@ def worker(
         ),
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Number of tasks answered at the same time.")] = 8,
-    max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Turns of the policy in one episode.")] = 10,
-    episodes: Annotated[
-        int, typer.Option("--episodes", min=1, help="Number of episodes played at the same time.")
-    ] = 16,
-    environment_seconds: Annotated[
-        float,
-        typer.Option(
-            "--environment-seconds",
-            min=1,
-            help="Seconds that the environment may take in one episode. Waits for the model server do not count.",
-        ),
-    ] = 600.0,
-    attempts: Annotated[
-        int, typer.Option("--attempts", min=1, help="Attempts at an episode whose infrastructure fails.")
-    ] = 3,
+    max_turns: MaxTurns = None,
+    episodes: Episodes = 16,
+    environment_seconds: EnvironmentSeconds = 600.0,
+    attempts: Attempts = 3,
     hedge_after: Annotated[
         float | None,
         typer.Option(
@@ -74,6 +71,7 @@ def worker(
         ),
     ] = None,
     tools: Tools = None,
+    tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
     port: MetricsPort = None,
     bootstrap: Bootstrap = None,
@@ -84,6 +82,7 @@ def worker(
     """
     configure_logging("INFO")
     url, named = model_server(server, model)
+    from tentalis.agents.environments.registry import default_turns
     from tentalis.agents.workers import EpisodeLimits, run
 
     run(
@@ -96,8 +95,9 @@ def worker(
         logprobs_mode=None if logprobs_mode is None else logprobs_mode.value,
         api_key=variables.INFERENCE_API_KEY.read(),
         model=named,
-        limits=EpisodeLimits(max_turns, episodes, environment_seconds, attempts),
+        limits=EpisodeLimits(max_turns or default_turns(environment), episodes, environment_seconds, attempts),
         tools=tools,
+        tasks=tasks,
         allow_unsandboxed=allow_unsandboxed,
         metrics_port=port,
         hedge_after_s=hedge_after,

@@ -14,6 +14,7 @@ EXIT_CODES = {
     "schemas.wire.codec.SchemasUnavailable": ExitCode.UNREACHABLE,
     "schemas.wire.registry.SchemaRefused": ExitCode.DRIFT,
     "tentalis.agents.environments.registry.BadEnvironment": ExitCode.USAGE,
+    "tentalis.agents.environments.terminal_task.BadTasks": ExitCode.USAGE,
     "tentalis.agents.environments.tools.BadTools": ExitCode.USAGE,
     "tentalis.dlq.limits.TooManyDead": ExitCode.NEEDS_OPERATOR,
     "tentalis.kafka.admin.Impossible": ExitCode.DRIFT,

@@ -291,7 +291,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypa
 def test_environments_are_found_by_name() -> None:
     assert "toolcall" in [entry.name for entry in known_environments()]
     assert has_episodes("toolcall") and not has_episodes("chat") and maker_of("toolcall") is ToolcallEnvironment
-    with pytest.raises(BadEnvironment, match="known: echo, llm, toolcall"):
+    with pytest.raises(BadEnvironment, match="known: echo, llm, terminal, toolcall"):
         maker_of("nowhere")
 
 

@@ -66,6 +66,7 @@ COMPUTES = (
     # Environments that run actions of a model, but not the worker that plays them.
     "tentalis.agents.environments.mcp_",
     "tentalis.agents.environments.tool",
+    "tentalis.agents.sandbox.attributes",
     "tentalis.agents.sandbox.sandlock_wall",
 )
 

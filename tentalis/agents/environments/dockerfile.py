@@ -1,0 +1,145 @@
+"""The part of a Dockerfile that needs no container: its folder, files, variables, and commands. Pure.
+
+What needs the image, packages or the network is in `needs`: a task with needs is refused.
+"""
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+_PLAIN_IMAGES = re.compile(
+    r"^(?:docker\.io/|library/|ghcr\.io/laude-institute/t-bench/)*"
+    r"(?:ubuntu|debian|python|bash|busybox|scratch)(?:[-:@].*)?$"
+)
+"""Images with nothing but a distribution or Python, for which this machine's own programs stand in."""
+_INSTALL = re.compile(
+    r"\b(?:apt|apt-get|aptitude|apk|yum|dnf|pacman|brew|snap)\b[^|;&]*\b(?:install|add|-S)\b"
+    r"|\b(?:uv|pip|pip3|pipx|npm|yarn|pnpm|gem|cargo|go|conda|mamba|poetry)\b[^|;&]*\b(?:install|add|sync|ci|get)\b"
+    r"|\b(?:uvx|npx)\b|\b(?:curl|wget)\b[^|;&]*://|\bgit\s+clone\b"
+)
+_APT_INSTALL = re.compile(r"^(?:sudo\s+)?(?:apt|apt-get)\s+(?:-\S+\s+)*install\b(?P<rest>.*)$")
+_APT_UPKEEP = re.compile(
+    r"^(?:sudo\s+)?(?:(?:apt|apt-get)\s+(?:-\S+\s+)*(?:update|clean|autoclean|autoremove)\b.*|rm\s+-rf\s+/var/lib/apt\S*)$"
+)
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>\w+))")
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFiles:
+    """`COPY`: files of the context, and the absolute path that they go to. `into`: that path is a folder."""
+
+    sources: tuple[str, ...]
+    target: str
+    into: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SetupCommand:
+    """`RUN`: a command for /bin/sh in a folder."""
+
+    command: str
+    folder: str
+
+
+@dataclass(slots=True)
+class DockerfileSteps:
+    """The steps of a Dockerfile in order, the last working folder, and the variables of the container. `packages`: of
+    Debian. `needs`: everything that only a container can give."""
+
+    workdir: str
+    steps: list[CopiedFiles | SetupCommand] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    packages: list[str] = field(default_factory=list)
+    needs: list[str] = field(default_factory=list)
+
+
+def parsed_dockerfile(text: str, workdir: str) -> DockerfileSteps:
+    """Returns the steps of a Dockerfile; `workdir` is its working folder if it names none."""
+    found = DockerfileSteps(workdir)
+    images = 0
+    for name, rest in _instructions(text):
+        match name:
+            case "FROM":
+                images += 1
+                image = next((word for word in rest.split() if not word.startswith("--")), "")
+                if not _PLAIN_IMAGES.match(image):
+                    found.needs.append(f"the image {image}")
+            case "WORKDIR":
+                found.workdir = posixpath.normpath(posixpath.join(found.workdir, _expanded(rest, found.variables)))
+            case "ENV" | "ARG":
+                found.variables.update(_assignments(rest, found.variables))
+            case "COPY" | "ADD":
+                _copy(name, rest, found)
+            case "RUN":
+                _run(rest, found)
+            case "CMD" | "ENTRYPOINT" | "LABEL" | "MAINTAINER" | "EXPOSE" | "SHELL" | "STOPSIGNAL":
+                continue
+            case "USER" if rest in ("root", "0"):
+                continue
+            case _:
+                found.needs.append(f"{name} {rest}".strip())
+    if images > 1:
+        found.needs.append("a build of several stages")
+    return found
+
+
+def installation(line: str) -> str | None:
+    """Returns the part of a shell line that installs or fetches software, or None."""
+    match = _INSTALL.search(line.partition("#")[0] if line.lstrip().startswith("#") else line)
+    return None if match is None else line.strip()
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str]]:
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if name:
+            yield name.upper(), rest.strip()
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: variables.get(found["braced"] or found["plain"], found[0]), text)
+
+
+def _assignments(rest: str, variables: Mapping[str, str]) -> dict[str, str]:
+    words = shlex.split(rest)
+    if not words:
+        return {}
+    if "=" not in words[0]:  # the old form, ENV NAME VALUE; or ARG NAME, which has no value here
+        return {words[0]: _expanded(" ".join(words[1:]), variables)} if len(words) > 1 else {}
+    pairs = (word.partition("=") for word in words if "=" in word)
+    return {name: _expanded(value, variables) for name, _, value in pairs}
+
+
+def _copy(name: str, rest: str, found: DockerfileSteps) -> None:
+    words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    options = [word for word in words if word.startswith("--")]
+    *sources, target = [_expanded(word, found.variables) for word in words if not word.startswith("--")] or [""]
+    if not sources or any(word.startswith("--from") for word in options):
+        found.needs.append(f"{name} {rest}")
+        return
+    if any("://" in source or source.startswith(("..", "<<")) for source in sources):
+        found.needs.append(f"{name} {rest}")
+        return
+    absolute = posixpath.normpath(posixpath.join(found.workdir, target))
+    into = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
+    found.steps.append(CopiedFiles(tuple(sources), absolute, into))
+
+
+def _run(rest: str, found: DockerfileSteps) -> None:
+    if rest.startswith("["):
+        rest = shlex.join(json.loads(rest))
+    kept = []
+    for part in (part.strip() for part in rest.split("&&")):
+        apt = _APT_INSTALL.match(part)
+        if apt is not None:
+            found.packages += [word for word in shlex.split(apt["rest"]) if not word.startswith("-")]
+        elif installation(part) is not None:
+            found.needs.append(f"RUN {part}")
+        elif not _APT_UPKEEP.match(part):
+            kept.append(part)
+    if kept:
+        found.steps.append(SetupCommand(" && ".join(kept), found.workdir))

@@ -1,0 +1,247 @@
+"""The environment terminal: the policy works in a shell on the files of a task, and checks give the reward.
+
+A turn is a command, in a fenced block. Commands run behind a wall, in a folder that lives as long as the episode. The
+shell's current folder, variables and functions live on between them. `<done>`, or the last step, ends the episode. The
+checks of the task come to the folder only then. The verifier's data are `TerminalData`.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from schemas.records import Message, Task, ToolCall
+from tentalis.agents.environments.command_output import ended, shown
+from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand
+from tentalis.agents.environments.folders import new_folder, remove_folder
+from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
+from tentalis.agents.environments.shown_paths import ShownPaths
+from tentalis.agents.environments.terminal_checks import AGENT, BadReward, CheckedEpisode, agent_paths, checked
+from tentalis.agents.environments.terminal_shell import FILES, STATE, CommandStops, TerminalShell, agent_variables
+from tentalis.agents.environments.terminal_task import (
+    HOME,
+    TEMPORARY,
+    BadTasks,
+    TaskRefused,
+    TerminalTask,
+    copy_files,
+    load_task,
+    task_names,
+)
+from tentalis.agents.environments.terminal_turns import (
+    INSTRUCTIONS,
+    LONGEST_COMMAND,
+    TOO_LONG,
+    TerminalTurn,
+    parsed_turn,
+)
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, SandboxFault
+from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
+from tentalis.text.tool_output import head_and_tail, readable_text
+
+SHOWN_CHARACTERS = 4000
+"""Characters of a command's output that the policy sees: its head and tail."""
+RECORDED_CHARACTERS = 8000
+"""Characters of each stream of a command that the result records."""
+_OUTPUT_BYTES = 1 << 18
+_SETUP_S = 60.0
+T = TypeVar("T")
+
+
+class TerminalData(VerifierData):
+    """The task's folder by its name; without it, the user's message is the name. `digest`: SHA-256 of the folder, as
+    `tentalis env tasks` prints it; an episode of another content is refused."""
+
+    task: str | None = None
+    digest: str | None = None
+
+
+class TerminalEnvironment:
+    """See the module docstring. Raises BadTasks or WallMissing."""
+
+    def __init__(self, options: EnvironmentOptions) -> None:
+        if options.tasks is None:
+            raise BadTasks("the environment terminal needs a folder of tasks: --tasks FOLDER")
+        self._wall = options.wall()
+        self._tasks = options.tasks.resolve()
+        task_names(self._tasks)
+        for readable in self._wall.readable:
+            if self._tasks.is_relative_to(readable):
+                where = "; without a wall there is no place for it" if readable == Path("/") else ""
+                raise BadTasks(
+                    f"commands of the agent may read {readable}, and with it the checks and solutions of the tasks in "
+                    f"{self._tasks}: move that folder{where}"
+                )
+        self._folder: Path | None = None
+        self._task: TerminalTask | None = None
+        self._shell: TerminalShell | None = None
+        self._paths = ShownPaths({})
+        self._checked: CheckedEpisode | None = None
+        self._turns = self._commands = self._bad_turns = 0
+        self._seconds = 0.0
+
+    @property
+    def wall(self) -> str:
+        """See Environment.wall."""
+        return self._wall.name
+
+    async def reset(self, task: Task) -> Observation:
+        """See Environment.reset: the task's messages with the task folder's instruction."""
+        self._turns = self._commands = self._bad_turns = 0
+        self._seconds, self._checked = 0.0, None
+        name, digest = _named(task)
+        loaded = await self._faulted(lambda stop: load_task(self._tasks, name))
+        if digest is not None and digest != loaded.digest:
+            raise EnvironmentFault(
+                f"the task folder {name} has changed: its digest is {loaded.digest}, and the task names {digest}"
+            )
+        self._task = loaded
+        await self._faulted(lambda stop: self._prepare(loaded, stop))
+        return Observation(_prompt(task, name, loaded))
+
+    def _prepare(self, task: TerminalTask, stop: CommandStops) -> None:
+        """Makes the folder of an episode with the files of the task.
+
+        Raises OSError, SandboxFault or EnvironmentFault.
+        """
+        self._folder = folder = new_folder()
+        agent = folder / AGENT
+        roots = agent_paths(task, folder)
+        self._paths = paths = ShownPaths(roots)
+        for each in (agent / STATE, agent / FILES, *roots.values(), paths.path(task.workdir)):
+            each.mkdir(parents=True, exist_ok=True)
+        limits = Limits(
+            time_s=task.settings.command_s,
+            cpu_s=int(task.settings.command_s) + 1,
+            memory_mb=task.memory_mb,
+            output_bytes=_OUTPUT_BYTES,
+        )
+        variables = agent_variables(paths.path(HOME), paths.path(TEMPORARY))
+        variables |= {key: paths.real(value) for key, value in task.variables.items()}
+        setup = TerminalShell(self._wall, agent, Limits(time_s=_SETUP_S, memory_mb=task.memory_mb))
+        for step in task.steps:
+            if isinstance(step, CopiedFiles):
+                copy_files(task, step, paths.path(step.target))
+            else:
+                self._set_up(setup, step, variables, stop)
+        self._shell = TerminalShell(self._wall, agent, limits)
+        self._shell.begin(paths.path(task.workdir), variables)
+
+    def _set_up(
+        self, shell: TerminalShell, step: SetupCommand, variables: Mapping[str, str], stop: CommandStops
+    ) -> None:
+        start = self._paths.path(step.folder)
+        start.mkdir(parents=True, exist_ok=True)
+        shell.begin(start, variables)
+        output = shell.run(self._paths.real(step.command), stop)
+        if output.exit_code != 0:
+            said = self._paths.shown(shown(output, SHOWN_CHARACTERS))
+            raise EnvironmentFault(f"a command of the Dockerfile failed: {step.command}: {said}")
+
+    async def step(self, action: str) -> Transition:
+        """See Environment.step."""
+        task, shell = self._task, self._shell
+        assert task is not None and shell is not None, "step before reset"
+        calls = [] if self._turns else [_call("task", {"task": task.name, "digest": task.digest}, None)]
+        self._turns += 1
+        turn = parsed_turn(action)
+        content = turn.problem or ""
+        real = None if turn.command is None else self._paths.real(turn.command)
+        if real is not None and len(real.encode()) > 2 * LONGEST_COMMAND - 1:
+            real, content = None, TOO_LONG
+        if real is None or turn.command is None:
+            self._bad_turns += bool(content)
+        else:
+            output = await self._ran(shell, real)
+            calls.append(_call("bash", {"command": turn.command}, self._recorded(output)))
+            content = self._shown(output, turn)
+        over = task.agent_s is not None and self._seconds >= task.agent_s
+        if not (turn.done or over or self._turns >= task.settings.steps):
+            return Transition(Observation((Message(role="user", content=content),)), tool_calls=tuple(calls))
+        found = await self._checks(task)
+        calls.append(_call("checks", {"task": task.name}, self._recorded(found.output) | {"reward": found.reward}))
+        return Transition(done=True, tool_calls=tuple(calls))
+
+    async def _ran(self, shell: TerminalShell, command: str) -> CommandOutput:
+        self._commands += 1
+        started = asyncio.get_running_loop().time()
+        output = await self._faulted(lambda stop: shell.run(command, stop))
+        self._seconds += asyncio.get_running_loop().time() - started
+        return output
+
+    def _shown(self, output: CommandOutput, turn: TerminalTurn) -> str:
+        content = self._paths.shown(shown(output, SHOWN_CHARACTERS))
+        if output.end is CommandEnd.TIMED_OUT and self._task is not None:
+            content += f" [a command has {self._task.settings.command_s:g} s]"
+        if turn.left_out:
+            content += f"\n[only the first command of a turn is run; {turn.left_out} not run]"
+        return content
+
+    def _recorded(self, output: CommandOutput) -> dict[str, object]:
+        streams = (
+            head_and_tail(self._paths.shown(readable_text(stream)), RECORDED_CHARACTERS)
+            for stream in (output.stdout, output.stderr)
+        )
+        return dict(zip(("output", "error"), streams, strict=True)) | {
+            "exit_code": output.exit_code,
+            "ending": ended(output),
+        }
+
+    async def score(self) -> Mapping[str, float]:
+        """See Environment.score: the checks run once, when the episode has ended."""
+        assert self._task is not None, "score before reset"
+        found = await self._checks(self._task)
+        counts = {"commands": float(self._commands), "bad_turns": float(self._bad_turns)}
+        return {**found.parts, **counts, "reward": found.reward}
+
+    async def _checks(self, task: TerminalTask) -> CheckedEpisode:
+        if self._checked is None:
+            folder = self._folder
+            assert folder is not None, "checks before reset"
+            self._checked = await self._faulted(lambda stop: checked(self._wall, task, folder, stop))
+        return self._checked
+
+    async def _faulted(self, work: Callable[[CommandStops], T]) -> T:
+        """Runs work in a thread. Raises EnvironmentFault if the infrastructure or the task failed."""
+        stop = CommandStops()
+        try:
+            return await asyncio.to_thread(work, stop)
+        except asyncio.CancelledError:
+            stop.request()
+            raise
+        except (SandboxFault, TaskRefused, BadReward, OSError, ValueError) as error:
+            raise EnvironmentFault(str(error)) from error
+
+    async def close(self) -> None:
+        """See Environment.close: removes the folder."""
+        if self._folder is not None:
+            await asyncio.to_thread(remove_folder, self._folder)
+            self._folder = None
+
+
+def _named(task: Task) -> tuple[str, str | None]:
+    """Returns the name of the task's folder and its digest, if the task names it. Raises EnvironmentFault."""
+    data = TerminalData()
+    if task.verifier is not None and task.verifier.name == "episode":
+        try:
+            data = data_of(task, TerminalData)
+        except BadVerifierData as error:
+            raise EnvironmentFault(str(error)) from error
+    return data.task or task.messages[-1].content.strip(), data.digest
+
+
+def _prompt(task: Task, name: str, loaded: TerminalTask) -> tuple[Message, ...]:
+    """Returns the rules of the terminal, what the task says beside its name, and the instruction of its folder."""
+    said = [message for message in task.messages if message.content.strip() != name]
+    rules = INSTRUCTIONS
+    if said and said[0].role == "system":
+        rules = f"{said.pop(0).content}\n\n{rules}"
+    where = f"Your folder is {loaded.workdir}."
+    last = Message(role="user", content=f"{loaded.instruction}\n\n{where}")
+    return (Message(role="system", content=rules), *said, last)
+
+
+def _call(name: str, arguments: Mapping[str, str], result: Mapping[str, object] | None) -> ToolCall:
+    recorded = None if result is None else json.dumps(dict(result), ensure_ascii=False)
+    return ToolCall(name=name, arguments=json.dumps(dict(arguments), ensure_ascii=False), result=recorded)

@@ -1,0 +1,208 @@
+"""The checks of a terminal task: they come to the episode's folder after the agent ended, and give the reward.
+
+Nothing of the agent but its files is left then: its processes ended with their commands, and its shell's state is not
+read. The checks have programs of the system alone, new folders for home and temporary files, and no links of the agent
+that lead out of its folder.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tentalis.agents.environments.shown_paths import ShownPaths
+from tentalis.agents.environments.terminal_shell import FILES, CommandStops, clean_variables
+from tentalis.agents.environments.terminal_task import HOME, LOGS, TEMPORARY, TESTS, TerminalTask
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
+
+AGENT, CHECKS = "agent", "checks"
+"""Folders of an episode: the agent's only one, and that of the checks, which is made after the agent ended."""
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64")
+_LARGEST_TEXT = 1 << 20
+"""Bytes of a file of the checks in which names of folders are replaced."""
+_LARGEST_REWARD = 1 << 16
+_OUTPUT_BYTES = 1 << 18
+_START = 'cd -- "$1" && shift && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEpisode:
+    """The reward, its further parts, and the output of the checks."""
+
+    reward: float
+    parts: Mapping[str, float]
+    output: CommandOutput
+
+
+class BadReward(Exception):
+    """A reward of the checks that is not in [-1, 1]."""
+
+
+def agent_paths(task: TerminalTask, episode: Path) -> dict[str, Path]:
+    """Returns the folders here of those that the agent knows."""
+    return {root: episode / AGENT / FILES / root[1:] for root in task.roots}
+
+
+def checked(wall: Wall, task: TerminalTask, episode: Path, stop: CommandStops) -> CheckedEpisode:
+    """Runs the checks of an episode that ended. Raises OSError, SandboxFault or BadReward."""
+    remove_outside_links(episode / AGENT)
+    checks = episode / CHECKS
+    if checks.exists():
+        shutil.rmtree(checks)  # an earlier attempt was stopped
+    for name in ("logs/verifier", "logs/runs", "home", "tmp"):
+        (checks / name).mkdir(parents=True)
+    paths = ShownPaths({**agent_paths(task, episode), TESTS: checks / "tests", LOGS: checks / "logs"})
+    _copy_tests(task, checks / "tests", paths)
+    for name, command in task.settings.runs.items():
+        _record_run(wall, task, episode, name, command, stop)
+    variables = clean_variables(checks / "home", checks / "tmp")
+    variables |= {
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",  # no module of the agent's folder in the place of one of Python
+        **{key: paths.real(value) for key, value in (task.variables | task.check_variables).items()},
+    }
+    script = str(checks / "tests" / task.script.name)
+    limits = Limits(
+        time_s=task.checks_s,
+        cpu_s=int(task.checks_s) + 1,
+        memory_mb=task.memory_mb,
+        processes=64,
+        output_bytes=_OUTPUT_BYTES,
+    )
+    words = [*_environment(variables), "/bin/sh", "-c", _START, "sh"]
+    words += [str(paths.path(task.workdir)), "/bin/bash", "--noprofile", "--norc", script]
+    output = wall.run(words, episode, limits, stop=stop.event())
+    return CheckedEpisode(*_reward(task, checks / "logs/verifier", output), output)
+
+
+def _environment(variables: Mapping[str, str]) -> list[str]:
+    return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+
+
+def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, command: str, stop: CommandStops) -> None:
+    """Runs a command of the task behind the agent's wall, and writes what it did where only the checks reach."""
+    paths = ShownPaths(agent_paths(task, episode))
+    variables = clean_variables(paths.path(HOME), paths.path(TEMPORARY))
+    variables |= {key: paths.real(value) for key, value in task.variables.items()}
+    limits = Limits(time_s=task.settings.command_s, memory_mb=task.memory_mb, output_bytes=_OUTPUT_BYTES)
+    words = [*_environment(variables), "/bin/sh", "-c", _START, "sh", str(paths.path(task.workdir))]
+    words += ["/bin/bash", "--noprofile", "--norc", "-c", paths.real(command)]
+    output = wall.run(words, episode / AGENT, limits, stop=stop.event())
+    logs = episode / CHECKS / "logs/runs"
+    (logs / f"{name}.out").write_bytes(output.stdout)
+    (logs / f"{name}.err").write_bytes(output.stderr)
+    (logs / f"{name}.code").write_text(f"{output.end if output.exit_code is None else output.exit_code}\n")
+
+
+def _copy_tests(task: TerminalTask, target: Path, paths: ShownPaths) -> None:
+    """Copies the checks, with the folders of this episode in the place of /app, /tests and /logs."""
+    if task.tests.is_dir():
+        shutil.copytree(task.tests, target, ignore=shutil.ignore_patterns("__pycache__"))
+    target.mkdir(exist_ok=True)
+    if task.script.parent != task.tests:
+        shutil.copy2(task.script, target / task.script.name)
+    for path in target.rglob("*"):
+        if not path.is_file() or path.stat().st_size > _LARGEST_TEXT:
+            continue
+        content = path.read_bytes()
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        replaced = paths.real(text)
+        if replaced != text and "\0" not in text:
+            path.write_text(replaced, encoding="utf-8")
+
+
+def remove_outside_links(folder: Path) -> None:
+    """Removes the links in a folder that lead out of it, but for those to programs of the system.
+
+    A link to where the checks will be would give the agent their expected answers. Call it when no process of the agent
+    is left.
+    """
+    inside = folder.resolve()
+    for link in _links(folder):
+        try:
+            target = link.resolve()
+        except (OSError, RuntimeError):  # links that go in a circle, or to a name that is too long
+            target = Path("/")
+        if not any(target.is_relative_to(allowed) for allowed in (inside, *_SYSTEM)):
+            _unlink(link)
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    """Yields the links in a folder. Passes over what cannot be opened: the checks cannot open it either."""
+    folders = [str(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as found:
+                entries = list(found)
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                yield Path(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+
+
+def _unlink(link: Path) -> None:
+    """Removes a link, also from a folder without the right to write, whose mode stays as the agent left it."""
+    folder = os.open(link.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        mode = os.fstat(folder).st_mode
+        os.fchmod(folder, mode | 0o200)
+        os.unlink(link.name, dir_fd=folder)  # its whole path may be too long
+        os.fchmod(folder, mode)
+    finally:
+        os.close(folder)
+
+
+def _reward(task: TerminalTask, logs: Path, output: CommandOutput) -> tuple[float, dict[str, float]]:
+    """Returns the reward and its parts. Checks that give no reward count as 0: the agent may have made them fail."""
+    if output.end is not CommandEnd.EXITED:
+        return 0.0, {"checks_stopped": 1.0}
+    if not task.rewarded:
+        return float(output.exit_code == 0), {}
+    parts = {f"check.{name}": value for name, value in _numbers(logs / "reward.json").items()}
+    reward = parts.pop("check.reward", None)
+    if reward is None:
+        reward = _number(_content(logs / "reward.txt"))
+    if reward is None:
+        return 0.0, parts | {"no_reward": 1.0}
+    if not -1.0 <= reward <= 1.0:
+        raise BadReward(f"the checks of the task {task.name} gave the reward {reward}, outside [-1, 1]")
+    return reward, parts
+
+
+def _content(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_LARGEST_REWARD).decode("utf-8", errors="replace")
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _numbers(path: Path) -> dict[str, float]:
+    try:
+        read = json.loads(_content(path) or "{}")
+    except ValueError:
+        return {}
+    values = read.items() if isinstance(read, dict) else ()
+    return {
+        str(name): float(value)
+        for name, value in values
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

@@ -1,0 +1,201 @@
+"""The calls that change rights, owners, times and attributes of files, answered from outside of the wall.
+
+Landlock has no rules for them. So each such call stops here, and this process makes the change itself, if the file is
+in the folder of the command. The file is opened first and then looked at, so that a command cannot exchange it between
+the check and the change. All arguments are read once. No call is let through to the kernel with a path or a descriptor
+that was only looked at.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+from sandlock import ExceptionPolicy, NotifAction
+from sandlock.handler import Handler, HandlerCtx
+
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = -100, 0x100, 0x1000
+_RIGHTS = 0o777
+"""Bits of a mode that a command may set: no set-user-id, set-group-id or sticky bit."""
+_UNCHANGED = 0xFFFFFFFF
+_TIMES = 32
+"""Bytes of the two timespecs of utimensat."""
+_LONGEST_PATH = 4096
+_SET_FLAGS = frozenset((0x40086602, 0x40046602, 0x401C5820))
+"""Requests of ioctl that change the flags of a file: FS_IOC_SETFLAGS, its 32-bit form and FS_IOC_FSSETXATTR."""
+_ATTRIBUTE_CALLS = (
+    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
+    *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
+)
+FILE_CALLS = (
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utimensat"),
+    *_ATTRIBUTE_CALLS,
+)
+"""The answered calls that change files. A wall that cannot answer them must deny them."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class AnsweredCall(Handler):  # type: ignore[misc]  # sandlock has no types
+    """Answers one system call of a command with what a function returns. An error of the function is the call's."""
+
+    on_exception = ExceptionPolicy.DENY_EPERM
+
+    def __init__(self, answer: Callable[[HandlerCtx], NotifAction]) -> None:
+        self._answer = answer
+
+    def handle(self, ctx: HandlerCtx) -> NotifAction:
+        """See sandlock's Handler."""
+        try:
+            return self._answer(ctx)
+        except OSError as error:
+            return NotifAction.errno(error.errno or errno.EPERM)
+
+
+class FileAttributes:
+    """Changes rights and times of files in one folder for the commands that run there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inside = f"{folder.resolve()}/"
+
+    def answers(self) -> Mapping[str, AnsweredCall]:
+        """Returns the answer to each system call, by its name."""
+        return {
+            "chmod": AnsweredCall(lambda ctx: self._chmod(ctx, AT_FDCWD, ctx.args[0], ctx.args[1])),
+            "fchmodat": AnsweredCall(lambda ctx: self._chmod(ctx, *ctx.args[:3])),
+            "fchmodat2": AnsweredCall(lambda ctx: self._chmod(ctx, *ctx.args[:4])),
+            "fchmod": AnsweredCall(lambda ctx: self._chmod(ctx, ctx.args[0], 0, ctx.args[1])),
+            "chown": AnsweredCall(lambda ctx: _chown(*ctx.args[1:3])),
+            "lchown": AnsweredCall(lambda ctx: _chown(*ctx.args[1:3])),
+            "fchown": AnsweredCall(lambda ctx: _chown(*ctx.args[1:3])),
+            "fchownat": AnsweredCall(lambda ctx: _chown(*ctx.args[2:4])),
+            "utimensat": AnsweredCall(self._utimensat),
+            "ioctl": AnsweredCall(_ioctl),
+            "prlimit64": AnsweredCall(_prlimit),
+            # Tools that copy attributes accept that a file system has none, and not that they are refused.
+            **{name: AnsweredCall(_no_attributes) for name in _ATTRIBUTE_CALLS},
+        }
+
+    def _chmod(self, ctx: HandlerCtx, folder: int, path: int, mode: int, flags: int = 0) -> NotifAction:
+        if _signed(flags) & AT_SYMLINK_NOFOLLOW:
+            return NotifAction.errno(errno.EOPNOTSUPP)
+        opened = self._opened(ctx, folder, path, flags)
+        try:
+            _handle(opened).chmod(mode & _RIGHTS)
+        finally:
+            os.close(opened)
+        return NotifAction.returns(0)
+
+    def _utimensat(self, ctx: HandlerCtx) -> NotifAction:
+        folder, path, times, flags = ctx.args[:4]
+        wanted = None
+        if times:
+            wanted = ctx.read(times, _TIMES)
+            if wanted is None:
+                return NotifAction.errno(errno.EFAULT)
+        opened = self._opened(ctx, folder, path, flags)
+        try:
+            if _libc.utimensat(opened, b"", wanted, AT_EMPTY_PATH) != 0:
+                return NotifAction.errno(ctypes.get_errno())
+        finally:
+            os.close(opened)
+        return NotifAction.returns(0)
+
+    def _opened(self, ctx: HandlerCtx, folder: int, path: int, flags: int) -> int:
+        """Opens the file that a call names, as a handle without rights to its content. `path`: address of the path, 0
+        for the descriptor `folder` itself. Raises OSError, PermissionError for a file outside of the folder."""
+        text = ""
+        if path:
+            read = ctx.read_cstr(path, _LONGEST_PATH)
+            if read is None:
+                raise OSError(errno.EFAULT, "no path")
+            text = cast(str, read)
+            if not text and not _signed(flags) & AT_EMPTY_PATH:
+                raise FileNotFoundError(errno.ENOENT, "an empty path")
+        at = _signed(folder)
+        base = os.open(f"/proc/{ctx.pid}/cwd" if at == AT_FDCWD else f"/proc/{ctx.pid}/fd/{at}", os.O_PATH)
+        if not text:
+            return self._checked(base)
+        # glibc changes a file without following links by the path of its descriptor. Here, self is this process.
+        text = re.sub(r"^/proc/(?:thread-)?self(?=/)", f"/proc/{ctx.pid}", text)
+        try:
+            follow = 0 if not _signed(flags) & AT_SYMLINK_NOFOLLOW else os.O_NOFOLLOW
+            return self._checked(os.open(text, os.O_PATH | follow, dir_fd=base))
+        finally:
+            os.close(base)
+
+    def _checked(self, opened: int) -> int:
+        if f"{_handle(opened).readlink()}/".startswith(self._inside):
+            return opened
+        os.close(opened)
+        raise PermissionError(errno.EPERM, "outside of the folder")
+
+
+class Leader:
+    """The first process of a command, which ends with everything that it started when it is killed.
+
+    Its id is learnt from its first `chdir`, which is let through.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self._killed = self._ended = False
+
+    def answer(self) -> AnsweredCall:
+        """Returns the answer to `chdir`."""
+        return AnsweredCall(self._chdir)
+
+    def _chdir(self, ctx: HandlerCtx) -> NotifAction:
+        with self._lock:
+            if self._pid is None:
+                self._pid = ctx.pid
+            return NotifAction.kill(9, self._pid) if self._killed else NotifAction.continue_()
+
+    def kill(self) -> None:
+        """Kills the command. Does nothing after `ended`."""
+        with self._lock:
+            self._killed = True
+            if self._pid is not None and not self._ended:
+                try:
+                    os.killpg(self._pid, 9)
+                except ProcessLookupError:
+                    return  # it ended by itself
+
+    def ended(self) -> None:
+        """Notes that the command has ended: its id may belong to another process now."""
+        with self._lock:
+            self._ended = True
+
+
+def _handle(opened: int) -> Path:
+    return Path(f"/proc/self/fd/{opened}")
+
+
+def _chown(owner: int, group: int) -> NotifAction:
+    """Allows what changes nothing: a command may only name its own user and group."""
+    same = owner & _UNCHANGED in (_UNCHANGED, os.geteuid()) and group & _UNCHANGED in (_UNCHANGED, os.getegid())
+    return NotifAction.returns(0) if same else NotifAction.errno(errno.EPERM)
+
+
+def _ioctl(ctx: HandlerCtx) -> NotifAction:
+    """Lets every request through but those that change the flags of a file: the request is in a register."""
+    return NotifAction.errno(errno.EPERM) if ctx.args[1] & 0xFFFFFFFF in _SET_FLAGS else NotifAction.continue_()
+
+
+def _no_attributes(ctx: HandlerCtx) -> NotifAction:
+    return NotifAction.errno(errno.EOPNOTSUPP)
+
+
+def _prlimit(ctx: HandlerCtx) -> NotifAction:
+    """Lets a process change its own limits: those of another one of this user may be the worker's."""
+    return NotifAction.continue_() if ctx.args[0] in (0, ctx.pid) else NotifAction.errno(errno.EPERM)
+
+
+def _signed(value: int) -> int:
+    """Returns the int that a 64-bit argument holds in its lower half."""
+    return int(struct.unpack("i", struct.pack("I", value & 0xFFFFFFFF))[0])

@@ -1,0 +1,5 @@
+#!/bin/bash
+mkdir -p /logs/verifier
+reward=0
+cmp -s large.txt /tests/expected && reward=1
+echo $reward >/logs/verifier/reward.txt
