@@ -84,7 +84,8 @@ def test_scale_budgets_and_claims_are_as_the_settings_say(values: Path) -> None:
         wanted = settings_of(given, role)
         about = {each["kind"]: each.get("spec", {}) for each in manifests if each["metadata"]["name"] == name}
         scaled = wanted["autoscaling"]["enabled"] or wanted["keda"]["enabled"]
-        assert workload["spec"].get("replicas") == (None if scaled or workload["kind"] == "Job" else wanted["replicas"])
+        replicas = given["trainer"]["nodes"] if role == "trainer" else wanted["replicas"]
+        assert workload["spec"].get("replicas") == (None if scaled or workload["kind"] == "Job" else replicas)
         several = workload["kind"] != "Job" and (scaled or wanted["replicas"] > 1)
         budget = about.get("PodDisruptionBudget")
         assert (budget is not None) is (several and wanted["podDisruptionBudget"]["enabled"])
