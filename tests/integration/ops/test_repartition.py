@@ -33,6 +33,15 @@ LOOKS_OFTEN = (
     "-c",
     "from streams.runtime import worker; worker.ENDS_S = 1.0; from tentalis.cli.main import app; app()",
 )
+# A process that does not notice the grown topic: on a busy machine it would end before the move is tried.
+LOOKS_AWAY = (
+    "-c",
+    "from streams.runtime.topic_guard import TopicGuard\n"
+    "async def looks_away(_): return True\n"
+    "TopicGuard.check_running = looks_away\n"
+    "from tentalis.cli.main import app\n"
+    "app()",
+)
 DIES = """
 import os
 from tentalis.ops.repartition import process
@@ -88,7 +97,7 @@ def test_partitions_grown_in_mid_run_are_moved_to_and_nothing_is_lost(
     tasks = [task(number) for number in range(TASKS)]
     with Apps(settings, tmp_path, state) as apps:
         apps.start("join", program=LOOKS_OFTEN)
-        apps.start("scoring")
+        apps.start("scoring", program=LOOKS_AWAY)
         apps.put(topics.TASKS, *tasks)
         apps.put(topics.RESULTS, *map(answer, tasks[: TASKS // 2]))
         apps.wait(lambda: len(outcomes(apps)) == TASKS // 2)
