@@ -68,7 +68,11 @@ def module_of(where: str) -> ModuleType:
 
 
 def functions_of(module: ModuleType, where: str, name: str, form: str) -> Iterator[LoadedFunction]:
-    """Yields the functions that a name of a module stands for. `form`: messages, text, or auto. Raises BadFunctionName."""
+    """Yields the functions that a name of a module stands for. Raises BadFunctionName.
+
+    Args:
+        form: of completions: messages, text, or auto.
+    """
     if not hasattr(module, name):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         raise BadFunctionName(f"{where} has no {name}; it has {', '.join(sorted(known)) or 'no functions'}")
