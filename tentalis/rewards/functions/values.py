@@ -9,7 +9,8 @@ from typing import Any
 from tentalis.rewards.functions.signature import Convention
 
 _MAX_SHOWN = 80
-_REPR = reprlib.Repr(maxstring=_MAX_SHOWN, maxother=_MAX_SHOWN)
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _MAX_SHOWN
 _REWARD_KEYS = ("score", "reward")
 
 
