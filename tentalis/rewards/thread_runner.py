@@ -27,7 +27,7 @@ class Hung(Exception):
 
 def time_limit_of(scorer: Scorer, default_s: float = THREAD_S) -> float:
     """Returns the time limit of one call of a scorer, in seconds."""
-    if getattr(scorer, "limits_itself", False):
+    if _limits_itself(scorer):
         return QUEUED_S
     return float(getattr(scorer, "time_limit_s", default_s))
 
@@ -45,10 +45,15 @@ async def verify_in_thread(scorer: ResultVerifier, task: Task, result: Result, d
     """
     hung = _hung[scorer.name]
     hung[:] = [thread for thread in hung if thread.is_alive()]
-    if len(hung) >= MAX_HUNG:
+    if len(hung) >= MAX_HUNG and not _limits_itself(scorer):
         raise Hung(f"{len(hung)} timed-out calls of this verifier still run: it is not called again until one returns")
     async with asyncio.timeout(time_limit_of(scorer, default_s)):
         return await _in_thread(lambda: scorer.verify(task, result), hung)
+
+
+def _limits_itself(scorer: Scorer) -> bool:
+    """Returns True if a scorer ends its calls at their limit, so that each abandoned one returns soon."""
+    return bool(getattr(scorer, "limits_itself", False))
 
 
 async def _in_thread(work: Callable[[], T], abandoned: list[threading.Thread]) -> T:

@@ -55,18 +55,20 @@ def moody(completion):
             time.sleep(0.01)  # line 55
     if completion == "crashes":
         ctypes.string_at(0)  # line 57
+    if completion == "slow":
+        time.sleep(1.2)
     if completion == "exits":
         os._exit(3)
     if completion == "raises":
-        raise ValueError("a bad\nmood")  # line 61
+        raise ValueError("a bad\nmood")
     return 0.5
 
 
 async def moody_coroutine(completion):
     if completion == "sleeps":
-        await asyncio.sleep(100)  # line 67
+        await asyncio.sleep(100)  # line 69
     if completion == "blocks":
-        time.sleep(100)  # noqa: ASYNC251 - line 69
+        time.sleep(100)  # noqa: ASYNC251 - line 71
     if completion == "meets":
         await BOTH.wait()
     await asyncio.sleep(0.05)

@@ -121,29 +121,34 @@ def _children() -> list[tuple[int, str]]:
 def test_coroutines_run_at_the_same_time_and_one_that_blocks_harms_no_other() -> None:
     with scorer_of("moody_coroutine", time_limit_s=4.0) as scorer, ThreadPoolExecutor(2) as pool:
         assert [verdict.reward for verdict in pool.map(partial(score, scorer), ["meets", "meets"])] == [0.5, 0.5]
-    with scorer_of("moody_coroutine", time_limit_s=1.0) as scorer, ThreadPoolExecutor(4) as pool:
-        with pytest.raises(FunctionTimeout, match=rf"^{BAD}:67: moody_coroutine took longer than 1 s"):
+    with scorer_of("moody_coroutine", time_limit_s=2.0) as scorer, ThreadPoolExecutor(4) as pool:
+        with pytest.raises(FunctionTimeout, match=rf"^{BAD}:69: moody_coroutine took longer than 2 s"):
             score(scorer, "sleeps")
         calls = [pool.submit(score, scorer, text) for text in ("fine", "blocks", "fine")]
         assert calls[0].result().reward == calls[2].result().reward == 0.5
-        with pytest.raises(FunctionTimeout, match=rf"^{BAD}:69: the call took longer than 1 s"):
+        with pytest.raises(FunctionTimeout, match=rf"^{BAD}:71: the call took longer than 2 s"):
             calls[1].result()
+
+
+async def _judged(judging: Judging, *texts: str) -> list[Verdict]:
+    slots = CallSlots(asyncio.Semaphore(8))
+    return await asyncio.gather(*(judging.slowly(answer(text), slots) for text in texts))
 
 
 def test_scoring_leaves_the_reward_unknown_and_counts_the_reason() -> None:
     judging = Judging()
-    with scorer_of("moody", time_limit_s=1.0) as scorer:
+    with scorer_of("moody", time_limit_s=3.0) as scorer:
         before = dict(ENVIRONMENTS["chat"])
         ENVIRONMENTS["chat"]["reward"] = scorer
         try:
-            slots = CallSlots(asyncio.Semaphore(4))
-            ask = lambda text: asyncio.run(judging.slowly(answer(text), slots))  # noqa: E731
-            assert ask("fine") == Verdict(0.5)
-            assert ask("raises") == Verdict.unknown(failed_calls=1.0, timed_out=0.0)
-            assert ask("hangs") == Verdict.unknown(failed_calls=1.0, timed_out=1.0)
+            # Three slow calls take longer than the limit of one, which does not count the wait for the others.
+            fine, *others = asyncio.run(_judged(judging, "slow", "slow", "slow", "raises", "hangs"))
+            assert fine == others[0] == others[1] == Verdict(0.5)
+            assert others[2] == Verdict.unknown(failed_calls=1.0, timed_out=0.0)
+            assert others[3] == Verdict.unknown(failed_calls=1.0, timed_out=1.0)
         finally:
             ENVIRONMENTS["chat"] = before
-    assert judging.ended == {"answered": 1, "failed": 1, "timeout": 1, "away": 0} and judging.unknown == 2
+    assert judging.ended == {"answered": 3, "failed": 1, "timeout": 1, "away": 0} and judging.unknown == 2
     assert scorer.inner_steps >= 4
 
 
