@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 THREAD_S = 60.0
 """Time limit of a slow verifier without a `time_limit_s`, in seconds."""
+QUEUED_S = 3_600.0
+"""Time limit of a verifier with `limits_itself`, in seconds: it ends its calls, and they may wait for each other."""
 MAX_HUNG = 64
 """Limit of abandoned calls of one verifier that still run; at this limit the verifier is not called again."""
 
@@ -25,6 +27,8 @@ class Hung(Exception):
 
 def time_limit_of(scorer: Scorer, default_s: float = THREAD_S) -> float:
     """Returns the time limit of one call of a scorer, in seconds."""
+    if _limits_itself(scorer):
+        return QUEUED_S
     return float(getattr(scorer, "time_limit_s", default_s))
 
 
@@ -41,10 +45,15 @@ async def verify_in_thread(scorer: ResultVerifier, task: Task, result: Result, d
     """
     hung = _hung[scorer.name]
     hung[:] = [thread for thread in hung if thread.is_alive()]
-    if len(hung) >= MAX_HUNG:
+    if len(hung) >= MAX_HUNG and not _limits_itself(scorer):
         raise Hung(f"{len(hung)} timed-out calls of this verifier still run: it is not called again until one returns")
     async with asyncio.timeout(time_limit_of(scorer, default_s)):
         return await _in_thread(lambda: scorer.verify(task, result), hung)
+
+
+def _limits_itself(scorer: Scorer) -> bool:
+    """Returns True if a scorer ends its calls at their limit, so that each abandoned one returns soon."""
+    return bool(getattr(scorer, "limits_itself", False))
 
 
 async def _in_thread(work: Callable[[], T], abandoned: list[threading.Thread]) -> T:
