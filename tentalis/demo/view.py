@@ -15,7 +15,6 @@ BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_VERSIONS = 16
 # Terminal size for three panels side by side and a table of sixteen versions.
 FULL_WIDTH, FULL_HEIGHT = 150, 24
-_HINT = "Ctrl-C stops everything; the next `tentalis demo` continues from here."
 _STATES = {
     "ready": "green",
     "running": "green",
@@ -33,13 +32,20 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The data of one view. `processes` comes from Supervisor.status(), `elapsed` is in seconds."""
+    """The data of one view. `processes` comes from Supervisor.status(), `elapsed` is in seconds, `command` continues
+    the run."""
 
     stats: RunStats
     steps: int
     processes: Mapping[str, Mapping[str, Any]]
     lags: Mapping[str, int]
     elapsed: float
+    command: str = "tentalis demo"
+
+    @property
+    def hint(self) -> str:
+        """The line on how to stop and continue."""
+        return f"Ctrl-C stops everything; the next `{self.command}` continues from here."
 
 
 def bar(value: float) -> str:
@@ -101,7 +107,7 @@ def live_view(now: Snapshot, width: int, height: int) -> "RenderableType":
     return Group(
         head,
         Columns([Panel(_rewards(stats), title="reward by version"), Panel(side), Panel(_processes(now))]),
-        Text(_HINT, style="dim"),
+        Text(now.hint, style="dim"),
     )
 
 
@@ -128,7 +134,7 @@ def _small_view(now: Snapshot) -> "RenderableType":
         ),
         Text(f"adapter: {adapters}; behind: {behind}"),
         processes,
-        Text(_HINT, style="dim"),
+        Text(now.hint, style="dim"),
     )
 
 

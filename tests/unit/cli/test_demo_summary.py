@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from tentalis.agents.scenarios import make_scenario
-from tentalis.cli.demo import _configured
-from tentalis.demo import play
+from tentalis.cli.shared.trainer_changes import configured
+from tentalis.demo import play, watch
 from tentalis.demo.play import DemoOptions, _flags, next_commands, printable
 from tentalis.demo.report import DemoReport, html_of, write_report
 from tentalis.demo.runs import RunKind, open_run, unfinished
@@ -231,7 +231,7 @@ def test_the_trainers_configuration(tmp_path: Path) -> None:
 
 def test_a_run_with_settings_of_its_own_goes_on_with_them(tmp_path: Path) -> None:
     kind = replace(KIND, changes=("loss.opd_weight=0", "seed=3", "loss=dapo"))
-    first = open_run(tmp_path, kind, make_scenario("assistant"), 0.0, _configured)
+    first = open_run(tmp_path, kind, make_scenario("assistant"), 0.0, configured)
     config = yaml.safe_load(first.config.read_text(encoding="utf-8"))
     assert (config["loss"]["rl_weight"], config["loss"]["opd_weight"], config["loss"]["kind"]) == (1.0, 0.0, "dapo")
     assert config["seed"] == 3
@@ -250,9 +250,9 @@ def test_the_summary_names_the_next_commands() -> None:
 def test_the_demo_waits_only_for_the_applications_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions and experience may have run in this directory earlier: nobody works off what they left."""
     waited: list[str] = []
-    monkeypatch.setattr(play, "drain", lambda settings, groups, *rest: waited.extend(groups) or True)
+    monkeypatch.setattr(watch, "drain", lambda settings, groups, *rest: waited.extend(groups) or True)
     status = {name: {"state": "ready"} for name in ("broker", "worker", "scoring", "join", "trainer")}
     nobody = cast(Any, SimpleNamespace(status=lambda: status, environment="chat", policy="assistant", run_id="r"))
     show = play.Show(nobody, DemoOptions(), nobody, Settings(), "", nobody, nobody, threading.Event(), {})
-    show._drain()
+    show.watch.drain()
     assert waited == ["tentalis-worker-chat", "tentalis-scoring", "tentalis-join"]
