@@ -96,6 +96,7 @@ class RunStats:
         self.promoted: int | None = None
         self.acknowledged: int | None = None
         self.refused: dict[int, str] = {}
+        self.locations: dict[int, str] = {}
         self.metrics: dict[int, dict[str, float]] = {}
         self._seen: set[tuple[str, str]] = set()
         self._early: list[tuple[Record, int]] = []
@@ -189,6 +190,7 @@ class RunStats:
         number = record.version - self.first_version - 1
         if isinstance(record, PolicyUpdate):
             self.published = max(record.version, self.published or record.version)
+            self.locations[record.version] = record.location
             if number >= 0:
                 self._round(number).published = timestamp
         elif isinstance(record, Promotion):
