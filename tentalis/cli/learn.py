@@ -22,8 +22,8 @@ def learn(
     prompts: Annotated[
         str,
         typer.Argument(
-            help="Prompts: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder that `datasets` saved, or - for JSONL "
-            "on standard input."
+            help="Prompts: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder that `datasets` saved; or - for "
+            "JSONL on standard input."
         ),
     ],
     reward: Annotated[
