@@ -82,6 +82,12 @@ def vote_counts() -> dict[str, VoteCounts]:
     return {name: counts for name, counts in found.items() if isinstance(counts, VoteCounts)}
 
 
+def inner_steps() -> int:
+    """Returns the progress of scorers within their calls, such as starts of a function's process. It only grows."""
+    scorers = {id(scorer): scorer for verifiers in ENVIRONMENTS.values() for scorer in verifiers.values()}
+    return sum(int(getattr(scorer, "inner_steps", 0)) for scorer in scorers.values())
+
+
 def has_grading_judge() -> bool:
     """Returns True if any scorer makes the grades of other sources parts of its reward."""
     return any(isinstance(scorer, GradingJudge) for verifiers in ENVIRONMENTS.values() for scorer in verifiers.values())

@@ -15,6 +15,7 @@ from tentalis.rewards.chat import ChatClient, ChatEndpoint, NoApiKey
 from tentalis.rewards.combined import CombinedScorer, CombinedSettings
 from tentalis.rewards.composite import CompositeScorer, CompositeSettings
 from tentalis.rewards.custom import BadTarget, CustomSettings, custom_scorer
+from tentalis.rewards.functions import BadFunction, FunctionScorer, FunctionSettings
 from tentalis.rewards.next_state import NextStateJudge, NextStateSettings
 from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.step_judge import StepJudge, StepJudgeSettings
@@ -46,7 +47,8 @@ ScorerSettings = Annotated[
     | StepJudgeSettings
     | CombinedSettings
     | CompositeSettings
-    | CustomSettings,
+    | CustomSettings
+    | FunctionSettings,
     Field(discriminator="kind"),
 ]
 _KINDS: dict[str, type[BaseModel]] = {
@@ -58,6 +60,7 @@ _KINDS: dict[str, type[BaseModel]] = {
         CombinedSettings,
         CompositeSettings,
         CustomSettings,
+        FunctionSettings,
     )
 }
 ScorerName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -128,8 +131,8 @@ def _make_scorers(
     for name, settings in sorted(verifiers.items(), key=lambda item: item[1].kind == "combined"):
         where = f"{path}: environments.{environment}.{name}"
         try:
-            scorer = made[name] = _scorer(where, environment, settings, chats, made)
-        except (BadTarget, NoTokenizer) as error:
+            scorer = made[name] = _scorer(where, environment, settings, chats, made, path.parent)
+        except (BadTarget, BadFunction, NoTokenizer) as error:
             raise BadScorers(f"{where}: {error}") from error
         judges_next_state = isinstance(scorer, FeedbackJudge) and Source.NEXT_STATE in scorer.sources
         if name == "next_state" and not judges_next_state:
@@ -141,7 +144,12 @@ def _make_scorers(
 
 
 def _scorer(
-    where: str, environment: str, settings: Any, chats: Mapping[str, ChatClient], made: Mapping[str, Scorer]
+    where: str,
+    environment: str,
+    settings: Any,
+    chats: Mapping[str, ChatClient],
+    made: Mapping[str, Scorer],
+    folder: Path,
 ) -> Scorer:
     if isinstance(settings, NextStateSettings | StepJudgeSettings):
         if settings.judge not in chats:
@@ -156,6 +164,8 @@ def _scorer(
         return CompositeScorer(settings)
     if isinstance(settings, CustomSettings):
         return custom_scorer(settings)
+    if isinstance(settings, FunctionSettings):
+        return FunctionScorer(settings, folder)
     return NextStateRules(settings.signals)
 
 

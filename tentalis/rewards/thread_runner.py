@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 THREAD_S = 60.0
 """Time limit of a slow verifier without a `time_limit_s`, in seconds."""
+QUEUED_S = 3_600.0
+"""Time limit of a verifier with `limits_itself`, in seconds: it ends its calls, and they may wait for each other."""
 MAX_HUNG = 64
 """Limit of abandoned calls of one verifier that still run; at this limit the verifier is not called again."""
 
@@ -25,6 +27,8 @@ class Hung(Exception):
 
 def time_limit_of(scorer: Scorer, default_s: float = THREAD_S) -> float:
     """Returns the time limit of one call of a scorer, in seconds."""
+    if getattr(scorer, "limits_itself", False):
+        return QUEUED_S
     return float(getattr(scorer, "time_limit_s", default_s))
 
 

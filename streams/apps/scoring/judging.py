@@ -106,10 +106,10 @@ class Judging:
             except (RewardError, ScorerAway) as error:
                 self.ended["away" if isinstance(error, ScorerAway) else "failed"] += 1
                 raise
-            except TimeoutError:
+            except TimeoutError as error:
                 self.ended["timeout"] += 1
                 late += 1
-                reason = "the call timed out"
+                reason = str(error) or "the call timed out"
             except Exception as error:  # noqa: BLE001 - a scorer may fail in any way; it is logged and counted below
                 self.ended["failed"] += 1
                 reason = repr(error)

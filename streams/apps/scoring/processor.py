@@ -71,8 +71,8 @@ class Scoring:
 
     @property
     def steps(self) -> int:
-        """Slow calls answered so far, and votes within them."""
-        return sum(self._judging.ended.values()) + sum(_votes().values())
+        """Slow calls answered so far, and votes and other progress within them."""
+        return sum(self._judging.ended.values()) + sum(_votes().values()) + rewards.inner_steps()
 
     def asking(self, partition: int) -> bool:
         """Returns true if a batch waits for slow calls."""
