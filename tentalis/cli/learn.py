@@ -28,7 +28,11 @@ def learn(
     ],
     reward: Annotated[
         list[str],
-        typer.Option("--reward", metavar="FILE.py:FUNCTION", help="Reward function. Repeatable: rewards are added."),
+        typer.Option(
+            "--reward",
+            metavar="FILE.py:FUNCTION",
+            help="Reward function, with the parameters of TRL, verl or verifiers. Repeatable: rewards are added.",
+        ),
     ],
     model: Annotated[
         str | None,
@@ -63,10 +67,16 @@ def learn(
         typer.Option(
             "--reward-range",
             metavar="LOW,HIGH",
-            help="Lowest and highest reward, mapped to -1 and 1. Default: rewards are in [-1, 1].",
+            help="Lowest and highest reward (of the sum, if several), mapped to -1 and 1. Default: -1 to 1.",
             show_default=False,
         ),
     ] = None,
+    reward_seconds: Annotated[
+        float, typer.Option("--reward-seconds", min=0.1, max=100.0, help="Time limit of one call of a reward function.")
+    ] = 10.0,
+    reward_memory: Annotated[
+        int, typer.Option("--reward-memory", min=128, help="Memory limit of the reward functions' process, in MiB.")
+    ] = 2048,
     column: Annotated[
         list[str] | None,
         typer.Option("--column", metavar="NAME=prompt", help="Another name of a column of the prompts. Repeatable."),
@@ -111,6 +121,8 @@ def learn(
         rewards=tuple(reward),
         weights=weights,
         reward_range=parse_range(reward_range),
+        reward_seconds=reward_seconds,
+        reward_memory_mb=reward_memory,
         model=model,
         held_out=held_out,
         steps=steps,

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tentalis.rewards.functions.scorer import MEMORY_MB, TIME_LIMIT_S
+
 STDIN = "-"
 
 
@@ -16,6 +18,8 @@ class LearnOptions:
         rewards: reward functions, each PATH.py:NAME.
         weights: of the functions, in their order; empty for equal ones.
         reward_range: lowest and highest reward of the functions; None: rewards are in [-1, 1].
+        reward_seconds: time limit of one call of a function.
+        reward_memory_mb: memory limit of the functions' process.
         model: name or place of the model; None for the default one.
         held_out: file or folder of held-out prompts; None: a tenth of the prompts.
         steps: policy versions to train.
@@ -35,6 +39,8 @@ class LearnOptions:
     rewards: tuple[str, ...]
     weights: tuple[float, ...] = ()
     reward_range: tuple[float, float] | None = None
+    reward_seconds: float = TIME_LIMIT_S
+    reward_memory_mb: int = MEMORY_MB
     model: str | None = None
     held_out: str | None = None
     steps: int = 100

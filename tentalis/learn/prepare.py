@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tentalis.agents.scenarios.prompt_file import PromptWriter
+from tentalis.agents.scenarios.prompt_file import Prompt, PromptWriter
 from tentalis.learn.columns import UnusableRow, prompt_of
 from tentalis.learn.errors import LearnError
 from tentalis.learn.sources import line_word, read_rows
@@ -39,29 +39,36 @@ class Prepared:
 
 
 def write_prompts(
-    source: Path, folder: Path, name: str, names: Mapping[str, str], progress: Callable[[int], None] = lambda rows: None
+    source: Path,
+    folder: Path,
+    name: str,
+    names: Mapping[str, str],
+    refusal: Callable[[Prompt], str | None] = lambda prompt: None,
 ) -> Prepared:
     """Writes the prompts of a source into a folder as `name`, and all unusable rows into `name.unusable.jsonl`.
 
-    `progress` is called with the number of rows read so far. Raises LearnError if no row can be used.
+    `refusal` returns the reason why a prompt cannot be used, or None. Raises LearnError if no row can be used.
     """
     reasons: list[str] = []
     unusable = 0
     word = line_word(source)
     with PromptWriter(folder, name) as writer, unusable_file(folder, name).open("w", encoding="utf-8") as refused:
         for row in read_rows(source):
-            problem = row.problem
+            problem: str | None = row.problem
             if row.values is not None:
                 try:
-                    writer.add(prompt_of(row.values, row.number, names)[1])
+                    prompt, line = prompt_of(row.values, row.number, names)
+                    problem = refusal(prompt)
                 except UnusableRow as error:
                     problem = str(error)
+                else:
+                    if problem is None:
+                        writer.add(line)
             if problem:
                 unusable += 1
                 refused.write(json.dumps({word: row.number, "problem": problem}) + "\n")
                 if len(reasons) < SHOWN:
                     reasons.append(f"{word} {row.number}: {problem}")
-            progress(writer.count + unusable)
     if not writer.count:
         listed = "".join(f"\n  {reason}" for reason in reasons)
         raise LearnError(

@@ -10,11 +10,14 @@ from typing import Any
 
 import yaml
 
+from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, VERIFIER, PromptScenario, PromptSet
 from tentalis.demo.runs import Configured, RunKind, trainer_config
 from tentalis.learn.errors import LearnError
 from tentalis.learn.options import STDIN, LearnOptions
 from tentalis.learn.prepare import Prepared, held_out_count, source_digest, unusable_file, write_prompts
+from tentalis.rewards.functions import FunctionScorer
+from tentalis.rewards.functions.arguments import missing_columns
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
 
 _KIND_FILE = "learn.json"
@@ -68,6 +71,8 @@ def kind_of(options: LearnOptions) -> dict[str, Any]:
         "rewards": [absolute_target(target) for target in options.rewards],
         "weights": list(options.weights),
         "reward_range": None if options.reward_range is None else list(options.reward_range),
+        "reward_seconds": options.reward_seconds,
+        "reward_memory_mb": options.reward_memory_mb,
         "model": absolute_model(options.model),
         "steps": options.steps,
         "group": options.group,
@@ -96,7 +101,12 @@ def absolute_model(model: str | None) -> str | None:
 
 def scorer_file_of(kind: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of the file of scorers for the reward functions of a run."""
-    settings: dict[str, Any] = {"kind": "function", "target": kind["rewards"]}
+    settings: dict[str, Any] = {
+        "kind": "function",
+        "target": kind["rewards"],
+        "time_limit_s": kind["reward_seconds"],
+        "memory_mb": kind["reward_memory_mb"],
+    }
     if kind["weights"]:
         settings["weights"] = kind["weights"]
     if kind["reward_range"] is not None:
@@ -104,15 +114,30 @@ def scorer_file_of(kind: Mapping[str, Any]) -> dict[str, Any]:
     return {"environments": {PromptScenario.environment: {VERIFIER: settings}}}
 
 
-def loaded_scorer(path: Path) -> str:
-    """Registers the scorer of a run in this process; returns its name, which has the digest of the function's source.
+def loaded_scorer(path: Path) -> FunctionScorer:
+    """Registers the scorer of a run in this process and returns it. Its name has the digest of the function's source.
 
     Raises LearnError.
     """
     try:
-        return load_scorers(path)[0][2].name
+        ((_, _, scorer),) = load_scorers(path)
     except BadScorers as error:
         raise LearnError(f"the reward function cannot be used: {error}") from error
+    assert isinstance(scorer, FunctionScorer), "the file has the kind function"
+    scorer.close()  # its process starts again with the next call
+    return scorer
+
+
+def missing_of(scorer: FunctionScorer) -> Callable[[Prompt], str | None]:
+    """Returns a function that gives the reason why the reward functions cannot score answers to a prompt, or None."""
+
+    def reason(prompt: Prompt) -> str | None:
+        for each in scorer.description.functions:
+            if missing := missing_columns(each.signature, prompt.columns):
+                return f"{each.name} of {each.place} needs the column {', '.join(missing)}"
+        return None
+
+    return reason
 
 
 def unfinished(runs: Path, kind: Mapping[str, Any]) -> LearnRun | None:
@@ -139,7 +164,7 @@ def continued(run: LearnRun, data: Data) -> LearnRun:
                 f"{place} has changed since run {run.run_id} began, which is unfinished: put the earlier content back "
                 "to continue it, or begin another run with --new"
             )
-    if loaded_scorer(run.scorers) != described["scorer"]:
+    if loaded_scorer(run.scorers).name != described["scorer"]:
         raise LearnError(
             f"the reward function has changed since run {run.run_id} began, which is unfinished: put the earlier "
             "function back to continue it, or begin another run with --new"
@@ -191,7 +216,7 @@ def prepare_run(folder: Path, options: LearnOptions, data: Data, remark: Remark)
     run.scorers.write_text(yaml.safe_dump(scorer_file_of(kind), sort_keys=False), encoding="utf-8")
     scorer = loaded_scorer(run.scorers)
     run.prompts.mkdir()
-    return _prepare(options, data, run.prompts, remark) | {"kind": kind, "scorer": scorer}
+    return _prepare(options, data, run.prompts, missing_of(scorer), remark) | {"kind": kind, "scorer": scorer.name}
 
 
 def _described(run: LearnRun) -> dict[str, Any]:
@@ -199,14 +224,21 @@ def _described(run: LearnRun) -> dict[str, Any]:
     return described
 
 
-def _prepare(options: LearnOptions, data: Data, folder: Path, remark: Remark) -> dict[str, Any]:
+def _prepare(
+    options: LearnOptions, data: Data, folder: Path, refusal: Callable[[Prompt], str | None], remark: Remark
+) -> dict[str, Any]:
     """Writes the prompts; returns the digests of the sources."""
-    names = dict(options.columns)
-    shown = "standard input" if options.source == STDIN else options.source
-    trained = _written(data.source, folder, TRAINED, names, shown, remark)
+
+    def written(source: Path, name: str, shown: str) -> Prepared:
+        prepared = write_prompts(source, folder, name, dict(options.columns), refusal)
+        if said := prepared.remark(shown, unusable_file(folder, name)):
+            remark(said)
+        return prepared
+
+    trained = written(data.source, TRAINED, "standard input" if options.source == STDIN else options.source)
     held_out: Prepared | None = None
     if data.held_out is not None:
-        held_out = _written(data.held_out, folder, HELD_OUT, names, str(options.held_out), remark)
+        held_out = written(data.held_out, HELD_OUT, str(options.held_out))
         count = held_out.prompts
         remark(f"{trained.prompts} prompts to train on, {count} held-out prompts")
     else:
@@ -230,11 +262,3 @@ def _prepare(options: LearnOptions, data: Data, folder: Path, remark: Remark) ->
         "held_out": None if data.held_out is None else source_digest(data.held_out),
         "unusable": trained.unusable + (0 if held_out is None else held_out.unusable),
     }
-
-
-def _written(source: Path, folder: Path, name: str, names: Mapping[str, str], shown: str, remark: Remark) -> Prepared:
-    prepared = write_prompts(source, folder, name, names)
-    said = prepared.remark(shown, unusable_file(folder, name))
-    if said is not None:
-        remark(said)
-    return prepared

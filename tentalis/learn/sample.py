@@ -14,6 +14,7 @@ from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 from tentalis.inference.result import result_of
 from tentalis.rewards import FeedbackJudge, Judge, Scorer, Verdict
+from tentalis.rewards.functions import OutOfRange
 from tentalis.rewards.thread_runner import time_limit_of, verify_in_thread
 from tentalis.text.timestamps import now_ms
 
@@ -105,6 +106,8 @@ async def _scored(task: Task, result: Result) -> ScoredAnswer:
     except TimeoutError:
         limit = time_limit_of(scorer)
         return ScoredAnswer(result.text, None, {}, f"the reward function took longer than {limit:g} s")
+    except OutOfRange as error:
+        return ScoredAnswer(result.text, None, {}, f"{error}. `tentalis learn` takes it as --reward-range LOW,HIGH")
     except Exception as error:  # the user's function may raise anything, and the reward is then unknown
         log.info("unknown reward", exc_info=error)
         return ScoredAnswer(result.text, None, {}, str(error) or type(error).__name__)
