@@ -18,85 +18,101 @@ from tentalis.service.exit_codes import ExitCode
 MOST_ANSWERS = 256
 
 
+Prompts = Annotated[
+    str,
+    typer.Argument(
+        help="Prompts: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder that `datasets` saved; or - for "
+        "JSONL on standard input."
+    ),
+]
+Reward = Annotated[
+    list[str],
+    typer.Option(
+        "--reward",
+        metavar="FILE.py:FUNCTION",
+        help="Reward function, with the parameters of TRL, verl or verifiers. Repeatable: rewards are added.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The model: smollm2, qwen2.5-coder-0.5b or qwen2.5-coder-1.5b, a folder, a GGUF file, or a hub id. "
+        "Default: smollm2.",
+        show_default=False,
+    ),
+]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(
+        "--eval",
+        metavar="PROMPTS",
+        help="Held-out prompts for the comparison of before and after. Default: a tenth of the prompts.",
+        show_default=False,
+    ),
+]
+Steps = Annotated[int, typer.Option("--steps", min=1, help="Policy versions to train.")]
+Group = Annotated[
+    int, typer.Option("--group", min=2, max=MOST_ANSWERS, help="Answers per prompt, compared with each other.")
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.01, help="Temperature of sampling.")]
+Weight = Annotated[
+    list[float] | None,
+    typer.Option("--weight", help="Weight of a reward function, in the order of --reward. Default: 1 each."),
+]
+RewardRange = Annotated[
+    str | None,
+    typer.Option(
+        "--reward-range",
+        metavar="LOW,HIGH",
+        help="Lowest and highest reward (of the sum, if several), mapped to -1 and 1. Default: -1 to 1.",
+        show_default=False,
+    ),
+]
+RewardSeconds = Annotated[
+    float, typer.Option("--reward-seconds", min=0.1, max=100.0, help="Time limit of one call of a reward function.")
+]
+RewardMemory = Annotated[
+    int, typer.Option("--reward-memory", min=128, help="Memory limit of the reward functions' process, in MiB.")
+]
+Column = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="NAME=prompt", help="Another name of a column of the prompts. Repeatable."),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of the order of prompts, the held-out part and the training.")
+]
+Compared = Annotated[
+    int, typer.Option("--eval-prompts", min=1, help="Most held-out prompts that are answered before and after.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Sample 16 answers, show them with their rewards, and stop.")]
+New = Annotated[bool, typer.Option("--new", help="Begin a new run although one with the same options is unfinished.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SETTING=VALUE", help="Trainer setting, such as optimizer.lr=1e-4. Repeatable."),
+]
+
+
 def learn(
-    prompts: Annotated[
-        str,
-        typer.Argument(
-            help="Prompts: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder that `datasets` saved; or - for "
-            "JSONL on standard input."
-        ),
-    ],
-    reward: Annotated[
-        list[str],
-        typer.Option(
-            "--reward",
-            metavar="FILE.py:FUNCTION",
-            help="Reward function, with the parameters of TRL, verl or verifiers. Repeatable: rewards are added.",
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="The model: smollm2, qwen2.5-coder-0.5b or qwen2.5-coder-1.5b, a folder, a GGUF file, or a hub id. "
-            "Default: smollm2.",
-            show_default=False,
-        ),
-    ] = None,
-    held_out: Annotated[
-        str | None,
-        typer.Option(
-            "--eval",
-            metavar="PROMPTS",
-            help="Held-out prompts for the comparison of before and after. Default: a tenth of the prompts.",
-            show_default=False,
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Policy versions to train.")] = 100,
-    group: Annotated[
-        int, typer.Option("--group", min=2, max=MOST_ANSWERS, help="Answers per prompt, compared with each other.")
-    ] = 8,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = 256,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.01, help="Temperature of sampling.")] = 1.0,
-    weight: Annotated[
-        list[float] | None,
-        typer.Option("--weight", help="Weight of a reward function, in the order of --reward. Default: 1 each."),
-    ] = None,
-    reward_range: Annotated[
-        str | None,
-        typer.Option(
-            "--reward-range",
-            metavar="LOW,HIGH",
-            help="Lowest and highest reward (of the sum, if several), mapped to -1 and 1. Default: -1 to 1.",
-            show_default=False,
-        ),
-    ] = None,
-    reward_seconds: Annotated[
-        float, typer.Option("--reward-seconds", min=0.1, max=100.0, help="Time limit of one call of a reward function.")
-    ] = 10.0,
-    reward_memory: Annotated[
-        int, typer.Option("--reward-memory", min=128, help="Memory limit of the reward functions' process, in MiB.")
-    ] = 2048,
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--column", metavar="NAME=prompt", help="Another name of a column of the prompts. Repeatable."),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the order of prompts, the held-out part and the training.")
-    ] = 0,
-    compared: Annotated[
-        int, typer.Option("--eval-prompts", min=1, help="Most held-out prompts that are answered before and after.")
-    ] = 64,
-    check: Annotated[
-        bool, typer.Option("--check", help="Sample 16 answers, show them with their rewards, and stop.")
-    ] = False,
-    new: Annotated[
-        bool, typer.Option("--new", help="Begin a new run although one with the same options is unfinished.")
-    ] = False,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SETTING=VALUE", help="Trainer setting, such as optimizer.lr=1e-4. Repeatable."),
-    ] = None,
+    prompts: Prompts,
+    reward: Reward,
+    model: Model = None,
+    held_out: HeldOut = None,
+    steps: Steps = 100,
+    group: Group = 8,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 1.0,
+    weight: Weight = None,
+    reward_range: RewardRange = None,
+    reward_seconds: RewardSeconds = 10.0,
+    reward_memory: RewardMemory = 2048,
+    column: Column = None,
+    seed: Seed = 0,
+    compared: Compared = 64,
+    check: Check = False,
+    new: New = False,
+    changes: Changes = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Trains a model on your prompts with your reward function, and compares before with after on held-out prompts.

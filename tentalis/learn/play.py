@@ -22,7 +22,7 @@ from tentalis.learn.compare import compare
 from tentalis.learn.findings import judge_rewards
 from tentalis.learn.options import STDIN, LearnOptions
 from tentalis.learn.prepare import copy_stdin
-from tentalis.learn.result import LearnResult, Sample, emit_result
+from tentalis.learn.result import LearnResult, SamplePair, emit_result
 from tentalis.learn.runs import Data, LearnRun
 from tentalis.learn.sample import Asked, ScoredAnswer, base_model, scored_answers
 from tentalis.service.exit_codes import ExitCode
@@ -73,13 +73,13 @@ def learn(options: LearnOptions, settings: Settings, configured: Configured) -> 
             supervisor = Supervisor(state, stack.specs)
             supervisor.start()
             try:
-                lesson = Lesson(run, options, scenario, stack.settings, stack.server, supervisor, console, stop)
-                lesson.play()
+                show = LearnShow(run, options, scenario, stack.settings, stack.server, supervisor, console, stop)
+                show.play()
             except Interrupted:
                 console.print("stopping ...", soft_wrap=True)
             finally:
                 supervisor.stop(STOP_S)
-            if not lesson.concluded:
+            if not show.concluded:
                 console.print(f"stopped. `{options.command}` continues run {run.run_id}", soft_wrap=True)
                 return ExitCode.INTERRUPTED
     return ExitCode.OK
@@ -119,7 +119,7 @@ def _opened(
 
 
 @dataclass
-class Lesson:
+class LearnShow:
     """Watches one run, then compares the base model with the newest adapter on held-out prompts."""
 
     run: LearnRun
@@ -182,7 +182,7 @@ class Lesson:
             newest=newest,
             comparison=compare([each.reward for each in before], [each.reward for each in after]),
             samples=[
-                Sample(prompt.messages[-1][1], *pair)
+                SamplePair(prompt.messages[-1][1], *pair)
                 for prompt, *pair in zip(prompts[:SHOWN], before, after, strict=False)
             ],
             problems=[each.problem for each in (*before, *after) if each.problem],

@@ -20,8 +20,8 @@ _CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What was written: number and digest of the prompts; the unusable rows: their number, and the first SHOWN."""
+class PreparedPrompts:
+    """The prompts that were written, as number and digest, and the unusable rows: their number, and the first SHOWN."""
 
     prompts: int
     sha256: str
@@ -44,7 +44,7 @@ def write_prompts(
     name: str,
     names: Mapping[str, str],
     refusal: Callable[[Prompt], str | None] = lambda prompt: None,
-) -> Prepared:
+) -> PreparedPrompts:
     """Writes the prompts of a source into a folder as `name`, and all unusable rows into `name.unusable.jsonl`.
 
     `refusal` returns the reason why a prompt cannot be used, or None. Raises LearnError if no row can be used.
@@ -74,7 +74,7 @@ def write_prompts(
         raise LearnError(
             f"{source}: none of its {unusable} rows can be used as a prompt{':' if listed else ''}{listed}"
         )
-    return Prepared(writer.count, writer.sha256, unusable, tuple(reasons))
+    return PreparedPrompts(writer.count, writer.sha256, unusable, tuple(reasons))
 
 
 def unusable_file(folder: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SamplePair:
     """A held-out question with the greedy answers of the base model and the newest adapter."""
 
     question: str
@@ -39,7 +39,7 @@ class LearnResult:
     steps: int
     newest: str
     comparison: Comparison | None
-    samples: Sequence[Sample]
+    samples: Sequence[SamplePair]
     problems: Sequence[str]
     wall_seconds: float
     resumed: bool

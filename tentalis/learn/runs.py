@@ -15,7 +15,7 @@ from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, VERIFIER, Promp
 from tentalis.demo.runs import Configured, RunKind, trainer_config
 from tentalis.learn.errors import LearnError
 from tentalis.learn.options import STDIN, LearnOptions
-from tentalis.learn.prepare import Prepared, held_out_count, source_digest, unusable_file, write_prompts
+from tentalis.learn.prepare import PreparedPrompts, held_out_count, source_digest, unusable_file, write_prompts
 from tentalis.rewards.functions import FunctionScorer
 from tentalis.rewards.functions.arguments import missing_columns
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
@@ -229,14 +229,14 @@ def _prepare(
 ) -> dict[str, Any]:
     """Writes the prompts; returns the digests of the sources."""
 
-    def written(source: Path, name: str, shown: str) -> Prepared:
+    def written(source: Path, name: str, shown: str) -> PreparedPrompts:
         prepared = write_prompts(source, folder, name, dict(options.columns), refusal)
         if said := prepared.remark(shown, unusable_file(folder, name)):
             remark(said)
         return prepared
 
     trained = written(data.source, TRAINED, "standard input" if options.source == STDIN else options.source)
-    held_out: Prepared | None = None
+    held_out: PreparedPrompts | None = None
     if data.held_out is not None:
         held_out = written(data.held_out, HELD_OUT, str(options.held_out))
         count = held_out.prompts
