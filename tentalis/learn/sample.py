@@ -103,9 +103,9 @@ async def _scored(task: Task, result: Result) -> ScoredAnswer:
     try:
         scorer.check(task)
         verdict = await _verdict(scorer, task, result)
-    except TimeoutError:
-        limit = time_limit_of(scorer)
-        return ScoredAnswer(result.text, None, {}, f"the reward function took longer than {limit:g} s")
+    except TimeoutError as error:
+        late = f"the reward function took longer than {time_limit_of(scorer):g} s"
+        return ScoredAnswer(result.text, None, {}, str(error) or late)
     except OutOfRange as error:
         return ScoredAnswer(result.text, None, {}, f"{error}. `tentalis learn` takes it as --reward-range LOW,HIGH")
     except Exception as error:  # the user's function may raise anything, and the reward is then unknown
