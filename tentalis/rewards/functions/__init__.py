@@ -5,16 +5,16 @@ Begin reading with `signature` (the conventions), then `scorer` (`load`, `descri
 """
 
 from tentalis.rewards.functions.errors import BadFunction, FunctionError, FunctionTimeout, OutOfRange
-from tentalis.rewards.functions.scorer import Description, FunctionScorer, FunctionSettings, describe, load
+from tentalis.rewards.functions.scorer import FunctionScorer, FunctionSettings, RewardDescription, describe, load
 
 __all__ = [
     "BadFunction",
-    "Description",
     "FunctionError",
     "FunctionScorer",
     "FunctionSettings",
     "FunctionTimeout",
     "OutOfRange",
+    "RewardDescription",
     "describe",
     "load",
 ]

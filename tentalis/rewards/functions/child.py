@@ -23,7 +23,7 @@ from typing import Any
 
 from tentalis.rewards.functions import frames, traceback_text
 from tentalis.rewards.functions.arguments import Call, Logged, arguments
-from tentalis.rewards.functions.targets import BadTarget, LoadedFunction, functions_of, is_file, module_of, split
+from tentalis.rewards.functions.targets import BadFunctionName, LoadedFunction, functions_of, is_file, module_of, split
 from tentalis.rewards.functions.values import BadValue, numbers, read
 
 MAX_PARTS = 64
@@ -86,7 +86,7 @@ def _load(targets: Sequence[str], form: str, folders: Sequence[Path], replies: i
             where, name = split(target)
             module = module_of(where)
             found = list(functions_of(module, where, name, form))
-        except BadTarget as error:
+        except BadFunctionName as error:
             _reply(replies, {"error": {"where": "", "message": str(error), "traceback": ""}})
             return None
         except BaseException as error:  # noqa: BLE001 - the user's module may fail in any way; the parent reports it

@@ -1,10 +1,11 @@
 """The process of reward functions, as scoring sees it: it starts, is called within limits, is killed, and starts again.
 
-A call that hangs or kills the process costs its own reward only. The other calls that were under way are made again,
-each in a process of its own, so that the one at fault is found.
+A call that hangs or kills the process costs its own reward only. If the process ends by itself, the calls that were
+under way are made again, each in a process of its own, so that the one at fault is found.
 """
 
 import contextlib
+import linecache
 import logging
 import os
 import pickle
@@ -48,11 +49,12 @@ class ProcessSettings:
 
 
 class _Ended(Exception):
-    """The process ended during a call. `shared`: other calls were under way, so this one may be innocent."""
+    """The process ended during a call. `certain`: because of this call, else perhaps because of another or an earlier
+    one. `late`: because of the time limit."""
 
-    def __init__(self, message: str, *, shared: bool, late: bool = False) -> None:
+    def __init__(self, message: str, *, certain: bool = False, late: bool = False) -> None:
         super().__init__(message)
-        self.shared, self.late = shared, late
+        self.certain, self.late = certain, late
 
 
 class FunctionProcess:
@@ -110,7 +112,7 @@ class FunctionProcess:
         try:
             return self._current().call(call, limit_s)
         except _Ended as error:
-            if not error.shared:
+            if error.certain:
                 raise
             log.info("a call is made again in a process of its own: %s", error)
         self.steps += 1
@@ -123,7 +125,7 @@ class FunctionProcess:
 
     def _current(self) -> "_Running":
         with self._starting:
-            if self._running and not self._running[0].ended:
+            if self._running and self._running[0].usable:
                 return self._running[0]
             _close(self._running)
             self._running.append(self._started())
@@ -146,12 +148,14 @@ class _Running:
 
     def __init__(self, settings: ProcessSettings) -> None:
         self._settings = settings
-        self._name = ", ".join(settings.targets)
+        self._name = ", ".join(Path(target).name for target in settings.targets)
         self._lock, self._files, self._killing = threading.Lock(), threading.Lock(), threading.Lock()
         self._waiting: dict[int, Future[Reply]] = {}
         self._number = 0
-        self.ended = False
-        self._late = False
+        self.usable = True
+        """False from the moment at which the process is ended, or has ended by itself."""
+        self._closed = False
+        self._reason = ""
         self._output = BoundedOutput()
         self._output_lock = threading.Lock()
         self._popen, self._requests, self._replies, self._traces = _spawned()
@@ -168,8 +172,8 @@ class _Running:
         """Returns the values of a call. Raises FunctionTimeout or _Ended."""
         future: Future[Reply] = Future()
         with self._lock:
-            if self.ended:
-                raise _Ended("the process had ended already", shared=True)
+            if not self.usable:
+                raise _Ended("the process had ended already")
             self._number += 1
             number = self._number
             self._waiting[number] = future
@@ -200,7 +204,7 @@ class _Running:
 
     def _send(self, frame: bytes, deadline: float) -> None:
         with self._files:
-            if self.ended:
+            if self._closed:
                 return  # the reader of the replies says why
             try:
                 frames.write(self._requests, frame, deadline)
@@ -209,14 +213,14 @@ class _Running:
 
     def _timed_out(self, limit_s: float) -> _Ended:
         with self._lock:
-            shared = len(self._waiting) > 1
-            self._late = True
+            certain = len(self._waiting) == 1
+            self.usable = False
+            self._reason = "another call took too long, and the process was ended"
         place = self._place()
         self.kill()
         return _Ended(
-            f"{place or self._name}: the call took longer than {limit_s:g} s and was ended; make the function faster, "
-            "or raise time_limit_s",
-            shared=shared,
+            f"{place or self._defined}: the call took longer than {limit_s:g} s and was ended; {_advice(place)}",
+            certain=certain,
             late=True,
         )
 
@@ -236,12 +240,17 @@ class _Running:
 
     def _dump(self) -> str:
         with self._files:
-            if self.ended:
+            if self._closed:
                 return ""
             try:
                 return os.read(self._traces, 1 << 16).decode(errors="replace")
             except BlockingIOError:
                 return ""  # nothing has been written yet
+
+    @property
+    def _defined(self) -> str:
+        """The places of the functions, for an end whose line is unknown."""
+        return ", ".join(f"{each.place} ({each.name})" for each in self.hello.functions)
 
     @property
     def _folders(self) -> list[Path]:
@@ -286,16 +295,18 @@ class _Running:
                     future.set_result(reply)
         except (frames.BadFrame, BadReply, OSError) as error:
             reason = f"its process does not speak the protocol ({error})"
+        with self._lock:
+            self.usable = False
         self.kill()
-        reason = reason or _exit_text(self._popen.returncode, self._settings.memory_mb)
+        reason = reason or self._reason or _exit_text(self._popen.returncode, self._settings.memory_mb)
         place = where_in_fault(self._dump(), self._folders)
         with self._lock, self._files:
-            self.ended = True
+            self._closed = True
             self._close_files()
             waiting = list(self._waiting.values())
         for future in waiting:
             if not future.done():
-                future.set_exception(_Ended(f"{place or self._name}: {reason}", shared=len(waiting) > 1 or self._late))
+                future.set_exception(_Ended(f"{place or self._defined}: {reason}"))
 
     def _read_output(self) -> None:
         assert self._popen.stdout is not None
@@ -342,6 +353,13 @@ def _spawned() -> tuple["subprocess.Popen[bytes]", int, int, int]:
     os.set_blocking(requests, False)
     os.set_blocking(traces, False)
     return popen, requests, replies, traces
+
+
+def _advice(place: str) -> str:
+    file, _, line = place.rpartition(":")
+    if line.isdigit() and linecache.getline(file, int(line)).lstrip().startswith(("import ", "from ")):
+        return "move this import to the top of the file, where the limit does not count, or raise time_limit_s"
+    return "make the function faster, or raise time_limit_s"
 
 
 def _exit_text(code: int | None, memory_mb: int) -> str:

@@ -19,7 +19,7 @@ from tentalis.rewards.functions.errors import BadFunction, FunctionError, Functi
 from tentalis.rewards.functions.process import FunctionProcess, ProcessSettings
 from tentalis.rewards.functions.reply import Failure, FunctionInfo, FunctionValue
 from tentalis.rewards.functions.source import BadSource, digest
-from tentalis.rewards.functions.targets import BadTarget, is_file, split
+from tentalis.rewards.functions.targets import BadFunctionName, is_file, split
 from tentalis.rewards.functions.total import total
 from tentalis.rewards.naming import versioned
 from tentalis.rewards.verdict import BadVerifierData, CallSeconds, ScorerAway, Verdict, VerifierData, data_of
@@ -64,7 +64,7 @@ class FunctionSettings(BaseModel):
         for target in self.targets:
             try:
                 split(target)
-            except BadTarget as error:
+            except BadFunctionName as error:
                 raise ValueError(f"target: {error}") from error
         if self.weights and len(self.weights) != len(self.targets):
             raise ValueError(f"weights: {len(self.weights)} for {len(self.targets)} functions: give one for each")
@@ -82,7 +82,7 @@ class FunctionData(VerifierData):
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class RewardDescription:
     """`name`: of the scorer. `source`: the digest (sha256, hex) of the functions' source. `functions`: as loaded."""
 
     name: str
@@ -130,7 +130,7 @@ class FunctionScorer:
         name = "+".join(f"{Path(where).name}:{function}" for where, function in map(split, settings.targets))
         identity = settings.model_copy(update={"target": name, "python_path": (), "memory_mb": MEMORY_MB})
         self.name = versioned(f"{name}/{found[:_DIGEST_CHARS]}", identity)
-        self.description = Description(self.name, found, self._functions)
+        self.description = RewardDescription(self.name, found, self._functions)
         self._told: set[str] = set()
 
     @property
@@ -241,7 +241,7 @@ def load(
     return FunctionScorer(settings, base)
 
 
-def describe(spec: str | Sequence[str], *, python_path: Sequence[str] = (), base: Path = Path()) -> Description:
+def describe(spec: str | Sequence[str], *, python_path: Sequence[str] = (), base: Path = Path()) -> RewardDescription:
     """Returns the functions of a name, with their conventions and the digest of their source, and ends their process.
 
     Raises:

@@ -19,7 +19,7 @@ from tentalis.rewards.functions.signature import Signature, UnknownSignature, si
 _MAX_FOLLOWED = 200
 
 
-class BadTarget(ValueError):
+class BadFunctionName(ValueError):
     """A target that is not a reward function; the message names the file, the line and the reason."""
 
 
@@ -38,10 +38,10 @@ class LoadedFunction:
 
 
 def split(target: str) -> tuple[str, str]:
-    """Returns the file or module of a target, and the name in it. Raises BadTarget."""
+    """Returns the file or module of a target, and the name in it. Raises BadFunctionName."""
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name.isidentifier():
-        raise BadTarget(f"{target!r} is not FILE.py:FUNCTION or MODULE:FUNCTION, such as rewards.py:score")
+        raise BadFunctionName(f"{target!r} is not FILE.py:FUNCTION or MODULE:FUNCTION, such as rewards.py:score")
     return where, name
 
 
@@ -60,7 +60,7 @@ def module_of(where: str) -> ModuleType:
         return loaded
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise BadTarget(f"{where}: not a Python file: its name must end with .py")
+        raise BadFunctionName(f"{where}: not a Python file: its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -68,13 +68,19 @@ def module_of(where: str) -> ModuleType:
 
 
 def functions_of(module: ModuleType, where: str, name: str, form: str) -> Iterator[LoadedFunction]:
-    """Yields the functions that a name of a module stands for. `form`: messages, text, or auto. Raises BadTarget."""
+    """Yields the functions that a name of a module stands for. Raises BadFunctionName.
+
+    Args:
+        form: of completions: messages, text, or auto.
+    """
     if not hasattr(module, name):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise BadTarget(f"{where} has no {name}; it has {', '.join(sorted(known)) or 'no functions'}")
+        raise BadFunctionName(f"{where} has no {name}; it has {', '.join(sorted(known)) or 'no functions'}")
     target = getattr(module, name)
     if inspect.isclass(target):
-        raise BadTarget(f"{place_of(target, where)}: {name} is a class: name a function, or an object of the class")
+        raise BadFunctionName(
+            f"{place_of(target, where)}: {name} is a class: name a function, or an object of the class"
+        )
     rubric = _rubric_of(target)
     if rubric is not None:
         given = getattr(target, "class_objects", {})
@@ -83,7 +89,7 @@ def functions_of(module: ModuleType, where: str, name: str, form: str) -> Iterat
     elif callable(target):
         yield _loaded(target, name, where, form, 1.0, {})
     else:
-        raise BadTarget(f"{where}: {name} is {type(target).__name__}, not a function")
+        raise BadFunctionName(f"{where}: {name} is {type(target).__name__}, not a function")
 
 
 def _loaded(
@@ -93,7 +99,7 @@ def _loaded(
     try:
         signature = signature_of(function)
     except UnknownSignature as error:
-        raise BadTarget(f"{place}: {name} cannot be called: {error}") from error
+        raise BadFunctionName(f"{place}: {name} cannot be called: {error}") from error
     known = {key: value for key, value in given.items() if signature.wants(key)}
     signature = Signature(
         signature.convention,

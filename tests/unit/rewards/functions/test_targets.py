@@ -1,0 +1,91 @@
+"""Targets of reward functions: what a name may stand for, and the form of completions that a function reads."""
+
+import types
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+
+from tentalis.rewards.functions.targets import BadFunctionName, functions_of, reads_messages, split
+from tests.support import bad_rewards
+
+
+def test_a_target_is_a_file_or_module_and_a_name() -> None:
+    assert split("a/b:c.py:score") == ("a/b:c.py", "score")
+    assert split("pack.rewards:score") == ("pack.rewards", "score")
+    for target in ("rewards.py", ":score", "rewards.py:", "rewards.py:a b"):
+        with pytest.raises(BadFunctionName, match=r"is not FILE\.py:FUNCTION"):
+            split(target)
+
+
+def test_a_rubric_stands_for_its_functions() -> None:
+    brief, parsed = functions_of(bad_rewards, "bad_rewards.py", "rubric", "auto")
+    assert (brief.name, brief.weight, dict(brief.given)) == ("brief", 1.0, {})
+    assert (parsed.name, parsed.weight, dict(parsed.given)) == ("parsed", 0.5, {"parser": str.upper})
+    assert parsed.signature.columns == {"answer"} and parsed.place.endswith("bad_rewards.py:90")
+
+
+class Score: ...
+
+
+def strange(text: str, label: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Score, r"score is a class: name a function, or an object of it"),
+        (1, r"rewards\.py: score is int, not a function"),
+        (strange, r"test_targets\.py:\d+: score cannot be called: its parameters"),
+    ],
+)
+def test_other_things_are_refused(value: Any, says: str) -> None:
+    module = types.ModuleType("rewards")
+    vars(module)["score"] = value
+    with pytest.raises(BadFunctionName, match=says):
+        list(functions_of(module, "rewards.py", "score", "auto"))
+    with pytest.raises(BadFunctionName, match=r"rewards\.py has no scores; it has"):
+        list(functions_of(module, "rewards.py", "scores", "auto"))
+
+
+def _content(completion: Any) -> Any:
+    return completion[0]["content"]
+
+
+def _logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def inner(**arguments: Any) -> Any:
+        return function(**arguments)
+
+    return inner
+
+
+def direct(completions: Any) -> Any:
+    return [len(each[0]["content"]) for each in completions]
+
+
+def by_helper(completion: Any, least: int = 1) -> Any:
+    return max(map(len, _content(completion)), default=least)
+
+
+def text(completions: Any) -> Any:
+    return [len(each) for each in completions]
+
+
+def annotated(completions: list[list[dict[str, str]]]) -> Any:
+    return completions
+
+
+def annotated_text(completion: str) -> Any:
+    return {"content": completion}
+
+
+@pytest.mark.parametrize("function", [direct, by_helper, annotated, _logged(direct), partial(by_helper, least=2)])
+def test_a_function_that_reads_content_gets_messages(function: Callable[..., Any]) -> None:
+    assert reads_messages(function)
+
+
+@pytest.mark.parametrize("function", [text, annotated_text, _logged(text)])
+def test_others_get_text(function: Callable[..., Any]) -> None:
+    assert not reads_messages(function)
