@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 from schemas.ids import parse_policy_name
 from schemas.records import (
@@ -218,6 +220,11 @@ class RunStats:
             return 0.0
         span = max(1000, newest - min(begun for begun, _, _ in recent))
         return 1000 * sum(tokens for _, _, tokens in recent) / span
+
+    def seconds_per_step(self) -> float | None:
+        """Returns the median time between two versions that were served one after the other, None before the second."""
+        served = sorted(of.served for of in self._rounds.values() if of.served is not None)
+        return median(b - a for a, b in pairwise(served)) / 1000 if len(served) > 1 else None
 
     def scores(self) -> list[VersionScore]:
         """Returns the score of each version, ordered by version."""

@@ -156,6 +156,21 @@ def test_the_plain_line_is_one_line_with_the_news() -> None:
     assert "no reward yet" in plain_line(snapshot(RunStats(RUN)))
 
 
+def test_the_time_left_is_the_median_step_times_the_steps_that_are_left() -> None:
+    def served(*seconds: int) -> Snapshot:
+        stats = RunStats(RUN)
+        stats.apply(manifest(steps=15), T0)
+        for version, second in enumerate(seconds, 1):
+            stats.apply(update(version), T0 + 1000 * second)
+            stats.apply(ack(version), T0 + 1000 * second)
+        return snapshot(stats)
+
+    assert "left" not in plain_line(served(0, 20)), "one step is no measure"
+    # The fourth step waited for somebody who had stopped the run.
+    assert "· about 3:40 left" in plain_line(served(0, 20, 40, 60, 4000))
+    assert "left" not in plain_line(served(*range(0, 320, 20)))
+
+
 def test_the_live_view_shows_everything_also_of_an_empty_run() -> None:
     from rich.console import Console
 
