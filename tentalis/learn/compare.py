@@ -7,6 +7,8 @@ from typing import Any
 
 RESAMPLES = 9_999
 LEVEL = 0.95
+# Values drawn at once: what the bootstrap holds in memory.
+_DRAWN_AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ def mean_of(values: Sequence[float]) -> Mean:
 
     given = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(0)
-    means = np.array([given[rng.integers(0, len(given), len(given))].mean() for _ in range(RESAMPLES)])
+    at_once = max(1, _DRAWN_AT_ONCE // len(given))
+    batches = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
+    means = np.concatenate([given[rng.integers(0, len(given), (rows, len(given)))].mean(axis=1) for rows in batches])
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Mean(math.fsum(values) / len(values), float(low), float(high))
 

@@ -149,6 +149,8 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path) -> None:
 
     assert lines("a", 0) == lines("b", 0, "another run")
     assert lines("a", 0) != lines("c", 1)
+    first, other = (PromptScenario(tmp_path / folder).held_out(4) for folder in ("a", "c"))
+    assert {prompt.line for prompt in first} != {prompt.line for prompt in other}
 
 
 def test_a_folder_without_a_description_is_refused(tmp_path: Path) -> None:
