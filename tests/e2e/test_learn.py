@@ -50,6 +50,7 @@ def started(home: Home, arguments: list[str]) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.long  # the ordinary suite has its parts: the check below, the manager over prompts, the samples
 def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
     home = Home(tmp_path / "home", tiny_model)
     learning = started(home, command(home, tmp_path))

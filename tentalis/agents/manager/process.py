@@ -235,13 +235,15 @@ def run(
     return run_service("manager", body, stopped=ExitCode.STOPPED)
 
 
+def scenario_of(options: ManagerOptions, settings: Settings) -> Scenario:
+    """Returns the scenario of a manager. Raises UnknownScenario, BadPrompts."""
+    if options.prompts is not None:
+        return PromptScenario(options.prompts)
+    return make_scenario(options.scenario, settings.data)
+
+
 def _manage(options: ManagerOptions, settings: Settings, port: int | None, stop: threading.Event) -> None:
-    scenario: Scenario
-    if options.prompts is None:
-        scenario = make_scenario(options.scenario, settings.data)
-    else:
-        scenario = PromptScenario(options.prompts)
-    manager, heart = Manager(options, settings, scenario), Heart()
+    manager, heart = Manager(options, settings, scenario_of(options, settings)), Heart()
     try:
         with served(Health(manager.metrics.exporter, manager.not_ready, manager.turns.stuck), port):
             log.info("run %s: waiting for its manifest and its first served version", options.run_id)

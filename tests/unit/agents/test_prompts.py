@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,24 +13,7 @@ from schemas.records import Message
 from tentalis.agents.scenarios.permutation import permuted
 from tentalis.agents.scenarios.prompt_file import BadPrompts, Prompt, PromptFile, PromptWriter
 from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, PromptScenario, PromptSet
-
-
-def prompts(count: int, text: str = "q") -> list[Prompt]:
-    return [Prompt((("user", f"{text}{number}"),), {"answer": number}, number + 1) for number in range(count)]
-
-
-def written(folder: Path, trained: Sequence[Prompt], held_out: int | Sequence[Prompt] = 1, seed: int = 0) -> Path:
-    """Writes a prepared folder; `held_out`: a number of the prompts, or other prompts."""
-    folder.mkdir(exist_ok=True)
-    digests = {}
-    for name, given_prompts in ((TRAINED, trained), *(() if isinstance(held_out, int) else ((HELD_OUT, held_out),))):
-        with PromptWriter(folder, name) as writer:
-            for prompt in given_prompts:
-                writer.add(prompt.as_line())
-        digests[name] = writer.sha256
-    count = held_out if isinstance(held_out, int) else len(held_out)
-    PromptSet(seed, 4, 32, 0.7, digests[TRAINED], len(trained), count, digests.get(HELD_OUT)).write(folder)
-    return folder
+from tests.support.prompt_sets import prompts, written
 
 
 @given(count=st.integers(1, 700), key=st.integers() | st.text())
