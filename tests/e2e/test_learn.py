@@ -118,5 +118,5 @@ def test_the_check_shows_sixteen_answers_and_starts_no_broker(tmp_path: Path, ti
     assert [len(prompt["answers"]) for prompt in found["prompts"]] == [4] * 4
     assert all(answer["reward"] is not None for prompt in found["prompts"] for answer in prompt["answers"])
     assert found["solve_rate"] == 0.0 and any("No answer reaches 0.5" in remark for remark in found["remarks"])
-    assert not (home.path / "kafka").exists() and [*(home.path / "runs").iterdir()] == []
+    assert not (home.path / "logs" / "broker.log").exists() and [*(home.path / "runs").iterdir()] == []
     assert pids_of(home.path) == []

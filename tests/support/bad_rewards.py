@@ -24,7 +24,7 @@ def wrong_length(completions):
 
 
 def greedy(completion):
-    return len(bytearray(1 << 40))  # line 27
+    return len(bytearray(3 << 30))  # line 27
 
 
 def leaves(completion):
@@ -67,6 +67,8 @@ async def moody_coroutine(completion):
         await asyncio.sleep(100)  # line 67
     if completion == "blocks":
         time.sleep(100)  # noqa: ASYNC251 - line 69
+    if completion == "meets":
+        await BOTH.wait()
     await asyncio.sleep(0.05)
     return 0.5
 
@@ -92,3 +94,4 @@ def parsed(parser, completion, answer):
 
 
 rubric = Rubric()
+BOTH = asyncio.Barrier(2)

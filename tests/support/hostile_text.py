@@ -157,6 +157,7 @@ BOUNDED: dict[str, int] = {
     "tentalis.gateway.calls.session_id": CHARS,
     "tentalis.opd.hints": CHARS,
     "tentalis.rewards.answers": CHARS,
+    "tentalis.rewards.functions.traceback_text": CHARS,
     "tentalis.rewards.steps": CHARS,
     "tentalis.rewards.style_scorer": CHARS,
     "tentalis.rewards.votes": CHARS,

@@ -26,7 +26,7 @@ from tentalis.rewards.functions.arguments import Call, Logged, arguments
 from tentalis.rewards.functions.targets import BadFunctionName, LoadedFunction, functions_of, is_file, module_of, split
 from tentalis.rewards.functions.values import BadValue, numbers, read
 
-MAX_PARTS = 64
+MAX_PARTS, MAX_NAME = 64, 100
 
 
 def main() -> None:
@@ -176,6 +176,8 @@ class _Scoring:
             parts = {**value.parts, **numbers(given.logged.metrics), **numbers(given.logged.extras)}
             if len(parts) > MAX_PARTS:
                 raise BadValue(f"it returned {len(parts)} parts: at most {MAX_PARTS} can be recorded")
+            if any(len(name) > MAX_NAME for name in parts):
+                raise BadValue(f"it returned a part whose name is longer than {MAX_NAME} characters")
         except BadValue as error:
             return {"error": {"where": function.place, "message": str(error), "traceback": ""}}
         return {"reward": value.reward, "parts": parts, "changed": given.changed()}

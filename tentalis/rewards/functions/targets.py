@@ -78,9 +78,7 @@ def functions_of(module: ModuleType, where: str, name: str, form: str) -> Iterat
         raise BadFunctionName(f"{where} has no {name}; it has {', '.join(sorted(known)) or 'no functions'}")
     target = getattr(module, name)
     if inspect.isclass(target):
-        raise BadFunctionName(
-            f"{place_of(target, where)}: {name} is a class: name a function, or an object of the class"
-        )
+        raise BadFunctionName(f"{place_of(target, where)}: {name} is a class: name a function, or an object of it")
     rubric = _rubric_of(target)
     if rubric is not None:
         given = getattr(target, "class_objects", {})

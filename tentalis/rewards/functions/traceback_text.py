@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _OURS = Path(__file__).resolve().parent
-_FAULT_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
+_FAULT_FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in ', re.MULTILINE)
 MAX_CHARS = 4_000
 
 
@@ -38,7 +38,7 @@ def text(error: BaseException) -> str:
 def summary(error: BaseException) -> str:
     """Returns the type and message of an error in one line."""
     try:
-        message = " ".join(str(error).split())
+        message = " ".join(str(error)[:MAX_CHARS].split())
     except Exception:  # noqa: BLE001 - an exception of the user's, whose text may fail in any way
         message = "(its text cannot be made)"
     name = type(error).__name__

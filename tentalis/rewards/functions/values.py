@@ -1,6 +1,7 @@
 """The value that a reward function returned, read as a reward and its parts. Pure; used in the function's process."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from tentalis.rewards.functions.signature import Convention
 
 _MAX_SHOWN = 80
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _MAX_SHOWN
 _REWARD_KEYS = ("score", "reward")
 
 
@@ -97,7 +100,7 @@ def _number(value: Any, rule: str) -> float:
 
 def _shown(value: Any) -> str:
     try:
-        text = repr(value)
+        text = _REPR.repr(value)
     except Exception as error:  # noqa: BLE001 - an object of the user's, whose repr may fail in any way
         text = f"an object whose repr fails ({type(error).__name__})"
     text = text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,8 @@ def _children() -> list[tuple[int, str]]:
 
 
 def test_coroutines_run_at_the_same_time_and_one_that_blocks_harms_no_other() -> None:
+    with scorer_of("moody_coroutine", time_limit_s=4.0) as scorer, ThreadPoolExecutor(2) as pool:
+        assert [verdict.reward for verdict in pool.map(partial(score, scorer), ["meets", "meets"])] == [0.5, 0.5]
     with scorer_of("moody_coroutine", time_limit_s=1.0) as scorer, ThreadPoolExecutor(4) as pool:
         with pytest.raises(FunctionTimeout, match=rf"^{BAD}:67: moody_coroutine took longer than 1 s"):
             score(scorer, "sleeps")

@@ -23,7 +23,7 @@ def test_a_rubric_stands_for_its_functions() -> None:
     brief, parsed = functions_of(bad_rewards, "bad_rewards.py", "rubric", "auto")
     assert (brief.name, brief.weight, dict(brief.given)) == ("brief", 1.0, {})
     assert (parsed.name, parsed.weight, dict(parsed.given)) == ("parsed", 0.5, {"parser": str.upper})
-    assert parsed.signature.columns == {"answer"} and parsed.place.endswith("bad_rewards.py:90")
+    assert parsed.signature.columns == {"answer"} and parsed.place.endswith("bad_rewards.py:92")
 
 
 class Score: ...
