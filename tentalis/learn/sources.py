@@ -176,7 +176,7 @@ def _parquet(path: Path) -> Iterator[SourceRow]:
 
 
 def _saved_dataset(path: Path) -> Iterator[SourceRow]:
-    """Reads a folder of `Dataset.save_to_disk`: `state.json` lists Arrow files in the stream format."""
+    """Reads a folder that `datasets` saved: its `state.json` lists Arrow files in the stream format."""
     if (path / "dataset_dict.json").is_file():
         splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
         raise LearnError(f"{path} has the splits {', '.join(splits)}: name one of them, such as {path / splits[0]}")
