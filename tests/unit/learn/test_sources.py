@@ -49,6 +49,8 @@ def test_an_array_longer_than_what_is_read_at_once(folder: Path, monkeypatch: py
     monkeypatch.setattr("tentalis.learn.sources._CHUNK", 3)
     rows = [{"prompt": "a" * size, "n": [size, {"x": "]"}]} for size in range(12)]
     assert [row.values for row in rows_of(folder / "long.json", "  " + json.dumps(rows))] == rows
+    cut = rows_of(folder / "cut.json", '[12345, {"a": 1}]')
+    assert [(row.number, row.values) for row in cut] == [(1, None), (2, {"a": 1})], "a number is not two numbers"
 
 
 def test_lines_in_a_file_named_json_are_read_as_lines(folder: Path) -> None:
