@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import ScenarioName
 from tentalis.cli.shared.output import Format, OutputFormat, emitter
 from tentalis.cli.shared.policy_model import PolicyModel
-from tentalis.cli.shared.set_option import parse_changes
 from tentalis.cli.shared.settings import resolve_settings
 from tentalis.cli.shared.stack_checks import check_before_start
-from tentalis.service.exit_codes import ExitCode
+from tentalis.cli.shared.trainer_changes import check_changes, configured
 
 
 def demo(
@@ -39,8 +37,7 @@ def demo(
 
     settings = resolve_settings(join_stack=False)
     check_before_start(settings)
-    # Checks the changes before the model is downloaded.
-    _configured(dict.fromkeys(("run_id", "policy", "base_model", "base_model_name"), "demo"), tuple(changes or ()))
+    check_changes(tuple(changes or ()))
     code = the_demo.run(
         settings,
         scenario=scenario.value,
@@ -49,21 +46,7 @@ def demo(
         keep=keep,
         ranks=ranks,
         changes=tuple(changes or ()),
-        configured=_configured,
+        configured=configured,
         emit=emitter(output),
     )
     raise typer.Exit(code)
-
-
-def _configured(config: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the trainer's settings with the changes of --set. Raises CommandError."""
-    from trainer.config.file import override_settings
-    from trainer.config.trainer_config import ConfigError, TrainerConfig
-
-    if not changes:
-        return config
-    try:
-        changed = override_settings(TrainerConfig.model_validate(config), parse_changes(changes), "--set")
-    except ConfigError as error:
-        raise CommandError(str(error), ExitCode.USAGE) from error
-    return changed.model_dump(mode="json")

@@ -23,6 +23,7 @@ from tentalis.service.exit_codes import ExitCode
 
 COMMANDS = (
     ("demo", "tentalis.cli.demo:demo", "Run the whole loop with simulated users."),
+    ("learn", "tentalis.cli.learn:learn", "Train on your prompts with your reward function."),
     ("init", "tentalis.cli.init:init", "Write settings for this machine, and test them."),
     ("up", "tentalis.cli.up:up", "Start the local stack."),
     ("down", "tentalis.cli.down:down", "Stop the local stack and keep its data."),

@@ -228,6 +228,7 @@ def _attached(
                 server_id=f"{socket.gethostname()}-{state.port('model')}" if join else SERVER_ID,
                 vllm=_vllm_arguments(run) if server is ModelServerKind.VLLM else None,
                 joins=join,
+                scorers=_scorers_of(run) if config is None else None,
             )
         )
         supervisor = Supervisor(state, stack.specs, metrics_port=state.port("supervisor"))
@@ -368,6 +369,16 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
         path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(given_text(config), encoding="utf-8")
     return model, path, environment
+
+
+def _scorers_of(config: Path) -> Path | None:
+    """Returns the file of scorers of an unfinished run of `tentalis learn`, whose tasks may be in flight, else None.
+
+    TENTALIS_SCORERS takes precedence.
+    """
+    scorers = config.parent / "scorers.yaml"
+    unfinished = scorers.exists() and not (config.parent / "finished").exists()
+    return scorers if unfinished and variables.SCORERS.read() is None else None
 
 
 def _detached(

@@ -1,7 +1,8 @@
 """Asks the base model and the newest adapter the same questions, with greedy decoding, for comparison."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from tentalis.agents.scenarios import Scenario
 from tentalis.demo.summary import AnswerPair
@@ -9,6 +10,8 @@ from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 
 CHECK_S = 0.2
+
+T = TypeVar("T")
 
 
 def compare_answers(server: str, newest: str, scenario: Scenario, check: Callable[[], None]) -> tuple[AnswerPair, ...]:
@@ -18,16 +21,22 @@ def compare_answers(server: str, newest: str, scenario: Scenario, check: Callabl
     waits. Raises ServerUnavailable, and any exception of `check`.
     """
 
-    async def checked() -> tuple[AnswerPair, ...]:
-        answering = asyncio.create_task(_compare(server, newest, scenario))
-        try:
-            while not (await asyncio.wait({answering}, timeout=CHECK_S))[0]:
-                check()
-            return answering.result()
-        finally:
-            answering.cancel()
+    return checked(_compare(server, newest, scenario), check)
 
-    return asyncio.run(checked())
+
+def checked(work: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
+    """Runs `work` to its end; calls `check` every CHECK_S seconds meanwhile. Raises any exception of both."""
+
+    async def watched() -> T:
+        working = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait({working}, timeout=CHECK_S))[0]:
+                check()
+            return working.result()
+        finally:
+            working.cancel()
+
+    return asyncio.run(watched())
 
 
 async def _compare(server: str, newest: str, scenario: Scenario) -> tuple[AnswerPair, ...]:

@@ -6,20 +6,19 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from schemas import topics
 from tentalis.agents.scenarios import Scenario, make_scenario
 from tentalis.demo import answers as showcase
 from tentalis.demo.report import SCORE_COLUMNS, DemoReport, comparison, score_row, write_report
 from tentalis.demo.runs import Configured, Run, RunKind, open_run
 from tentalis.demo.stats import RunStats
 from tentalis.demo.summary import AnswerPair, Summary, summarise
-from tentalis.demo.view import Snapshot, live_view, plain_line
-from tentalis.kafka.lag import Groups, LagProbe, drain, groups_of
+from tentalis.demo.watch import Interrupted, Processes, RunWatch
+from tentalis.kafka.lag import Groups, groups_of
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
 from tentalis.service.stdout import data
@@ -27,36 +26,10 @@ from tentalis.service.stdout import data
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tentalis.kafka.reader import Reader
-
 log = logging.getLogger(__name__)
 
 STOP_S = 8.0
-PLAIN_EVERY_S = 10.0
-LIVE_EVERY_S = 0.5
-TRAINER_ENDS_S = 30.0
-DRAIN_S = 60.0
-TOPICS = (
-    topics.RUNS,
-    topics.TASKS,
-    topics.RESULTS,
-    topics.OUTCOMES,
-    topics.FEEDBACK,
-    topics.BATCHES,
-    topics.POLICIES,
-    topics.POLICY_ACKS,
-)
-# A run can finish without these processes; if they failed, the summary says why.
-DISPENSABLE = ("aggregation",)
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "faust-streaming", "confluent-kafka", "pydantic")
-
-
-class DemoFailed(Exception):
-    """The demo cannot continue. The message has the cause and the end of the failed process's log."""
-
-
-class Interrupted(Exception):
-    """The user interrupted the demo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +45,8 @@ class DemoOptions:
     changes: tuple[str, ...] = ()
 
 
-class Processes(Protocol):
-    """The part of the supervisor that the demo uses."""
-
-    def status(self) -> dict[str, dict[str, Any]]: ...
-
-    def failure(self) -> str | None: ...
-
-    def broken(self) -> Mapping[str, str]: ...
-
-
 def play(options: DemoOptions, settings: Settings, configured: Configured) -> int:
-    """Plays the whole demo. Returns 0, or INTERRUPTED after Ctrl-C; raises DemoFailed and what the stack raises."""
+    """Plays the whole demo. Returns 0, or INTERRUPTED after Ctrl-C; raises RunFailed and what the stack raises."""
     from rich.console import Console
 
     from tentalis.local.shutdown import signals_unwind, stop_signals
@@ -92,7 +55,7 @@ def play(options: DemoOptions, settings: Settings, configured: Configured) -> in
     from tentalis.local.supervisor import Supervisor
 
     console = Console(stderr=True, markup=False, highlight=False)
-    _log_to(console)
+    log_to(console)
     scenario = make_scenario(options.scenario, settings.data)
     with signals_unwind(), StateDir(settings.home) as state:
         model = prepare_model(console, options, settings)
@@ -139,7 +102,7 @@ def prepare_model(console: "Console", options: DemoOptions, settings: Settings) 
 
 @dataclass
 class Show:
-    """Watches one run, from the creation of its topics to the summary."""
+    """Watches one run of the demo, then writes the summary."""
 
     run: Run
     options: DemoOptions
@@ -151,134 +114,37 @@ class Show:
     stop: threading.Event
     groups: Groups
     concluded: bool = False
-    stats: RunStats = field(init=False)
+    watch: RunWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stats = RunStats(self.run.run_id)
-        self._started = time.monotonic()
-        self._lag = LagProbe(self.settings, self.groups)
-        self._skipped = 0
+        self.watch = RunWatch(
+            self.run.run_id,
+            self.options.steps,
+            self.scenario.environment,
+            self.scenario.policy,
+            self.settings,
+            self.processes,
+            self.console,
+            self.stop,
+            self.groups,
+            "tentalis demo",
+        )
+
+    @property
+    def stats(self) -> RunStats:
+        """The statistics of the records so far."""
+        return self.watch.stats
 
     def play(self) -> None:
-        """Watches the run to its end and writes the summary. Raises Interrupted or DemoFailed."""
-        self._until_done("topics")
-        self._lag.start()
-        try:
-            self._watch()
-        finally:
-            self._lag.stop()
-        self._until_done("trainer", TRAINER_ENDS_S)
-        self._drain()
+        """Watches the run to its end and writes the summary. Raises Interrupted or RunFailed."""
+        self.watch.follow()
         self._conclude()
         if self.options.keep:
             self.console.print("the stack keeps running; Ctrl-C stops it", soft_wrap=True)
-            while not self.stop.wait(0.5):
-                self._check()
-
-    def _drain(self) -> None:
-        """Waits until records in flight (a repeated answer after a kill, a late hint) have reached their outcome."""
-        started = self.processes.status().keys() - {"trainer"}  # has ended: the rest of its topic is another run's
-        groups = groups_of(self.scenario.environment, self.scenario.policy, started)
-        if not drain(self.settings, groups, self.stop, DRAIN_S):
-            self._check()
-            log.warning("records are still in flight after %g s; `tentalis up` processes them", DRAIN_S)
-
-    def _check_stop(self) -> None:
-        if self.stop.is_set():
-            raise Interrupted
-
-    def _check(self) -> None:
-        self._check_stop()
-        if failure := self.processes.failure():
-            raise DemoFailed(failure)
-        for name, reason in self.processes.broken().items():
-            if name not in DISPENSABLE:
-                raise DemoFailed(f"{name}: {reason}")
-
-    def _until_done(self, name: str, timeout: float | None = None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.processes.status()[name]["state"] != "done":
-            self._check()
-            if deadline is not None and time.monotonic() > deadline:
-                log.warning("%s has not ended within %g s", name, timeout)
-                return
-            self.stop.wait(0.1)
-
-    def _watch(self) -> None:
-        from rich.live import Live
-
-        if not self.console.is_terminal:
-            self._read_until_done(lambda now: self.console.print(plain_line(now), soft_wrap=True), PLAIN_EVERY_S)
-            return
-        size = self.console.size
-        with Live(live_view(self._snapshot(), *size), console=self.console, refresh_per_second=4) as live:
-
-            def show(now: Snapshot) -> None:
-                nonlocal size
-                if self.console.size != size:  # the terminal rewrapped the old view
-                    size = self.console.size
-                    self.console.clear()
-                live.update(live_view(now, *size))
-
-            self._read_until_done(show, LIVE_EVERY_S)
-
-    def _read_until_done(self, show: Any, every: float) -> None:
-        reader = self._reader()
-        due = time.monotonic()
-        try:
-            while True:
-                self._check()
-                done = self.processes.status()["manager"]["state"] == "done"
-                reader, idle = self._read(reader)
-                # The manager is done because of records on the log, so the reader gets them too.
-                finished = done and idle and reader.caught_up
-                if finished or time.monotonic() >= due:
-                    show(self._snapshot())
-                    due = time.monotonic() + every
-                if finished:
-                    return
-        finally:
-            self._skipped = reader.skipped
-            reader.close()
-
-    def _read(self, reader: "Reader") -> tuple["Reader", bool]:
-        """Applies new records; returns the reader and whether there were none.
-
-        After a lost connection, reads the log again from the start with new statistics.
-        """
-        from confluent_kafka import KafkaException
-
-        try:
-            found = reader.poll(0.5)
-        except KafkaException as error:
-            log.warning("reading the log again: %s", error)
-            reader.close()
-            self.stats = RunStats(self.run.run_id)
-            return self._reader(), False
-        for stored, record in found:
-            self.stats.apply(record, stored.timestamp)
-        return reader, not found
-
-    def _reader(self) -> "Reader":
-        from confluent_kafka import KafkaException
-
-        from tentalis.kafka.codec import make_codec
-        from tentalis.kafka.reader import Reader
-
-        while True:
-            self._check()
-            try:
-                return Reader(self.settings, TOPICS, make_codec(self.settings))
-            except KafkaException as error:
-                log.info("the broker does not answer yet: %s", error)
-                self.stop.wait(0.5)
-
-    def _snapshot(self) -> Snapshot:
-        elapsed = time.monotonic() - self._started
-        return Snapshot(self.stats, self.options.steps, self.processes.status(), self._lag.lags, elapsed)
+            self.watch.stay()
 
     def _conclude(self) -> None:
-        summary = summarise(self.stats, max(self.stats.metrics, default=0), time.monotonic() - self._started)
+        summary = summarise(self.stats, max(self.stats.metrics, default=0), self.watch.elapsed)
         newest = f"{self.stats.policy}@v{self.stats.acknowledged}"
         said = self._answers(newest)
         report = DemoReport(
@@ -305,7 +171,7 @@ class Show:
         from tentalis.inference.protocol import ServerUnavailable
 
         try:
-            return showcase.compare_answers(self.server, newest, self.scenario, self._check_stop)
+            return showcase.compare_answers(self.server, newest, self.scenario, self.watch.check_stop)
         except ServerUnavailable as error:
             log.warning("no answers to compare: %s", error)
             return ()
@@ -326,8 +192,8 @@ class Show:
         facts["mean time per round"] = phases
         if stats.refused:
             facts["refused versions"] = "; ".join(f"v{number}: {why}" for number, why in stats.refused.items())
-        if self._skipped:
-            facts["undecodable records skipped"] = str(self._skipped)
+        if self.watch.skipped:
+            facts["undecodable records skipped"] = str(self.watch.skipped)
         return facts
 
 
@@ -379,7 +245,7 @@ def _flags(options: DemoOptions) -> list[str]:
     return flags
 
 
-def _log_to(console: "Console") -> None:
+def log_to(console: "Console") -> None:
     """Sends warnings to stderr, on a terminal through the console of the live view, so that they do not disturb it."""
     from rich.logging import RichHandler
 

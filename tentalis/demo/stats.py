@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 from schemas.ids import parse_policy_name
 from schemas.records import (
@@ -96,6 +98,7 @@ class RunStats:
         self.promoted: int | None = None
         self.acknowledged: int | None = None
         self.refused: dict[int, str] = {}
+        self.locations: dict[int, str] = {}
         self.metrics: dict[int, dict[str, float]] = {}
         self._seen: set[tuple[str, str]] = set()
         self._early: list[tuple[Record, int]] = []
@@ -189,6 +192,7 @@ class RunStats:
         number = record.version - self.first_version - 1
         if isinstance(record, PolicyUpdate):
             self.published = max(record.version, self.published or record.version)
+            self.locations[record.version] = record.location
             if number >= 0:
                 self._round(number).published = timestamp
         elif isinstance(record, Promotion):
@@ -216,6 +220,11 @@ class RunStats:
             return 0.0
         span = max(1000, newest - min(begun for begun, _, _ in recent))
         return 1000 * sum(tokens for _, _, tokens in recent) / span
+
+    def seconds_per_step(self) -> float | None:
+        """Returns the median time between two versions that were served one after the other, None before the second."""
+        served = sorted(of.served for of in self._rounds.values() if of.served is not None)
+        return median(b - a for a, b in pairwise(served)) / 1000 if len(served) > 1 else None
 
     def scores(self) -> list[VersionScore]:
         """Returns the score of each version, ordered by version."""

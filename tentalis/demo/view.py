@@ -15,7 +15,6 @@ BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_VERSIONS = 16
 # Terminal size for three panels side by side and a table of sixteen versions.
 FULL_WIDTH, FULL_HEIGHT = 150, 24
-_HINT = "Ctrl-C stops everything; the next `tentalis demo` continues from here."
 _STATES = {
     "ready": "green",
     "running": "green",
@@ -33,13 +32,20 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The data of one view. `processes` comes from Supervisor.status(), `elapsed` is in seconds."""
+    """The data of one view. `processes` comes from Supervisor.status(), `elapsed` is in seconds, `command` continues
+    the run."""
 
     stats: RunStats
     steps: int
     processes: Mapping[str, Mapping[str, Any]]
     lags: Mapping[str, int]
     elapsed: float
+    command: str = "tentalis demo"
+
+    @property
+    def hint(self) -> str:
+        """The line on how to stop and continue."""
+        return f"Ctrl-C stops everything; the next `{self.command}` continues from here."
 
 
 def bar(value: float) -> str:
@@ -64,6 +70,12 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def time_left(now: Snapshot) -> str:
+    """Returns the time that the other steps will take, in words; empty while it is not known."""
+    seconds, left = now.stats.seconds_per_step(), now.steps - served_step(now.stats)
+    return f"about {clock(seconds * left)} left" if seconds is not None and left > 0 else ""
+
+
 def plain_line(now: Snapshot) -> str:
     """Returns the progress as one line of text."""
     stats = now.stats
@@ -71,10 +83,13 @@ def plain_line(now: Snapshot) -> str:
     latest = f"reward v{scores[-1].version} {scores[-1].mean:.2f} {sparkline(scores)}" if scores else "no reward yet"
     kinds = " ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())) or "none"
     states = {name: str(status["state"]) for name, status in now.processes.items()}
+    left = time_left(now)
     waiting = [f"{name} {state}" for name, state in states.items() if state not in _GOOD]
     return (
         f"[{clock(now.elapsed)}] step {served_step(stats)}/{now.steps} · tasks {stats.tasks} · outcomes: {kinds} · "
-        f"{latest} · {stats.tokens_per_second():.0f} tok/s" + (f" · {', '.join(waiting)}" if waiting else "")
+        f"{latest} · {stats.tokens_per_second():.0f} tok/s"
+        + (f" · {left}" if left else "")
+        + (f" · {', '.join(waiting)}" if waiting else "")
     )
 
 
@@ -93,7 +108,7 @@ def live_view(now: Snapshot, width: int, height: int) -> "RenderableType":
     stats = now.stats
     head = Text.assemble(
         (f" {stats.run_id} ", "bold"),
-        f" step {served_step(stats)} of {now.steps} served · {clock(now.elapsed)} · ",
+        f" step {served_step(stats)} of {now.steps} served · {clock(now.elapsed)} · {_before(time_left(now), ' · ')}",
         f"{stats.tasks} tasks, {stats.results} results, {stats.feedback} feedback ({stats.complaints} complaints) · ",
         f"{stats.tokens_per_second():.0f} tokens/s ({stats.tokens:,} in all)",
     )
@@ -101,8 +116,12 @@ def live_view(now: Snapshot, width: int, height: int) -> "RenderableType":
     return Group(
         head,
         Columns([Panel(_rewards(stats), title="reward by version"), Panel(side), Panel(_processes(now))]),
-        Text(_HINT, style="dim"),
+        Text(now.hint, style="dim"),
     )
+
+
+def _before(text: str, end: str) -> str:
+    return f"{text}{end}" if text else ""
 
 
 def _small_view(now: Snapshot) -> "RenderableType":
@@ -121,14 +140,17 @@ def _small_view(now: Snapshot) -> "RenderableType":
     behind = ", ".join(f"{name} {lag}" for name, lag in _behind(now).items() if lag) or "none"
     adapters = ", ".join(f"{name} {version}" for name, version in _versions(stats).items())
     return Group(
-        Text(f"{stats.run_id}  step {served_step(stats)} of {now.steps} served  {clock(now.elapsed)}", style="bold"),
+        Text(
+            f"{stats.run_id}  step {served_step(stats)} of {now.steps} served  {clock(now.elapsed)}  {time_left(now)}",
+            style="bold",
+        ),
         Text(f"reward: {latest}"),
         Text(
             f"tasks {stats.tasks}, results {stats.results}, {stats.tokens_per_second():.0f} tokens/s; outcomes: {kinds}"
         ),
         Text(f"adapter: {adapters}; behind: {behind}"),
         processes,
-        Text(_HINT, style="dim"),
+        Text(now.hint, style="dim"),
     )
 
 

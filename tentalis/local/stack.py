@@ -48,6 +48,8 @@ class StackOptions:
         server_id: id of the model server in the acknowledgements of adapters: unique on one Kafka.
         vllm: further arguments of `tentalis serve vllm`, if vLLM is the model server; None: `tentalis serve model`.
         joins: the stack shares the work of another one on the same Kafka, which trains and promotes.
+        scorers: file of scorers of the scoring application.
+        without: names of applications that it does not start.
     """
 
     state: StateDir
@@ -63,6 +65,8 @@ class StackOptions:
     server_id: str = SERVER_ID
     vllm: tuple[str, ...] | None = None
     joins: bool = False
+    scorers: Path | None = None
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ def build_stack(options: StackOptions) -> Stack:
         gateway=options.gateway is not None, scenario=bool(options.manager), joins=options.joins
     )
     for each in started:
+        if each.name in options.without:
+            continue
         specs += [builder.application(each, number) for number in range(1, options.scale.get(each.name, 1) + 1)]
     return Stack(specs, settings, builder.server, None if options.gateway is None else builder.url(GATEWAY))
 
@@ -185,9 +191,14 @@ class _Builder:
     def _arguments(self, application: Application, number: int) -> tuple[str, ...]:
         """The arguments of an application in this stack, the port aside."""
         options = self._options
-        if application.stream and number > 1:  # processes do not share a folder
-            base = variables.STATE_DIR.read() or self._settings.home / "streams"
-            return "--state-dir", f"{base}-{number}"
+        if application.stream:
+            arguments: tuple[str, ...] = ()
+            if application.name == "scoring" and options.scorers is not None:
+                arguments = ("--scorers", str(options.scorers))
+            if number > 1:  # processes do not share a folder
+                base = variables.STATE_DIR.read() or self._settings.home / "streams"
+                arguments += ("--state-dir", f"{base}-{number}")
+            return arguments
         match application.name:
             case "model":
                 model = ("--policy-model", str(options.model), "--threads", str(options.threads))

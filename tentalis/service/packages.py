@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS: Mapping[str, str] = {
     "environments": "environments with episodes: terminal, toolcall",
     "gs": "adapters and checkpoints in Google Cloud Storage",
-    "local": "the embedded broker, `tentalis demo`, and `tentalis up` without a Kafka of yours",
+    "local": "the embedded broker, `tentalis demo` and `learn`, and `tentalis up` without a Kafka of yours",
     "math": "the environment math",
     "s3": "adapters and checkpoints in S3",
-    "serve": "`tentalis serve model`, `tentalis up` and `tentalis demo`",
-    "train": "`tentalis train`, `replay`, `up` and `demo`",
+    "serve": "`tentalis serve model`, `tentalis up`, `demo` and `learn`",
+    "train": "`tentalis train`, `replay`, `up`, `demo` and `learn`",
 }
 """The extras that commands need, each with its purpose."""
 

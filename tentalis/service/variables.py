@@ -159,7 +159,7 @@ REPLICATION_FACTOR = Variable[int | None](
     whole(1, 32_767),
     None,
     "Replication factor of new topics.",
-    "`topics apply`, and `up` and `demo` through it",
+    "`topics apply`, and `up`, `demo` and `learn` through it",
     default_text="3, or the number of brokers if that is smaller",
 )
 

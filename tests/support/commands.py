@@ -44,8 +44,8 @@ ADDITIONS = {"import", "observe", "keys create", "produce", "profile use", "sche
 """Commands that only add, or choose, and may be repeated: they never ask, so that scripts can use them."""
 READS = {
     *("config check", "config list", "config show", "profile list", "profile show"),
-    *("consume", "demo", "doctor", "events", "export", "logs", "replay", "size", "status", "verify", "version"),
-    *("dlq list", "dlq show", "groups describe", "groups lag", "groups list", "keys list", "keys usage"),
+    *("consume", "demo", "doctor", "events", "export", "learn", "logs", "replay", "size", "status", "verify"),
+    *("version", "dlq list", "dlq show", "groups describe", "groups lag", "groups list", "keys list", "keys usage"),
     *(
         "policy compare",
         "policy diff",

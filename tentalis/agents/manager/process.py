@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from schemas import topics
 from schemas.ids import policy_name
@@ -11,6 +12,7 @@ from schemas.records import BackPressure, Feedback, Record, Result, Task
 from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
 from tentalis.agents.scenarios import Scenario, make_scenario
+from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
@@ -46,17 +48,18 @@ TOPICS = (
 
 @dataclass(frozen=True, slots=True)
 class ManagerOptions:
-    """Options of a manager. `starved_s`: seconds that the trainer may have a full batch without planning a step; then
-    the manager issues one more task."""
+    """Options of a manager. `prompts`: a folder that `tentalis learn` prepared, instead of a scenario. `starved_s`:
+    seconds that the trainer may have a full batch without planning a step; then the manager issues one more task."""
 
     run_id: str
     scenario: str
     n_samples: int | None = None
     starved_s: float = 60.0
+    prompts: Path | None = None
 
     @property
     def manager_id(self) -> str:
-        return f"manager-{self.scenario}"
+        return f"manager-{self.scenario if self.prompts is None else PromptScenario.name}"
 
 
 class ManagerMetrics:
@@ -200,6 +203,7 @@ class Manager:
             run_id=state.run_id,
             user_id=question.user_id,
             metadata={
+                **question.metadata,
                 ROUND: str(state.served_step),
                 SERVED_AT_ISSUE: policy_name(state.manifest.policy, state.served_version),
             },
@@ -211,21 +215,35 @@ class Manager:
 
 
 def run(
-    settings: Settings, *, scenario: str, run_id: str, n_samples: int | None = None, metrics_port: int | None = None
+    settings: Settings,
+    *,
+    scenario: str,
+    run_id: str,
+    n_samples: int | None = None,
+    metrics_port: int | None = None,
+    prompts: Path | None = None,
 ) -> int:
     """Runs the manager until the run is done (exit code 0) or until SIGTERM.
 
     After SIGTERM the exit code is STOPPED, so that a supervisor does not take the run for finished. `n_samples` per
-    task defaults to the scenario's. Raises PortTaken.
+    task defaults to the scenario's. `prompts`: a folder that `tentalis learn` prepared, instead of the scenario. Raises
+    PortTaken, BadPrompts.
     """
-    options = ManagerOptions(run_id, scenario, n_samples)
+    options = ManagerOptions(run_id, scenario, n_samples, prompts=prompts)
     watched = topology.named("manager").used_topics
     body = ending_on_changes(settings, watched, lambda stop: _manage(options, settings, metrics_port, stop))
     return run_service("manager", body, stopped=ExitCode.STOPPED)
 
 
+def scenario_of(options: ManagerOptions, settings: Settings) -> Scenario:
+    """Returns the scenario of a manager. Raises UnknownScenario, BadPrompts."""
+    if options.prompts is not None:
+        return PromptScenario(options.prompts)
+    return make_scenario(options.scenario, settings.data)
+
+
 def _manage(options: ManagerOptions, settings: Settings, port: int | None, stop: threading.Event) -> None:
-    manager, heart = Manager(options, settings, make_scenario(options.scenario, settings.data)), Heart()
+    manager, heart = Manager(options, settings, scenario_of(options, settings)), Heart()
     try:
         with served(Health(manager.metrics.exporter, manager.not_ready, manager.turns.stuck), port):
             log.info("run %s: waiting for its manifest and its first served version", options.run_id)

@@ -1,6 +1,6 @@
-"""Scenarios of simulated users. In: a run id and a task number, or a result. Out: a question, or a feedback.
+"""Scenarios of tasks. In: a run id and a task number, or a result. Out: a question, or a feedback.
 
-Begin reading with `Scenario` in `base`; `registry` makes a scenario by name.
+Begin reading with `Scenario` in `base`; `registry` makes a scenario by name; `prompts` asks the prompts of a file.
 """
 
 from tentalis.agents.scenarios.base import Question, Scenario, UnknownScenario

@@ -2,7 +2,8 @@
 
 import hashlib
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.records import Feedback, Message, Result, Sampling, Terms, Verifier
@@ -14,11 +15,12 @@ class UnknownScenario(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The content of one task."""
+    """The content of one task. `metadata` is added to the task's."""
 
     messages: tuple[Message, ...]
     verifier: Verifier
-    user_id: str
+    user_id: str | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class Scenario(Protocol):

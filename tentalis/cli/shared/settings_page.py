@@ -15,8 +15,8 @@ Written by `python -m tentalis.cli.shared.settings_page docs/reference/settings.
 `tentalis config list` shows the variables with their values and where each came from; `tentalis config check` checks
 them. An option of a command takes precedence over its variable, and a variable over the
 [settings file](../operations/profiles.md). An empty variable counts as unset. Every command that
-starts processes (`up`, `demo`, `serve`, `train`, `worker`, `manager`) checks all variables first: a value that is not
-allowed ends it with exit code 2, before anything starts.
+starts processes (`up`, `demo`, `learn`, `serve`, `train`, `worker`, `manager`) checks all variables first: a value
+that is not allowed ends it with exit code 2, before anything starts.
 
 Settings of the trainer are in its [configuration file](config.md). Traces also follow the `OTEL_*` variables of
 [OpenTelemetry](../operations/observability.md).

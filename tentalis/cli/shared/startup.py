@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 HOLD = "tentalis.hold"
 """The key under which the context of a process has its metrics port, and the exit codes with which it is held."""
-STARTING = frozenset({"demo", "up", "serve", "worker", "manager", "train"})
+STARTING = frozenset({"demo", "learn", "up", "serve", "worker", "manager", "train"})
 """The commands that start processes: they check every variable first."""
 
 

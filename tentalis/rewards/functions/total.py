@@ -62,4 +62,5 @@ def _mapped(raw: float, limits: tuple[float, float] | None, functions: Sequence[
             f"{place}: {what} is {raw:g}, outside [{low:g}, {high:g}]: set range: [LOW, HIGH] to the lowest and "
             f"highest reward that is possible, such as range: {wider}; it is mapped to [-1, 1]"
         )
-    return min(1.0, max(-1.0, 2.0 * (raw - low) / (high - low) - 1.0))
+    mapped = raw if limits is None else 2.0 * (raw - low) / (high - low) - 1.0
+    return min(1.0, max(-1.0, mapped))

@@ -3,17 +3,20 @@
 import asyncio
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas import topics
 from schemas.records import Message, PolicySpan, Record, Task, result_id
-from tentalis.agents.manager.process import Manager, ManagerOptions
+from tentalis.agents.manager.process import Manager, ManagerOptions, scenario_of
 from tentalis.agents.scenarios import make_scenario
+from tentalis.agents.scenarios.prompts import PromptScenario
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab, running
 from tests.support.loop_records import ack, manifest, outcome, plan, result
+from tests.support.prompt_sets import prompts, written
 
 pytestmark = pytest.mark.broker
 
@@ -126,6 +129,30 @@ def test_a_manager_issues_nothing_before_its_run_is_on_the_log(kafka: Kafka, uni
     assert not manager.step()
     assert lab.records(topics.TASKS, lambda t: t.run_id == lab.name) == []
     manager.close()
+
+
+def test_the_prompts_of_a_folder_are_asked_with_their_lines_and_without_feedback(
+    kafka: Kafka, unique: str, tmp_path: Path
+) -> None:
+    lab = Lab(kafka.bootstrap, unique)
+    world = World(lab)
+    written(tmp_path, prompts(7), held_out=1)
+    options = ManagerOptions(lab.name, "assistant", n_samples=N, prompts=tmp_path)
+    scenario = scenario_of(options, lab.settings)
+    done = threading.Event()
+    with running(managing(Manager(options, lab.settings, scenario), done)):
+        world.begin()
+        eventually(lambda: (world.turn(), done.is_set())[1], 60)
+    tasks = world.tasks()
+    asked = [scenario.question(lab.name, index) for index in range(len(tasks))]
+    assert len(tasks) == 6
+    assert {(t.messages, t.verifier) for t in tasks} == {(q.messages, q.verifier) for q in asked}
+    assert {t.metadata["line"] for t in tasks} == {str(n) for n in range(1, 8)} - {
+        str(prompt.line) for prompt in PromptScenario(tmp_path).held_out(1)
+    }
+    assert {t.metadata["prompts"] for t in tasks} == {PromptScenario(tmp_path).set.sha256}
+    assert all((t.manager_id, t.user_id, t.terms.opd) == ("manager-prompts", None, None) for t in tasks)
+    assert {t.metadata["round"] for t in tasks} == {"0", "1", "2"} and world.feedback() == []
 
 
 def test_a_question_is_one_user_message() -> None:

@@ -15,8 +15,9 @@ from schemas.ids import derived_id
 from schemas.records import Feedback, PolicyAck, PolicyUpdate, Source
 from tentalis.agents.scenarios import make_scenario
 from tentalis.cli.shared.output import OutputFormat, print_data
-from tentalis.demo.play import DemoFailed, DemoOptions, Interrupted, Show
+from tentalis.demo.play import DemoOptions, Show
 from tentalis.demo.runs import RunKind, open_run
+from tentalis.demo.watch import Interrupted, RunFailed
 from tentalis.kafka.consumer import GroupConsumer
 from tentalis.kafka.lag import consumer_lags, drain
 from tests.support.kafka_fixture import Kafka, eventually
@@ -152,7 +153,7 @@ def test_a_failed_process_ends_it_with_its_log(kafka: Kafka, unique: str, tmp_pa
     thread = played.playing()
     played.processes.gone = {"aggregation": "is dispensable", "join": "crash loop. Its log:\nValueError: boom"}
     thread.join(30)
-    assert isinstance(played.raised[0], DemoFailed) and "boom" in str(played.raised[0])
+    assert isinstance(played.raised[0], RunFailed) and "boom" in str(played.raised[0])
     assert not (played.run.folder / "finished").exists()
 
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from tentalis.agents.scenarios import make_scenario
-from tentalis.cli.demo import _configured
-from tentalis.demo import play
+from tentalis.cli.shared.trainer_changes import configured
+from tentalis.demo import play, watch
 from tentalis.demo.play import DemoOptions, _flags, next_commands, printable
 from tentalis.demo.report import DemoReport, html_of, write_report
 from tentalis.demo.runs import RunKind, open_run, unfinished
@@ -156,6 +156,21 @@ def test_the_plain_line_is_one_line_with_the_news() -> None:
     assert "no reward yet" in plain_line(snapshot(RunStats(RUN)))
 
 
+def test_the_time_left_is_the_median_step_times_the_steps_that_are_left() -> None:
+    def served(*seconds: int) -> Snapshot:
+        stats = RunStats(RUN)
+        stats.apply(manifest(steps=15), T0)
+        for version, second in enumerate(seconds, 1):
+            stats.apply(update(version), T0 + 1000 * second)
+            stats.apply(ack(version), T0 + 1000 * second)
+        return snapshot(stats)
+
+    assert "left" not in plain_line(served(0, 20)), "one step is no measure"
+    # The fourth step waited for somebody who had stopped the run.
+    assert "· about 3:40 left" in plain_line(served(0, 20, 40, 60, 4000))
+    assert "left" not in plain_line(served(*range(0, 320, 20)))
+
+
 def test_the_live_view_shows_everything_also_of_an_empty_run() -> None:
     from rich.console import Console
 
@@ -231,7 +246,7 @@ def test_the_trainers_configuration(tmp_path: Path) -> None:
 
 def test_a_run_with_settings_of_its_own_goes_on_with_them(tmp_path: Path) -> None:
     kind = replace(KIND, changes=("loss.opd_weight=0", "seed=3", "loss=dapo"))
-    first = open_run(tmp_path, kind, make_scenario("assistant"), 0.0, _configured)
+    first = open_run(tmp_path, kind, make_scenario("assistant"), 0.0, configured)
     config = yaml.safe_load(first.config.read_text(encoding="utf-8"))
     assert (config["loss"]["rl_weight"], config["loss"]["opd_weight"], config["loss"]["kind"]) == (1.0, 0.0, "dapo")
     assert config["seed"] == 3
@@ -250,9 +265,9 @@ def test_the_summary_names_the_next_commands() -> None:
 def test_the_demo_waits_only_for_the_applications_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions and experience may have run in this directory earlier: nobody works off what they left."""
     waited: list[str] = []
-    monkeypatch.setattr(play, "drain", lambda settings, groups, *rest: waited.extend(groups) or True)
+    monkeypatch.setattr(watch, "drain", lambda settings, groups, *rest: waited.extend(groups) or True)
     status = {name: {"state": "ready"} for name in ("broker", "worker", "scoring", "join", "trainer")}
     nobody = cast(Any, SimpleNamespace(status=lambda: status, environment="chat", policy="assistant", run_id="r"))
     show = play.Show(nobody, DemoOptions(), nobody, Settings(), "", nobody, nobody, threading.Event(), {})
-    show._drain()
+    show.watch.drain()
     assert waited == ["tentalis-worker-chat", "tentalis-scoring", "tentalis-join"]

@@ -7,7 +7,7 @@ import pytest
 
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.settings import DEFAULT_GATEWAY, gateway_url
-from tentalis.cli.up import scales
+from tentalis.cli.up import _scorers_of, scales
 from tentalis.kafka import topology
 from tentalis.local.spec import ProcessSpec, in_order
 from tentalis.local.stack import StackOptions, build_stack
@@ -125,3 +125,33 @@ def test_a_stack_that_joins_another_one_has_a_server_of_its_own_and_no_trainer(t
         "run",
         "none",
     ]
+
+
+def test_a_stack_scores_by_a_file_and_leaves_out_what_nobody_needs(tmp_path: Path) -> None:
+    def commands(**more: Any) -> dict[str, list[str]]:
+        settings = Settings(home=tmp_path, bootstrap="kafka:9092")
+        with StateDir(tmp_path) as state:
+            options = StackOptions(state, settings, model=tmp_path, trainer_config=tmp_path / "run.yaml", **more)
+            return {spec.name: [*spec.argv] for spec in build_stack(options).specs}
+
+    plain = commands()
+    found = commands(scorers=tmp_path / "s.yaml", without=frozenset({"hinting"}), scale={"scoring": 2})
+    assert plain.keys() - found.keys() == {"hinting"} and found.keys() - plain.keys() == {"scoring-2"}
+    for name in ("scoring", "scoring-2"):
+        assert found[name][found[name].index("--scorers") + 1] == str(tmp_path / "s.yaml")
+    assert "--state-dir" in found["scoring-2"] and "--state-dir" not in found["scoring"]
+    assert not any("--scorers" in command for name, command in found.items() if not name.startswith("scoring"))
+    assert not any("--scorers" in command for command in plain.values())
+
+
+def test_the_standing_stack_scores_an_unfinished_run_of_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENTALIS_SCORERS", raising=False)
+    config = tmp_path / "config.yaml"
+    assert _scorers_of(config) is None
+    (tmp_path / "scorers.yaml").touch()
+    assert _scorers_of(config) == tmp_path / "scorers.yaml"
+    monkeypatch.setenv("TENTALIS_SCORERS", str(tmp_path / "scorers.yaml"))
+    assert _scorers_of(config) is None
+    monkeypatch.delenv("TENTALIS_SCORERS")
+    (tmp_path / "finished").touch()
+    assert _scorers_of(config) is None, "no task of it is in flight, and its function may be gone"

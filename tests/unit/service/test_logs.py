@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tentalis.demo.play import _log_to
+from tentalis.demo.play import log_to
 from tentalis.kafka.config import client_config
 from tentalis.service.logs import LevelFollower, RateLimitFilter, configure
 from tentalis.service.settings import Settings
@@ -60,7 +60,7 @@ def test_the_demo_says_no_more_of_an_unreachable_broker_than_other_commands(
     monkeypatch.setattr(logging.getLogger("librdkafka"), "filters", [])
     logger = client_config(Settings(bootstrap="127.0.0.1:1"))["logger"]
     try:
-        _log_to(Console(force_terminal=terminal, file=sys.stderr))
+        log_to(Console(force_terminal=terminal, file=sys.stderr))
         for number in range(1000):
             text = f"Connect to ipv4#127.0.0.1:9092 failed: Connection refused (after {number}ms in state CONNECT)"
             logger.error("%s [%s] %s", "FAIL", f"rdkafka#consumer-{number}", text)

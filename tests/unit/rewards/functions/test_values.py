@@ -120,6 +120,7 @@ def test_a_value_outside_is_named_with_what_to_set(
 
 def test_rounding_at_the_border_is_not_outside() -> None:
     assert total([RIGHT], [FunctionValue(reward=1.0 + 1e-9)], [1.0], None).reward == 1.0
+    assert total([RIGHT], [FunctionValue(reward=0.15)], [1.0], None).reward == 0.15
 
 
 def test_output_is_shown_by_lines_and_a_flood_is_counted() -> None:

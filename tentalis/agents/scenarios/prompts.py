@@ -1,0 +1,150 @@
+"""The scenario of `tentalis learn`: the prompts of a folder that the command prepared, scored by the user's function.
+
+The folder has a file of prompts (`prompt_file`), perhaps a second one of held-out prompts, and `set.json`.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from schemas.records import Feedback, Message, Result, Sampling, Source, Terms, Verifier
+from tentalis.agents.scenarios.base import Question
+from tentalis.agents.scenarios.permutation import permuted
+from tentalis.agents.scenarios.prompt_file import BadPrompts, Prompt, PromptFile, file_digest
+
+SET_FILE = "set.json"
+TRAINED, HELD_OUT = "prompts", "heldout"
+VERIFIER = "reward"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The description of a prepared folder.
+
+    Attributes:
+        seed: of the order of the prompts, and of the choice of the held-out ones.
+        samples: answers per prompt.
+        max_tokens: longest answer, in tokens.
+        temperature: of sampling.
+        sha256: of the file of prompts.
+        prompts: number of prompts in that file.
+        held_out: number of them that are held out; with a file of held-out prompts, the number of that file's.
+        held_out_sha256: of the file of held-out prompts; None if they are a part of the prompts.
+    """
+
+    seed: int
+    samples: int
+    max_tokens: int
+    temperature: float
+    sha256: str
+    prompts: int
+    held_out: int
+    held_out_sha256: str | None = None
+
+    @property
+    def held_out_inside(self) -> int:
+        """Number of prompts of the file of prompts that are held out."""
+        return self.held_out if self.held_out_sha256 is None else 0
+
+    def write(self, folder: Path) -> None:
+        """Writes the description into the folder."""
+        (folder / SET_FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Reads the description of a folder. Raises BadPrompts."""
+        try:
+            return cls(**json.loads((folder / SET_FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise BadPrompts(
+                f"{folder} is not a folder of prompts that `tentalis learn` prepared: {error}. Begin a new run"
+            ) from error
+
+    def trained_at(self, index: int) -> int:
+        """Returns the position in the file of the prompt of task number `index`: each once, then all in a new order."""
+        inside = self.held_out_inside
+        lap, place = divmod(index, self.prompts - inside)
+        return self._split(inside + permuted(place, self.prompts - inside, "order", self.seed, lap))
+
+    def held_out_at(self, number: int) -> int:
+        """Returns the position of held-out prompt `number`, in the file that has the held-out prompts."""
+        if self.held_out_sha256 is None:
+            return self._split(number)
+        return permuted(number, self.held_out, "held out", self.seed)
+
+    def _split(self, place: int) -> int:
+        """Orders all prompts at random: the first `held_out_inside` are held out."""
+        return permuted(place, self.prompts, "split", self.seed)
+
+
+class PromptScenario:
+    """The scenario of a prepared folder. `question` reads one prompt from disk."""
+
+    name = "prompts"
+    policy = "learn"
+    environment = "chat"
+    owes_feedback = False
+    terms = Terms(rl=Source.RESULT, opd=None, deadline_ms=900_000)
+
+    def __init__(self, folder: Path) -> None:
+        self.set = PromptSet.read(folder)
+        self.n_samples = self.set.samples
+        self.sampling = Sampling(temperature=self.set.temperature, max_tokens=self.set.max_tokens)
+        self._trained = PromptFile(folder, TRAINED)
+        self._held_out = self._trained if self.set.held_out_sha256 is None else PromptFile(folder, HELD_OUT)
+        for file, expected in ((self._trained, self.set.prompts), (self._held_out, self._expected_held_out)):
+            if file.count != expected:
+                raise BadPrompts(f"{file.path} has {file.count} prompts instead of {expected}. Begin a new run")
+
+    @property
+    def _expected_held_out(self) -> int:
+        return self.set.prompts if self.set.held_out_sha256 is None else self.set.held_out
+
+    def check(self) -> None:
+        """Checks the digests of the files, which reads all of them. Raises BadPrompts."""
+        expected = {self._trained.path: self.set.sha256}
+        if self.set.held_out_sha256 is not None:
+            expected[self._held_out.path] = self.set.held_out_sha256
+        for path, digest in expected.items():
+            if file_digest(path) != digest:
+                raise BadPrompts(f"{path} was changed after the run began. Begin a new run with `tentalis learn --new`")
+
+    @cached_property
+    def showcase(self) -> tuple[tuple[Message, ...], ...]:
+        """The first three held-out prompts."""
+        return tuple(messages_of(prompt) for prompt in self.held_out(3))
+
+    def question(self, run_id: str, index: int) -> Question:
+        """See Scenario.question. The order depends on the seed of the set, not on the run."""
+        prompt = self._trained.prompt(self.set.trained_at(index))
+        return self._question(prompt, self.set.sha256)
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Returns up to `count` held-out prompts, always the same ones first."""
+        return [self._held_out.prompt(self.set.held_out_at(i)) for i in range(min(count, self.set.held_out))]
+
+    def trained(self, count: int) -> list[Prompt]:
+        """Returns the prompts of the first `count` tasks, or each prompt once if there are fewer."""
+        whole = self.set.prompts - self.set.held_out_inside
+        return [self._trained.prompt(self.set.trained_at(i)) for i in range(min(count, whole))]
+
+    def _question(self, prompt: Prompt, sha256: str) -> Question:
+        metadata = {"prompts": sha256, "line": str(prompt.line)}
+        return Question(messages_of(prompt), verifier_of(prompt), None, metadata)
+
+    def feedback(self, result: Result, feedback_id: str, event_time: int) -> Feedback:
+        """Raises NotImplementedError: the terms of this scenario do not name its users as a source."""
+        raise NotImplementedError("prompts have no feedback")
+
+
+def messages_of(prompt: Prompt) -> tuple[Message, ...]:
+    """Returns the messages of a prompt as records."""
+    return tuple(Message(role=role, content=content) for role, content in prompt.messages)
+
+
+def verifier_of(prompt: Prompt) -> Verifier:
+    """Returns the verifier of a prompt, whose data are the other columns of its row."""
+    data: dict[str, Any] = {"columns": prompt.columns}
+    return Verifier(name=VERIFIER, data=json.dumps(data, ensure_ascii=False))

@@ -1,0 +1,186 @@
+"""`tentalis learn`: trains on the user's prompts with the user's reward function."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.output import Format, OutputFormat, emitter
+from tentalis.cli.shared.settings import resolve_settings
+from tentalis.cli.shared.stack_checks import check_before_start
+from tentalis.cli.shared.trainer_changes import check_changes, configured
+from tentalis.service.exit_codes import ExitCode
+
+MOST_ANSWERS = 256
+
+
+Prompts = Annotated[
+    str,
+    typer.Argument(
+        help="Prompts: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder that `datasets` saved; or - for "
+        "JSONL on standard input."
+    ),
+]
+Reward = Annotated[
+    list[str],
+    typer.Option(
+        "--reward",
+        metavar="FILE.py:FUNCTION",
+        help="Reward function, with the parameters of TRL, verl or verifiers. Repeatable: rewards are added.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The model: smollm2, qwen2.5-coder-0.5b or qwen2.5-coder-1.5b, a folder, a GGUF file, or a hub id. "
+        "Default: smollm2.",
+        show_default=False,
+    ),
+]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(
+        "--eval",
+        metavar="PROMPTS",
+        help="Held-out prompts for the comparison of before and after. Default: a tenth of the prompts.",
+        show_default=False,
+    ),
+]
+Steps = Annotated[int, typer.Option("--steps", min=1, help="Policy versions to train.")]
+Group = Annotated[
+    int, typer.Option("--group", min=2, max=MOST_ANSWERS, help="Answers per prompt, compared with each other.")
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.01, help="Temperature of sampling.")]
+Weight = Annotated[
+    list[float] | None,
+    typer.Option("--weight", help="Weight of a reward function, in the order of --reward. Default: 1 each."),
+]
+RewardRange = Annotated[
+    str | None,
+    typer.Option(
+        "--reward-range",
+        metavar="LOW,HIGH",
+        help="Lowest and highest reward (of the sum, if several), mapped to -1 and 1. Default: -1 to 1.",
+        show_default=False,
+    ),
+]
+RewardSeconds = Annotated[
+    float, typer.Option("--reward-seconds", min=0.1, max=100.0, help="Time limit of one call of a reward function.")
+]
+RewardMemory = Annotated[
+    int, typer.Option("--reward-memory", min=128, help="Memory limit of the reward functions' process, in MiB.")
+]
+Column = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="NAME=prompt", help="Another name of a column of the prompts. Repeatable."),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of the order of prompts, the held-out part and the training.")
+]
+Compared = Annotated[
+    int, typer.Option("--eval-prompts", min=1, help="Most held-out prompts that are answered before and after.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Sample 16 answers, show them with their rewards, and stop.")]
+New = Annotated[bool, typer.Option("--new", help="Begin a new run although one with the same options is unfinished.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SETTING=VALUE", help="Trainer setting, such as optimizer.lr=1e-4. Repeatable."),
+]
+
+
+def learn(
+    prompts: Prompts,
+    reward: Reward,
+    model: Model = None,
+    held_out: HeldOut = None,
+    steps: Steps = 100,
+    group: Group = 8,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 1.0,
+    weight: Weight = None,
+    reward_range: RewardRange = None,
+    reward_seconds: RewardSeconds = 10.0,
+    reward_memory: RewardMemory = 2048,
+    column: Column = None,
+    seed: Seed = 0,
+    compared: Compared = 64,
+    check: Check = False,
+    new: New = False,
+    changes: Changes = None,
+    output: Format = OutputFormat.TABLE,
+) -> None:
+    """Trains a model on your prompts with your reward function, and compares before with after on held-out prompts.
+
+    Ctrl-C stops everything; the same command continues the run.
+    """
+    from tentalis.service.packages import require
+
+    require("`tentalis learn`", "local", "serve", "train")
+    from tentalis.learn.check import check as check_reward
+    from tentalis.learn.options import LearnOptions
+    from tentalis.learn.play import learn as learn_run
+
+    weights = tuple(weight or ())
+    if weights and len(weights) != len(reward):
+        raise CommandError(
+            f"--weight is given {len(weights)} times and --reward {len(reward)} times: give one weight per function",
+            ExitCode.USAGE,
+        )
+    options = LearnOptions(
+        source=prompts,
+        rewards=tuple(reward),
+        weights=weights,
+        reward_range=parse_range(reward_range),
+        reward_seconds=reward_seconds,
+        reward_memory_mb=reward_memory,
+        model=model,
+        held_out=held_out,
+        steps=steps,
+        group=group,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        columns=parse_columns(column or []),
+        seed=seed,
+        compared=compared,
+        new=new,
+        changes=tuple(changes or ()),
+        command=shlex.join(["tentalis", *sys.argv[1:]]),
+        emit=emitter(output),
+    )
+    settings = resolve_settings(join_stack=False)
+    check_before_start(settings)
+    check_changes(options.changes)
+    code = check_reward(options, settings) if check else learn_run(options, settings, configured)
+    raise typer.Exit(code)
+
+
+def parse_range(given: str | None) -> tuple[float, float] | None:
+    """Returns the two numbers of LOW,HIGH. Raises CommandError."""
+    if given is None:
+        return None
+    try:
+        low, high = (float(each) for each in given.split(","))
+    except ValueError as error:
+        raise CommandError(f"--reward-range {given}: give two numbers, such as 0,10", ExitCode.USAGE) from error
+    if not low < high:
+        raise CommandError(f"--reward-range {given}: the first number must be less than the second", ExitCode.USAGE)
+    return low, high
+
+
+def parse_columns(given: list[str]) -> tuple[tuple[str, str], ...]:
+    """Returns the pairs of NAME=NEW. Raises CommandError."""
+    pairs = tuple((old, new) for old, _, new in (each.partition("=") for each in given))
+    bad = [each for each, (old, new) in zip(given, pairs, strict=True) if not old or not new]
+    if bad:
+        raise CommandError(f"--column {bad[0]}: give NAME=NEW, such as question=prompt", ExitCode.USAGE)
+    for which in (0, 1):
+        names = [pair[which] for pair in pairs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise CommandError(f"--column names {twice[0]} twice: name each column once", ExitCode.USAGE)
+    return pairs

@@ -1,0 +1,212 @@
+"""`tentalis learn`: begins or continues a run, starts the stack, shows the progress and compares before with after."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from tentalis.agents.scenarios.prompt_file import Prompt
+from tentalis.agents.scenarios.prompts import PromptScenario
+from tentalis.demo.answers import checked
+from tentalis.demo.play import STOP_S, log_to
+from tentalis.demo.prepare import prepare
+from tentalis.demo.runs import Configured
+from tentalis.demo.stats import RunStats
+from tentalis.demo.watch import Interrupted, Processes, RunWatch
+from tentalis.kafka.lag import groups_of
+from tentalis.learn import runs
+from tentalis.learn.compare import compare
+from tentalis.learn.findings import judge_rewards
+from tentalis.learn.options import STDIN, LearnOptions
+from tentalis.learn.prepare import copy_stdin
+from tentalis.learn.result import LearnResult, SamplePair, emit_result
+from tentalis.learn.runs import Data, LearnRun
+from tentalis.learn.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tentalis.local.state import StateDir
+
+# Nothing reads hints where the terms of the tasks name no source for them.
+WITHOUT = frozenset({"hinting"})
+# Answers after which a useless reward is reported, while the run goes on.
+JUDGED_ANSWERS = 64
+SHOWN = 3
+
+
+def learn(options: LearnOptions, settings: Settings, configured: Configured) -> int:
+    """Trains a run to its end. Returns 0, or INTERRUPTED after Ctrl-C; raises LearnError, RunFailed and what the stack
+    raises."""
+    from rich.console import Console
+
+    from tentalis.local.shutdown import signals_unwind, stop_signals
+    from tentalis.local.stack import StackOptions, build_stack
+    from tentalis.local.state import StateDir
+    from tentalis.local.supervisor import Supervisor
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    log_to(console)
+    with signals_unwind(), StateDir(settings.home) as state:
+        run = _opened(state, options, settings, configured, console)
+        scenario = PromptScenario(run.prompts)
+        begun = "continuing" if run.resumed else "beginning"
+        console.print(f"{begun} run {run.run_id} in {state.path}", soft_wrap=True)
+        stack = build_stack(
+            StackOptions(
+                state=state,
+                settings=settings,
+                model=model_of(run),
+                trainer_config=run.config,
+                environment=scenario.environment,
+                manager=("--prompts", str(run.prompts), "--run", run.run_id),
+                scorers=run.scorers,
+                without=WITHOUT,
+            )
+        )
+        with stop_signals() as stop:
+            supervisor = Supervisor(state, stack.specs)
+            supervisor.start()
+            try:
+                show = LearnShow(run, options, scenario, stack.settings, stack.server, supervisor, console, stop)
+                show.play()
+            except Interrupted:
+                console.print("stopping ...", soft_wrap=True)
+            finally:
+                supervisor.stop(STOP_S)
+            if not show.concluded:
+                console.print(f"stopped. `{options.command}` continues run {run.run_id}", soft_wrap=True)
+                return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+def data_of(state: "StateDir", options: LearnOptions) -> Data:
+    """Returns the places of the data; standard input is copied into the state directory first. Raises LearnError."""
+    held_out = None if options.held_out is None else Path(options.held_out)
+    if options.source != STDIN:
+        return Data(Path(options.source), held_out)
+    return Data(copy_stdin(state.folder("runs") / "learn-stdin.jsonl"), held_out)
+
+
+def model_of(run: LearnRun) -> Path:
+    """Returns the folder of a run's base model."""
+    return Path(yaml.safe_load(run.config.read_text(encoding="utf-8"))["base_model"])
+
+
+def _opened(
+    state: "StateDir", options: LearnOptions, settings: Settings, configured: Configured, console: "Console"
+) -> LearnRun:
+    def remark(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    def model() -> Path:
+        return prepare(console, options.model, settings.cache, own_broker=settings.bootstrap is None)
+
+    folder = state.folder("runs")
+    kind = runs.kind_of(options)
+    data = data_of(state, options)
+    found = None if options.new else runs.unfinished(folder, kind)
+    if found is None:
+        return runs.begin(folder, options, data, time.time(), configured, model, remark)
+    run = runs.continued(found, data)
+    model()  # may have been removed from the cache since
+    return run
+
+
+@dataclass
+class LearnShow:
+    """Watches one run, then compares the base model with the newest adapter on held-out prompts."""
+
+    run: LearnRun
+    options: LearnOptions
+    scenario: PromptScenario
+    settings: Settings
+    server: str
+    processes: Processes
+    console: "Console"
+    stop: threading.Event
+    concluded: bool = False
+    watch: RunWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        started = self.processes.status().keys()
+        self.watch = RunWatch(
+            self.run.run_id,
+            self.options.steps,
+            self.scenario.environment,
+            self.scenario.policy,
+            self.settings,
+            self.processes,
+            self.console,
+            self.stop,
+            groups_of(self.scenario.environment, self.scenario.policy, started),
+            "tentalis learn",
+            self._notice,
+        )
+        self._judged = False
+
+    def play(self) -> None:
+        """Watches the run to its end and shows the result. Raises Interrupted or RunFailed."""
+        self.watch.follow()
+        self._conclude()
+
+    def _notice(self, stats: RunStats) -> str | None:
+        """Returns what is wrong with the reward after the first JUDGED_ANSWERS answers, if the reward is useless or
+        never reaches its middle."""
+        scored = stats.outcomes.total()
+        if self._judged or scored < JUDGED_ANSWERS:
+            return None
+        self._judged = True
+        rewards = stats.rewards([score.version for score in stats.scores()])
+        unknown = [None] * max(0, scored - len(rewards))
+        found = judge_rewards([[*rewards, *unknown]], self.options.reward_range is not None)
+        if found.useless or not found.solved:
+            return "\n".join(found.remarks)
+        return None
+
+    def _conclude(self) -> None:
+        stats = self.watch.stats
+        newest = f"{stats.policy}@v{stats.acknowledged}"
+        prompts = self.scenario.held_out(self.options.compared)
+        self.console.print(f"comparing the base model with {newest} on {len(prompts)} held-out prompts", soft_wrap=True)
+        before, after = checked(self._answers(newest, prompts), self.watch.check)
+        result = LearnResult(
+            run_id=self.run.run_id,
+            stats=stats,
+            steps=self.options.steps,
+            newest=newest,
+            comparison=compare([each.reward for each in before], [each.reward for each in after]),
+            samples=[
+                SamplePair(prompt.messages[-1][1], *pair)
+                for prompt, *pair in zip(prompts[:SHOWN], before, after, strict=False)
+            ],
+            problems=[each.problem for each in (*before, *after) if each.problem],
+            wall_seconds=self.watch.elapsed,
+            resumed=self.run.resumed,
+            prompts=f"{self.options.source}: {self.scenario.set.prompts}, {self.scenario.set.held_out} held out",
+            rewards=self.options.rewards,
+            config=self.run.config.read_text(encoding="utf-8"),
+        )
+        emit_result(result, self.settings.home / "reports" / self.run.run_id, self.options.emit, self.console)
+        self.run.finish()
+        self.concluded = True
+        for name, reason in self.processes.broken().items():
+            self.console.print(f"{name}: {reason}", soft_wrap=True)
+
+    async def _answers(self, newest: str, prompts: list[Prompt]) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
+        """Returns the greedy answers of the base model and of the newest adapter."""
+        from tentalis.inference.client import OpenAIClient
+
+        greedy = Asked(n=1, temperature=0.0)
+        async with OpenAIClient(self.server, timeout=600.0) as client:
+            base = await base_model(client)
+            found = [
+                [group[0] for group in await scored_answers(client, model, self.scenario, prompts, greedy)]
+                for model in (base, newest)
+            ]
+        return found[0], found[1]

@@ -1,0 +1,264 @@
+"""The runs of `tentalis learn`: STATE/runs/<run_id>/ with prepared prompts, scorers and the trainer's settings."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tentalis.agents.scenarios.prompt_file import Prompt
+from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, VERIFIER, PromptScenario, PromptSet
+from tentalis.demo.runs import Configured, RunKind, trainer_config
+from tentalis.learn.errors import LearnError
+from tentalis.learn.options import STDIN, LearnOptions
+from tentalis.learn.prepare import PreparedPrompts, held_out_count, source_digest, unusable_file, write_prompts
+from tentalis.rewards.functions import FunctionScorer
+from tentalis.rewards.functions.arguments import missing_columns
+from tentalis.rewards.scorer_file import BadScorers, load_scorers
+
+_KIND_FILE = "learn.json"
+_PREPARING = "learn-preparing"
+_STAMP = "learn-%Y%m%d-%H%M%S"
+
+Remark = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnRun:
+    """The folder of a run. `resumed`: an earlier command began it."""
+
+    run_id: str
+    folder: Path
+    resumed: bool
+
+    @property
+    def config(self) -> Path:
+        """The trainer's configuration file."""
+        return self.folder / "config.yaml"
+
+    @property
+    def prompts(self) -> Path:
+        """The folder of prepared prompts."""
+        return self.folder / "prompts"
+
+    @property
+    def scorers(self) -> Path:
+        """The file of scorers."""
+        return self.folder / "scorers.yaml"
+
+    def finish(self) -> None:
+        """Marks the run as finished: the same command begins another."""
+        (self.folder / "finished").write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Places of the data: the source, and the file of held-out prompts or None. Standard input is a file already."""
+
+    source: Path
+    held_out: Path | None
+
+
+def kind_of(options: LearnOptions) -> dict[str, Any]:
+    """Returns the options that identify a run: the same command continues an unfinished run with equal ones."""
+    return {
+        "source": options.source if options.source == STDIN else str(Path(options.source).resolve()),
+        "held_out": None if options.held_out is None else str(Path(options.held_out).resolve()),
+        "rewards": [absolute_target(target) for target in options.rewards],
+        "weights": list(options.weights),
+        "reward_range": None if options.reward_range is None else list(options.reward_range),
+        "reward_seconds": options.reward_seconds,
+        "reward_memory_mb": options.reward_memory_mb,
+        "model": absolute_model(options.model),
+        "steps": options.steps,
+        "group": options.group,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "columns": dict(options.columns),
+        "seed": options.seed,
+        "changes": list(options.changes),
+    }
+
+
+def absolute_target(target: str) -> str:
+    """Returns PATH.py:NAME with an absolute path. Raises LearnError."""
+    path, colon, name = target.rpartition(":")
+    if not colon or not path.endswith(".py") or not name.isidentifier():
+        raise LearnError(f"--reward {target}: name a file and a function in it, such as rewards.py:score")
+    if not Path(path).is_file():
+        raise LearnError(f"--reward {target}: there is no file {path}")
+    return f"{Path(path).resolve()}:{name}"
+
+
+def absolute_model(model: str | None) -> str | None:
+    """Returns the model's name, or the absolute path of a folder or file."""
+    return str(Path(model).resolve()) if model is not None and Path(model).exists() else model
+
+
+def scorer_file_of(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of the file of scorers for the reward functions of a run."""
+    settings: dict[str, Any] = {
+        "kind": "function",
+        "target": kind["rewards"],
+        "time_limit_s": kind["reward_seconds"],
+        "memory_mb": kind["reward_memory_mb"],
+    }
+    if kind["weights"]:
+        settings["weights"] = kind["weights"]
+    if kind["reward_range"] is not None:
+        settings["range"] = kind["reward_range"]
+    return {"environments": {PromptScenario.environment: {VERIFIER: settings}}}
+
+
+def loaded_scorer(path: Path) -> FunctionScorer:
+    """Registers the scorer of a run in this process and returns it. Its name has the digest of the function's source.
+
+    Raises LearnError.
+    """
+    try:
+        ((_, _, scorer),) = load_scorers(path)
+    except BadScorers as error:
+        raise LearnError(f"the reward function cannot be used: {error}") from error
+    assert isinstance(scorer, FunctionScorer), "the file has the kind function"
+    scorer.close()  # its process starts again with the next call
+    return scorer
+
+
+def missing_of(scorer: FunctionScorer) -> Callable[[Prompt], str | None]:
+    """Returns a function that gives the reason why the reward functions cannot score answers to a prompt, or None."""
+
+    def reason(prompt: Prompt) -> str | None:
+        for each in scorer.description.functions:
+            if missing := missing_columns(each.signature, prompt.columns):
+                return f"{each.name} of {each.place} needs the column {', '.join(missing)}"
+        return None
+
+    return reason
+
+
+def unfinished(runs: Path, kind: Mapping[str, Any]) -> LearnRun | None:
+    """Returns the newest unfinished run of this kind, or None."""
+    for folder in sorted(runs.glob("learn-*"), reverse=True):
+        run = LearnRun(folder.name, folder, resumed=True)
+        # The configuration is written last: a folder without one was not begun.
+        if folder.name == _PREPARING or (folder / "finished").exists() or not run.config.exists():
+            continue
+        if _described(run)["kind"] == kind:
+            return run
+    return None
+
+
+def continued(run: LearnRun, data: Data) -> LearnRun:
+    """Returns an unfinished run after it is checked that its data and reward function are unchanged.
+
+    Raises LearnError, BadPrompts.
+    """
+    described = _described(run)
+    for name, place in (("source", data.source), ("held_out", data.held_out)):
+        if place is not None and source_digest(place) != described[name]:
+            raise LearnError(
+                f"{place} has changed since run {run.run_id} began, which is unfinished: put the earlier content back "
+                "to continue it, or begin another run with --new"
+            )
+    if loaded_scorer(run.scorers).name != described["scorer"]:
+        raise LearnError(
+            f"the reward function has changed since run {run.run_id} began, which is unfinished: put the earlier "
+            "function back to continue it, or begin another run with --new"
+        )
+    PromptScenario(run.prompts).check()
+    return run
+
+
+def begin(
+    runs: Path,
+    options: LearnOptions,
+    data: Data,
+    now: float,
+    configured: Configured,
+    model: Callable[[], Path],
+    remark: Remark,
+) -> LearnRun:
+    """Prepares the data, loads the reward function, and begins a run named after `now` (seconds since the epoch).
+
+    `model` returns the folder of the model; it is called when data and function are known to be good.
+
+    Raises LearnError.
+    """
+    folder = runs / _PREPARING
+    shutil.rmtree(folder, ignore_errors=True)  # of a command that was interrupted
+    folder.mkdir(parents=True)
+    described = prepare_run(folder, options, data, remark)
+    stamp = int(now)
+    while (runs / time.strftime(_STAMP, time.gmtime(stamp))).exists():
+        stamp += 1
+    run = LearnRun(time.strftime(_STAMP, time.gmtime(stamp)), folder, resumed=False)
+    scenario = PromptScenario(run.prompts)
+    settings = trainer_config(
+        run.run_id, RunKind(scenario.name, options.steps, str(model()), options.changes), scenario
+    ) | {"seed": options.seed}
+    (folder / _KIND_FILE).write_text(json.dumps(described, indent=1), encoding="utf-8")
+    config = yaml.safe_dump(configured(settings, options.changes), sort_keys=False)
+    run.config.write_text(config, encoding="utf-8")
+    return LearnRun(run.run_id, folder.rename(runs / run.run_id), resumed=False)
+
+
+def prepare_run(folder: Path, options: LearnOptions, data: Data, remark: Remark) -> dict[str, Any]:
+    """Loads the reward function and writes scorers and prompts into a folder; returns the options with all digests.
+
+    Raises LearnError.
+    """
+    kind = kind_of(options)
+    run = LearnRun("", folder, resumed=False)
+    run.scorers.write_text(yaml.safe_dump(scorer_file_of(kind), sort_keys=False), encoding="utf-8")
+    scorer = loaded_scorer(run.scorers)
+    run.prompts.mkdir()
+    return _prepare(options, data, run.prompts, missing_of(scorer), remark) | {"kind": kind, "scorer": scorer.name}
+
+
+def _described(run: LearnRun) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads((run.folder / _KIND_FILE).read_text(encoding="utf-8"))
+    return described
+
+
+def _prepare(
+    options: LearnOptions, data: Data, folder: Path, refusal: Callable[[Prompt], str | None], remark: Remark
+) -> dict[str, Any]:
+    """Writes the prompts; returns the digests of the sources."""
+
+    def written(source: Path, name: str, shown: str) -> PreparedPrompts:
+        prepared = write_prompts(source, folder, name, dict(options.columns), refusal)
+        if said := prepared.remark(shown, unusable_file(folder, name)):
+            remark(said)
+        return prepared
+
+    trained = written(data.source, TRAINED, "standard input" if options.source == STDIN else options.source)
+    held_out: PreparedPrompts | None = None
+    if data.held_out is not None:
+        held_out = written(data.held_out, HELD_OUT, str(options.held_out))
+        count = held_out.prompts
+        remark(f"{trained.prompts} prompts to train on, {count} held-out prompts")
+    else:
+        count = held_out_count(trained.prompts, data.source)
+        remark(
+            f"{trained.prompts - count} prompts to train on; a tenth is held out ({count} prompts), because --eval "
+            "names no other ones"
+        )
+    PromptSet(
+        options.seed,
+        options.group,
+        options.max_tokens,
+        options.temperature,
+        trained.sha256,
+        trained.prompts,
+        count,
+        None if held_out is None else held_out.sha256,
+    ).write(folder)
+    return {
+        "source": source_digest(data.source),
+        "held_out": None if data.held_out is None else source_digest(data.held_out),
+        "unusable": trained.unusable + (0 if held_out is None else held_out.unusable),
+    }

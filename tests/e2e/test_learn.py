@@ -1,0 +1,122 @@
+"""`tentalis learn` as a person runs it: check, Ctrl-C after a step, the same command again, replay."""
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.lab import CLI, Home, pids_of
+from tests.support.kafka_fixture import eventually
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+
+STEPS = 2
+REWARD = '''
+def score(completions, letter, **columns):
+    """The share of a letter in the answer, which differs between random answers."""
+    texts = [completion[0]["content"] for completion in completions]
+    return [text.count(one) / max(1, len(text)) for text, one in zip(texts, letter)]
+'''
+
+
+def command(home: Home, folder: Path, *more: str) -> list[str]:
+    """The command line, with a reward function and prompts of which one line is bad."""
+    (folder / "rewards.py").write_text(REWARD, encoding="utf-8")
+    rows = [json.dumps({"question": f"Write number {number}.", "letter": "e"}) for number in range(20)]
+    (folder / "prompts.jsonl").write_text("\n".join([*rows[:3], "no row", *rows[3:]]), encoding="utf-8")
+    arguments = [
+        str(folder / "prompts.jsonl"),
+        "--reward",
+        f"{folder / 'rewards.py'}:score",
+        "--model",
+        str(home.model),
+    ]
+    arguments += ["--column", "question=prompt", "--steps", str(STEPS), "--group", "4", "--max-tokens", "8"]
+    return [*CLI, "learn", *arguments, "--set", "lora.rank=4", "-o", "json", *more]
+
+
+def started(home: Home, arguments: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        arguments,
+        env=home.env,
+        stdout=subprocess.PIPE,
+        stderr=home.errors.open("ab"),
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+@pytest.mark.long  # the ordinary suite has its parts: the check below, the manager over prompts, the samples
+def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    learning = started(home, command(home, tmp_path))
+    eventually(
+        lambda: any((home.path / "adapters").rglob("v1/adapter_model.safetensors")), 200, message="no step was trained"
+    )
+    assert "hinting" not in home.processes()
+    learning.send_signal(signal.SIGINT)
+    learning.communicate(timeout=60)
+    assert learning.returncode == 130 and pids_of(home.path) == []
+
+    result = home.finish(started(home, command(home, tmp_path)), timeout=300)
+    said = home.errors.read_text()
+    assert f"{tmp_path / 'prompts.jsonl'}: 1 of 21 rows cannot be used:\n  line 4: not JSON" in said
+    assert "18 prompts to train on; a tenth is held out (2 prompts)" in said
+    assert re.findall(r"(beginning|continuing) run (\S+)", said) == [
+        ("beginning", result["run_id"]),
+        ("continuing", result["run_id"]),
+    ]
+    check_result(home, result)
+    check_tasks(home)
+    replayed = home.run("replay", str(result["run_id"]), "-o", "json")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+def check_result(home: Home, result: dict[str, Any]) -> None:
+    assert [row["version"] for row in result["reward_by_version"]] == list(range(STEPS + 1))
+    assert result["policy"] == f"learn@v{STEPS}"
+    assert (Path(result["adapter"]) / "adapter_model.safetensors").exists()
+    assert result["held_out"]["prompts"] == 2 and result["held_out"]["unknown"] == 0
+    for moment in ("before", "after", "difference"):
+        found = result["held_out"][moment]
+        assert found["low"] <= found["mean"] <= found["high"]
+    assert len(result["samples"]) == 2 and result["samples"][0]["question"].startswith("Write number")
+    assert result["next"][0] == f"tentalis replay {result['run_id']}"
+    assert "held-out prompts" in Path(result["report"]).read_text(encoding="utf-8")
+    assert pids_of(home.path) == []
+
+
+def check_tasks(home: Home) -> None:
+    """Every task carries its row, no held-out prompt was asked, and every outcome has the function's reward."""
+    shown = home.run("consume", "tentalis.tasks.v1", "--from", "earliest", "--exit", "-o", "json")
+    tasks = [json.loads(line)["value"] for line in shown.stdout.splitlines()]
+    (prompts,) = (home.path / "runs").glob("learn-*/prompts")
+    described = json.loads((prompts / "set.json").read_text(encoding="utf-8"))
+    assert {task["metadata"]["prompts"] for task in tasks} == {described["sha256"]}
+    lines = [int(task["metadata"]["line"]) for task in tasks]
+    assert len({*lines}) == min(len(lines), 18) and 4 not in lines
+    for task in tasks:
+        # Line 4 is the bad one.
+        number = int(task["metadata"]["line"]) - 1
+        assert task["messages"][0]["content"] == f"Write number {number if number < 3 else number - 1}."
+        assert json.loads(task["verifier"]["data"]) == {"columns": {"letter": "e"}}
+
+
+def test_the_check_shows_sixteen_answers_and_starts_no_broker(tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    done = subprocess.run(
+        command(home, tmp_path, "--check"), env=home.env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["useful"] is True
+    assert [len(prompt["answers"]) for prompt in found["prompts"]] == [4] * 4
+    assert all(answer["reward"] is not None for prompt in found["prompts"] for answer in prompt["answers"])
+    assert found["solve_rate"] == 0.0 and any("No answer reaches 0.5" in remark for remark in found["remarks"])
+    assert not (home.path / "logs" / "broker.log").exists() and [*(home.path / "runs").iterdir()] == []
+    assert pids_of(home.path) == []

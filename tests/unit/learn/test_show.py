@@ -1,0 +1,107 @@
+"""The remark on a useless reward while a run goes on, and the result in words."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tentalis.demo.report import html_of
+from tentalis.demo.stats import RunStats
+from tentalis.learn.check import solve_rate
+from tentalis.learn.compare import compare
+from tentalis.learn.findings import judge_rewards
+from tentalis.learn.options import LearnOptions
+from tentalis.learn.play import JUDGED_ANSWERS, LearnShow
+from tentalis.learn.result import LearnResult, SamplePair, _report
+from tentalis.learn.sample import ScoredAnswer
+from tentalis.service.settings import Settings
+from tests.support.loop_records import RUN, T0, ack, manifest, outcome, task, update
+
+
+def stats_of(rewards: list[float | None]) -> RunStats:
+    stats = RunStats(RUN)
+    stats.apply(manifest(steps=1), T0)
+    of = task("t", n=len(rewards))
+    stats.apply(of, T0)
+    for index, reward in enumerate(rewards):
+        stats.apply(outcome(of, index, version=1, reward=reward), T0)
+    stats.apply(update(2), T0)
+    stats.apply(ack(2), T0)
+    return stats
+
+
+def show() -> LearnShow:
+    nobody = cast(
+        Any, SimpleNamespace(status=lambda: {"worker": {}}, environment="chat", policy="assistant", run_id=RUN)
+    )
+    options = LearnOptions("p.jsonl", ("r.py:f",))
+    return LearnShow(nobody, options, nobody, Settings(), "", nobody, nobody, threading.Event())
+
+
+@pytest.mark.parametrize(
+    ("rewards", "remark"),
+    [
+        ([0.5] * JUDGED_ANSWERS, "The reward is constant: each of 64 answers has 0.5"),
+        ([0.0, 0.1] * (JUDGED_ANSWERS // 2), "No answer reaches 0.5"),
+        ([None] * JUDGED_ANSWERS, "The reward of every answer is unknown"),
+        ([0.0, 1.0] * (JUDGED_ANSWERS // 2), None),
+        ([0.5] * (JUDGED_ANSWERS - 1), None),
+    ],
+)
+def test_a_useless_reward_is_reported_after_the_first_answers(rewards: list[float | None], remark: str | None) -> None:
+    watching = show()
+    said = watching.watch.notice(stats_of(rewards)) if watching.watch.notice else None
+    assert said is None if remark is None else said is not None and remark in said
+
+
+def test_a_reward_that_was_good_is_not_judged_again() -> None:
+    watching = show()
+    assert watching.watch.notice is not None
+    assert watching.watch.notice(stats_of([0.0, 1.0] * 32)) is None
+    assert watching.watch.notice(stats_of([0.0] * 64)) is None
+
+
+def result(**more: Any) -> LearnResult:
+    answers = ScoredAnswer("<b>short</b>", 1.0, {}), ScoredAnswer("long\x1b[2J", None, {}, "it took too long")
+    values: dict[str, Any] = {
+        "run_id": RUN,
+        "stats": stats_of([0.0, 1.0]),
+        "steps": 1,
+        "newest": "assistant@v2",
+        "comparison": compare([0.0, 0.0], [1.0, 0.5]),
+        "samples": [SamplePair("why?", *answers)],
+        "problems": ["it took too long"],
+        "wall_seconds": 3.0,
+        "resumed": False,
+        "prompts": "p.jsonl: 20, 2 held out",
+        "rewards": ("r.py:f",),
+        "config": "steps: 1",
+    }
+    return LearnResult(**values | more)
+
+
+def test_the_result_names_adapter_comparison_and_next_commands() -> None:
+    found = result()
+    as_json = found.as_json(Path("/r.html"))
+    assert as_json["adapter"] == found.adapter and Path(found.adapter).is_absolute()
+    assert as_json["held_out"]["difference"]["mean"] == 0.75
+    assert as_json["samples"][0]["after"] == {"answer": "long\x1b[2J", "reward": None}
+    assert found.commands[2] == "tentalis policy export assistant@v2 --format safetensors --to assistant-v2"
+    assert "difference 0.750" in found.held_out_sentence()
+    assert result(comparison=None).held_out_sentence().endswith("after: it took too long.")
+
+
+def test_the_report_escapes_answers_and_shows_their_rewards() -> None:
+    page = html_of(_report(result()), b"png")
+    assert "&lt;b&gt;short&lt;/b&gt;\n[reward 1.000]" in page
+    assert "\x1b" not in page and "[reward unknown: it took too long]" in page
+    assert "Reward on 2 held-out prompts" in page
+
+
+def test_the_solve_rate_in_words() -> None:
+    assert solve_rate(judge_rewards([[0.0, 1.0]], ranged=False)) == (
+        "solve rate: 50% of 2 answers reach 0.5, the middle of 0 to 1"
+    )
+    assert solve_rate(judge_rewards([[None]], ranged=False)).startswith("solve rate: unknown")

@@ -1,0 +1,200 @@
+"""The readers of prompts: every format gives the same rows, and a bad row is named by its line."""
+
+import importlib
+import json
+import sys
+import tracemalloc
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tentalis.learn.errors import LearnError
+from tentalis.learn.sources import SourceRow, plain, read_rows
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+ROWS = st.lists(st.dictionaries(TEXTS, VALUES, max_size=3), max_size=5)
+
+
+def rows_of(path: Path, text: str | bytes) -> list[SourceRow]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return list(read_rows(path))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sources")
+
+
+@given(rows=ROWS, indent=st.sampled_from([None, 1]))
+def test_an_array_and_lines_give_the_same_rows(folder: Path, rows: list[dict[str, Any]], indent: int | None) -> None:
+    lines = rows_of(folder / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    array = rows_of(folder / "a.json", json.dumps(rows, indent=indent, ensure_ascii=False))
+    assert [row.values for row in lines] == rows
+    assert array == lines
+    assert [row.number for row in lines] == list(range(1, len(rows) + 1))
+
+
+def test_an_array_longer_than_what_is_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tentalis.learn.sources._CHUNK", 3)
+    rows = [{"prompt": "a" * size, "n": [size, {"x": "]"}]} for size in range(12)]
+    assert [row.values for row in rows_of(folder / "long.json", "  " + json.dumps(rows))] == rows
+    cut = rows_of(folder / "cut.json", '[12345, {"a": 1}]')
+    assert [(row.number, row.values) for row in cut] == [(1, None), (2, {"a": 1})], "a number is not two numbers"
+
+
+def test_lines_in_a_file_named_json_are_read_as_lines(folder: Path) -> None:
+    assert [row.values for row in rows_of(folder / "l.json", '{"prompt": "a"}\n{"prompt": "b"}\n')] == [
+        {"prompt": "a"},
+        {"prompt": "b"},
+    ]
+
+
+def test_bad_lines_are_named_and_the_others_read(folder: Path) -> None:
+    rows = rows_of(folder / "bad.jsonl", b'\xef\xbb\xbf{"a": 1}\n\n{"a": \n[1]\n{"a": NaN}\n\xff\xfe\n{"a": 2}')
+    assert [(row.number, row.values) for row in rows] == [
+        (1, {"a": 1}),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+        (7, {"a": 2}),
+    ]
+    assert "not a JSON object but list" in rows[2].problem and "NaN is not" in rows[3].problem
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}, {"a": ', '[{"a": 1}', '[{"a": 1}, nonsense]'])
+def test_an_array_that_breaks_off_is_an_error_with_its_row(folder: Path, text: str) -> None:
+    with pytest.raises(LearnError, match=r"broken\.json, row 2: .* convert it to JSONL"):
+        rows_of(folder / "broken.json", text)
+
+
+@pytest.mark.parametrize(("ending", "separator"), [("csv", ","), ("tsv", "\t")])
+def test_separated_values_keep_the_line_where_a_record_begins(folder: Path, ending: str, separator: str) -> None:
+    text = 'prompt,answer\n"two\nlines, ""so""",1\nshort\n\nlast,\n'.replace(",", separator)
+    rows = rows_of(folder / f"s.{ending}", text)
+    assert rows == [
+        SourceRow(2, {"prompt": f'two\nlines{separator} "so"', "answer": "1"}),
+        SourceRow(4, None, "1 fields, but the header has 2"),
+        SourceRow(6, {"prompt": "last", "answer": ""}),
+    ]
+
+
+def test_a_header_with_a_name_twice_is_refused(folder: Path) -> None:
+    with pytest.raises(LearnError, match="line 1: a header with one name per column"):
+        rows_of(folder / "twice.csv", "a,a\n1,2\n")
+
+
+def test_parquet_values_become_json(folder: Path) -> None:
+    path = folder / "odd[1]*.parquet"  # DuckDB takes these signs as a pattern
+    duckdb.sql(
+        "SELECT 'hi' AS prompt, {'role': 'user', 'n': [1, 2]} AS info, DATE '2024-01-02' AS day, "
+        "1.50::DECIMAL(4,2) AS price, 'nan'::DOUBLE AS nothing UNION ALL SELECT 'two', NULL, NULL, 2, 3.5"
+    ).write_parquet(str(folder / "plain.parquet"))
+    (folder / "plain.parquet").rename(path)
+    (folder / "odd1.parquet").write_bytes(b"another file, which the pattern would match")
+    rows = list(read_rows(path))
+    assert [row.values for row in rows] == [
+        {"prompt": "hi", "info": {"role": "user", "n": [1, 2]}, "day": "2024-01-02", "price": 1.5, "nothing": None},
+        {"prompt": "two", "info": None, "day": None, "price": 2, "nothing": 3.5},
+    ]
+
+
+def test_bytes_in_a_parquet_file_make_their_row_unusable(folder: Path) -> None:
+    duckdb.sql("SELECT 'x' AS prompt, 'ab'::BLOB AS image").write_parquet(str(folder / "blob.parquet"))
+    (row,) = read_rows(folder / "blob.parquet")
+    assert row.values is None and "bytes" in row.problem
+
+
+def test_files_that_are_no_data_are_named(folder: Path) -> None:
+    (folder / "no.parquet").write_bytes(b"no parquet")
+    with pytest.raises(LearnError, match=r"no\.parquet, after row 0: not a readable Parquet file"):
+        list(read_rows(folder / "no.parquet"))
+    with pytest.raises(LearnError, match="there is no such file"):
+        read_rows(folder / "missing.jsonl")
+    (folder / "x.txt").touch()
+    with pytest.raises(LearnError, match=r"\.txt is not known.*\.jsonl"):
+        read_rows(folder / "x.txt")
+    with pytest.raises(LearnError, match=r"no state\.json"):
+        read_rows(folder)
+
+
+def saved(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """Saves rows as `Dataset.save_to_disk` does, in two Arrow files."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is optional, and reads folders of `datasets` only")
+    ipc = importlib.import_module("pyarrow.ipc")
+    folder.mkdir()
+    for number in range(2):
+        table = pyarrow.Table.from_pylist(rows[number::2])
+        with ipc.new_stream(str(folder / f"data-0000{number}-of-00002.arrow"), table.schema) as file:
+            file.write_table(table)
+    files = [{"filename": f"data-0000{number}-of-00002.arrow"} for number in range(2)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files}), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": str(n)}], "answer": n} for n in range(5)]
+    read = list(read_rows(saved(tmp_path / "set", rows)))
+    assert [row.values for row in read] == [*rows[0::2], *rows[1::2]]
+    assert [row.number for row in read] == [1, 2, 3, 4, 5]
+
+
+def test_a_folder_with_splits_names_them(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', encoding="utf-8")
+    with pytest.raises(LearnError, match=f"splits train, test.*{tmp_path}/train"):
+        read_rows(tmp_path)
+
+
+def test_without_pyarrow_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "state.json").write_text('{"_data_files": []}', encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(LearnError, match="pip install pyarrow"):
+        read_rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Decimal("3"), 3),
+        (Decimal("2.5"), 2.5),
+        (float("nan"), None),
+        (date(2024, 1, 2), "2024-01-02"),
+        (datetime(2024, 1, 2, tzinfo=UTC), "2024-01-02T00:00:00+00:00"),
+        ({1: (True, None)}, {"1": [True, None]}),
+    ],
+)
+def test_values_as_json_has_them(value: Any, expected: Any) -> None:
+    assert plain(value) == expected
+    assert type(plain(value)) is type(expected)
+
+
+@pytest.mark.parametrize("value", [float("inf"), b"x", {1, 2}])
+def test_values_that_json_does_not_have(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"JSON"):
+        plain(value)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_a_large_file_is_not_loaded(folder: Path, ending: str) -> None:
+    text = "x" * 2000
+    row = f"{text},1\n" if ending == "csv" else json.dumps({"prompt": text}) + ("\n" if ending == "jsonl" else ",")
+    head, tail = {"csv": ("prompt,n\n", ""), "jsonl": ("", ""), "json": ("[", '{"prompt": ""}]')}[ending]
+    path = folder / f"large.{ending}"
+    path.write_text(head + row * 10_000 + tail, encoding="utf-8")
+    tracemalloc.start()
+    count = sum(1 for _ in read_rows(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count >= 10_000
+    assert peak < path.stat().st_size / 2
