@@ -214,8 +214,8 @@ class _Builder:
                 )
             case "worker":
                 # Of a stack that joins another one on its host, the id of the server is unique, the host's name is not.
-                base = options.server_id if options.joins else socket.gethostname()
-                worker_id = instance_name(f"{base}-{options.environment}", number)
+                place = options.server_id if options.joins else socket.gethostname()
+                worker_id = instance_name(f"{place}-{options.environment}", number)
                 answers_as = ("--environment", options.environment, "--server-id", options.server_id)
                 return *answers_as, *(("--worker-id", worker_id) if options.joins or number > 1 else ())
             case "gateway":
