@@ -23,16 +23,19 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.config import consumer_config
 from tentalis.kafka.consumer import headers_in
 from tentalis.kafka.errors import NoSuchTopic, RecordTooLarge, passes, refused
+from tentalis.kafka.partitioner import TYPE_HEADER
 from tentalis.service import tracing
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
 
-INDEXED_TOPICS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.SESSIONS, topics.OUTCOMES)
+INDEXED_TOPICS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.SESSIONS, topics.HALVES, topics.OUTCOMES)
+"""Of the halves only the hints are indexed."""
 # Number of newest batch plans read at the start: plans are long, and old ones are not needed.
 NEWEST_BATCHES = 512
 EVENT_ID_HEADER = "ce_id"
+HINT_TYPE = b"tentalis.Hint"
 RETRY_S = 2.0
 TIMEOUT_S = 10.0
 ACKNOWLEDGE_TIMEOUT_S = 10.0
@@ -219,13 +222,12 @@ class BridgeLogFollower:
             value = message.value()
             if value is None:
                 continue
-            event_id = (
-                next((header_value for name, header_value in headers_in(message) if name == EVENT_ID_HEADER), None)
-                or b""
-            )
-            ref = IndexedRecord(
-                topic, partition, offset, int(message.timestamp()[1]), event_id.decode("utf-8", "replace")
-            )
+            headers = dict(headers_in(message))
+            # A record that has lost its headers may be a hint: its type is seen when it is read again.
+            if topic == topics.HALVES and headers.get(TYPE_HEADER, HINT_TYPE) != HINT_TYPE:
+                continue
+            event_id = (headers.get(EVENT_ID_HEADER) or b"").decode("utf-8", "replace")
+            ref = IndexedRecord(topic, partition, offset, int(message.timestamp()[1]), event_id)
             if topic in INDEXED_TOPICS:
                 batch.refs.append((ref, message.key() or b""))
             if topic not in INDEXED_TOPICS or decode_all:
