@@ -27,29 +27,32 @@ def test_a_rank_reads_kafka_before_the_ranks_meet_and_collectives_begin_after(
         happened.append("collectives")
         raise StopRequested
 
+    def receive(_: Any) -> tuple[bytes, None]:
+        happened.append("broadcast")
+        return b"", None
+
     monkeypatch.setattr(loop, "fetch", fetch)
     monkeypatch.setattr(loop, "train_step", begin)
     monkeypatch.setattr(loop, "Publisher", lambda *_: None)
     monkeypatch.setattr(loop, "TopicWatch", lambda *_: SimpleNamespace(check=lambda: None))
     monkeypatch.setattr(loop, "RolloutReader", lambda *_, **__: SimpleNamespace(poll=lambda _: []))
-    checkpoint = SimpleNamespace(adapter=lambda: b"", optimizer=lambda: None)
-    monkeypatch.setattr(loop, "Checkpoint", SimpleNamespace(read=lambda _: checkpoint))
     channel: Any = SimpleNamespace(
-        wait_for_command=lambda _: {"checkpoint": "c", "first_version": 0, "low_water": {}},
+        wait_for_command=lambda _: {"first_version": 0, "low_water": {}},
         next_command=lambda: {"plan": plan(1, ["t/0"]).model_dump_json()},
         barrier=lambda tag, _: happened.append(tag),
     )
-    nothing: Any = SimpleNamespace(rank=1, restore=lambda *_: None, policy=SimpleNamespace(vocab_size=64))
+    nothing: Any = SimpleNamespace(policy=SimpleNamespace(vocab_size=64), restore=lambda *_: None)
+    second: Any = SimpleNamespace(rank=1, size=2, broadcast=receive)
     with pytest.raises(StopRequested):
         loop._train_run(
             config(tmp_path),
             nothing,
             StopRequest(),
-            nothing,
+            second,
             TrainerMetrics(),
             nothing,
             nothing,
             channel,
             coordinator=None,
         )
-    assert happened == ["fetch", "ready/1/1", "collectives"]
+    assert happened == ["checkpoint", "broadcast", "fetch", "ready/1/1", "collectives"]
