@@ -11,13 +11,14 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Follower, Stored
 from tentalis.kafka.offsets import end_offsets, offsets_at
 from tentalis.kafka.skipped import SKIPPED
+from tentalis.ops.sessions.append_order import AppendOrder
 from tentalis.ops.sessions.learned import LearnedEntry, entry_of
 from tentalis.service.settings import Settings
 
 FOLLOWED = (topics.SESSIONS, topics.FEEDBACK, topics.HALVES, topics.OUTCOMES, topics.BATCHES)
 """In the order of cause and effect, for records of the same millisecond."""
-POLL_S = 0.05
-SETTLE_S = 0.5
+POLL_S = 0.2
+SETTLE_S = 1.0
 """Time for which an entry is kept, so that records of another topic that were appended earlier come first."""
 
 
@@ -30,41 +31,37 @@ def follow_learning(
     Uses no consumer group. Raises NoSuchTopic, Forbidden, KafkaException.
     """
     codec = make_codec(settings)
-    followers: list[Follower] = []
+    follower = Follower(settings, *FOLLOWED, start=_starts(settings, since_ms))
     try:
-        for topic in FOLLOWED:
-            followers.append(Follower(settings, topic, _starts(settings, topic, since_ms)))
-        waiting: list[tuple[float, int, LearnedEntry]] = []
-        caught_up = False
+        order, found = AppendOrder(), list[tuple[int, LearnedEntry]]()
         while True:
-            arrived = time.monotonic()
-            for rank, follower in enumerate(followers):
-                waiting += ((arrived, rank, entry) for entry in _entries(follower.poll(POLL_S), codec))
+            found += _entries(follower.poll(POLL_S), codec)
             # The order of the past is known once all of it is read.
-            caught_up = caught_up or all(follower.caught_up for follower in followers)
-            if not caught_up:
+            if not follower.caught_up:
                 continue
-            settled = arrived + (1.0 if stop_at_end else -SETTLE_S)
-            ready = sorted((entry.at, rank, n) for n, (moment, rank, entry) in enumerate(waiting) if moment <= settled)
-            yield from (waiting[n][2] for _, _, n in ready)
-            waiting = [each for each in waiting if each[0] > settled]
+            now = time.monotonic()
+            order.add(found, now)
+            found = []
+            yield from order.take(now if stop_at_end else now - SETTLE_S)
             if stop_at_end:
                 return
     finally:
-        for follower in followers:
-            follower.close()
+        follower.close()
 
 
-def _starts(settings: Settings, topic: str, since_ms: int | None) -> dict[int, int]:
+def _starts(settings: Settings, since_ms: int | None) -> dict[tuple[str, int], int]:
     """The first offsets to read: a partition without a record since then begins at its end."""
-    starts = end_offsets(settings, topic)
-    if since_ms is not None:
-        found = offsets_at(settings, topic, since_ms)
-        starts |= {partition: offset for partition, offset in found.items() if offset is not None}
+    starts: dict[tuple[str, int], int] = {}
+    for topic in FOLLOWED:
+        starts |= {(topic, p): offset for p, offset in end_offsets(settings, topic).items()}
+        if since_ms is not None:
+            found = offsets_at(settings, topic, since_ms)
+            starts |= {(topic, p): offset for p, offset in found.items() if offset is not None}
     return starts
 
 
-def _entries(found: list[Stored], codec: Codec) -> Generator[LearnedEntry, None, None]:
+def _entries(found: list[Stored], codec: Codec) -> Generator[tuple[int, LearnedEntry], None, None]:
+    """Yields the entries of records, each with the rank of its topic."""
     for stored in found:
         if stored.value is None:
             continue
@@ -75,4 +72,4 @@ def _entries(found: list[Stored], codec: Codec) -> Generator[LearnedEntry, None,
             continue
         entry = entry_of(record, stored.timestamp)
         if entry is not None:
-            yield entry
+            yield FOLLOWED.index(stored.topic), entry
