@@ -125,7 +125,8 @@ class BridgeLogFollower:
         self._settings, self._codec = settings, codec
         self._since_ms, self._max_records = since_ms, max_records
         self._next_offsets: dict[tuple[str, int], int] = {}
-        self._unread: set[tuple[str, int]] = set()
+        self._unread: dict[tuple[str, int], int] = {}
+        """The end that each partition had at the start, for those that were not yet read to it."""
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._on_batch: Callable[[LogBatch], None]
@@ -165,6 +166,7 @@ class BridgeLogFollower:
         config = consumer_config(self._settings, FOLLOWERS)
         consumer = Consumer(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 100, "error_cb": on_error})
         try:
+            self._unread = {}
             positions = [
                 position
                 for topic in INDEXED_TOPICS
@@ -173,7 +175,6 @@ class BridgeLogFollower:
             for topic in (topics.RUNS, topics.POLICIES, topics.POLICY_ACKS):
                 positions += self._start_positions(consumer, topic)
             positions += self._start_positions(consumer, topics.BATCHES, max_newest=NEWEST_BATCHES)
-            self._unread = {(position.topic, position.partition) for position in positions}
             consumer.assign(positions)
             while not self._stop.is_set():
                 messages = []
@@ -184,7 +185,7 @@ class BridgeLogFollower:
                     if error is None:
                         messages.append(message)
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        self._unread.discard((message.topic(), message.partition()))
+                        self._unread.pop((str(message.topic()), int(message.partition())), None)
                     elif not passes(error):
                         raise refused(self._settings, error, Operation.READ, str(message.topic()), FOLLOWERS)
                 self._deliver(messages)
@@ -207,6 +208,7 @@ class BridgeLogFollower:
             max_newest = self._max_records // len(positions)
         for position in positions:
             low, high = consumer.get_watermark_offsets(position, timeout=TIMEOUT_S)
+            self._unread[topic, position.partition] = high
             first = high if position.offset < 0 else max(low, position.offset)
             next_offset = self._next_offsets.get((topic, position.partition))
             position.offset = next_offset if next_offset is not None else max(first, high - (max_newest or high))
@@ -246,6 +248,10 @@ class BridgeLogFollower:
             self._loop.call_soon_threadsafe(self._take_on_loop, batch, taken)
             # Only now: if the schema registry fails while decoding, nothing is handed over and all is read again.
             self._next_offsets |= next_offsets
+            # The client tells the end only when a fetch finds nothing new: never where it is written all the time.
+            reached = [place for place, end in self._unread.items() if next_offsets.get(place, -1) >= end]
+            for place in reached:
+                del self._unread[place]
             while not taken.wait(0.2) and not self._stop.is_set():
                 pass
 

@@ -1,6 +1,5 @@
 """The records that a process has not read yet, as its client knows them."""
 
-import threading
 import time
 
 import pytest
@@ -47,38 +46,6 @@ def test_lag_counts_what_was_not_read(kafka: Kafka, unique: str) -> None:
     finally:
         member.close()
         follower.close()
-
-
-def test_a_follower_catches_up_with_a_topic_that_is_written_all_the_time(kafka: Kafka, unique: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(unique, 1, 1)])[unique].result(30)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 0})
-    leaving = threading.Event()
-
-    def write() -> None:
-        while not leaving.wait(0.01):
-            producer.produce(unique, b"value")
-            producer.poll(0)
-
-    producer.produce(unique, b"value")
-    assert producer.flush(30) == 0
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    follower = Follower(Settings(bootstrap=kafka.bootstrap), unique)
-    read: list[Stored] = []
-
-    def caught_up() -> bool:
-        read.extend(follower.poll(0.1))
-        return follower.caught_up
-
-    try:
-        eventually(caught_up, 30)
-        assert [stored.offset for stored in read] == list(range(len(read)))
-    finally:
-        leaving.set()
-        writer.join(30)
-        follower.close()
-        assert producer.flush(30) == 0
 
 
 def test_the_marker_of_a_transaction_is_no_lag(own_broker: EmbeddedBroker) -> None:
