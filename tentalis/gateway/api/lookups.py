@@ -17,7 +17,7 @@ from tentalis.gateway.http.keys import Caller
 MAX_RESULTS = 512
 # Maximum number of hints read per task: they hold the teacher's log-probs.
 MAX_HINTS = 32
-_COMPLETION_PREFIXES = ("chatcmpl-", "cmpl-", "msg_")
+_COMPLETION_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
 class Lookups:

@@ -459,6 +459,7 @@ def test_the_turn_that_a_person_means(lost: int) -> None:
                 {"session_id": "s", "turn_index": index},
                 {"completion_id": name},
                 {"completion_id": f"chatcmpl-{name}"},
+                {"completion_id": f"resp_{name}"},
                 {"task_id": task_id},
             ):
                 answer = await client.post("/v1/feedback", json=where | {"thumb": "down", "comment": "No."})
