@@ -256,6 +256,7 @@ def test_each_item_of_a_stream_ends_before_the_answer_goes_on() -> None:
         "output_item.done",
         "incomplete",
     ]
+    assert events[9]["delta"] == '{"at": 1}'
     text, called, so = events[-1]["response"]["output"]
     assert [item["id"] for item in (text, called, so)] == ["msg_e1", "fc_e1_1", "msg_e1_2"]
     assert called["arguments"] == '{"at": 1}' and so["content"][0]["text"] == "So"
