@@ -213,9 +213,11 @@ class _Builder:
                     *(("--dtype", server_dtype()) if options.vllm is not None else ()),
                 )
             case "worker":
-                worker_id = f"{socket.gethostname()}-{options.environment}-{number}"
+                # Of a stack that joins another one on its host, the id of the server is unique, the host's name is not.
+                base = options.server_id if options.joins else socket.gethostname()
+                worker_id = instance_name(f"{base}-{options.environment}", number)
                 answers_as = ("--environment", options.environment, "--server-id", options.server_id)
-                return *answers_as, *(("--worker-id", worker_id) if number > 1 else ())
+                return *answers_as, *(("--worker-id", worker_id) if options.joins or number > 1 else ())
             case "gateway":
                 identity = ("--server-id", options.server_id, "--gateway-id", options.server_id)
                 # Draining is short: stopping the stack waits for it.

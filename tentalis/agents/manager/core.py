@@ -247,6 +247,15 @@ class ManagerState:
         return None if node is None else self._lineage.depth(node)
 
     @property
+    def missing(self) -> str | None:
+        """What the run lacks, so that no task may be issued; None if it lacks nothing."""
+        if self.manifest is None:
+            return "its manifest"
+        if self.pace is None:
+            return "a number of steps, which sets the pace of the tasks: start its trainer with `steps`"
+        return "its first served version" if self.served_step is None else None
+
+    @property
     def usable(self) -> int:
         """Number of rollouts that the trainer can still use: trainable, in no plan, recent enough for the next step."""
         if self.manifest is None or self.pace is None:

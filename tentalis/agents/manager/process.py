@@ -107,6 +107,7 @@ class Manager:
         self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
         self._moved = time.monotonic()
         self._pressed = False
+        self._missing: str | None = None
         self.turns = LoopWatch(STUCK_S)
         self.metrics = ManagerMetrics()
         self._traces: dict[str, str | None] = {}
@@ -122,6 +123,10 @@ class Manager:
         # Until the whole log is read, feedback that looks owed may already be on it.
         if not self._reader.caught_up:
             return False
+        if (missing := self.state.missing) != self._missing:
+            self._missing = missing
+            if missing is not None:
+                log.info("run %s: waiting for %s", self._options.run_id, missing)
         self._answer()
         due = self.state.to_issue(self._n_samples)
         if not due and self.state.starved and time.monotonic() - self._moved > self._options.starved_s:
@@ -246,7 +251,6 @@ def _manage(options: ManagerOptions, settings: Settings, port: int | None, stop:
     manager, heart = Manager(options, settings, scenario_of(options, settings)), Heart()
     try:
         with served(Health(manager.metrics.exporter, manager.not_ready, manager.turns.stuck), port):
-            log.info("run %s: waiting for its manifest and its first served version", options.run_id)
             while not stop.is_set():
                 heart.beat()
                 if manager.step():

@@ -101,15 +101,25 @@ def test_without_losses_exactly_one_batch_per_step_and_one_for_the_last_version(
 
 def test_nothing_is_issued_before_the_manifest_and_a_served_version_of_this_run() -> None:
     state = ManagerState(RUN, owes_feedback=True)
-    assert state.to_issue(4) == 0
+    assert state.to_issue(4) == 0 and state.missing == "its manifest"
     state.apply(ack(6))
     state.apply(manifest(first=7, batch=8))
     assert state.to_issue(4) == 0, "version 6 belongs to an earlier run"
+    assert state.missing == "its first served version"
     state.apply(ack(7, ok=False))
     assert state.to_issue(4) == 0, "the server refused it"
     state.apply(ack(7))
-    assert state.served_step == 0
+    assert state.served_step == 0 and state.missing is None
     assert state.to_issue(4) == 2
+
+
+def test_a_run_without_an_end_has_no_pace() -> None:
+    state = ManagerState(RUN, owes_feedback=True)
+    state.apply(manifest(first=7).model_copy(update={"config": "steps: null\nbatch_rollouts: 4\nmax_staleness: 0\n"}))
+    state.apply(ack(7))
+    assert state.to_issue(4) == 0 and str(state.missing).startswith("a number of steps")
+    state.apply(manifest(first=7))
+    assert state.missing is None
 
 
 @settings(max_examples=40, deadline=None)

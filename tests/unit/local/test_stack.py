@@ -125,6 +125,10 @@ def test_a_stack_that_joins_another_one_has_a_server_of_its_own_and_no_trainer(t
         "run",
         "none",
     ]
+    assert "--worker-id" not in alone["worker"], "the worker of a stack alone keeps its default id"
+    more = commands(server_id="host-1", joins=True, scale={"worker": 2})
+    workers = [argv[argv.index("--worker-id") + 1] for argv in (joined["worker"], more["worker"], more["worker-2"])]
+    assert workers == ["host-1-chat", "host-1-chat", "host-1-chat-2"]
 
 
 def test_a_stack_scores_by_a_file_and_leaves_out_what_nobody_needs(tmp_path: Path) -> None:
