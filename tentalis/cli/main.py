@@ -43,6 +43,7 @@ COMMANDS = (
     ("rollouts", "tentalis.cli.rollouts:app", "Rollouts and their rewards: list, show, query by SQL."),
     ("runs", "tentalis.cli.runs:app", "Training runs: list, show, compare, delete."),
     ("sessions", "tentalis.cli.sessions:app", "Recorded conversations: list, show, label."),
+    ("gateway", "tentalis.cli.gateway:app", "Requests of a gateway, live, with what is learned."),
     ("topics", "tentalis.cli.topics:app", "Topics and ACLs: list, compare with the table, apply, trim."),
     ("state", "tentalis.cli.state:app", "State of stream applications: rebuild it from the log."),
     ("groups", "tentalis.cli.groups:app", "Consumer groups: list, describe, lag, reset, skip, delete."),

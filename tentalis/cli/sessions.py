@@ -12,6 +12,7 @@ from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, readable, show
 from tentalis.cli.shared.settings import reached
+from tentalis.cli.shared.turn_text import hint_text, short
 from tentalis.service.exit_codes import ExitCode
 from tentalis.text.timestamps import written
 
@@ -24,7 +25,6 @@ LISTED = ("session", "user", "main", "side", "tasks", "policies", "ended", "last
 TURNS = ("turn", "kind", "at", "asked", "answered", "signals", "feedback", "hint", "reward", "trained")
 # Outcomes whose reward is counted and not trained.
 _UNTRAINED = ("late", "superseded")
-PREVIEW = 40
 
 
 class Thumb(StrEnum):
@@ -157,24 +157,14 @@ def _turn_row(turn: dict[str, Any]) -> list[Any]:
         turn["turn"],
         turn["kind"],
         written(turn["at"]),
-        _short(turn["asked"]),
-        _short(turn["answered"]),
+        short(turn["asked"]),
+        short(turn["answered"]),
         " ".join(turn["signals"]) or None,
         "; ".join(graded) or None,
-        "; ".join(_hint(each) for each in turn["hints"]) or None,
+        "; ".join(hint_text(each) for each in turn["hints"]) or None,
         "; ".join(rewards) or None,
         "; ".join(trained) or (turn["no_task"] and f"no: {turn['no_task']}"),
     ]
-
-
-def _hint(hint: dict[str, Any]) -> str:
-    """A hint with its source: the rule or judge that made it, and whose words they are."""
-    said = hint["said"]
-    whose = f"{said['source']} {said['author']}".strip() if said else "the whole session"
-    if said is None and hint["feedback_id"]:
-        whose = f"feedback {hint['feedback_id']}"
-    refused = "" if hint["kind"] == "accepted" else f"{hint['kind']} "
-    return f'{refused}"{_short(" / ".join(hint["hints"]))}" from {whose} by {hint["made_by"]}'
 
 
 def _reward(outcome: dict[str, Any]) -> str:
@@ -182,8 +172,3 @@ def _reward(outcome: dict[str, Any]) -> str:
     explicit = "explicit" if outcome["explicit"] else ""
     kind = outcome["kind"] if outcome["kind"] in _UNTRAINED else ""
     return " ".join(part for part in (str(readable(outcome["reward"])), explicit, kind) if part)
-
-
-def _short(text: str) -> str:
-    flat = "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
-    return flat if len(flat) <= PREVIEW else flat[: PREVIEW - 3] + "..."

@@ -27,6 +27,7 @@ from tentalis.gateway.http.usage_store import UsageStore
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.anthropic import MessagesProtocol
 from tentalis.gateway.protocols.openai import ChatProtocol, ClientProtocol, CompletionProtocol
+from tentalis.gateway.protocols.responses import ResponsesProtocol
 from tentalis.gateway.recording.event_log import EventLog
 from tentalis.gateway.recording.recorder import NotRecorded, TurnRecorder
 from tentalis.gateway.settings import GatewaySettings
@@ -74,8 +75,8 @@ class GatewayDependencies:
 
 
 _INFO = """An OpenAI-compatible proxy that records turns. `POST /v1/chat/completions`, `/v1/completions`,
-`/v1/embeddings`, `/v1/messages` and `/v1/messages/count_tokens` follow the OpenAI and Anthropic API references,
-`/v1/rerank` that of the backend; this page documents the other routes."""
+`/v1/responses`, `/v1/embeddings`, `/v1/messages` and `/v1/messages/count_tokens` follow the OpenAI and Anthropic API
+references, `/v1/rerank` that of the backend; this page documents the other routes."""
 _STATUS_DESCRIPTIONS = {
     400: "Invalid session id or header.",
     401: "Missing, unknown or revoked API key.",
@@ -147,6 +148,7 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
     _add_call_route(app, proxy, "/v1/chat/completions", ChatProtocol())
     _add_call_route(app, proxy, "/v1/completions", CompletionProtocol())
     _add_call_route(app, proxy, "/v1/messages", MessagesProtocol())
+    _add_call_route(app, proxy, "/v1/responses", ResponsesProtocol())
 
     pass_through = PassThrough(deps.settings, deps.keys, deps.backends, usage, deps.metrics)
     for path in PATHS:

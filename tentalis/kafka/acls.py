@@ -179,7 +179,7 @@ def roles() -> dict[str, Role]:
             _follows(),
             _writes(topics.POLICIES),
         ),
-        _role("auditor", "`tentalis replay`, `verify`, `consume`, `topics list`", _auditor()),
+        _role("auditor", "`tentalis replay`, `verify`, `consume`, `gateway tail`, `topics list`", _auditor()),
         _role(
             "groups",
             "`tentalis groups reset-offsets`, `skip`, `delete`",

@@ -172,21 +172,26 @@ def _lag(consumer: Consumer) -> Lags:
 
 
 class Follower:
-    """Reads all partitions of a topic from the beginning, or from `start` per partition, and continues with new
-    records. It uses no consumer group: for the small compacted topics.
+    """Reads all partitions of topics from the beginning, or from `start` per (topic, partition), and continues with new
+    records. It uses no consumer group: for the small compacted topics, and for commands that watch.
 
-    `poll` returns new records; `caught_up` is true once the end that the topic had at the start is reached.
+    `poll` returns new records; `caught_up` is true once each partition has been read to the end that it had when its
+    first record came. One consumer reads all topics, so their records arrive nearly in the order in which they were
+    appended.
     """
 
-    def __init__(self, settings: Settings, topic: str, start: Mapping[int, int] | None = None) -> None:
-        self._settings, self._topic = settings, topic
+    def __init__(
+        self, settings: Settings, *topic_names: str, start: Mapping[tuple[str, int], int] | None = None
+    ) -> None:
+        self._settings = settings
         self._consumer = Consumer(
             consumer_config(settings, FOLLOWERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
         )
-        partitions = _partitions(settings, self._consumer, topic)
+        places = [(topic, p) for topic in topic_names for p in _partitions(settings, self._consumer, topic)]
         begin = start or {}
-        self._consumer.assign([TopicPartition(topic, p, begin.get(p, OFFSET_BEGINNING)) for p in partitions])
-        self._pending = set(partitions)
+        self._consumer.assign([TopicPartition(*place, begin.get(place, OFFSET_BEGINNING)) for place in places])
+        self._pending: dict[tuple[str, int], int | None] = dict.fromkeys(places)
+        """The partitions that were not yet read to their end, each with that end, None before its first record."""
 
     @property
     def caught_up(self) -> bool:
@@ -202,11 +207,25 @@ class Follower:
             error = message.error()
             if error is None:
                 found.append(Stored.of(message))
+                self._note(found[-1])
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._pending.discard(int(message.partition()))
+                self._pending.pop((str(message.topic()), int(message.partition())), None)
             elif not passes(error):
-                raise refused(self._settings, error, Operation.READ, self._topic, FOLLOWERS)
+                raise refused(self._settings, error, Operation.READ, str(message.topic()), FOLLOWERS)
         return found
+
+    def _note(self, stored: Stored) -> None:
+        """Notes that a partition is read up to a record. The client tells the end of a partition only when a fetch
+        finds nothing new, which for a partition that is written all the time is never."""
+        place = (stored.topic, stored.partition)
+        if place not in self._pending:
+            return
+        end = self._pending[place]
+        if end is None:
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            self._pending[place] = end if end >= 0 else None  # negative: the client does not know it yet
+        if 0 <= end <= stored.offset + 1:
+            del self._pending[place]
 
     def lag(self) -> Lags:
         """The records behind. Call it on the thread that polls."""

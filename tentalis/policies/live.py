@@ -41,8 +41,9 @@ class LiveRollouts:
     """Follows the rollout topic, beginning with its last records."""
 
     def __init__(self, settings: Settings, codec: Codec) -> None:
-        start = {p: max(0, end - SEARCHED_RECORDS) for p, end in end_offsets(settings, topics.ROLLOUTS).items()}
-        self._follower = Follower(settings, topics.ROLLOUTS, start)
+        ends = end_offsets(settings, topics.ROLLOUTS)
+        start = {(topics.ROLLOUTS, p): max(0, end - SEARCHED_RECORDS) for p, end in ends.items()}
+        self._follower = Follower(settings, topics.ROLLOUTS, start=start)
         self._codec = codec
         self.answers = ServedAnswers()
 

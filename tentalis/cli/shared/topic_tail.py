@@ -50,9 +50,10 @@ def parse_start(text: str, now: int, option: str = "--from") -> Start:
 
 
 def _assignment(
-    settings: Settings, consumer: Consumer, topic: str, start: Start, end: Start | None
+    settings: Settings, consumer: Consumer, topic: str, start: Start, end: Start | None, *, stop_at_end: bool
 ) -> tuple[list[TopicPartition], dict[int, int]]:
-    """Returns the places to begin at, and the offsets to stop at, by partition: empty without `end`."""
+    """Returns the places to begin at, and the offsets to stop at, by partition: empty without `end` and
+    `stop_at_end`."""
     metadata = consumer.list_topics(topic, timeout=15).topics[topic]
     if metadata.error is not None and metadata.error.code() in DENIED:
         raise refused(settings, metadata.error, Operation.READ, topic)
@@ -72,6 +73,9 @@ def _assignment(
         if end is not None:
             # An offset that is not written yet is waited for.
             stops[p] = begin_offset(end, low, high, at_time(end)) if end.offset is None else end.offset
+        if stop_at_end:
+            # The client tells the end only when a fetch finds nothing new: never where it is written all the time.
+            stops[p] = min(stops.get(p, high), high)
     return places, stops
 
 
@@ -79,17 +83,17 @@ def tail(
     settings: Settings, topic: str, start: Start, *, stop_at_end: bool, end: Start | None = None
 ) -> Generator[Stored, None, None]:
     """Yields the records of all partitions from `start` on, up to `end` (exclusive) if it is given; with
-    `stop_at_end`, at most up to the end of each partition.
+    `stop_at_end`, at most up to the end that each partition has now.
 
     Raises NoSuchTopic, Forbidden, KafkaException.
     """
     consumer = Consumer(consumer_config(settings, CONSUMERS) | {"enable.partition.eof": True, "fetch.wait.max.ms": 100})
     try:
-        places, stops = _assignment(settings, consumer, topic, start, end)
+        places, stops = _assignment(settings, consumer, topic, start, end, stop_at_end=stop_at_end)
         places = [place for place in places if place.offset < stops.get(place.partition, place.offset + 1)]
         left = {place.partition for place in places}
         consumer.assign(places)
-        while left or not (stop_at_end or stops):
+        while left or not stops:
             for message in consumer.consume(500, 0.2):
                 error, p = message.error(), int(message.partition())
                 if error is None:

@@ -364,6 +364,27 @@ class OutcomeAnswer(BaseModel):
     components: dict[str, float]
 
 
+class HintSource(BaseModel):
+    """The words that a hint was made from. `source`: next_state (the next message of a conversation), user, manager,
+    operator or environment; `author`: the role of the speaker, or the person or program that gave the feedback."""
+
+    source: str
+    author: str
+    text: str
+
+
+class HintAnswer(BaseModel):
+    """The result of hinting for a sample. `kind`: accepted or rejected. `made_by`: the rule or judge that made it;
+    `said`: the words it was made from, null for the lesson of a whole session and for feedback beyond the horizon."""
+
+    sample_index: int
+    kind: str
+    hints: list[str]
+    made_by: str
+    feedback_id: str | None
+    said: HintSource | None
+
+
 class TaskStatus(BaseModel):
     """The status of a task: `completed` once every sample has a result. `result`: that of the first sample; `results`:
     all. `known`: true if the task or a result of it is within the bridge's horizon."""
@@ -374,6 +395,7 @@ class TaskStatus(BaseModel):
     result: ResultAnswer | None = None
     results: list[ResultAnswer] = []
     outcomes: list[OutcomeAnswer] = []
+    hints: list[HintAnswer] = []
 
 
 class HealthAnswer(BaseModel):

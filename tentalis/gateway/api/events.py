@@ -9,6 +9,7 @@ from typing import Any
 from schemas.records import (
     BatchPlan,
     Feedback,
+    Hint,
     Outcome,
     PolicyAck,
     PolicyUpdate,
@@ -33,6 +34,7 @@ _EVENT_FIELDS: dict[type[Record], tuple[str, tuple[str, ...]]] = {
     Result: ("result", ("result_id", "sample_index", "worker_id", "status", "finish_reason", "elapsed_s")),
     Feedback: ("feedback", ("task_id", "feedback_id", "sample_index", "source", "score", "polarity")),
     SessionEvent: ("session", ("session_id", "session_event_id", "turn_type", "policy", "model", "status", "done")),
+    Hint: ("hint", ("hint_id", "kind", "source", "hinter", "feedback_id")),
     Outcome: ("outcome", ("sample_index", "kind", "reward", "has_rl", "has_opd", "worker_id")),
     RunManifest: ("run", ("run_id", "policy", "first_version", "world_size")),
     BatchPlan: ("plan", ("run_id", "policy", "step", "attempt")),
@@ -55,6 +57,8 @@ def event_of(ref: IndexedRecord, record: Record) -> tuple[str, str | None, dict[
         content["task_id"] = record.head.task_id
     if isinstance(record, Result):
         content["task_id"] = record.task.task_id
+    if isinstance(record, Hint):
+        content |= {"task_id": record.sample.head.task_id, "sample_index": record.sample.sample_index}
     position = {"topic": ref.topic, "partition": ref.partition, "offset": ref.offset, "appended": ref.appended_at}
     return name, _user_of(record), content | {"log": position}
 
@@ -67,6 +71,8 @@ def _user_of(record: Record) -> str | None:
             return record.task.user_id
         case Outcome():
             return record.head.user_id
+        case Hint():
+            return record.sample.head.user_id
         case Feedback():
             return None if record.result is None else record.result.task.user_id
     return None

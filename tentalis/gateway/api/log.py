@@ -23,16 +23,19 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.config import consumer_config
 from tentalis.kafka.consumer import headers_in
 from tentalis.kafka.errors import NoSuchTopic, RecordTooLarge, passes, refused
+from tentalis.kafka.partitioner import TYPE_HEADER
 from tentalis.service import tracing
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
 
-INDEXED_TOPICS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.SESSIONS, topics.OUTCOMES)
+INDEXED_TOPICS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.SESSIONS, topics.HALVES, topics.OUTCOMES)
+"""Of the halves only the hints are indexed."""
 # Number of newest batch plans read at the start: plans are long, and old ones are not needed.
 NEWEST_BATCHES = 512
 EVENT_ID_HEADER = "ce_id"
+HINT_TYPE = b"tentalis.Hint"
 RETRY_S = 2.0
 TIMEOUT_S = 10.0
 ACKNOWLEDGE_TIMEOUT_S = 10.0
@@ -122,7 +125,8 @@ class BridgeLogFollower:
         self._settings, self._codec = settings, codec
         self._since_ms, self._max_records = since_ms, max_records
         self._next_offsets: dict[tuple[str, int], int] = {}
-        self._unread: set[tuple[str, int]] = set()
+        self._unread: dict[tuple[str, int], int] = {}
+        """The end that each partition had at the start, for those that were not yet read to it."""
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._on_batch: Callable[[LogBatch], None]
@@ -162,6 +166,7 @@ class BridgeLogFollower:
         config = consumer_config(self._settings, FOLLOWERS)
         consumer = Consumer(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 100, "error_cb": on_error})
         try:
+            self._unread = {}
             positions = [
                 position
                 for topic in INDEXED_TOPICS
@@ -170,7 +175,6 @@ class BridgeLogFollower:
             for topic in (topics.RUNS, topics.POLICIES, topics.POLICY_ACKS):
                 positions += self._start_positions(consumer, topic)
             positions += self._start_positions(consumer, topics.BATCHES, max_newest=NEWEST_BATCHES)
-            self._unread = {(position.topic, position.partition) for position in positions}
             consumer.assign(positions)
             while not self._stop.is_set():
                 messages = []
@@ -181,7 +185,7 @@ class BridgeLogFollower:
                     if error is None:
                         messages.append(message)
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        self._unread.discard((message.topic(), message.partition()))
+                        self._unread.pop((str(message.topic()), int(message.partition())), None)
                     elif not passes(error):
                         raise refused(self._settings, error, Operation.READ, str(message.topic()), FOLLOWERS)
                 self._deliver(messages)
@@ -204,6 +208,7 @@ class BridgeLogFollower:
             max_newest = self._max_records // len(positions)
         for position in positions:
             low, high = consumer.get_watermark_offsets(position, timeout=TIMEOUT_S)
+            self._unread[topic, position.partition] = high
             first = high if position.offset < 0 else max(low, position.offset)
             next_offset = self._next_offsets.get((topic, position.partition))
             position.offset = next_offset if next_offset is not None else max(first, high - (max_newest or high))
@@ -219,13 +224,12 @@ class BridgeLogFollower:
             value = message.value()
             if value is None:
                 continue
-            event_id = (
-                next((header_value for name, header_value in headers_in(message) if name == EVENT_ID_HEADER), None)
-                or b""
-            )
-            ref = IndexedRecord(
-                topic, partition, offset, int(message.timestamp()[1]), event_id.decode("utf-8", "replace")
-            )
+            headers = dict(headers_in(message))
+            # A record that has lost its headers may be a hint: its type is seen when it is read again.
+            if topic == topics.HALVES and headers.get(TYPE_HEADER, HINT_TYPE) != HINT_TYPE:
+                continue
+            event_id = (headers.get(EVENT_ID_HEADER) or b"").decode("utf-8", "replace")
+            ref = IndexedRecord(topic, partition, offset, int(message.timestamp()[1]), event_id)
             if topic in INDEXED_TOPICS:
                 batch.refs.append((ref, message.key() or b""))
             if topic not in INDEXED_TOPICS or decode_all:
@@ -244,6 +248,10 @@ class BridgeLogFollower:
             self._loop.call_soon_threadsafe(self._take_on_loop, batch, taken)
             # Only now: if the schema registry fails while decoding, nothing is handed over and all is read again.
             self._next_offsets |= next_offsets
+            # The client tells the end only when a fetch finds nothing new: never where it is written all the time.
+            reached = [place for place, end in self._unread.items() if next_offsets.get(place, -1) >= end]
+            for place in reached:
+                del self._unread[place]
             while not taken.wait(0.2) and not self._stop.is_set():
                 pass
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Outcome, Result, SessionEvent, Task
+from schemas.records import Feedback, Hint, HintKind, Outcome, Result, SessionEvent, Task
 from tentalis.gateway.api import log_ids, mapping
 from tentalis.gateway.api.bodies import UserFeedbackBody
 from tentalis.gateway.api.offset_index import IndexedRecord, OffsetIndex
@@ -15,7 +15,9 @@ from tentalis.gateway.http.keys import Caller
 
 # Maximum number of results read per task; only workers that answer repeatedly produce more.
 MAX_RESULTS = 512
-_COMPLETION_PREFIXES = ("chatcmpl-", "cmpl-", "msg_")
+# Maximum number of hints read per task: they hold the teacher's log-probs.
+MAX_HINTS = 32
+_COMPLETION_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
 class Lookups:
@@ -45,6 +47,20 @@ class Lookups:
         """The newest outcome of each sample of a task."""
         found = await self._log.records(self._offset_index.by_key(topics.OUTCOMES, task_id)[:MAX_RESULTS], Outcome)
         return {outcome.sample_index: outcome for _, outcome in found}
+
+    async def hints(self, task_id: str) -> list[tuple[Hint, Feedback | None]]:
+        """The hints of a task, each with the feedback that it was made from, in log order; those of kind none are left
+        out, and a copy counts once."""
+        found = await self._log.records(self._offset_index.by_key(topics.HALVES, task_id)[:MAX_HINTS], Hint)
+        hints: dict[str, Hint] = {}
+        for _, hint in found:
+            if hint.kind is not HintKind.NONE:
+                hints.setdefault(hint.hint_id, hint)
+        feedback_ids = {hint.feedback_id for hint in hints.values() if hint.feedback_id is not None}
+        refs = (self._offset_index.by_id(topics.FEEDBACK, feedback_id) for feedback_id in sorted(feedback_ids))
+        sources = await self._log.records([ref for ref in refs if ref is not None], Feedback)
+        by_id = {feedback.feedback_id: feedback for _, feedback in sources if feedback.task_id == task_id}
+        return [(hint, by_id.get(hint.feedback_id or "")) for hint in hints.values()]
 
     async def is_owned_by(self, task_id: str, results: Sequence[Result], user: str | None) -> bool:
         """True if a task belongs to a user, or to nobody if `user` is None. `results`: those of the task."""

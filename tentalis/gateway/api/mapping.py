@@ -8,6 +8,7 @@ from typing import Any
 from schemas.ids import derived_id, parse_policy_name
 from schemas.records import (
     Feedback,
+    Hint,
     LogprobsMode,
     Message,
     Opens,
@@ -29,6 +30,8 @@ from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.gateway.api.bodies import (
     BridgeModel,
     FeedbackBody,
+    HintAnswer,
+    HintSource,
     MessageBody,
     OutcomeAnswer,
     ResultAnswer,
@@ -378,4 +381,19 @@ def outcome_answer(outcome: Outcome) -> OutcomeAnswer:
         kind=outcome.kind.value,
         reward=outcome.reward,
         components=outcome.components,
+    )
+
+
+def hint_answer(hint: Hint, feedback: Feedback | None) -> HintAnswer:
+    """Converts a hint to an answer. `feedback`: the feedback that it was made from, if it is known."""
+    said = None
+    if feedback is not None:
+        said = HintSource(source=feedback.source.value, author=feedback.author, text=feedback.text)
+    return HintAnswer(
+        sample_index=hint.sample.sample_index,
+        kind=hint.kind.value,
+        hints=list(hint.hints),
+        made_by=hint.hinter,
+        feedback_id=hint.feedback_id,
+        said=said,
     )

@@ -324,6 +324,7 @@ class Bridge:
             result=answers[0] if complete else None,
             results=answers,
             outcomes=[mapping.outcome_answer(newest_outcomes[index]) for index in sorted(newest_outcomes)],
+            hints=[mapping.hint_answer(hint, feedback) for hint, feedback in await self._lookups.hints(task_id)],
         )
         return status, required
 

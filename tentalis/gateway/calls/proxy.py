@@ -138,7 +138,7 @@ class ModelProxy:
         )
         headers = call.success_headers(trainable=trainable)
         try:
-            encoded = dumps(call.protocol.answer(answer, call.event_id))
+            encoded = dumps(call.protocol.answer(answer, call.event_id, call.body))
         except MALFORMED_ANSWER as error:
             raise APIError(502, f"the backend {name} answered without a completion", "server_error") from error
         await self._turn_writer.record(call, capture)

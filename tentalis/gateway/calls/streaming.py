@@ -20,7 +20,7 @@ class StreamRelay:
 
     def __init__(self, call: GatewayCall, send: Send) -> None:
         self._call, self._send = call, send
-        self._stream_format = call.protocol.stream(call.event_id)
+        self._stream_format = call.protocol.stream(call.event_id, call.body)
         self.capture = AnswerCapture(call.backend_request.n)
         self.started = False
 

@@ -14,6 +14,7 @@ from tentalis.gateway.protocols.anthropic_stream import (
     usage_counts,
 )
 from tentalis.gateway.protocols.documents import document_text
+from tentalis.gateway.protocols.messages import joined
 from tentalis.gateway.protocols.openai import StreamFormat
 
 # Precedes the images of tool results, in a user message that the gateway adds.
@@ -69,7 +70,7 @@ def _messages(role: str, content: Any, where: str) -> list[dict[str, Any]]:
     if images:
         translated.append({"role": "user", "content": [_TOOL_IMAGES_NOTE, *images]})
     if parts or calls or not translated:
-        message: dict[str, Any] = {"role": role, "content": _joined(parts)}
+        message: dict[str, Any] = {"role": role, "content": joined(parts)}
         if calls:
             message |= {"tool_calls": calls, "content": message["content"] or None}
         translated.append(message)
@@ -100,13 +101,6 @@ def _result(block: Mapping[str, Any], where: str) -> tuple[str, list[dict[str, A
     if block.get("is_error") is True and not text.lower().startswith("error"):
         text = f"Error: {text}" if text else "Error"
     return text, images
-
-
-def _joined(parts: list[dict[str, Any]]) -> Any:
-    """Returns the parts, or one string if all are text: templates of text-only models accept only strings."""
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
 
 
 def _tool(tool: Any) -> dict[str, Any]:
@@ -193,7 +187,7 @@ class MessagesProtocol:
             if not (isinstance(message["content"], list) and message["content"][0] is _TOOL_IMAGES_NOTE)
         ]
 
-    def answer(self, answer: dict[str, Any], event_id: str) -> dict[str, Any]:
+    def answer(self, answer: dict[str, Any], event_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """See ClientProtocol."""
         choice = (answer.get("choices") or [{}])[0]
         message = choice.get("message") or {}
@@ -222,7 +216,7 @@ class MessagesProtocol:
             "usage": usage_counts(answer.get("usage")),
         }
 
-    def stream(self, event_id: str) -> StreamFormat:
+    def stream(self, event_id: str, body: Mapping[str, Any]) -> StreamFormat:
         """See ClientProtocol."""
         return MessagesStream(event_id)
 

@@ -5,6 +5,14 @@ from typing import Any
 from tentalis.gateway.http.errors import APIError
 
 
+def joined(parts: list[dict[str, Any]]) -> Any:
+    """Returns the parts of a message, or one string if all are text: templates of text-only models accept only
+    strings."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
 def checked(messages: Any, most: int) -> list[dict[str, Any]]:
     """Returns the messages if they are a list of at most `most` objects with roles. Raises APIError (400)."""
     if not isinstance(messages, list) or not messages:

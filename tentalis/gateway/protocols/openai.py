@@ -41,12 +41,13 @@ class ClientProtocol(Protocol):
         """The request as chat messages, unchecked."""
         ...
 
-    def answer(self, answer: dict[str, Any], event_id: str) -> dict[str, Any]:
-        """Converts a whole answer to the client's format. `event_id`: the turn's id on the log."""
+    def answer(self, answer: dict[str, Any], event_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Converts a whole answer to the client's format. `event_id`: the turn's id on the log; `body`: what `body`
+        returned."""
         ...
 
-    def stream(self, event_id: str) -> StreamFormat:
-        """The stream format of one answer. `event_id`: the turn's id on the log."""
+    def stream(self, event_id: str, body: Mapping[str, Any]) -> StreamFormat:
+        """The stream format of one answer. `event_id` and `body` as in `answer`."""
         ...
 
     def error(self, status: int, kind: str, message: str) -> dict[str, object]:
@@ -85,11 +86,11 @@ class ChatProtocol:
         """See ClientProtocol."""
         return body.get("messages")
 
-    def answer(self, answer: dict[str, Any], event_id: str) -> dict[str, Any]:
+    def answer(self, answer: dict[str, Any], event_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """See ClientProtocol."""
         return answer
 
-    def stream(self, event_id: str) -> StreamFormat:
+    def stream(self, event_id: str, body: Mapping[str, Any]) -> StreamFormat:
         """See ClientProtocol."""
         return OpenAIStream()
 

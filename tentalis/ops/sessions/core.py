@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from schemas.ids import turn_task_id
 from schemas.records import Feedback, Hint, HintKind, Outcome, Record, SessionEvent, SessionEventKind, Source
-from tentalis.gateway.api.mapping import no_task_reason
+from tentalis.gateway.api.mapping import hint_answer, no_task_reason
 from tentalis.gateway.calls.session_id import MAIN
 
 R = TypeVar("R", bound=Record)
@@ -172,14 +172,7 @@ class TurnFacts:
         """A hint with its source: `made_by`, the rule or judge; `said`, the message or comment it was made from, null
         for the lesson of a whole session and for feedback that is no longer on the log."""
         found = next((each for each in self.feedback if each.feedback_id == hint.feedback_id), None)
-        said = None if found is None else {"source": found.source.value, "author": found.author, "text": found.text}
-        return {
-            "kind": hint.kind.value,
-            "hints": list(hint.hints),
-            "made_by": hint.hinter,
-            "feedback_id": hint.feedback_id,
-            "said": said,
-        }
+        return hint_answer(hint, found).model_dump(exclude={"sample_index"})
 
 
 def turn_details(turn: RecordedTurn, facts: TurnFacts) -> dict[str, Any]:

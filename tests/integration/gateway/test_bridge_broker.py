@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Message, Record, Result, SessionEvent, Task, Terms
+from schemas.records import Message, Record, Result, SessionEvent, Task, Terms, sample_of
 from tentalis.gateway.api.log import KafkaLog
 from tentalis.gateway.api.routes import router
 from tentalis.gateway.api.service import Bridge
@@ -24,6 +24,7 @@ from tentalis.gateway.recording.event_log import EventLog
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.traces import TraceClient
 from tests.support.gateway_lab import listening
+from tests.support.join_support import hint, open_, score
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab
 from tests.support.loop_records import manifest, outcome, promotion, step_result, update
@@ -82,6 +83,16 @@ def test_two_gateways_share_one_log(kafka: Kafka, unique: str, tmp_path: Path) -
         assert answered.task == written and said.result == answered
         lab.put(topics.OUTCOMES, outcome(written, reward=0.5))
         eventually(lambda: one.get(f"/tasks/{name}/status").json()["outcomes"], 30)
+
+        # Of the halves only hints are indexed.
+        indexed = one.get("/health").json()["facts"]
+        sample = sample_of(answered)
+        made = hint(sample, id=f"{name}-h").model_copy(update={"feedback_id": said.feedback_id})
+        lab.put(topics.HALVES, open_(written.head), score(sample), made)
+        eventually(lambda: one.get(f"/tasks/{name}/status").json()["hints"], 30)
+        (hinted,) = one.get(f"/tasks/{name}/status").json()["hints"]
+        assert hinted["said"] == {"source": "manager", "author": "m", "text": "Shorter."}
+        assert one.get("/health").json()["facts"] == indexed + 1
 
         # What was recorded while no gateway was there, and thumbs on it: by its id, and by the turn's number.
         client = TraceClient("http://127.0.0.1:1", None, tmp_path)

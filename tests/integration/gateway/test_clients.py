@@ -472,7 +472,7 @@ def test_openclaws_plugin(service: Service) -> None:
 # --- langchain --------------------------------------------------------------------------------------------------------
 
 
-def chat_model(service: Service) -> Any:
+def chat_model(service: Service, **more: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
     return ChatOpenAI(
@@ -481,6 +481,7 @@ def chat_model(service: Service) -> Any:
         api_key=SecretStr(service.key),
         max_retries=0,
         temperature=1.0,
+        **more,
     )
 
 
@@ -494,8 +495,9 @@ def test_langchain_chat(service: Service) -> None:
         trainable(event, 4)
 
 
+@pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_langgraph_agent(service: Service, streamed: bool) -> None:
+def test_langgraph_agent(service: Service, streamed: bool, responses: bool) -> None:
     """An agent that calls a tool: two turns of one session, the tool's result is what follows on the first."""
     from langchain_core.tools import tool
 
@@ -507,13 +509,13 @@ def test_langgraph_agent(service: Service, streamed: bool) -> None:
         asked.append(city)
         return "rain"
 
-    agent = graph_agent(chat_model(service), [weather])
+    agent = graph_agent(chat_model(service, use_responses_api=responses), [weather])
     given = {"messages": [("user", QUESTION)]}
     if streamed:
-        pieces = [piece.content for piece, _ in agent.stream(given, stream_mode="messages") if piece.type != "tool"]
+        pieces = [piece.text for piece, _ in agent.stream(given, stream_mode="messages") if piece.type != "tool"]
         assert "".join(map(str, pieces)).endswith("It rains in Oslo.")
     else:
-        assert agent.invoke(given)["messages"][-1].content == "It rains in Oslo."
+        assert str(agent.invoke(given)["messages"][-1].text) == "It rains in Oslo."
     assert asked == ["Oslo"]
     first, second = service.events
     trainable(first, 4)

@@ -1,6 +1,8 @@
 """`tentalis sessions` and `tentalis runs` on a real broker: what they read from the topics, and what they write."""
 
 import json
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from schemas.ids import turn_task_id
 from schemas.records import Feedback, Polarity, Promotion, Source, sample_of
 from streams.fold.session_turns import result_of
 from tentalis.cli.main import app
+from tentalis.ops.sessions.follow import follow_learning
 from tests.support.join_support import hint
-from tests.support.kafka_fixture import Kafka
+from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab
 from tests.support.loop_records import manifest, outcome, plan, step_result, update
 from tests.support.sessions_support import side, turn
@@ -120,6 +123,64 @@ def test_a_conversation_is_shown_with_where_it_was_trained_and_labelled_once(lab
     assert done.exit_code == 1 and "has 2 main turns" in done.stderr
     assert run(lab, "sessions", "label", session, "0").exit_code == 2
     assert run(lab, "sessions", "show", "nobody/nothing").exit_code == 1
+
+
+def test_the_tail_of_a_gateway_is_live_and_in_the_order_of_the_log(lab: Lab) -> None:
+    session = f"ann/{lab.name}"
+    first = turn(f"{lab.name}-a", "why?", session=session, policy=lab.name)
+    result = result_of(first, 0, 0)
+    reaction = Feedback(
+        feedback_id=f"{lab.name}-n",
+        event_time=1,
+        task_id=result.task.task_id,
+        source=Source.NEXT_STATE,
+        author="user",
+        text="shorter",
+        result=result,
+    )
+    made = hint(sample_of(result), id=f"{lab.name}-h").model_copy(update={"feedback_id": reaction.feedback_id})
+
+    heard: list[str] = []
+    leaving = threading.Event()
+
+    def listen() -> None:
+        with closing(follow_learning(lab.settings, None, stop_at_end=False)) as entries:
+            for entry in entries:
+                heard.append(entry.event)
+                if leaving.is_set():
+                    return
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+
+    def listens() -> bool:
+        lab.put(topics.SESSIONS, side(f"{lab.name}-title", session=session, policy=lab.name))
+        return bool(heard)
+
+    eventually(listens, 30)
+    for topic, record in (
+        (topics.SESSIONS, first),
+        (topics.FEEDBACK, reaction),
+        (topics.HALVES, made),
+        (topics.OUTCOMES, outcome(result.task)),
+    ):
+        lab.put(topic, record)
+    run_id = trained(lab, f"{result.task.task_id}/0")
+    eventually(lambda: "trained" in heard, 30)
+    assert [event for event in heard if event != "turn"] == ["feedback", "hint", "outcome", "plan", "trained"]
+    leaving.set()
+    lab.put(topics.SESSIONS, side(f"{lab.name}-last", session=session, policy=lab.name))
+    listener.join(30)
+    assert not listener.is_alive()
+
+    done = run(lab, "gateway", "tail", "--session", session, "--since", "1h", "--exit", "-o", "json")
+    assert done.exit_code == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["event"] for line in lines] == ["turn", "turn", "feedback", "hint", "outcome", "trained", "turn"]
+    assert [line["turn"] for line in lines] == [None, None, 0, 0, 0, 0, None]
+    assert lines[3]["said"] == {"source": "next_state", "author": "user", "text": "shorter"}
+    assert (lines[5]["run"], lines[5]["version"]) == (run_id, f"{lab.name}@v1")
+    assert len(run(lab, "gateway", "tail", "--user", "nobody", "--since", "1h", "--exit").stdout.splitlines()) == 1
 
 
 def test_a_run_is_listed_compared_and_its_files_deleted(

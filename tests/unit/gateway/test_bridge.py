@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Feedback, Polarity, PolicyAck, Result, SessionEvent, Source, Task
+from schemas.records import Feedback, HintKind, Polarity, PolicyAck, Result, SessionEvent, Source, Task, sample_of
 from streams.fold.session_turns import not_trainable
-from tentalis.gateway.api.events import MAX_CLIENTS, MAX_QUEUED_EVENTS, LiveEvents
+from tentalis.gateway.api.events import MAX_CLIENTS, MAX_QUEUED_EVENTS, LiveEvents, event_of
 from tentalis.gateway.api.offset_index import IndexedRecord, OffsetIndex
 from tentalis.gateway.api.record_log import LogBatch
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Keys, Scope, create
 from tentalis.gateway.http.limits import stall_timeout_protocol
 from tests.support.bridge_log import MemoryLog, app_over, bridge_over, client_of, served
+from tests.support.join_support import head, hint, sample, score
 from tests.support.kafka_fixture import eventually
-from tests.support.loop_records import result, task
+from tests.support.loop_records import feedback_on, result, task
 
 TOKENS = {
     "prompt_token_ids": [1],
@@ -458,6 +459,7 @@ def test_the_turn_that_a_person_means(lost: int) -> None:
                 {"session_id": "s", "turn_index": index},
                 {"completion_id": name},
                 {"completion_id": f"chatcmpl-{name}"},
+                {"completion_id": f"resp_{name}"},
                 {"task_id": task_id},
             ):
                 answer = await client.post("/v1/feedback", json=where | {"thumb": "down", "comment": "No."})
@@ -531,6 +533,42 @@ def test_a_trace_of_a_policys_version_with_its_tokens_can_be_trained_on() -> Non
     run(body)
 
 
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_of_a_task_has_its_hints_with_their_source(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ann, bob = (create(path, [Scope.TASKS], user=user) for user in ("ann", "bob"))
+    answered = result(task("t", n=1, user_id="ann"))
+    said = feedback_on(answered, "f").model_copy(update={"source": Source.USER, "author": "ann", "text": "Shorter."})
+    of = sample_of(answered)
+    from_ann = hint(of, id="h").model_copy(update={"feedback_id": "f"})
+    lesson = hint(of, id="l").model_copy(update={"feedback_id": None, "hinter": "lesson/1"})
+    stranger = feedback_on(result(task("other", n=1)), "g").model_copy(update={"text": "Secret."})
+    crossed = hint(of, id="x").model_copy(update={"feedback_id": "g"})
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        log.put(topics.RESULTS, answered)
+        for feedback in (said, stranger):
+            log.put(topics.FEEDBACK, feedback)
+        for half in (score(of), from_ann, hint(of, HintKind.NONE, id="n"), from_ann, lesson, crossed):
+            log.put(topics.HALVES, half)
+        first, second, third = (await client.get("/tasks/t/status", headers=as_(ann))).json()["hints"]
+        assert first == {
+            "sample_index": 0,
+            "kind": "accepted",
+            "hints": ["Be brief."],
+            "made_by": "rule/1",
+            "feedback_id": "f",
+            "said": {"source": "user", "author": "ann", "text": "Shorter."},
+        }
+        assert (second["made_by"], second["feedback_id"], second["said"]) == ("lesson/1", None, None)
+        assert (third["feedback_id"], third["said"]) == ("g", None), "feedback on another task is not shown"
+        assert (await client.get("/tasks/t/status", headers=as_(bob))).json()["hints"] == []
+
+    run(body, keys=Keys(path))
+
+
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
@@ -541,6 +579,16 @@ def test_a_misspelt_kind_of_event_is_refused() -> None:
         assert refused.status_code == 422 and "task|result|feedback" in refused.json()["error"]
 
     run(body)
+
+
+def test_the_event_of_a_hint_names_its_source_and_not_its_words() -> None:
+    made = hint(sample(head("t")), source=Source.NEXT_STATE).model_copy(update={"feedback_id": "f"})
+    found = event_of(IndexedRecord(topics.HALVES, 0, 7, 1), made)
+    assert found is not None
+    name, user, content = found
+    assert (name, user, content["task_id"], content["sample_index"]) == ("hint", "user-t", "t", 0)
+    assert (content["source"], content["hinter"], content["feedback_id"]) == ("next_state", "rule/1", "f")
+    assert "Be brief." not in json.dumps(content)
 
 
 def test_events_are_live_bounded_and_say_nothing_of_what_was_said() -> None:

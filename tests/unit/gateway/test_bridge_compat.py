@@ -90,6 +90,7 @@ def test_a_task_its_result_and_its_status() -> None:
             "result": None,
             "results": [],
             "outcomes": [],
+            "hints": [],
         }, "unknown ids are pending at once"
         answer = await client.post("/tasks/assign", json=TASK)
         assert answer.json() == {"task_id": "t1", "topic": topics.TASKS, "status": "published"}
