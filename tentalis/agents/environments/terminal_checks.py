@@ -9,10 +9,12 @@ import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tentalis.agents.environments.folders import remove_folder
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.terminal_shell import FILES, CommandStops, clean_variables
 from tentalis.agents.environments.terminal_task import HOME, LOGS, TEMPORARY, TESTS, TerminalTask
@@ -24,6 +26,8 @@ _SYSTEM = ("/usr", "/bin", "/lib", "/lib64")
 _LARGEST_TEXT = 1 << 20
 """Bytes of a file of the checks in which names of folders are replaced."""
 _LARGEST_REWARD = 1 << 16
+_LONGEST_FOLDER = 3000
+"""Bytes of the path of a folder. With the longest name in it, it stays below the 4,096 of a path."""
 _OUTPUT_BYTES = 1 << 18
 _START = 'cd -- "$1" && shift && exec "$@"'
 
@@ -120,45 +124,43 @@ def _copy_tests(task: TerminalTask, target: Path, paths: ShownPaths) -> None:
 def remove_outside_links(folder: Path) -> None:
     """Removes the links in a folder that lead out of it, but for those to programs of the system.
 
-    A link to where the checks will be would give the agent their expected answers. Call it when no process of the agent
-    is left.
+    A link to where the checks will be would give the agent their expected answers. The agent may have taken its own
+    rights to folders away, so they are given back for the time of the search. Folders whose paths are too long to look
+    into are removed: a chain of short links can lead there. Call it when no process of the agent is left.
     """
     inside = folder.resolve()
-    for link in _links(folder):
-        try:
-            target = link.resolve()
-        except (OSError, RuntimeError):  # links that go in a circle, or to a name that is too long
-            target = Path("/")
-        if not any(target.is_relative_to(allowed) for allowed in (inside, *_SYSTEM)):
-            _unlink(link)
+    modes: list[tuple[str, int]] = []
+    try:
+        for link in list(_links(folder, modes)):
+            try:
+                target = link.resolve()
+            except (OSError, RuntimeError):  # links that go in a circle, or to a name that is too long
+                target = Path("/")
+            if not any(target.is_relative_to(allowed) for allowed in (inside, *_SYSTEM)):
+                link.unlink()
+    finally:
+        for path, mode in reversed(modes):
+            os.chmod(path, mode)
 
 
-def _links(folder: Path) -> Iterator[Path]:
-    """Yields the links in a folder. Passes over what cannot be opened: the checks cannot open it either."""
+def _links(folder: Path, modes: list[tuple[str, int]]) -> Iterator[Path]:
+    """Yields the links in a folder. Makes all folders accessible, and adds the modes that they had to `modes`."""
     folders = [str(folder)]
     while folders:
-        try:
-            with os.scandir(folders.pop()) as found:
-                entries = list(found)
-        except OSError:
+        path = folders.pop()
+        if len(os.fsencode(path)) > _LONGEST_FOLDER:
+            remove_folder(Path(path))
             continue
-        for entry in entries:
-            if entry.is_symlink():
-                yield Path(entry.path)
-            elif entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-
-
-def _unlink(link: Path) -> None:
-    """Removes a link, also from a folder without the right to write, whose mode stays as the agent left it."""
-    folder = os.open(link.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        mode = os.fstat(folder).st_mode
-        os.fchmod(folder, mode | 0o200)
-        os.unlink(link.name, dir_fd=folder)  # its whole path may be too long
-        os.fchmod(folder, mode)
-    finally:
-        os.close(folder)
+        mode = stat.S_IMODE(os.lstat(path).st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(path, mode | stat.S_IRWXU)
+            modes.append((path, mode))
+        with os.scandir(path) as found:
+            for entry in found:
+                if entry.is_symlink():
+                    yield Path(entry.path)
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
 
 
 def _reward(task: TerminalTask, logs: Path, output: CommandOutput) -> tuple[float, dict[str, float]]:

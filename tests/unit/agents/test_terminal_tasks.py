@@ -1,6 +1,7 @@
 """Ten tasks of the environment terminal: a scripted expert solves them, a null agent and one that cheats do not."""
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from schemas.records import Task, Verifier
 from tentalis.agents.environments import EnvironmentOptions, Transition
 from tentalis.agents.environments.terminal import TerminalEnvironment
 from tentalis.agents.sandbox import Wall, WallMissing, choose_wall
+from tests.support.capabilities import output_under_rights
 from tests.support.loop_records import task
 
 TASKS = Path(__file__).parents[2] / "support/terminal_tasks"
@@ -130,3 +132,29 @@ def test_solutions_and_checks_are_not_within_reach(wall: Wall) -> None:
     transitions, _ = played(wall, "sort-names", [block(command), "<done>"])
     said = transitions[0].observation.messages[0].content
     assert "sort -u" not in said and "Lin" not in said and "solution" not in said.replace("solution/solve.sh", "")
+
+
+DEEP = """name=$(printf 'd%.0s' {1..200}); long=""; for _ in {1..15}; do long=$long$name/; done
+outside=$(cd ../../.. && pwd -P); top=$PWD; mkdir -p $long; cd $long; mkdir -p $long; cd $long
+ln -s $outside/checks/tests/expected answer; cd $top
+ln -s $long first; ln -s first/$long second; ln -s second/answer sorted.txt"""
+
+
+def test_a_link_below_a_folder_with_too_long_a_path_is_none(wall: Wall) -> None:
+    assert played(wall, "sort-names", [block(DEEP), "<done>"])[1]["reward"] == 0.0
+
+
+LOCKED = """
+import json
+from tentalis.agents.sandbox import choose_wall
+from tests.unit.agents.test_terminal_tasks import block, played
+
+link = "ln -s ../../../checks/tests/expected sorted.txt; "
+turns = [block(link + "chmod 311 ."), block(link + "chmod 311 ../.."), block(link + "chmod 444 .")]
+print(json.dumps([played(choose_wall(), "sort-names", [turn, "<done>"])[1]["reward"] for turn in turns]))
+"""
+
+
+@pytest.mark.usefixtures("wall")
+def test_a_link_in_a_folder_that_only_its_owner_could_open_is_none() -> None:
+    assert json.loads(output_under_rights(LOCKED)) == [0.0, 0.0, 0.0]
