@@ -129,7 +129,7 @@ def remove_outside_links(folder: Path) -> None:
     into are removed: a chain of short links can lead there. Call it when no process of the agent is left.
     """
     inside = folder.resolve()
-    modes: list[tuple[str, int]] = []
+    modes: list[tuple[Path, int]] = []
     try:
         for link in list(_links(folder, modes)):
             try:
@@ -140,27 +140,27 @@ def remove_outside_links(folder: Path) -> None:
                 link.unlink()
     finally:
         for path, mode in reversed(modes):
-            os.chmod(path, mode)
+            path.chmod(mode)
 
 
-def _links(folder: Path, modes: list[tuple[str, int]]) -> Iterator[Path]:
+def _links(folder: Path, modes: list[tuple[Path, int]]) -> Iterator[Path]:
     """Yields the links in a folder. Makes all folders accessible, and adds the modes that they had to `modes`."""
-    folders = [str(folder)]
+    folders = [folder]
     while folders:
         path = folders.pop()
         if len(os.fsencode(path)) > _LONGEST_FOLDER:
-            remove_folder(Path(path))
+            remove_folder(path)
             continue
-        mode = stat.S_IMODE(os.lstat(path).st_mode)
+        mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.chmod(path, mode | stat.S_IRWXU)
+            path.chmod(mode | stat.S_IRWXU)
             modes.append((path, mode))
         with os.scandir(path) as found:
             for entry in found:
                 if entry.is_symlink():
                     yield Path(entry.path)
                 elif entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
+                    folders.append(Path(entry.path))
 
 
 def _reward(task: TerminalTask, logs: Path, output: CommandOutput) -> tuple[float, dict[str, float]]:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import re
+import stat
 import struct
 import threading
 from collections.abc import Callable, Mapping
@@ -26,8 +27,10 @@ _UNCHANGED = 0xFFFFFFFF
 _TIMES = 32
 """Bytes of the two timespecs of utimensat."""
 _LONGEST_PATH = 4096
-_SET_FLAGS = frozenset((0x40086602, 0x40046602, 0x401C5820))
-"""Requests of ioctl that change the flags of a file: FS_IOC_SETFLAGS, its 32-bit form and FS_IOC_FSSETXATTR."""
+_PAGE = 4096
+_SET_FLAGS = frozenset((0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602, 0x40086604, 0x40046604))
+"""Requests of ioctl that change flags or versions of a file: FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION and
+EXT4_IOC_SETVERSION, with their 32-bit forms."""
 _ATTRIBUTE_CALLS = (
     *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
     *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
@@ -85,7 +88,9 @@ class FileAttributes:
             return NotifAction.errno(errno.EOPNOTSUPP)
         opened = self._opened(ctx, folder, path, flags)
         try:
-            _handle(opened).chmod(mode & _RIGHTS)
+            # Without its owner's rights to the folder itself, no further command could begin in it.
+            kept = stat.S_IRWXU if f"{_handle(opened).readlink()}/" == self._inside else 0
+            _handle(opened).chmod(mode & _RIGHTS | kept)
         finally:
             os.close(opened)
         return NotifAction.returns(0)
@@ -108,12 +113,9 @@ class FileAttributes:
     def _opened(self, ctx: HandlerCtx, folder: int, path: int, flags: int) -> int:
         """Opens the file that a call names, as a handle without rights to its content. `path`: address of the path, 0
         for the descriptor `folder` itself. Raises OSError, PermissionError for a file outside of the folder."""
-        text = ""
+        text = b""
         if path:
-            read = ctx.read_cstr(path, _LONGEST_PATH)
-            if read is None:
-                raise OSError(errno.EFAULT, "no path")
-            text = cast(str, read)
+            text = _path_at(ctx, path)
             if not text and not _signed(flags) & AT_EMPTY_PATH:
                 raise FileNotFoundError(errno.ENOENT, "an empty path")
         at = _signed(folder)
@@ -121,7 +123,7 @@ class FileAttributes:
         if not text:
             return self._checked(base)
         # glibc changes a file without following links by the path of its descriptor. Here, self is this process.
-        text = re.sub(r"^/proc/(?:thread-)?self(?=/)", f"/proc/{ctx.pid}", text)
+        text = re.sub(rb"^/proc/(?:thread-)?self(?=/)", b"/proc/%d" % ctx.pid, text)
         try:
             follow = 0 if not _signed(flags) & AT_SYMLINK_NOFOLLOW else os.O_NOFOLLOW
             return self._checked(os.open(text, os.O_PATH | follow, dir_fd=base))
@@ -172,6 +174,23 @@ class Leader:
             self._ended = True
 
 
+def _path_at(ctx: HandlerCtx, address: int) -> bytes:
+    """Returns the path at an address of the calling process, each byte read once. Raises OSError."""
+    path = b""
+    while len(path) < _LONGEST_PATH:
+        # A path may end at the last byte that the process may read, so no read goes beyond a page.
+        part = ctx.read(address + len(path), _PAGE - (address + len(path)) % _PAGE)
+        if part is None:
+            raise OSError(errno.EFAULT, "no path")
+        named, end, _ = cast(bytes, part).partition(b"\0")
+        path += named
+        if end:
+            break
+    if len(path) >= _LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, "a path that is too long")
+    return path
+
+
 def _handle(opened: int) -> Path:
     return Path(f"/proc/self/fd/{opened}")
 
@@ -183,7 +202,7 @@ def _chown(owner: int, group: int) -> NotifAction:
 
 
 def _ioctl(ctx: HandlerCtx) -> NotifAction:
-    """Lets every request through but those that change the flags of a file: the request is in a register."""
+    """Lets every request through but those that change flags or versions of a file: the request is in a register."""
     return NotifAction.errno(errno.EPERM) if ctx.args[1] & 0xFFFFFFFF in _SET_FLAGS else NotifAction.continue_()
 
 

@@ -31,6 +31,9 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/d
 # Calls that change files and processes of this user outside of the folder, and for which Landlock has no rules. Those
 # that commands need inside of the folder are answered in `attributes`.
 DENIED_CALLS = (
+    # What root may do beside.
+    *("open_tree", "open_tree_attr", "fsopen", "fspick", "fsconfig", "fsmount", "mount_setattr", "fanotify_init"),
+    *("syslog", "vhangup"),
     *("utime", "utimes", "futimesat", "file_setattr", "mknod", "mknodat", "chroot", "pivot_root"),
     *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
 )

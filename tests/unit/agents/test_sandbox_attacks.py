@@ -95,6 +95,17 @@ ACTS = {
         "import fcntl, os, site\nfd = os.open(site.__file__, 0)\n"
         "fcntl.ioctl(fd, 0x40086602, fcntl.ioctl(fd, 0x80086601, bytes(8))); print('won')"
     ),
+    "version of a file": (
+        "import fcntl, os, site\nfd = os.open(site.__file__, 0)\n"
+        "for request in (0x40087602, 0x40086604):\n"
+        "  try: fcntl.ioctl(fd, request, bytes(8)); print('won')\n  except OSError: pass"
+    ),
+    "mounts by new calls": (
+        "import ctypes; b = ctypes.create_string_buffer(64)\n"
+        "for call in ((428, -100, b'PLACE', 1), (467, -100, b'PLACE', 1, b, 32), (430, b'tmpfs', 0), (300, 0, 0)):\n"
+        "  if ctypes.CDLL(None).syscall(*call) >= 0: print('won', call)"
+    ),
+    "log of the kernel": "import ctypes\nif ctypes.CDLL(None).syscall(103, 10, None, 0) >= 0: print('won')",
     "rights through a link": (
         "import os; os.symlink('PLACE/secret', 'x'); os.symlink('PLACE', 'y')\n"
         "for path in ('x', 'y/secret', '/proc/self/cwd/x'):\n  try: os.chmod(path, 0o777); print('won')\n"
@@ -231,6 +242,29 @@ git init -q repository; chown "$(id -u):$(id -g)" run
 for f in d/f copy; do stat -c '%a %Y' $f; done"""
     output = wall.run(["/bin/bash", "-c", script], place / "work", LIMITS)
     assert output == CommandOutput(b"ran\n751 1577836800\n751 1577836800\n", b"", CommandEnd.EXITED, 0)
+
+
+def test_rights_and_times_of_a_file_change_whatever_its_name_is(wall: Wall, place: Path) -> None:
+    code = """import mmap, ctypes, os
+for name in (b'\\xff\\xfe', 'ä\\n'.encode(), b'x' * 255):
+    open(name, 'w').close(); os.chmod(name, 0o751); os.utime(name, (5, 5))
+    found = os.fstat(os.open(name, 0)); print(oct(found.st_mode & 0o777), found.st_mtime)
+libc = ctypes.CDLL(None, use_errno=True); libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, 8192, 3, 0x22, -1, 0); libc.munmap(ctypes.c_void_p(page + 4096), 4096)
+ctypes.memmove(page + 4096 - 3, b'\\xff\\xfe\\0', 3)
+print(libc.chmod(ctypes.c_void_p(page + 4096 - 3), 0o700), oct(os.fstat(os.open(b'\\xff\\xfe', 0)).st_mode & 0o777))
+ctypes.memmove(page + 4096 - 3, b'abc', 3)
+print(libc.chmod(ctypes.c_void_p(page + 4096 - 3), 0o700), ctypes.get_errno())
+print(libc.chmod(b'x/' * 3000, 0o700), ctypes.get_errno())"""
+    output = attack(wall, place, code)
+    assert output.stdout.decode().splitlines() == [*["0o751 5.0"] * 3, "0 0o700", "-1 14", "-1 36"], (
+        output.stderr.decode()
+    )
+
+
+def test_a_command_cannot_lock_its_folder_for_the_next_one(wall: Wall, place: Path) -> None:
+    script = "mkdir d; chmod 0 . d; chmod 0 $PWD; stat -c %a . d"
+    assert wall.run(["/bin/sh", "-c", script], place / "work", LIMITS).stdout == b"700\n0\n"
 
 
 @pytest.mark.usefixtures("acted")
