@@ -7,6 +7,8 @@ reward as it is, verl's `data_source`, `reward_model` and `extra_info` among the
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from tentalis.agents.scenarios.prompt_file import Prompt
 
 PROMPT, MESSAGES, SYSTEM = "prompt", "messages", "system"
@@ -40,6 +42,10 @@ def prompt_of(values: Mapping[str, Any], number: int, names: Mapping[str, str] |
         raise UnusableRow(f"it cannot be written as JSON: {error}") from error
     if len(line) > MOST_BYTES:
         raise UnusableRow(f"{len(line)} bytes with its columns; at most {MOST_BYTES} are possible")
+    try:
+        from_json(line)  # in the way of scoring, which refuses what is nested too deeply
+    except ValueError as error:
+        raise UnusableRow(f"scoring could not read it: {error}") from error
     return prompt, line
 
 
@@ -65,6 +71,8 @@ def _messages(said: Any) -> tuple[tuple[str, str], ...]:
     messages = tuple(_message(each) for each in said)
     if messages[-1][0] == "assistant":
         raise UnusableRow("the last message is one of the assistant: the policy is to write that one, so leave it out")
+    if not messages[-1][1].strip():
+        raise UnusableRow("the last message is empty")
     return messages
 
 

@@ -28,12 +28,12 @@ class PreparedPrompts:
     unusable: int
     reasons: tuple[str, ...]
 
-    def remark(self, source: str, file: Path) -> str | None:
-        """Returns the remark on the unusable rows, None without one. `file`: has all of them."""
+    def remark(self, source: str, file: Path | None) -> str | None:
+        """Returns the remark on the unusable rows, None without one. `file`: has all of them, None if it is removed."""
         if not self.unusable:
             return None
         rest = self.unusable - len(self.reasons)
-        more = [f"  and {rest} more, in {file}"] if rest else []
+        more = [f"  and {rest} more" + ("" if file is None else f", in {file}")] if rest else []
         head = f"{source}: {self.unusable} of {self.unusable + self.prompts} rows cannot be used:"
         return "\n".join([head, *(f"  {reason}" for reason in self.reasons), *more])
 

@@ -1,5 +1,6 @@
 """The runs of `tentalis learn`: STATE/runs/<run_id>/ with prepared prompts, scorers and the trainer's settings."""
 
+import errno
 import json
 import shutil
 import time
@@ -16,7 +17,7 @@ from tentalis.demo.runs import Configured, RunKind, trainer_config
 from tentalis.learn.errors import LearnError
 from tentalis.learn.options import STDIN, LearnOptions
 from tentalis.learn.prepare import PreparedPrompts, held_out_count, source_digest, unusable_file, write_prompts
-from tentalis.rewards.functions import FunctionScorer
+from tentalis.rewards.functions import BadFunction, FunctionScorer
 from tentalis.rewards.functions.arguments import missing_columns
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
 
@@ -122,7 +123,9 @@ def loaded_scorer(path: Path) -> FunctionScorer:
     try:
         ((_, _, scorer),) = load_scorers(path)
     except BadScorers as error:
-        raise LearnError(f"the reward function cannot be used: {error}") from error
+        # The file is made of the options, and the user never sees it.
+        reason = error.__cause__ if isinstance(error.__cause__, BadFunction) else error
+        raise LearnError(f"the reward function cannot be used: {reason}") from error
     assert isinstance(scorer, FunctionScorer), "the file has the kind function"
     scorer.close()  # its process starts again with the next call
     return scorer
@@ -147,7 +150,7 @@ def unfinished(runs: Path, kind: Mapping[str, Any]) -> LearnRun | None:
         # The configuration is written last: a folder without one was not begun.
         if folder.name == _PREPARING or (folder / "finished").exists() or not run.config.exists():
             continue
-        if _described(run)["kind"] == kind:
+        if _described(run).get("kind") == kind:
             return run
     return None
 
@@ -189,13 +192,31 @@ def begin(
     Raises LearnError.
     """
     folder = runs / _PREPARING
-    shutil.rmtree(folder, ignore_errors=True)  # of a command that was interrupted
+    shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     folder.mkdir(parents=True)
-    described = prepare_run(folder, options, data, remark)
-    stamp = int(now)
+    try:
+        return _begun(folder, _free_name(runs, int(now)), options, data, configured, model, remark)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # has its own name by now, or the copy of the data is of no use
+
+
+def _free_name(runs: Path, stamp: int) -> str:
     while (runs / time.strftime(_STAMP, time.gmtime(stamp))).exists():
         stamp += 1
-    run = LearnRun(time.strftime(_STAMP, time.gmtime(stamp)), folder, resumed=False)
+    return time.strftime(_STAMP, time.gmtime(stamp))
+
+
+def _begun(
+    folder: Path,
+    run_id: str,
+    options: LearnOptions,
+    data: Data,
+    configured: Configured,
+    model: Callable[[], Path],
+    remark: Remark,
+) -> LearnRun:
+    run = LearnRun(run_id, folder, resumed=False)
+    described = prepare_run(folder, options, data, remark, folder.with_name(run_id))
     scenario = PromptScenario(run.prompts)
     settings = trainer_config(
         run.run_id, RunKind(scenario.name, options.steps, str(model()), options.changes), scenario
@@ -203,11 +224,15 @@ def begin(
     (folder / _KIND_FILE).write_text(json.dumps(described, indent=1), encoding="utf-8")
     config = yaml.safe_dump(configured(settings, options.changes), sort_keys=False)
     run.config.write_text(config, encoding="utf-8")
-    return LearnRun(run.run_id, folder.rename(runs / run.run_id), resumed=False)
+    return LearnRun(run.run_id, folder.rename(folder.with_name(run.run_id)), resumed=False)
 
 
-def prepare_run(folder: Path, options: LearnOptions, data: Data, remark: Remark) -> dict[str, Any]:
+def prepare_run(
+    folder: Path, options: LearnOptions, data: Data, remark: Remark, final: Path | None = None
+) -> dict[str, Any]:
     """Loads the reward function and writes scorers and prompts into a folder; returns the options with all digests.
+
+    `final`: the later name of the folder, for remarks; None if it will be removed.
 
     Raises LearnError.
     """
@@ -216,22 +241,47 @@ def prepare_run(folder: Path, options: LearnOptions, data: Data, remark: Remark)
     run.scorers.write_text(yaml.safe_dump(scorer_file_of(kind), sort_keys=False), encoding="utf-8")
     scorer = loaded_scorer(run.scorers)
     run.prompts.mkdir()
-    return _prepare(options, data, run.prompts, missing_of(scorer), remark) | {"kind": kind, "scorer": scorer.name}
+    listed = None if final is None else LearnRun("", final, resumed=False).prompts
+    try:
+        prepared = _prepare(options, data, run.prompts, missing_of(scorer), remark, listed)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise LearnError(
+            f"{run.prompts}: {error.strerror}: the data are copied there. Make room, or set TENTALIS_HOME to a folder "
+            "on another disk"
+        ) from error
+    return prepared | {"kind": kind, "scorer": scorer.name}
 
 
 def _described(run: LearnRun) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads((run.folder / _KIND_FILE).read_text(encoding="utf-8"))
+    """Returns the options and digests of a run. Raises LearnError if their file is damaged or missing."""
+    file = run.folder / _KIND_FILE
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        raise LearnError(
+            f"{file} is damaged ({error}), so it is unknown whether run {run.run_id} is this one: begin another run "
+            "with --new, or remove the folder"
+        ) from error
     return described
 
 
 def _prepare(
-    options: LearnOptions, data: Data, folder: Path, refusal: Callable[[Prompt], str | None], remark: Remark
+    options: LearnOptions,
+    data: Data,
+    folder: Path,
+    refusal: Callable[[Prompt], str | None],
+    remark: Remark,
+    listed: Path | None,
 ) -> dict[str, Any]:
-    """Writes the prompts; returns the digests of the sources."""
+    """Writes the prompts; returns the digests of the sources. `listed`: the later name of the folder, or None."""
 
     def written(source: Path, name: str, shown: str) -> PreparedPrompts:
         prepared = write_prompts(source, folder, name, dict(options.columns), refusal)
-        if said := prepared.remark(shown, unusable_file(folder, name)):
+        if said := prepared.remark(shown, None if listed is None else unusable_file(listed, name)):
             remark(said)
         return prepared
 

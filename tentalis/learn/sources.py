@@ -1,5 +1,6 @@
 """Reads the rows of a data set as a stream: JSONL, JSON, CSV, TSV, Parquet, or a folder that `datasets` saved."""
 
+import codecs
 import csv
 import io
 import json
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from uuid import UUID
 
 from tentalis.learn.errors import LearnError
@@ -40,6 +41,10 @@ def read_rows(path: Path) -> Iterator[SourceRow]:
         raise LearnError(f"{path}: there is no such file or folder")
     if path.is_dir():
         return _saved_dataset(path)
+    if not path.is_file():
+        raise LearnError(
+            f"{path} is a pipe or a device, which can be read once only: pipe JSONL into the command with -"
+        )
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise LearnError(
@@ -54,41 +59,78 @@ def line_word(path: Path) -> str:
     return "row" if path.is_dir() or path.suffix.lower() in (".parquet", ".json") else "line"
 
 
+class _RowDecoder:
+    """Decodes JSON and collects what is wrong with it although it can be read: NaN, Infinity, a name twice."""
+
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+        self._decoder = json.JSONDecoder(parse_constant=self._constant, object_pairs_hook=self._object)
+
+    def decode(self, text: str, at: int = 0) -> tuple[Any, int]:
+        """Returns the value that begins at a place, and its end. Raises ValueError, RecursionError."""
+        self._problems.clear()
+        return self._decoder.raw_decode(text, at)
+
+    def row(self, number: int, value: Any) -> SourceRow:
+        """Returns the row of the value that was decoded last."""
+        if self._problems:
+            return SourceRow(number, None, f"not JSON: {self._problems[0]}")
+        if not isinstance(value, dict):
+            return SourceRow(number, None, f"not a JSON object but {type(value).__name__}")
+        return SourceRow(number, value)
+
+    def _constant(self, name: str) -> None:
+        self._problems.append(f"{name} is not a JSON number")
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            self._problems.append(f"an object has the name {twice!r} twice")
+        return made
+
+
 def _jsonl(path: Path) -> Iterator[SourceRow]:
+    decoder = _RowDecoder()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if number == 1:
+                _refuse_utf16(path, line)
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if text.strip():
-                yield _json_row(number, text)
+                yield _json_row(decoder, number, text)
 
 
-def _json_row(number: int, text: bytes) -> SourceRow:
+def _json_row(decoder: _RowDecoder, number: int, line: bytes) -> SourceRow:
     try:
-        value = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+        text = line.decode("utf-8").strip()
+        value, end = decoder.decode(text)
+        if end < len(text):
+            return SourceRow(number, None, f"not JSON: more text after the value: {text[end : end + 20]!r}")
     except (ValueError, RecursionError) as error:
         return SourceRow(number, None, f"not JSON: {error}")
-    return _row_of(number, value)
+    return decoder.row(number, value)
 
 
-def _row_of(number: int, value: Any) -> SourceRow:
-    if not isinstance(value, dict):
-        return SourceRow(number, None, f"not a JSON object but {type(value).__name__}")
-    return SourceRow(number, value)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
+def _refuse_utf16(path: Path, begin: bytes) -> None:
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise LearnError(f"{path}: not UTF-8 but UTF-16. Save the file as UTF-8")
 
 
 def _json(path: Path) -> Iterator[SourceRow]:
     """Reads an array of objects, element by element; or lines of objects, which some tools name `.json` too."""
     with path.open("rb") as file:
-        begin = file.read(_CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return _json_array(path) if begin.startswith(b"[") else _jsonl(path)
+        begin = file.read(_CHUNK)
+    _refuse_utf16(path, begin)
+    text = begin.removeprefix(codecs.BOM_UTF8).lstrip()
+    if text.partition(b"\n")[0].strip() == b"{":
+        raise LearnError(f"{path} is one JSON object over several lines: an array of objects, or JSONL, is needed")
+    return _json_array(path) if text.startswith(b"[") else _jsonl(path)
 
 
 def _json_array(path: Path) -> Iterator[SourceRow]:
-    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+    decoder = _RowDecoder()
     number = 0
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -100,16 +142,17 @@ def _json_array(path: Path) -> Iterator[SourceRow]:
                 problem = "the array does not end"
                 complete = False
                 if at < len(text) and text[at] == "]":
+                    _refuse_more(path, number, text[at + 1 :], file)
                     return
                 if at < len(text):
                     try:
-                        value, end = decoder.raw_decode(text, at)
+                        value, end = decoder.decode(text, at)
                         complete = ended or end < len(text)
                     except (ValueError, RecursionError) as error:
                         problem = f"not JSON: {error}"
                 if complete:
                     number, at = number + 1, end
-                    yield _row_of(number, value)
+                    yield decoder.row(number, value)
                     continue
                 if ended:
                     raise LearnError(f"{path}, row {number + 1}: {problem}. Correct the file, or convert it to JSONL")
@@ -117,6 +160,19 @@ def _json_array(path: Path) -> Iterator[SourceRow]:
                 text, at, ended = text[at:] + more, 0, not more
     except UnicodeDecodeError as error:
         raise LearnError(f"{path}, after row {number}: not UTF-8: {error}. Save the file as UTF-8") from error
+
+
+def _refuse_more(path: Path, number: int, rest: str, file: TextIO) -> None:
+    """Raises LearnError if more than white space follows the array: a second array would be lost."""
+    while True:
+        if rest.strip():
+            raise LearnError(
+                f"{path}, after row {number}: the array ends, and more follows: {rest.strip()[:20]!r}. Make one array "
+                "of it, or convert it to JSONL"
+            )
+        rest = file.read(_CHUNK)
+        if not rest:
+            return
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
@@ -138,7 +194,10 @@ def _separated(path: Path, separator: str) -> Iterator[SourceRow]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=separator, strict=True)
-            header = next(reader, [])
+            try:
+                header = next(reader, [])
+            except csv.Error as error:
+                raise LearnError(f"{path}, line 1: the header is not CSV: {error}. Correct it") from error
             if not header or len({*header}) != len(header):
                 raise LearnError(f"{path}, line 1: a header with one name per column is needed, not {header}")
             while True:
@@ -178,10 +237,11 @@ def _parquet(path: Path) -> Iterator[SourceRow]:
 def _saved_dataset(path: Path) -> Iterator[SourceRow]:
     """Reads a folder that `datasets` saved: its `state.json` lists Arrow files in the stream format."""
     if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
+        splits = _strings(path / "dataset_dict.json", lambda described: described["splits"])
         raise LearnError(f"{path} has the splits {', '.join(splits)}: name one of them, such as {path / splits[0]}")
     if not (path / "state.json").is_file():
         raise LearnError(f"{path} is not a folder that `Dataset.save_to_disk` saved: it has no state.json")
+    files = _strings(path / "state.json", lambda state: [each["filename"] for each in state["_data_files"]])
     try:
         import pyarrow
         import pyarrow.ipc
@@ -190,8 +250,18 @@ def _saved_dataset(path: Path) -> Iterator[SourceRow]:
             f"{path}: reading Arrow files needs pyarrow: `pip install pyarrow`, or save the data set as Parquet "
             "(`dataset.to_parquet('prompts.parquet')`)"
         ) from error
-    files = [path / each["filename"] for each in json.loads((path / "state.json").read_text("utf-8"))["_data_files"]]
-    return _arrow(files, pyarrow)
+    return _arrow([path / file for file in files], pyarrow)
+
+
+def _strings(file: Path, pick: Callable[[Any], Any]) -> list[str]:
+    """Returns the names that a file of `datasets` lists. Raises LearnError if it lists none."""
+    try:
+        found = [str(each) for each in pick(json.loads(file.read_text(encoding="utf-8")))]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LearnError(f"{file} is damaged: {type(error).__name__}: {error}. Save the data set again") from error
+    if not found:
+        raise LearnError(f"{file} lists nothing: save a data set that has rows")
+    return found
 
 
 def _arrow(files: list[Path], pyarrow: Any) -> Iterator[SourceRow]:

@@ -62,9 +62,8 @@ class PromptWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._offsets.write(OFFSET.pack(self._at))
-        self._offsets.close()
-        self._data.close()
+        with self._data, self._offsets:
+            self._offsets.write(OFFSET.pack(self._at))
 
     def add(self, line: bytes) -> None:
         """Appends a prompt, as `Prompt.as_line` returns it."""

@@ -58,6 +58,8 @@ def test_other_names() -> None:
         ({"question": "Why?"}, {}, "neither a prompt nor messages; the columns are question"),
         ({"prompt": None}, {}, "neither a prompt"),
         ({"prompt": "a"}, {"question": "prompt"}, "no column question"),
+        ({"prompt": [USER, {"role": "user", "content": " "}]}, {}, "the last message is empty"),
+        ({"prompt": "a", "deep": json.loads("[" * 250 + "]" * 250)}, {}, "scoring could not read it: recursion limit"),
         ({"prompt": "a", "question": "b"}, {"question": "prompt"}, "already has a column prompt"),
         ({"prompt": "  "}, {}, "empty"),
         ({"prompt": []}, {}, "a text or a list of messages"),

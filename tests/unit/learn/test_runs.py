@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +126,10 @@ def test_unusable_rows_are_named_counted_and_listed(place: Place) -> None:
     assert lines[1].startswith("  line 2: score of ") and lines[1].endswith("rewards.py:1 needs the column answer")
     assert lines[2].startswith("  line 3: neither a prompt nor messages")
     assert lines[3] == "  line 4: not a JSON object but int"
-    assert len(lines) == 12 and lines[-1].startswith("  and 13 more, in ")
+    assert len(lines) == 12
+    assert lines[-1] == f"  and 13 more, in {unusable_file(run.prompts, 'prompts')}", (
+        "the folder has been renamed since"
+    )
     listed = unusable_file(run.prompts, "prompts").read_text(encoding="utf-8").splitlines()
     assert len(listed) == 23 and json.loads(listed[0])["line"] == 2
 
@@ -155,7 +159,7 @@ def test_a_run_that_was_interrupted_before_it_began_is_prepared_again(place: Pla
 
     with pytest.raises(KeyboardInterrupt):
         place.begin(model=model)
-    assert place.found() is None
+    assert place.found() is None and [*place.runs.iterdir()] == [], "the copy of the data is removed"
     run = place.begin()
     assert place.found() is not None and [path.name for path in place.runs.iterdir()] == [run.run_id]
 
@@ -175,8 +179,28 @@ def test_a_reward_that_names_no_function_in_a_file(target: str, reason: str) -> 
 
 def test_a_function_that_is_missing_in_the_file_is_named(place: Place) -> None:
     place.options = replace(place.options, rewards=(f"{place.reward}:nothing",))
-    with pytest.raises(LearnError, match=r"the reward function cannot be used: .*nothing"):
+    with pytest.raises(LearnError, match=rf"the reward function cannot be used: {place.reward} has no nothing; it has"):
         place.begin()
+
+
+def test_a_full_disk_is_named_with_the_folder(place: Place) -> None:
+    place.rows([{"prompt": "a" * 500, "answer": "1"}] * 200)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))  # as `ulimit -f`
+    try:
+        with pytest.raises(LearnError, match=r"prompts: File too large: the data are copied there.*TENTALIS_HOME"):
+            place.begin()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [*place.runs.iterdir()] == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_damaged_description_of_a_run_is_named(place: Place, text: str) -> None:
+    run = place.begin()
+    (run.folder / "learn.json").write_text(text, encoding="utf-8")
+    with pytest.raises(LearnError, match=f"{run.folder}/learn.json is damaged .* --new"):
+        place.found()
 
 
 def test_weights_range_and_limits_reach_the_file_of_scorers(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 import tracemalloc
 from datetime import UTC, date, datetime
@@ -77,6 +78,61 @@ def test_bad_lines_are_named_and_the_others_read(folder: Path) -> None:
 def test_an_array_that_breaks_off_is_an_error_with_its_row(folder: Path, text: str) -> None:
     with pytest.raises(LearnError, match=r"broken\.json, row 2: .* convert it to JSONL"):
         rows_of(folder / "broken.json", text)
+
+
+def test_rows_that_can_be_read_but_are_ambiguous_are_named(folder: Path) -> None:
+    array = rows_of(folder / "odd.json", '[{"a": NaN}, {"a": 1, "a": 2}, {"a": 3}]')
+    lines = rows_of(folder / "odd.jsonl", '{"a": NaN}\n{"a": 1, "a": 2}\n{"a": 3}\n')
+    assert (
+        array
+        == lines
+        == [
+            SourceRow(1, None, "not JSON: NaN is not a JSON number"),
+            SourceRow(2, None, "not JSON: an object has the name 'a' twice"),
+            SourceRow(3, {"a": 3}),
+        ]
+    )
+    (row,) = rows_of(folder / "two.jsonl", '{"a": 1} {"a": 2}\n')
+    assert row.values is None and "more text after the value" in row.problem
+
+
+def test_nothing_behind_an_array_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(rows_of(folder / "arrays.json", '[{"a": 1}]\n \n')) == 1
+    monkeypatch.setattr("tentalis.learn.sources._CHUNK", 3)
+    for more in ('[{"a": 1}]\n[{"a": 2}]', '[{"a": 1}]          \n{"a": 2}'):
+        with pytest.raises(LearnError, match=r"arrays\.json, after row 1: the array ends, and more follows"):
+            rows_of(folder / "arrays.json", more)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("u.jsonl", '{"a": 1}\n'.encode("utf-16"), "not UTF-8 but UTF-16. Save the file as UTF-8"),
+        ("u.json", '[{"a": 1}]'.encode("utf-16"), "not UTF-8 but UTF-16"),
+        ("u.csv", "a,b\n".encode("utf-16"), "not UTF-8"),
+        ("o.json", b'{\n "data": [{"a": 1}]\n}', "is one JSON object over several lines"),
+        ("h.csv", b'"a,b\n1,2\n', "line 1: the header is not CSV: unexpected end of data"),
+    ],
+)
+def test_a_file_of_another_form_is_an_error_that_names_it(folder: Path, name: str, data: bytes, says: str) -> None:
+    with pytest.raises(LearnError, match=f"{name}.*{says}"):
+        rows_of(folder / name, data)
+
+
+def test_a_pipe_is_refused_because_it_is_read_twice(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.jsonl")
+    with pytest.raises(LearnError, match=r"p\.jsonl is a pipe or a device"):
+        read_rows(tmp_path / "p.jsonl")
+
+
+@pytest.mark.parametrize("name", ["dataset_dict.json", "state.json"])
+@pytest.mark.parametrize(
+    "text", ["{", "{}", "[]", '{"splits": [], "_data_files": []}', '{"splits": 1, "_data_files": [1]}']
+)
+def test_a_damaged_folder_of_datasets_is_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(LearnError, match=f"{name} (is damaged|lists nothing)"):
+        read_rows(tmp_path)
 
 
 @pytest.mark.parametrize(("ending", "separator"), [("csv", ","), ("tsv", "\t")])
@@ -157,7 +213,7 @@ def test_a_folder_with_splits_names_them(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "state.json").write_text('{"_data_files": []}', encoding="utf-8")
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}', encoding="utf-8")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(LearnError, match="pip install pyarrow"):
         read_rows(tmp_path)
