@@ -127,9 +127,10 @@ def _run_ranks(
         print(f"error: {error}: the ranks of this node end too", file=sys.stderr)
         code = ExitCode.ERROR
     finally:
+        deadline = _ask_to_end(children)
         if meeting is not None and (code != ExitCode.OK or stop.requested):
             meeting.leave(ExitCode.STOPPED if stop.requested else code)
-        _end_children(children)
+        _wait_for_end(children, deadline)
     return code
 
 
@@ -150,11 +151,16 @@ def _wait_for_ranks(
     return ExitCode.OK
 
 
-def _end_children(children: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _ask_to_end(children: Sequence["subprocess.Popen[bytes]"]) -> float:
+    """Asks the ranks to end; returns the time until which they may take."""
     for child in children:
         if child.poll() is None:
             child.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS + 0.4
+    return time.monotonic() + GRACE_SECONDS + 0.4
+
+
+def _wait_for_end(children: Sequence["subprocess.Popen[bytes]"], deadline: float) -> None:
+    """Waits until the ranks have ended; kills those that have not at the deadline."""
     for child in children:
         try:
             child.wait(max(0.0, deadline - time.monotonic()))

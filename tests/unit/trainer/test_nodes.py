@@ -1,8 +1,11 @@
 """The launchers of a trainer on several nodes meet in any order, and all end when one does."""
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from threading import Event, Thread
 
 import pytest
 
@@ -26,6 +29,41 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def places() -> list[NodePlace]:
     port = free_port()
     return [NodePlace(index, 3, "127.0.0.1", port) for index in range(3)]
+
+
+class Network:
+    """A way to a port. Once it is `cut`, connections stay open and nothing arrives, as with a frozen machine."""
+
+    def __init__(self, port: int) -> None:
+        self.cut = Event()
+        self._to = port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = [self._server]
+        self.port: int = self._server.getsockname()[1]
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                return
+            self._open += [near, far]
+            for one, other in ((near, far), (far, near)):
+                Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        try:
+            while data := one.recv(65536):
+                if not self.cut.is_set():
+                    other.sendall(data)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for each in self._open:
+            each.close()
 
 
 class Launchers:
@@ -101,6 +139,29 @@ def test_the_others_end_with_node_0(launchers: Launchers, places: list[NodePlace
     assert f"node 0 does not answer at 127.0.0.1:{places[0].port}" in lost(met[0])
 
 
+def test_a_frozen_node_0_is_lost_and_holds_nobody(
+    launchers: Launchers, places: list[NodePlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(nodes, "TELL_SECONDS", 0.2)
+    network = Network(places[0].port)
+    first = launchers.begin(NodePlace(0, 2, "127.0.0.1", places[0].port))
+    away = NodePlace(1, 2, "127.0.0.1", network.port)
+    met = launchers.begin(away).result(60)
+    first.result(60)
+    network.cut.set()
+    assert launchers.pool.submit(lost, met).result(60) == "node 0 has given no sign of life for 0.5 s"
+    launchers.pool.submit(met.leave, 1).result(60)
+    monkeypatch.setattr(nodes, "STORE_TIMEOUT", timedelta(seconds=0.2))
+    with pytest.raises(NodeLost, match="node 0 cannot be told"):
+        launchers.pool.submit(met.finish).result(60)
+    again = launchers.begin(away)
+    time.sleep(0.2)
+    launchers.stop.request()
+    assert isinstance(again.exception(60), StopRequested), "it looks for node 0 again, and can be stopped"
+    network.close()
+
+
 def test_a_launcher_that_comes_back_ends_the_meeting_and_all_meet_again(
     launchers: Launchers, places: list[NodePlace]
 ) -> None:
@@ -130,6 +191,18 @@ def test_a_node_with_other_settings_waits_until_node_0_has_them_too(
     stopped_while_waiting()
     for each in (launchers.begin(places[0], "seed: 2"), updated):
         each.result(60).check()
+
+
+def test_a_node_of_another_number_of_nodes_waits(
+    launchers: Launchers, places: list[NodePlace], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    old = launchers.begin(NodePlace(0, 2, "127.0.0.1", places[0].port))
+    new = launchers.begin(places[1])
+    eventually(lambda: "node 0 has other settings" in caplog.text or old.done(), 60)
+    launchers.stop.request()
+    for each in (old, new):
+        assert isinstance(each.exception(60), StopRequested)
 
 
 def test_a_port_that_is_taken_is_named(launchers: Launchers, places: list[NodePlace]) -> None:
