@@ -248,7 +248,7 @@ class ManagerState:
 
     @property
     def missing(self) -> str | None:
-        """What the run lacks, so that no task may be issued; None if it lacks nothing."""
+        """The thing that the run lacks, so that no task may be issued; None if it lacks nothing."""
         if self.manifest is None:
             return "its manifest"
         if self.pace is None:
