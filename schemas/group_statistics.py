@@ -3,6 +3,9 @@
 import math
 from collections.abc import Sequence
 
+EQUAL_STD = 1e-6
+"""Rewards with a smaller standard deviation count as equal: that of [0.7, 0.7, 0.7] is 1e-16 in floating point."""
+
 
 def mean_of(values: Sequence[float]) -> float:
     """Returns the mean of at least one number: float64, added one by one in the given order.

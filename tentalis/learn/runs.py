@@ -221,6 +221,8 @@ def _begun(
     settings = trainer_config(
         run.run_id, RunKind(scenario.name, options.steps, str(model()), options.changes), scenario
     ) | {"seed": options.seed}
+    # No part of the loss reads a group of equal rewards, so further prompts are drawn in its place.
+    settings["loss"] |= {"dynamic_sampling": True}
     (folder / _KIND_FILE).write_text(json.dumps(described, indent=1), encoding="utf-8")
     config = yaml.safe_dump(configured(settings, options.changes), sort_keys=False)
     run.config.write_text(config, encoding="utf-8")

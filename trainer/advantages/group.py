@@ -7,7 +7,8 @@ reward.
 
 from collections.abc import Callable, Sequence
 
-from trainer.advantages.rewarded_sample import EQUAL_STD, AdvantageSpans, Estimator, RewardedSample
+from schemas.group_statistics import EQUAL_STD
+from trainer.advantages.rewarded_sample import AdvantageSpans, Estimator, RewardedSample
 from trainer.config.loss import LossConfig
 
 STD_FLOOR = 1e-4

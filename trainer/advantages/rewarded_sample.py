@@ -4,12 +4,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from schemas.group_statistics import EQUAL_STD
 from schemas.records import Rollout
 from schemas.tensors import float32_view, uint8_view
 from trainer.config.loss import LossConfig
-
-EQUAL_STD = 1e-6
-"""Rewards with a smaller standard deviation count as equal: that of [0.7, 0.7, 0.7] is 1e-16 in floating point."""
 
 AdvantageSpan = tuple[int, int, float]
 """Tokens [start, end) of a rollout, and their advantage."""

@@ -3,10 +3,9 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from schemas.group_statistics import mean_and_std
+from schemas.group_statistics import EQUAL_STD, mean_and_std
 from trainer.advantages.group import STD_FLOOR
 from trainer.advantages.rewarded_sample import (
-    EQUAL_STD,
     AdvantageSpan,
     AdvantageSpans,
     RewardedSample,

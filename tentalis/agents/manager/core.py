@@ -5,16 +5,17 @@ that it writes has a derived id, so writing one again changes nothing.
 
 Pacing is AReaL's capacity rule, counted over the steps without a plan: issue a task while
 accepted + running < (served step + 1 + max staleness) * batch. Rollouts that a plan took, or that are too old for the
-next step, do not count. So each rollout that cannot be trained is replaced, and the trainer does not starve.
+next step, do not count, nor those of a group of equal rewards if the run samples dynamically (DAPO, arXiv 2503.14476).
+So each rollout that cannot be trained is replaced, and the trainer does not starve.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from schemas.group_statistics import EQUAL_STD, mean_and_std
 from schemas.ids import derived_id, parse_policy_name
 from schemas.records import (
     BackPressure,
@@ -35,6 +36,9 @@ from tentalis.policies.served import ServedVersions
 # Metadata key of a task: the number of steps of its run that were served when it was issued.
 ROUND = "round"
 
+# Batches of equal rewards that one version may sample before the manager gives the run up.
+MAX_EQUAL_BATCHES = 10
+
 _TRAINED_KINDS = (OutcomeKind.RL, OutcomeKind.OPD, OutcomeKind.BOTH)
 _OWN_KEY_KINDS = (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
 
@@ -45,19 +49,28 @@ class BadManifest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The demand of a run: `steps` optimizer steps of `batch_rollouts` rollouts each."""
+    """The demand of a run: `steps` optimizer steps of `batch_rollouts` rollouts each. `drops_equal`: the trainer leaves
+    out the RL part of groups whose rewards are all equal."""
 
     steps: int
     batch_rollouts: int
     max_staleness: int
+    drops_equal: bool = False
 
     @classmethod
     def of_config(cls, config: str, run_id: str) -> "Pace":
         """Reads the pace from the resolved trainer config in a manifest. Raises BadManifest."""
         values = yaml.safe_load(config)
         try:
-            return cls(int(values["steps"]), int(values["batch_rollouts"]), int(values["max_staleness"]))
-        except (KeyError, TypeError, ValueError) as error:
+            loss = values.get("loss") or {}
+            dynamic = loss.get("dynamic_sampling")
+            return cls(
+                int(values["steps"]),
+                int(values["batch_rollouts"]),
+                int(values["max_staleness"]),
+                loss.get("kind") == "dapo" if dynamic is None else bool(dynamic),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadManifest(
                 f"the manifest of run {run_id} has no usable steps, batch_rollouts and max_staleness "
                 f"in its config: {error!r}"
@@ -83,13 +96,32 @@ def trains(outcome: Outcome) -> bool:
 
 @dataclass(slots=True)
 class _TaskState:
+    """A task of the run. `decided`: its samples with an outcome; `rewards`: those of its RL halves."""
+
     n_samples: int
     round: int
     decided: set[int] = field(default_factory=set)
+    rewards: list[float] = field(default_factory=list)
 
     @property
     def running(self) -> int:
         return self.n_samples - len(self.decided)
+
+    @property
+    def equal(self) -> bool:
+        """True if all samples of a group are decided, and those with a reward have the same one."""
+        return (
+            self.n_samples > 1 and not self.running and bool(self.rewards) and mean_and_std(self.rewards)[1] < EQUAL_STD
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Trainable:
+    """A rollout on which the trainer can train. `version`: the one that sampled last."""
+
+    version: int
+    task_id: str
+    has_opd: bool
 
 
 class ManagerState:
@@ -108,9 +140,10 @@ class ManagerState:
         self._pressure = Backpressure()
         self._others: dict[str, RunManifest] = {}
         self._tasks: dict[str, _TaskState] = {}
-        self._early: dict[str, set[int]] = {}
+        self._early: dict[str, _TaskState] = {}
         self._next_index = 0
-        self._trainable: dict[str, int] = {}
+        self._trainable: dict[str, _Trainable] = {}
+        self._equal: set[str] = set()
         self._taken: set[str] = set()
         # Both by the id of the feedback on a result.
         self._unanswered: dict[str, Result] = {}
@@ -141,8 +174,11 @@ class ManagerState:
     def _task(self, task: Task) -> bool:
         if task.task_id in self._tasks:
             return False
-        known = self._early.pop(task.task_id, set())
-        self._tasks[task.task_id] = _TaskState(task.n_samples, _round_of(task.metadata), known)
+        known = self._early.pop(task.task_id, _TaskState(0, 0))
+        state = _TaskState(task.n_samples, _round_of(task.metadata), known.decided, known.rewards)
+        self._tasks[task.task_id] = state
+        if state.equal:
+            self._equal.add(task.task_id)
         while task_id_of(self.run_id, self._next_index) in self._tasks:
             self._next_index += 1
         return True
@@ -150,13 +186,17 @@ class ManagerState:
     def _outcome(self, outcome: Outcome) -> bool:
         if outcome.kind in _OWN_KEY_KINDS:
             return False
-        task = self._tasks.get(outcome.head.task_id)
-        decided = self._early.setdefault(outcome.head.task_id, set()) if task is None else task.decided
-        if outcome.sample_index in decided:
+        task_id = outcome.head.task_id
+        task = self._tasks.get(task_id) or self._early.setdefault(task_id, _TaskState(0, 0))
+        if outcome.sample_index in task.decided:
             return False
-        decided.add(outcome.sample_index)
-        if trains(outcome) and outcome.rollout_id is not None:
-            self._trainable[outcome.rollout_id] = _version_of(outcome)
+        task.decided.add(outcome.sample_index)
+        if outcome.has_rl and outcome.reward is not None:
+            task.rewards.append(outcome.reward)
+        if trains(outcome) and outcome.rollout_id is not None and outcome.rollout_id not in self._taken:
+            self._trainable[outcome.rollout_id] = _Trainable(_version_of(outcome), task_id, outcome.has_opd)
+        if task.equal:
+            self._equal.add(task_id)
         return True
 
     def _plan(self, plan: BatchPlan) -> bool:
@@ -164,11 +204,12 @@ class ManagerState:
         current = self._lineage.current(self.run_id)
         if plan.run_id != self.run_id and plan.run_id not in self._lineage.family(self.run_id):
             return False
+        for row in plan.rows:
+            self._taken.add(row.rollout_id)
+            self._trainable.pop(row.rollout_id, None)
         if plan.run_id != current:
-            self._taken.update(row.rollout_id for row in plan.rows)
             return False
         before, self.planned = self.planned, max(self.planned, self._lineage.depth(Node(plan.run_id, plan.step)))
-        self._taken.update(row.rollout_id for row in plan.rows)
         return self.planned > before
 
     def _result(self, result: Result) -> bool:
@@ -258,13 +299,39 @@ class ManagerState:
     @property
     def usable(self) -> int:
         """Number of rollouts that the trainer can still use: trainable, in no plan, recent enough for the next step."""
+        return sum(not self._drops(each) for each in self._recent())
+
+    @property
+    def hopeless(self) -> str | None:
+        """The reason to give the run up, or None: the served version has sampled many batches of which every group has
+        equal rewards, so it has nothing to learn from."""
+        if self.pace is None:
+            return None
+        equal = sum(map(self._drops, self._recent()))
+        if equal < MAX_EQUAL_BATCHES * self.pace.batch_rollouts * (1 + self.pace.max_staleness):
+            return None
+        return (
+            f"run {self.run_id} waits for step {self.planned + 1}, and {equal} answers of its newest version are in "
+            "groups whose rewards are all equal: from these nothing can be learned. Give partial credit, other "
+            "prompts, more samples for a prompt or a higher temperature"
+        )
+
+    def _recent(self) -> list[_Trainable]:
+        """Returns the rollouts that are in no plan and recent enough for the next step."""
         if self.manifest is None or self.pace is None:
-            return 0
+            return []
         lineage, limit = self._lineage, self.pace.max_staleness
         begun = Node(lineage.current(self.run_id), 0)
         head = lineage.version(begun) + self.planned - lineage.depth(begun)
-        counts = Counter(version for rollout, version in self._trainable.items() if rollout not in self._taken)
-        return sum(count for version, count in counts.items() if lineage.staleness(head, version) <= limit)
+        found = self._trainable.values()
+        recent = {version for version in {each.version for each in found} if lineage.staleness(head, version) <= limit}
+        return [each for each in found if each.version in recent]
+
+    def _drops(self, rollout: _Trainable) -> bool:
+        """True if the trainer drops a rollout for the equal rewards of its group."""
+        return (
+            self.pace is not None and self.pace.drops_equal and not rollout.has_opd and rollout.task_id in self._equal
+        )
 
     def pressed(self, now_ms: int) -> BackPressure | None:
         """Returns the trainer's backpressure if it would discard samples made now, else None."""

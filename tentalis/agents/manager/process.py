@@ -25,7 +25,7 @@ from tentalis.service import tracing
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import Health, LoopWatch, served
 from tentalis.service.heartbeat import Heart
-from tentalis.service.lifecycle import run_service
+from tentalis.service.lifecycle import Unmendable, run_service
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
@@ -113,7 +113,10 @@ class Manager:
         self._traces: dict[str, str | None] = {}
 
     def step(self) -> bool:
-        """Reads new records, then writes the tasks and feedback that are due. Returns True when the run is done."""
+        """Reads new records, then writes the tasks and feedback that are due. Returns True when the run is done.
+
+        Raises Unmendable if there is nothing to learn (`ManagerState.hopeless`).
+        """
         self.turns.turned()
         for stored, record in self._reader.poll(POLL_S):
             if self.state.apply(record):
@@ -128,6 +131,8 @@ class Manager:
             if missing is not None:
                 log.info("run %s: waiting for %s", self._options.run_id, missing)
         self._answer()
+        if (hopeless := self.state.hopeless) is not None:
+            raise Unmendable(hopeless)
         due = self.state.to_issue(self._n_samples)
         if not due and self.state.starved and time.monotonic() - self._moved > self._options.starved_s:
             log.warning("the trainer has a full batch but no plan for step %d: one more task", self.state.planned + 1)

@@ -1,15 +1,25 @@
 """The manager's core: pacing, feedback, the end of a run, and that all of it comes from the log."""
 
 import random
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ids import policy_name
-from schemas.records import BackPressure, Feedback, OutcomeKind, Record, Source
-from tentalis.agents.manager.core import ROUND, BadManifest, ManagerState, Pace, feedback_id_of, task_id_of, trains
+from schemas.records import BackPressure, Feedback, OutcomeKind, Record, RunManifest, Source
+from tentalis.agents.manager.core import (
+    MAX_EQUAL_BATCHES,
+    ROUND,
+    BadManifest,
+    ManagerState,
+    Pace,
+    feedback_id_of,
+    task_id_of,
+    trains,
+)
 from tentalis.agents.manager.process import send_feedback
 from tentalis.kafka.errors import RecordTooLarge
 from tentalis.kafka.producer import Publisher
@@ -111,6 +121,66 @@ def test_nothing_is_issued_before_the_manifest_and_a_served_version_of_this_run(
     state.apply(ack(7))
     assert state.served_step == 0 and state.missing is None
     assert state.to_issue(4) == 2
+
+
+def dynamic(**more: Any) -> RunManifest:
+    plain = manifest(**more)
+    return plain.model_copy(update={"config": f"{plain.config}loss: {{kind: clipped, dynamic_sampling: true}}\n"})
+
+
+def group(state: ManagerState, index: int, rewards: list[float | None], *, opd: bool = False) -> None:
+    of = task(task_id_of(RUN, index), n=len(rewards), metadata={ROUND: "0"})
+    state.apply(of)
+    for sample, reward in enumerate(rewards):
+        halves = {"kind": OutcomeKind.BOTH if opd else OutcomeKind.RL, "has_opd": opd}
+        state.apply(outcome(of, sample, reward=reward, **halves) if reward is not None else lost(of, sample))
+
+
+@pytest.mark.parametrize(
+    ("config", "rewards", "opd", "usable"),
+    [
+        (dynamic, [0.7, 0.7, 0.7], False, 0),
+        (dynamic, [0.7, None, 0.7], False, 0),
+        (dynamic, [0.7, 0.7, 0.6], False, 3),
+        (dynamic, [0.7, 0.7, 0.7], True, 3),
+        (manifest, [0.7, 0.7, 0.7], False, 3),
+    ],
+)
+def test_a_group_of_equal_rewards_is_replaced_if_the_trainer_drops_it(
+    config: Callable[..., RunManifest], rewards: list[float | None], opd: bool, usable: int
+) -> None:
+    records: list[Record] = [config(batch=3), ack(1)]
+    for first in (True, False):  # the order in which the topics are read changes nothing
+        state = ManagerState(RUN, owes_feedback=False)
+        for record in records if first else ():
+            state.apply(record)
+        group(state, 0, rewards, opd=opd)
+        for record in () if first else records:
+            state.apply(record)
+        assert state.usable == usable
+        assert state.to_issue(3) == (0 if usable else 1)
+
+
+def test_an_open_group_is_not_yet_one_of_equal_rewards() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    of = task(task_id_of(RUN, 0), n=3, metadata={ROUND: "0"})
+    for record in (dynamic(batch=3), ack(1), outcome(of, 0, has_opd=False), outcome(of, 1, has_opd=False), of):
+        state.apply(record)
+    assert (state.usable, state.running) == (2, 1) and state.to_issue(3) == 0
+
+
+def test_the_same_reward_for_everything_is_said_after_ten_batches_and_not_for_older_versions() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    state.apply(dynamic(batch=4))
+    state.apply(ack(1))
+    for index in range(2 * MAX_EQUAL_BATCHES):
+        assert state.hopeless is None
+        group(state, index, [1.0, 1.0])
+    assert str(state.hopeless).startswith(
+        f"run {RUN} waits for step 1, and 40 answers of its newest version are in groups"
+    )
+    state.apply(plan(1, ["other/0"]))
+    assert state.hopeless is None, "these are of the version before"
 
 
 def test_a_run_without_an_end_has_no_pace() -> None:

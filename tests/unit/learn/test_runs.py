@@ -58,7 +58,11 @@ def test_a_run_has_its_prompts_its_scorers_and_the_trainers_settings(place: Plac
     assert run.run_id == run.folder.name == "learn-19700101-000000"
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     assert (config["run_id"], config["policy"], config["steps"]) == (run.run_id, "learn", 3)
-    assert (config["batch_rollouts"], config["loss"]["opd_weight"]) == (32, 0.0)
+    assert (config["batch_rollouts"], config["loss"]["opd_weight"], config["loss"]["dynamic_sampling"]) == (
+        32,
+        0.0,
+        True,
+    )
     scorers = yaml.safe_load(run.scorers.read_text(encoding="utf-8"))
     assert scorers["environments"]["chat"]["reward"]["target"] == [f"{place.reward}:score"]
     scenario = PromptScenario(run.prompts)
