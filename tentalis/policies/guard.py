@@ -47,7 +47,7 @@ class GuardLimits(BaseModel):
     max_score_drop: NotNegative = 0.2
     """Greatest drop of the mean score below that of the served version, on a scale from -1 to 1. It counts where no
     answers can be paired: for rollouts of the served version, and for a candidate with min_answers 0."""
-    min_answers: Annotated[int, Field(ge=0, le=512)] = 64
+    min_answers: Annotated[int, Field(ge=0, le=256)] = 64
     """Least number of answers of a candidate, spread evenly over the prompts. Their scores are compared in pairs with
     the served version's and the base model's. 0: one answer for each prompt, and no test of pairs."""
     alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05

@@ -1,7 +1,6 @@
 """The statistics of the guard: a sequential paired test of scores, and measures of diversity. Pure."""
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 
 import numpy as np
 
@@ -43,9 +42,12 @@ def distinct_n(answers: Iterable[Sequence[int]], n: int = 2) -> float | None:
 def similarity_across(prompts: Sequence[str], answers: Sequence[Sequence[int]], n: int = 3) -> float | None:
     """Mean Jaccard similarity of the n-grams of answers to different prompts; None with fewer than two prompts."""
     sets = [frozenset(ngrams(answer, n)) for answer in answers]
-    found = [
-        len(sets[i] & sets[j]) / len(sets[i] | sets[j])
-        for i, j in combinations(range(len(sets)), 2)
-        if prompts[i] != prompts[j] and (sets[i] or sets[j])
-    ]
-    return sum(found) / len(found) if found else None
+    columns = {ngram: column for column, ngram in enumerate(dict.fromkeys(ngram for each in sets for ngram in each))}
+    holds = np.zeros((len(sets), len(columns)), dtype=np.float32)
+    for row, found in enumerate(sets):
+        holds[row, [columns[ngram] for ngram in found]] = 1.0
+    sizes, common = holds.sum(axis=1), holds @ holds.T
+    union = sizes[:, None] + sizes[None, :] - common
+    names = np.asarray(prompts, dtype=object)
+    counted = np.triu(names[:, None] != names[None, :], 1) & (union > 0)
+    return float(np.mean(common[counted] / union[counted])) if counted.any() else None
