@@ -135,8 +135,11 @@ class GuardEvidence:
         return cls(
             int(metrics.get(f"{prefix}answers", 0)),
             metrics[f"{prefix}length"],
-            metrics.get(f"{prefix}kl"),
-            *(metrics.get(f"{prefix}{name}") for name in ("score", "distinct", "similarity", "unfinished")),
+            kl=metrics.get(f"{prefix}kl"),
+            score=metrics.get(f"{prefix}score"),
+            distinct=metrics.get(f"{prefix}distinct"),
+            similarity=metrics.get(f"{prefix}similarity"),
+            unfinished=metrics.get(f"{prefix}unfinished"),
         )
 
 
