@@ -77,8 +77,8 @@ def page() -> str:
     rows = "\n".join(f"| {name} | {rate:.3f} |" for name, rate in refusal_rates(limits).items())
     return f"""# Error rates of the guard
 
-`python -m tentalis.policies.guard_simulation FILE` writes this page. It simulates {CANDIDATES}
-candidates of each kind, with the default limits and {limits.min_answers} answers, and counts those that the guard refuses. No model takes part.
+`python -m tentalis.policies.guard_simulation FILE` writes this page. It simulates {CANDIDATES} candidates of each kind,
+with the default limits and {limits.min_answers} answers, and counts those that the guard refuses. No model takes part.
 
 Served version and base model answer right with probability 0.6 (score 1, else -1), with 24 tokens on average, and 5%
 of the answers end at the limit. An equal candidate is the same. Better: 0.8; slightly worse: 0.5; clearly worse: 0.2.
