@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from tentalis.inference.result import result_of
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.offsets import end_offsets
 from tentalis.policies.guard import GuardEvidence, GuardLimits
+from tentalis.policies.guard_statistics import distinct_n, similarity_across
 from tentalis.rewards.registry import verify
 from tentalis.service.settings import Settings
 
@@ -67,23 +70,48 @@ def divergence(policy: Float32, base: Float32) -> float:
 async def gather_evidence(
     server: Inference, model: str, base_model: str, tasks: Sequence[Task], limits: GuardLimits
 ) -> GuardEvidence:
-    """Measures `model` on the tasks: one answer each, all concurrently, with the same seeds for every model. Raises
+    """Measures `model` on the tasks: one answer each or, for `limits.min_answers`, as many as needed, in rounds over
+    all tasks and with the same seeds for every model. The order of prompts in a round is drawn once. Raises
     InferenceError."""
-    answers = await asyncio.gather(*(_answer(server, model, base_model, task, limits) for task in tasks))
-    tokens = sum(length for length, _, _ in answers)
-    scores = [score for _, _, score in answers if score is not None]
+    rounds = max(1, ceil(limits.min_answers / len(tasks))) if tasks else 0
+    order = sorted(tasks, key=lambda task: derived_id("guard-order", task.task_id)) if limits.min_answers else tasks
+    answers: list[_Answer] = []
+    for number in range(rounds):
+        answers += await asyncio.gather(*(_answer(server, model, base_model, task, limits, number) for task in order))
+    return _evidence_of(answers, with_kl=model != base_model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer to a task: `kl` is summed over its tokens, `score` is None if the task has no verifier."""
+
+    prompt: str
+    tokens: tuple[int, ...]
+    kl: float
+    score: float | None
+    unfinished: bool
+
+
+def _evidence_of(answers: Sequence[_Answer], with_kl: bool) -> GuardEvidence:
+    tokens = sum(len(answer.tokens) for answer in answers)
+    scores = [answer.score for answer in answers if answer.score is not None]
+    said = [answer.tokens for answer in answers]
     return GuardEvidence(
         answers=len(answers),
         length=tokens / len(answers) if answers else 0.0,
-        kl=None if model == base_model or not tokens else sum(kl for _, kl, _ in answers) / tokens,
+        kl=sum(answer.kl for answer in answers) / tokens if with_kl and tokens else None,
         score=sum(scores) / len(scores) if scores else None,
+        distinct=distinct_n(said),
+        similarity=similarity_across([answer.prompt for answer in answers], said),
+        unfinished=sum(answer.unfinished for answer in answers) / len(answers) if answers else None,
+        scores=tuple(answer.score for answer in answers),
     )
 
 
 async def _answer(
-    server: Inference, model: str, base_model: str, task: Task, limits: GuardLimits
-) -> tuple[int, float, float | None]:
-    """(tokens, divergence summed over them, score if the task has a verifier)."""
+    server: Inference, model: str, base_model: str, task: Task, limits: GuardLimits, number: int
+) -> _Answer:
+    """The answer to a task in a round."""
     sampling, max_tokens = task.sampling, task.sampling.max_tokens
     # A greedy or truncated distribution does not show how far the policy has moved.
     temperature = sampling.temperature or 1.0
@@ -93,7 +121,7 @@ async def _answer(
         n=1,
         temperature=temperature,
         max_tokens=limits.max_tokens if max_tokens is None else min(max_tokens, limits.max_tokens),
-        seed=int(derived_id("guard", task.task_id).split("-")[0], 16) >> 1,
+        seed=int(derived_id("guard", task.task_id, *([str(number)] if number else [])).split("-")[0], 16) >> 1,
         stop=sampling.stop,
     )
     (completion,) = generation.completions
@@ -105,4 +133,10 @@ async def _answer(
         base = await server.score(base_model, [*prompt.tolist(), *response.tolist()], temperature)
         kl = divergence(logprobs, base[len(prompt) :])
     result = result_of(task, 0, generation, completion, worker_id="guard")
-    return len(response), kl, verify(task, result).reward
+    return _Answer(
+        prompt="\n".join(message.content or "" for message in task.messages),
+        tokens=tuple(int(token) for token in response),
+        kl=kl,
+        score=verify(task, result).reward,
+        unfinished=completion.finish_reason == "length",
+    )

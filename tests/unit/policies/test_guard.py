@@ -43,12 +43,18 @@ def test_what_nothing_measured_is_not_held_against_it() -> None:
 
 
 def test_limits_come_from_the_run_and_old_manifests_promote_always() -> None:
-    assert GuardRule.of_config("steps: 3\n") == GuardRule(GuardMode.ALWAYS)
+    assert GuardRule.of_config("steps: 3\n").mode is GuardMode.ALWAYS
     rule = GuardRule.of_config("promotion: guarded\nguard: {max_kl: 0.5, fixture: [Hello]}\n")
     assert (rule.mode, rule.limits.max_kl, rule.limits.fixture) == (GuardMode.GUARDED, 0.5, ("Hello",))
     for bad in ("promotion: sometimes\n", "guard: {max_lk: 1}\n", "- a\n", "a: [\n"):
         with pytest.raises(BadGuard):
             GuardRule.of_config(bad)
+
+
+def test_old_manifests_keep_their_limits_and_new_ones_say_theirs() -> None:
+    old = GuardRule.of_config("promotion: guarded\nguard: {max_kl: 0.5}\n").limits
+    assert (old.min_answers, old.max_length_ratio, old.max_similarity) == (0, 4.0, 1.0)
+    assert GuardRule.of_config(f"guard: {GuardLimits().model_dump_json()}\n").limits == GuardLimits()
 
 
 def test_evidence_survives_its_record() -> None:

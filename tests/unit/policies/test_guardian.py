@@ -35,8 +35,10 @@ class Speaker(LoopServer):
         self.words: dict[str, int] = {}
         self.moved: dict[str, float] = {}
         self.says: dict[str, str] = {}
+        self.seeds: list[tuple[str, int]] = []
 
     async def generate(self, model: str, prompt: Any, **sampling: Any) -> Generation:
+        self.seeds.append((model, sampling["seed"]))
         n = self.words.get(model, 20)
         text = self.says.get(model, "word " * n)
         ids, logprobs = np.arange(n, dtype=np.int32), np.full(n, -1.0 + self.moved.get(model, 0.0), dtype=np.float32)
@@ -121,6 +123,23 @@ def test_a_policy_that_answers_tasks_with_a_rule_worse_than_what_is_served_is_re
     server.says["assistant@v1"] = server.says["assistant@v0"]
     better = asyncio.run(guardian(log, server, sums).try_candidate(version(1)))
     assert better is not None and better.passed
+
+
+@pytest.mark.parametrize(("least", "answers"), [(0, 2), (64, 64), (65, 66)])
+def test_answers_are_spread_over_the_prompts_with_one_seed_for_each_and_judged_in_pairs(
+    least: int, answers: int
+) -> None:
+    config = f"promotion: guarded\nguard: {{min_answers: {least}}}\n"
+    log = log_of(run(config), version(0), promotion(0, "guarded", "s0"), version(1))
+    sums = [task(f"t{i}", environment="math", verifier=Verifier(name="math", data='{"answer": "4"}')) for i in range(2)]
+    server = Speaker()
+    server.says = {"assistant@v0": r"\boxed{4}", "assistant@v1": r"\boxed{5}"}
+    verdict = asyncio.run(guardian(log, server, sums).try_candidate(version(1)))
+    assert verdict is not None and ("worse in pairs of answers" in verdict.details) is (least > 0)
+    assert verdict.metrics["answers"] == verdict.metrics["base_answers"] == answers
+    assert "scores" not in verdict.metrics and verdict.metrics["unfinished"] == 0.0
+    seeds = {model: [seed for asked, seed in server.seeds if asked == model] for model, _ in server.seeds}
+    assert all(len(set(each)) == answers and each == seeds["assistant@v0"] for each in seeds.values())
 
 
 def test_candidates_are_tried_on_the_policys_latest_tasks_and_on_what_nobody_asks(
