@@ -167,7 +167,7 @@ def test_when_a_view_is_begun_anew() -> None:
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT rewrd FROM rollouts", 'Referenced column "rewrd" not found in FROM clause! Candidate bindings: "reward"'),
+        ("SELECT rewrd FROM rollouts", '"rewrd" not found in FROM clause! Candidate bindings: "reward"'),
         ("SELECT nothing_such", "nothing_such"),
         ("SELECT *\nFRO rollouts", 'near "rollouts"'),
     ],
