@@ -208,6 +208,10 @@ def test_secrets_come_from_files() -> None:
         assert environment["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/aws_credentials"
         assert "aws_credentials" in service["secrets"] and environment["TENTALIS_STORE"] == "s3://bucket/prefix"
         assert not any(key.endswith(("PASSWORD", "SECRET_ACCESS_KEY")) for key in environment)
+    hub = {name for name, service in SERVICES.items() if "hf_token" in service.get("secrets", ())}
+    assert hub == {name for name, each in SERVICES.items() if "HF_TOKEN_PATH" in each.get("environment", ())}
+    assert {"model", "trainer", "trainer-gpu", "vllm"} <= hub and "HF_TOKEN:" not in compose.text()
+    assert {SERVICES[name]["environment"]["HF_TOKEN_PATH"] for name in hub} == {"/run/secrets/hf_token"}
     assert {secret["file"] for secret in plain["secrets"].values()} == {"/dev/null"}
     assert given["secrets"]["kafka_ca"]["file"] == "./ca.pem"
 
