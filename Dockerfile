@@ -44,6 +44,7 @@ LABEL org.opencontainers.image.title="Tentalis" \
       org.opencontainers.image.description="Agents that learn from being used, on Kafka, replayable to the byte." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.vendor="Tentalis" \
+      org.opencontainers.image.source="https://github.com/tentalis/tentalis" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 RUN groupadd --gid 10001 tentalis \

@@ -136,8 +136,19 @@ def _tested(values: dict[str, str], applied: AppliedSettings, *, check_gateway: 
                 backend.key(env)
         except BadGateway as error:
             problems.append(str(error))
-    findings = [Finding(Level.FAIL, "settings", problem, "correct tentalis.yaml") for problem in problems]
-    return findings or [Finding(Level.OK, "settings", "every setting is valid"), *examine(Settings.from_env(env))]
+    overridden = [
+        Finding(
+            Level.WARN,
+            "environment",
+            f"{name} is set: it takes precedence over {WORKING_FILE}",
+            "unset it; the checks here used its value",
+        )
+        for name in sorted({*values, variables.BOOTSTRAP.name} & around.keys())
+        if around[name] != values.get(name)
+    ]
+    if problems:
+        return [*(Finding(Level.FAIL, "settings", each, f"correct {WORKING_FILE}") for each in problems), *overridden]
+    return [Finding(Level.OK, "settings", "every setting is valid"), *overridden, *examine(Settings.from_env(env))]
 
 
 def _show(files: dict[Path, str], findings: list[Finding], found: Any, *, dry_run: bool) -> None:

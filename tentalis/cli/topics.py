@@ -71,7 +71,7 @@ def describe(name: str, bootstrap: Bootstrap = None, output: Format = OutputForm
     with reached(bootstrap) as settings:
         found = KafkaAdmin(settings).describe([name])
     if not found:
-        raise CommandError(f"the broker has no topic {name}; `tentalis topics list` lists its topics")
+        raise CommandError(f"the broker has no topic {name}; `tentalis topics list` lists its topics", ExitCode.DRIFT)
     topic = found[0]
     if output is not OutputFormat.TABLE:
         print_data(output, asdict(topic))

@@ -26,9 +26,9 @@ def _partitions(settings: Settings, consumer: Consumer, topic: str) -> list[int]
             continue
         if metadata.error.code() in DENIED:
             raise refused(settings, metadata.error, Operation.READ, topic)
-        raise NoSuchTopic(
-            f"the broker has no topic {topic}: {metadata.error.str()}. `tentalis topics apply` creates it"
-        )
+        ours = topic in topology.topic_table().topics
+        remedy = "`tentalis topics apply` creates it" if ours else "`tentalis topics list` lists its topics"
+        raise NoSuchTopic(f"the broker has no topic {topic}: {metadata.error.str()}. {remedy}")
     return sorted(metadata.partitions)
 
 

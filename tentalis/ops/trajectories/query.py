@@ -10,7 +10,7 @@ from tentalis.ops.trajectories.view import TrajectoryView, empty_select
 
 
 class BadQuery(ValueError):
-    """SQL that DuckDB rejects; the message is DuckDB's."""
+    """SQL that DuckDB rejects; the message is DuckDB's, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +91,10 @@ def _answer(view: TrajectoryView, sql: str, values: Sequence[Any]) -> QueryResul
             columns = tuple(str(each[0]) for each in result.description or ())
             return QueryResult(columns, result.fetchall())
         except duckdb.Error as error:
-            raise BadQuery(str(error)) from error
+            raise BadQuery(_one_line(str(error))) from error
+
+
+def _one_line(said: str) -> str:
+    """Returns a message of DuckDB without the picture of the place at its end."""
+    reason = " ".join(said.partition("\n\nLINE ")[0].split())
+    return f"{reason}; `DESCRIBE rollouts` lists the columns"

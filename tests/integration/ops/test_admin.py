@@ -144,7 +144,7 @@ def test_list_and_describe(settings: Settings, invoke: Callable[..., tuple[int, 
     assert rows[topics.SCHEMAS]["records"] >= len(all_current())
     code, out = invoke("topics", "describe", topics.RUNS)
     assert (code, "cleanup.policy" in out) == (0, True)
-    assert invoke("topics", "describe", "no-such-topic")[0] == 1
+    assert invoke("topics", "describe", "no-such-topic")[0] == 3
 
 
 def test_a_change_that_may_lose_records_stops_or_is_skipped_unless_it_is_wanted(

@@ -176,6 +176,10 @@ def test_a_topic_that_is_not_there(settings: Settings, unique: str) -> None:
     assert done.exit_code == 3
     assert f"the broker has no topic {unique}" in done.stderr
     assert run(settings, "produce", unique, stdin="{}").exit_code == 2
+    for command in ("describe", "produce-rate"):
+        done = run(settings, "topics", command, unique)
+        assert done.exit_code == 3, command
+        assert f"the broker has no topic {unique}" in done.stderr and "`tentalis topics list`" in done.stderr
 
 
 def test_what_was_stored_is_what_the_record_says(settings: Settings, unique: str) -> None:

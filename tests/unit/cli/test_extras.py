@@ -1,8 +1,10 @@
 """The plain installation: which modules and commands work without the packages of the extras."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,3 +128,12 @@ def test_commands_without_torch(tmp_path: Path) -> None:
         code, said = done[" ".join(each)]
         (line,) = said.splitlines()
         assert code == 2 and line.startswith("error: `tentalis ") and f"pip install 'tentalis[{extras}" in line, said
+
+
+def test_the_page_on_installing_explains_every_extra() -> None:
+    page = (ROOT / "docs" / "operations" / "install.md").read_text("utf-8")
+    table = page.partition("| extra | adds | for |")[2].partition("\n\n")[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"].keys() - {"dev", "vllm"}  # for developers; explained below it
+    cells = [row.split("|")[1] for row in table.strip().splitlines()]
+    assert {*re.findall(r"`(\w+)`", " ".join(cells))} == extras

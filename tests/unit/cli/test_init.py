@@ -106,6 +106,20 @@ def test_a_test_that_fails_ends_it_with_1(found: None, tmp_path: Path) -> None:
     assert done.exit_code == 1 and "the variable OPENAI_API_KEY is not set" in done.stdout
 
 
+@pytest.mark.parametrize("options", [["--bootstrap-server", "kafka:9092"], ["--local"]])
+def test_a_variable_that_overrides_what_it_wrote_is_named(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENTALIS_BOOTSTRAP", "other:9092")
+    monkeypatch.setenv("TENTALIS_HOME", str(tmp_path / ".tentalis"))
+    checks = json.loads(runner.invoke(app, ["init", *options, "-o", "json"]).stdout)["checks"]
+    named = [check["found"] for check in checks if check["check"] == "environment" and check["level"] == "warn"]
+    assert named == ["TENTALIS_BOOTSTRAP is set: it takes precedence over tentalis.yaml"]
+    monkeypatch.delenv("TENTALIS_BOOTSTRAP")
+    checks = json.loads(runner.invoke(app, ["init", *options, "--yes", "-o", "json"]).stdout)["checks"]
+    assert "environment" not in {check["check"] for check in checks}
+
+
 def test_the_wizard_asks_little_and_takes_no_bad_answer(found: None, tmp_path: Path) -> None:
     answers = "broker-1:9093\nstaging\nSASL_SSL\nann\n/secret\n"
     runner.invoke(app, ["init", "--wizard"], input=answers)

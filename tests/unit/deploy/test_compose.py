@@ -28,6 +28,8 @@ CONFIGURED = {
     "KAFKA_CA_FILE": "./ca.pem",
     "KAFKA_KEY_FILE": "./key.pem",
     "GRAFANA_PASSWORD_FILE": "./grafana-password",
+    "REGISTRY_PASSWORD_FILE": "./registry-password",
+    "REGISTRY_CA_FILE": "./registry-ca.pem",
     "AWS_CREDENTIALS_FILE": "./aws-credentials",
     "TENTALIS_STORE": "s3://bucket/prefix",
     "TENTALIS_BOOTSTRAP": "elsewhere:9092",
@@ -136,7 +138,7 @@ def test_every_address_is_that_of_a_service() -> None:
     brokers = re.findall(r"\w+:9092", json.dumps([service.get("environment") for service in SERVICES.values()]))
     hosts |= {broker.partition(":")[0] for broker in brokers}
     assert {"model", "gateway", "kafka", "registry", "otel-collector", "prometheus"} <= hosts
-    elsewhere = {"localhost", "127.0.0.1", "minio.example"}
+    elsewhere = {"localhost", "127.0.0.1", "minio.example", "registry.example"}
     assert hosts - elsewhere <= names_on_the_network()
 
 
@@ -205,9 +207,16 @@ def test_secrets_come_from_files() -> None:
         environment = given["services"][name]["environment"]
         assert environment["TENTALIS_SASL_PASSWORD_FILE"] == "/run/secrets/kafka_password"
         assert environment["TENTALIS_SSL_KEY"] == "/run/secrets/kafka_key" and "kafka_key" in service["secrets"]
+        assert environment["SCHEMA_REGISTRY_PASSWORD_FILE"] == "/run/secrets/registry_password"
+        assert environment["SCHEMA_REGISTRY_CA"] == "/run/secrets/registry_ca"
+        assert {"registry_password", "registry_ca"} <= {*service["secrets"]}
         assert environment["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/aws_credentials"
         assert "aws_credentials" in service["secrets"] and environment["TENTALIS_STORE"] == "s3://bucket/prefix"
         assert not any(key.endswith(("PASSWORD", "SECRET_ACCESS_KEY")) for key in environment)
+    hub = {name for name, service in SERVICES.items() if "hf_token" in service.get("secrets", ())}
+    assert hub == {name for name, each in SERVICES.items() if "HF_TOKEN_PATH" in each.get("environment", ())}
+    assert {"model", "trainer", "trainer-gpu", "vllm"} <= hub and "HF_TOKEN:" not in compose.text()
+    assert {SERVICES[name]["environment"]["HF_TOKEN_PATH"] for name in hub} == {"/run/secrets/hf_token"}
     assert {secret["file"] for secret in plain["secrets"].values()} == {"/dev/null"}
     assert given["secrets"]["kafka_ca"]["file"] == "./ca.pem"
 

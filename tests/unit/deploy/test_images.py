@@ -11,6 +11,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
@@ -120,6 +121,20 @@ def test_versions_are_those_of_the_project() -> None:
     assert uv is not None and f"ARG UV_VERSION={uv[1]}\n" in DOCKERFILE
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     assert set(re.findall(r"\$\{TENTALIS_VERSION:-([^}]+)\}", compose)) == {TABLE["version"]}
+
+
+def test_the_labels_are_those_of_the_project() -> None:
+    base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0]
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', base))
+    chart = yaml.safe_load((ROOT / "helm" / "tentalis" / "Chart.yaml").read_text("utf-8"))
+    assert labels.pop("title") == "Tentalis" == labels.pop("vendor")
+    assert labels == {
+        "description": TABLE["description"],
+        "licenses": TABLE["license"],
+        "source": chart["home"],
+        "version": "${VERSION}",
+        "revision": "${REVISION}",
+    }
 
 
 @pytest.mark.long

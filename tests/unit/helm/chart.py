@@ -21,7 +21,7 @@ VALUES = sorted((CHART / "ci").glob("*.yaml"))
 HELM = Path(sys.executable).with_name("helm")
 NAMESPACE, RELEASE = "agents", "demo"
 STORING = ("trainer", "policies", "model")
-KUBERNETES = ("1.31", "1.34")
+KUBERNETES = ("1.29", "1.34")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Manifest = dict[str, Any]

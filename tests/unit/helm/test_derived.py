@@ -306,3 +306,10 @@ def test_the_version_is_that_of_the_package() -> None:
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     assert f'version = "{version["appVersion"]}"' in project
     assert version["annotations"]["artifacthub.io/images"].count(f":{version['appVersion']}\n") == 4
+
+
+def test_the_oldest_kubernetes_of_the_chart_is_validated() -> None:
+    oldest = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))["kubeVersion"]
+    assert oldest == f">={chart.KUBERNETES[0]}.0-0"
+    page = (ROOT / "docs" / "operations" / "helm.md").read_text("utf-8")
+    assert f"validated against Kubernetes {' and '.join(chart.KUBERNETES)}," in page

@@ -164,9 +164,19 @@ def test_when_a_view_is_begun_anew() -> None:
     assert _stale(None, "t", {}) == "there was no view"
 
 
-def test_sql_that_makes_no_sense_says_why(view: TrajectoryView) -> None:
-    with pytest.raises(BadQuery, match="nothing_such"):
-        query(view, "SELECT nothing_such FROM rollouts")
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT rewrd FROM rollouts", '"rewrd" not found in FROM clause! Candidate bindings: "reward"'),
+        ("SELECT nothing_such", "nothing_such"),
+        ("SELECT *\nFRO rollouts", 'near "rollouts"'),
+    ],
+)
+def test_sql_that_makes_no_sense_says_why_in_one_line(view: TrajectoryView, sql: str, said: str) -> None:
+    with pytest.raises(BadQuery) as caught:
+        query(view, sql)
+    (line,) = str(caught.value).splitlines()
+    assert said in line and "LINE " not in line and line.endswith("`DESCRIBE rollouts` lists the columns")
 
 
 def test_the_page_lists_the_columns() -> None:
