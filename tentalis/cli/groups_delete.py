@@ -48,6 +48,8 @@ def delete(
 
     if bool(groups) is replaced_workers:
         raise CommandError("name groups, or give --replaced-workers", ExitCode.USAGE)
+    if replaced_workers and force:
+        raise CommandError("--force is for named groups, not for --replaced-workers", ExitCode.USAGE)
     done = yes and not dry_run
     with reached(bootstrap) as settings:
         try:

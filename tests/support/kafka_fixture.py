@@ -1,8 +1,9 @@
 """The Kafka broker of the tests, and helpers to wait for conditions.
 
 The first available of these is used, once per session: `TENTALIS_TEST_KAFKA` (bootstrap servers of a running broker); a
-container, if a Docker engine answers (`TENTALIS_TEST_KAFKA_IMAGE` names another image); the embedded broker in a
-temporary folder. `TENTALIS_TEST_KAFKA=embedded` or `=container` selects one of them.
+container, if a Docker engine answers and has or can pull apache/kafka, or has the image that `make test-docker` builds
+in its place (`TENTALIS_TEST_KAFKA_IMAGE` names another one with the variables of apache/kafka); the embedded broker in
+a temporary folder. `TENTALIS_TEST_KAFKA=embedded` or `=container` selects one of them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from tentalis.kafka.admin import ensure
-from tentalis.local.broker import EmbeddedBroker, metadata_ready
+from tentalis.local.broker import EmbeddedBroker, metadata_ready, new_cluster_id
 from tentalis.local.ports import free_port
 from tentalis.service.settings import Settings
+from tests.docker.images import STOCK_KAFKA
+from tests.docker.local_images import KAFKA as LOCAL_KAFKA
 
 T = TypeVar("T")
 
@@ -45,14 +48,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         eventually(lambda: metadata_ready(wanted), 30, message=f"no Kafka answers on TENTALIS_TEST_KAFKA={wanted}")
         yield Kafka(wanted, "given")
     else:
-        container = None
+        image = None
         if wanted == "container" or (wanted != "embedded" and docker_answers()):
-            container = _container(required=wanted == "container")
-        if container is not None:
-            with container:
-                yield Kafka(container.get_bootstrap_server(), "container")
-        else:
-            yield from _embedded(tmp_path_factory.mktemp("kafka"))
+            image = _image(required=wanted == "container")
+        yield from _embedded(tmp_path_factory.mktemp("kafka")) if image is None else _container(image)
 
 
 @pytest.fixture
@@ -139,18 +138,36 @@ def docker_answers() -> bool:
         return False
 
 
-def _container(required: bool) -> Any:
-    """A container if its image is present or can be pulled; else None with a warning, or an error if `required`."""
-    from testcontainers.community.kafka import KafkaContainer
-
-    image = os.environ.get("TENTALIS_TEST_KAFKA_IMAGE", "confluentinc/cp-kafka:8.1.0")
-    reason = no_image(image)
-    if reason is None:
-        return KafkaContainer(image).with_kraft()
+def _image(required: bool) -> str | None:
+    """The first image that the engine has or can pull; without one None and a warning, or an error if `required`."""
+    named = os.environ.get("TENTALIS_TEST_KAFKA_IMAGE")
+    reasons = []
+    for image in [named] if named else [STOCK_KAFKA, LOCAL_KAFKA]:
+        reason = no_image(image)
+        if reason is None:
+            return image
+        reasons.append(reason)
     if required:
-        raise RuntimeError(reason)
-    warnings.warn(f"{reason}; using the embedded broker", stacklevel=1)
+        raise RuntimeError("; ".join(reasons))
+    warnings.warn(f"{'; '.join(reasons)}; using the embedded broker", stacklevel=1)
     return None
+
+
+def _container(image: str) -> Iterator[Kafka]:
+    """A broker with the settings of the embedded one, in an image with the variables of apache/kafka."""
+    from testcontainers.core.container import DockerContainer
+
+    port, controller_port = _two_ports()
+    settings = EmbeddedBroker(Path(), port, controller_port).properties() | {
+        "listeners": f"PLAINTEXT://:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "log.dirs": "/var/lib/kafka/data",
+    }
+    variables = {f"KAFKA_{name.upper().replace('.', '_')}": value for name, value in settings.items()}
+    container = DockerContainer(image).with_bind_ports(port, port).with_envs(CLUSTER_ID=new_cluster_id(), **variables)
+    with container:
+        bootstrap = f"127.0.0.1:{port}"
+        eventually(lambda: metadata_ready(bootstrap), 60, message=f"no Kafka answers in a container of {image}")
+        yield Kafka(bootstrap, "container")
 
 
 def no_image(image: str) -> str | None:

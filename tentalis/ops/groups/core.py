@@ -88,15 +88,22 @@ def owner(group: str) -> Application | None:
 
 
 def is_of_one_worker(group: str, names: Collection[str]) -> bool:
-    """True for the group in which one worker reads the tasks that name it: `tentalis-worker-ENVIRONMENT-WORKER`.
+    """True for the group in which one worker with a default id (host name and environment) reads the tasks that name
+    it: `tentalis-worker-ENVIRONMENT-HOST-ENVIRONMENT`.
 
-    `names`: the groups of the broker. A worker is also in the group of its environment, whose name its own group
-    extends. So the group of an environment `a-b` counts as one worker's, if there is an environment `a` too.
+    `names`: the groups of the broker. A worker is also in the group of its environment. The end of the name tells its
+    own group from that of an environment `a-b` beside an environment `a`.
     """
     application = owner(group)
     if application is None or application.group_by is not GroupBy.ENVIRONMENT:
         return False
-    return any(group.startswith(f"{name}-") and owner(name) is application for name in names)
+    environments = (name.removeprefix(f"{application.group}-") for name in names if owner(name) is application)
+    return any(
+        group.startswith(f"{application.group}-{each}-")
+        and group.endswith(f"-{each}")
+        and len(group) > len(f"{application.group}-{each}-{each}")
+        for each in environments
+    )
 
 
 def expected_groups() -> list[str]:

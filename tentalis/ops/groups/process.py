@@ -49,6 +49,7 @@ def read_groups(settings: Settings, names: Collection[str] = (), *, ages: bool =
 
     `ages`: with the timestamps of the oldest unread records. Raises UnknownGroup, KafkaException.
     """
+    names = dict.fromkeys(names)
     client = AdminClient(client_config(settings))
     known = group_names(client)
     unknown = [name for name in names if name not in known and owner(name) is None]
@@ -161,6 +162,7 @@ def delete_groups(settings: Settings, names: Sequence[str]) -> None:
     Raises KafkaException, Forbidden, GroupDeletionRefused.
     """
     client = AdminClient(client_config(settings))  # it must live until its requests are answered
+    again = []
     for name, future in client.delete_consumer_groups(list(names)).items():
         try:
             future.result(_TIMEOUT_S)
@@ -169,12 +171,16 @@ def delete_groups(settings: Settings, names: Sequence[str]) -> None:
                 case KafkaError.GROUP_ID_NOT_FOUND:  # its offsets expired, or somebody else deleted it
                     continue
                 case KafkaError.NON_EMPTY_GROUP:
-                    raise GroupDeletionRefused(
-                        f"the group {name} has members again; those before it are deleted"
-                    ) from error
+                    again.append(name)
+                    continue
                 case KafkaError.GROUP_AUTHORIZATION_FAILED:
                     raise forbidden(settings, [(Operation.DELETE, Resource.GROUP, name)]) from error
             raise
+    if again:
+        raise GroupDeletionRefused(
+            f"{', '.join(again)}: members came back, so {len(again)} of {len(names)} groups are not deleted; the "
+            "others are"
+        )
 
 
 def _changelog_records(settings: Settings, changelogs: Sequence[str]) -> dict[str, int]:

@@ -14,10 +14,12 @@ from tentalis.cli.main import app
 from tentalis.kafka import topology
 from tentalis.kafka.consumer import GroupConsumer, read_to_end
 from tentalis.kafka.identity import CommitNote, CommittedOffset
-from tentalis.kafka.offsets import commit_noted, committed_offsets
+from tentalis.kafka.offsets import commit_noted, commit_offsets, committed_offsets
 from tentalis.kafka.topic_client import committed_notes
 from tentalis.kafka.topology import stream
+from tentalis.ops.groups.core import GroupDeletionRefused
 from tentalis.ops.groups.learning_reader import _seconds_in_join
+from tentalis.ops.groups.process import delete_groups
 from tentalis.text.timestamps import now_ms
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab
@@ -148,6 +150,37 @@ def test_an_active_group_is_refused(stateful: StatefulApplication) -> None:
         assert done.exit_code == 1 and "is active" in done.stderr
     finally:
         member.close()
+
+
+def test_the_groups_that_replaced_workers_left_are_deleted_and_no_others(stateful: StatefulApplication) -> None:
+    environment = stateful.topic
+    shared, other = f"tentalis-worker-{environment}", f"tentalis-worker-{environment}-hard"
+    gone, named, alive = (f"{shared}-{one}" for one in (f"pod1-{environment}", "my-worker", f"pod2-{environment}"))
+    stateful.put(stateful.topic, 4)
+    for group in (shared, other, gone, named):
+        commit_offsets(stateful.lab.settings, group, dict.fromkeys(stateful.places, 1))
+    member = GroupConsumer(stateful.lab.settings, alive, [stateful.topic])
+    ours = {shared, other, gone, named, alive}
+
+    def left() -> set[str]:
+        return ours & {row["group"] for row in stateful.read("list")}
+
+    try:
+        assert eventually(lambda: member.poll(0.2, most=1))
+        shown = stateful.read("delete", "--replaced-workers")
+        assert ours & {row["group"] for row in shown["groups"]} == {gone} and not shown["deleted"]
+        assert left() == ours, "without --yes it is a dry run"
+        refused = stateful.run("delete", alive, "--yes")
+        assert refused.exit_code == 1 and f"the group {alive} is active" in refused.stderr
+        assert stateful.read("delete", gone, gone, "--yes")["deleted"], "a name that is given twice"
+        assert left() == ours - {gone}
+        assert [row["group"] for row in stateful.read("delete", named, "--yes")["groups"]] == [named]
+        with pytest.raises(GroupDeletionRefused, match=f"{alive}: members came back, so 1 of 2 groups are not deleted"):
+            delete_groups(stateful.lab.settings, [alive, other])
+        assert left() == {shared, alive}
+    finally:
+        member.close()
+    assert stateful.run("delete", "--replaced-workers", "--force", shared).exit_code == 2
 
 
 def test_wrong_use_of_a_reset_is_named(stateful: StatefulApplication) -> None:

@@ -88,9 +88,19 @@ def test_the_own_group_of_a_worker_is_told_from_that_of_an_environment() -> None
         "tentalis-trainer-a-b",
         "tentalis-worker-chat",
         "tentalis-worker-math",
+        "tentalis-worker-math-hard",
     ]
     assert is_of_one_worker("tentalis-worker-chat-5c1f-chat", names)
-    for name in (*names, "tentalis-worker-chatter", "tentalis-trainer-a-b", "tentalis-join-1", "somebody-else"):
+    assert is_of_one_worker("tentalis-worker-math-hard-5c1f-math-hard", names)
+    for name in (
+        *names,
+        "tentalis-worker-chat-chat",
+        "tentalis-worker-chat-my-worker",
+        "tentalis-worker-chatter",
+        "tentalis-trainer-a-b",
+        "tentalis-join-1",
+        "somebody-else",
+    ):
         assert not is_of_one_worker(name, names), name
 
 
