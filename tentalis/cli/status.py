@@ -223,7 +223,7 @@ def _show(home: Path, found: dict[str, Any], lost: LostTopicsAnswer, output: Out
         print_data(output, found | lost.fields())
         return
     if not found["running"]:
-        print_text(f"no stack runs in {home}")
+        print_text(f"no stack runs in {home}: `tentalis up` starts one; TENTALIS_BOOTSTRAP names a cluster to show")
     else:
         print_table(
             ("process", "state", "pid", "port", "uptime", "restarts", "last exit", "message"),
