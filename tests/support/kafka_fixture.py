@@ -155,8 +155,11 @@ def _image(required: bool) -> str | None:
 
 def _container(image: str) -> Iterator[Kafka]:
     """A broker with the settings of the embedded one, in an image with the variables of apache/kafka."""
+    from testcontainers.core.config import testcontainers_config
     from testcontainers.core.container import DockerContainer
 
+    if no_image(testcontainers_config.ryuk_image) is not None:
+        testcontainers_config.ryuk_disabled = True  # without it, a container stays if this process is killed
     port, controller_port = _two_ports()
     settings = EmbeddedBroker(Path(), port, controller_port).properties() | {
         "listeners": f"PLAINTEXT://:{port},CONTROLLER://127.0.0.1:{controller_port}",
