@@ -221,8 +221,8 @@ def drive(coroutine: Any) -> Any:
 class Cut:
     """The stage at which a flush is cut: stage 0 is the outputs, 1.. the waves, after the last the commit.
 
-    Of this stage, the items whose index is in `kept` still arrive; with the real adapter, always the first ones. `back`:
-    the number of records before the committed offset at which the successor starts. `wakes`: the number of the
+    Of this stage, the items whose index is in `kept` still arrive; with the real adapter, always the first ones.
+    `back`: the number of records before the committed offset at which the successor starts. `wakes`: the number of the
     successor's batches after which the rest arrives; None: never.
     """
 
