@@ -19,7 +19,7 @@ _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z0-9_.-]+):")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ChartValue:
     """One described key of values.yaml."""
 
     path: tuple[str, ...]
@@ -27,7 +27,7 @@ class Value:
     text: str
 
 
-def described(text: str) -> Iterator[Value]:
+def described(text: str) -> Iterator[ChartValue]:
     """Yields the described keys in the order of the file."""
     content = yaml.safe_load(text)
     path: list[tuple[int, str]] = []
@@ -43,7 +43,7 @@ def described(text: str) -> Iterator[Value]:
             path = [(depth, key) for depth, key in path if depth < indent] + [(indent, found["key"])]
             keys = tuple(key for _, key in path)
             if comment is not None:
-                yield Value(keys, at(content, keys), " ".join(comment))
+                yield ChartValue(keys, at(content, keys), " ".join(comment))
             comment = None
         else:
             comment = None

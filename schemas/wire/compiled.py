@@ -101,8 +101,8 @@ class Runs(dict[bytes, tuple[bytes, tuple[Any, ...], int, int]]):
 def varint(value: int) -> bytes:
     """Encodes an integer as an Avro varint. Raises OverflowError past 64 bits, as fastavro does.
 
-    The cache is small: mostly the timestamps of one task repeat, within a short time. A large cache would only fill up,
-    for half an hour, and look like a memory leak.
+    The cache is small, because the values that repeat are the timestamps of one task. A large one would grow for half
+    an hour, and look like a memory leak.
     """
     if not -(2**63) <= value < 2**63:
         raise OverflowError(f"{value} is out of the 64 bits of an Avro long")

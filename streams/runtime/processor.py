@@ -139,7 +139,7 @@ class Processor(Protocol):
 
 
 async def in_turns(records: Sequence[LogRecord]) -> AsyncIterator[LogRecord]:
-    """Yields the records of a batch and lets the event loop run in between, for a processor without awaits of its own:
+    """Yields the records of a batch and lets the event loop run in between, for a processor that awaits nothing itself:
     otherwise the batches of all partitions, one after the other, would delay commits, ticks and health by seconds."""
     for number, record in enumerate(records, 1):
         yield record

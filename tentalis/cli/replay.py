@@ -65,13 +65,7 @@ def replay(
             f"--to-step {to_step} is before --from-step {from_step}: no steps are selected", ExitCode.USAGE
         )
     if into is not None and into.exists():
-        wrong = "not a folder" if not into.is_dir() else "not empty" if any(into.iterdir()) else None
-        if wrong:
-            raise CommandError(
-                f"--into {into}: {wrong}. A replay needs a new or empty folder, and does not continue an earlier one: "
-                "name another folder",
-                ExitCode.USAGE,
-            )
+        _check_empty(into)
     from tentalis.service.packages import require
 
     require("`tentalis replay`", "train")
@@ -97,3 +91,14 @@ def replay(
         except ConfigError as error:
             raise CommandError(str(error), ExitCode.USAGE if wanted else ExitCode.ERROR) from error
     raise typer.Exit(code)
+
+
+def _check_empty(folder: Path) -> None:
+    """Raises CommandError if the folder for the replayed adapters is a file, or holds anything."""
+    wrong = "not a folder" if not folder.is_dir() else "not empty" if any(folder.iterdir()) else None
+    if wrong:
+        raise CommandError(
+            f"--into {folder}: {wrong}. A replay needs a new or empty folder, and does not continue an earlier one: "
+            "name another folder",
+            ExitCode.USAGE,
+        )

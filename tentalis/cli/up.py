@@ -89,8 +89,8 @@ Join = Annotated[
     bool,
     typer.Option(
         "--join",
-        help="Share the work of another stack on the same Kafka: more members of its consumer groups, and a model "
-        "server of its own. The other stack trains and promotes.",
+        help="Share the work of another stack on the same Kafka: more members of its consumer groups, and a "
+        "second model server. The other stack trains and promotes.",
     ),
 ]
 

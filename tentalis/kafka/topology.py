@@ -55,7 +55,7 @@ class Application:
         transactional: it writes in transactions, under its group's name.
         personal: its tables hold records of people, so `tentalis forget` waits until it has dropped them.
         optional: some deployments run without it.
-        port: default port of its own HTTP server, which also serves health and metrics. None: health and metrics are
+        port: default port of its HTTP server, which also serves health and metrics. None: health and metrics are
             served where `--metrics-port` says.
         in_stack: when the local stack starts it.
         after: processes of the local stack that must be ready before it starts.

@@ -38,7 +38,7 @@ class CheckResult:
 
 
 def check_health(spec: ProcessSpec, beats: Beats | None, pid: int, mark: str | None) -> CheckResult:
-    """Runs the health check of a process. May take seconds: call it on a thread of its own.
+    """Runs the health check of a process. May take seconds: call it on a separate thread.
 
     Args:
         spec: the process.

@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     OK = 0, "ok"
     """The work is done, or a service was stopped in order."""
     ERROR = 1, "error"
-    """An error without a code of its own, a failed check, a crash, or a stream application that made no progress."""
+    """An error without its own code, a failed check, a crash, or a stream application that made no progress."""
     USAGE = 2, "usage"
     """Wrong options, environment variables or configuration files (CommandError, BadVariable, BadSecurity,
     ConfigError)."""

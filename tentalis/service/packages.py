@@ -50,7 +50,7 @@ def extra_of(module: str) -> str | None:
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Returns the packages that cannot be imported. Each has a module of its own name, as those of all extras do."""
+    """Returns the packages that cannot be imported. In all extras a module is named as its package."""
     return [name for name in names if not importable(name.replace("-", "_"))]
 
 

@@ -1,4 +1,4 @@
-"""How long the join's state takes to be folded again: `python -m tests.bench.bench_rebuild [TASKS]`.
+"""Measures how long the join's state takes to be folded again: `python -m tests.bench.bench_rebuild [TASKS]`.
 
 Prints one JSON line; `equal` is true if the rebuilt state has the digest of the original one. If not, it exits with 1.
 """

@@ -30,7 +30,7 @@ PAGES = ROOT / "docs" / "operations"
 
 @dataclass
 class Result:
-    """How a fault was played. Each finding is a description, empty if there is none."""
+    """The result of playing a fault. Each finding is a description, empty if there is none."""
 
     fault: Fault
     seconds: float = 0.0

@@ -115,7 +115,7 @@ class Bench:
         self.broker.stop()
 
     def lost(self) -> list[str]:
-        """What the verifier finds in all that was asked here."""
+        """Returns the verifier's findings on all tasks of this bench."""
         return self.work.problems()
 
     # Processes.

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What an operator sees of a fault: an exit code, or the state of a process in `tentalis status`, and words."""
+    """The symptoms of a fault: an exit code, or the state of a process in `tentalis status`, and words."""
 
     code: int | None = None
     state: str | None = None

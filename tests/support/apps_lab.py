@@ -19,7 +19,7 @@ from tests.support.kafka_fixture import ensure_topics, eventually
 
 
 def partitions_owned(log: str) -> set[int]:
-    """What the last line of a log says of it that names the partitions a process owns."""
+    """Returns the partitions in the last log line that names those of a process."""
     listed = re.findall(r"owns partitions \[([\d, ]*)\]", log)
     return {int(number) for number in listed[-1].split(",")} if listed and listed[-1] else set()
 
@@ -58,7 +58,7 @@ class Apps:
             self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def log_of(self, name: str) -> str:
-        """What a process has logged so far."""
+        """Returns the log of a process so far."""
         return (self.folder / f"{name}.log").read_text()
 
     def owned(self, name: str) -> set[int]:

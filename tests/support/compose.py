@@ -68,7 +68,7 @@ def product_image(service: Mapping[str, Any]) -> str | None:
 
 
 def deviations(services: Mapping[str, Any], applications: Iterable[Application]) -> list[str]:
-    """What the services lack to be the applications of the topology."""
+    """Returns the differences between the services and the applications of the topology."""
     found = []
     for application in applications:
         service = services.get(application.name)

@@ -26,7 +26,7 @@ from trainer.run.metrics import TrainerMetrics
 
 
 def exporter_of_app(processor: Processor) -> Exporter:
-    """What a stream application exports."""
+    """Returns the exporter of a stream application."""
     made = stream_health.Metrics(
         processor, DeliveryCounts(), lag=lambda: {("t", 0): 3}, commit_age=lambda: 0.0, waiting=lambda: 0
     )
@@ -34,7 +34,7 @@ def exporter_of_app(processor: Processor) -> Exporter:
 
 
 def exporter_of(process: str) -> Exporter:
-    """What the process itself sets up, without what it works on."""
+    """Returns the exporter that a process sets up itself."""
     codec = Codec()
     match process:
         case "sessions":

@@ -44,7 +44,7 @@ class Person:
         return int32_bytes(list(self.tokens))
 
     def shows_in(self, value: bytes | None) -> bool:
-        """Whether a record has anything of them in it."""
+        """Returns True if a record holds data of the erased person."""
         traces = (self.user.encode(), self.word.encode(), self.response)
         return any(trace in (value or b"") for trace in traces)
 

@@ -93,7 +93,7 @@ def decoded(record: SpooledRecord, codec: Codec = CODEC) -> Record:
 
 @dataclass
 class Script:
-    """How the backend behaves; what it was asked lies in `bodies`, each with its headers in `heads`."""
+    """The behaviour of the backend, and the requests that it got: `bodies`, each with its headers in `heads`."""
 
     words: tuple[str, ...] = WORDS
     token_ids: bool = True

@@ -99,7 +99,7 @@ class Oracle:
                 self.take(offset, record)
 
     def slot_over(self, task: Known, index: int) -> tuple[bool, int]:
-        """Whether nothing more is awaited of a sample, and since when at the latest (0: since a half came)."""
+        """Returns True if a sample waits for nothing more, and the latest time since then (0: since a half came)."""
         assert task.head is not None
         terms = task.head.terms
         got_score, got_hint = index in task.score, index in task.hint
@@ -171,7 +171,7 @@ class Oracle:
                 self.gone.append((self.now, record))
 
     def left(self, head: TaskHead, opened_at: int) -> bool:
-        """Whether any remembered request is about a task that opened at this time."""
+        """Returns True if a remembered request is about a task that opened at this time."""
         for _, request in self.gone:
             same = all(
                 wanted is None or wanted == had
@@ -186,7 +186,7 @@ class Oracle:
         return False
 
     def youth(self, record: Open | Score | Hint) -> bool:
-        """Whether all that a record says of its task's age is within the time that a closed task is remembered."""
+        """Returns True if the age of a record's task is within the time for which a closed task is remembered."""
         times = [record.opened_at] if record.task_at is None else [record.opened_at, record.task_at]
         return all(time >= self.now - self.ttl for time in times)
 

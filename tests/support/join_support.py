@@ -1,4 +1,4 @@
-"""What the tests of the join share: a halves log made by hand, and workers whose flushes can be cut and delayed."""
+"""Shared by the tests of the join: a halves log made by hand, and workers whose flushes can be cut and delayed."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -149,7 +149,7 @@ def record_at(offset: int, after: int, what: Record | bytes, key: str | None = N
 
 @dataclass
 class Written:
-    """What a run wrote, in order; decoded views by key (the last write of each)."""
+    """The output of a run, in order; decoded views by key (the last write of each)."""
 
     produced: list[tuple[str, str, bytes]] = field(default_factory=list)
     dead: list[tuple[int, str]] = field(default_factory=list)
@@ -182,7 +182,7 @@ class Disk:
         self.made += 1
 
     def recovered(self, changelog: Sequence[Entry]) -> Mapping[str, bytes]:
-        """What a worker starts with: its database, and what is behind it on the changelog."""
+        """The state with which a worker starts: its database, and the changelog entries after it."""
         self.close()
         self.store = DiskStore(self.folder / str(self.made), self.age)
         fold = self.store.open(PARTITION)
@@ -219,10 +219,12 @@ def drive(coroutine: Any) -> Any:
 
 @dataclass
 class Cut:
-    """Where a flush is cut: stage 0 is the outputs, 1.. the waves, after the last the commit. (The adapter lets less
-    happen: of the changes always a beginning arrives.) Of the stage at which it
-    is cut, the items whose index is in `kept` still arrive. `back`: how many records before the committed offset the
-    successor starts. `wakes`: after how many of the successor's batches the rest arrives after all; None never."""
+    """The stage at which a flush is cut: stage 0 is the outputs, 1.. the waves, after the last the commit.
+
+    Of this stage, the items whose index is in `kept` still arrive; with the real adapter, always the first ones.
+    `back`: the number of records before the committed offset at which the successor starts. `wakes`: the number of the
+    successor's batches after which the rest arrives; None: never.
+    """
 
     stage: int
     kept: frozenset[int] = frozenset()
@@ -251,7 +253,7 @@ class Partitioned:
         return fold.state()
 
     def entries(self) -> Mapping[str, bytes]:
-        """What a worker starts with."""
+        """The state with which a worker starts."""
         self.store = self.recovered()
         if self.disk is None:
             return self.store
@@ -329,7 +331,7 @@ class Partitioned:
 
 
 def fold(*timed: tuple[int, Record | bytes], limits: JoinLimits = LIMITS) -> Written:
-    """What an undisturbed worker writes for a log, in one batch."""
+    """Returns the output of an undisturbed worker for a log, in one batch."""
     return Partitioned(log_of(*timed), limits).run()
 
 

@@ -58,7 +58,7 @@ class NextVersion:
         self.run("produce", topic, stdin=json.dumps({"type": name, "value": value}))
 
     def reads(self, topic: str, key: str) -> list[dict[str, Any]]:
-        """What the next version makes of the records of a key."""
+        """Returns the records of a key as the next version reads them."""
         return [
             json.loads(line) for line in self.run("consume", topic, "--key", key, "--exit", "-o", "json").splitlines()
         ]

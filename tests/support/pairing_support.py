@@ -71,7 +71,7 @@ def make_app(kind: str, logs: LogReader | None, horizon_ms: int = HORIZON) -> Ap
 
 @dataclass
 class Broker:
-    """What outlives a worker."""
+    """The broker's data, which outlive a worker."""
 
     kind: str
     logs: Logs = field(default_factory=Logs)

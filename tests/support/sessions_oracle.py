@@ -10,7 +10,7 @@ from schemas.records import Feedback, Forget, Message, Record, Result, SessionEv
 
 
 def told(record: Record) -> tuple[Any, ...]:
-    """What was written, in the oracle's words."""
+    """Returns a written record in the oracle's form."""
     if isinstance(record, Task):
         return "task", record.metadata["session_event_id"], record.turn_index, record.event_time, record.user_id
     if isinstance(record, Result):

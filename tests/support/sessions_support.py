@@ -1,4 +1,4 @@
-"""What the tests of the sessions share: a log of session events made by hand, and workers whose flushes can be cut."""
+"""Shared by the tests of the sessions: a log of session events made by hand, and workers whose flushes can be cut."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -118,7 +118,7 @@ class Sessions(Partitioned):
 
     @property
     def records(self) -> list[Record]:
-        """What was written, in order."""
+        """The written records, in order."""
         return [CODEC.decode(value, topic=topic, partition=0, offset=0) for topic, _, value in self.written.produced]
 
     @property
@@ -144,7 +144,7 @@ class Sessions(Partitioned):
 
 
 def fold(*timed: tuple[int, Record | bytes], limits: SessionLimits = LIMITS) -> Sessions:
-    """What an undisturbed worker writes for a log, in one batch."""
+    """Returns the output of an undisturbed worker for a log, in one batch."""
     partition = Sessions(log_of(*timed), limits)
     partition.run()
     return partition

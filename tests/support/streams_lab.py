@@ -98,7 +98,7 @@ class Lab:
         assert self.producer.flush(30) == 0
 
     def set_time(self, kind: str) -> None:
-        """Whose clock the input topic takes from now on: LogAppendTime or CreateTime."""
+        """Sets the timestamps of the input topic from now on: LogAppendTime or CreateTime."""
         entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
         for future in self.admin.incremental_alter_configs([resource]).values():
@@ -120,7 +120,7 @@ class Lab:
         return worker
 
     def log_of(self, worker: "subprocess.Popen[bytes]") -> str:
-        """What a worker has logged so far."""
+        """Returns the log of a worker so far."""
         return (self.folder / f"worker-{self._workers.index(worker)}.log").read_text()
 
     def stop(self, worker: "subprocess.Popen[bytes]") -> int:
@@ -140,7 +140,7 @@ class Lab:
         self._group.close()
 
     def owns(self, worker: "subprocess.Popen[bytes]") -> bool:
-        """Whether the worker got its partitions."""
+        """Returns True if the worker got its partitions."""
         assert worker.poll() is None, f"the worker ended with {worker.returncode}:\n{self.log_of(worker)[-3000:]}"
         return "owns partitions" in self.log_of(worker)
 

@@ -60,7 +60,7 @@ def decoding() -> None:
 
 
 def confirmations() -> None:
-    """What cannot be sent is a line in the log (`Topic._on_published`), and the producer goes on behind it."""
+    """A record that cannot be sent is a line in the log (`Topic._on_published`), and the producer continues."""
     send, config = KafkaSink.send, worker.producer_settings
 
     def with_gaps(settings: worker.StreamSettings) -> dict[str, Any]:

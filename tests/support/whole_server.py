@@ -18,7 +18,7 @@ JUDGE = "/judge"
 
 
 class WholeServer:
-    """Where it listens, its script, and the conversations that its judge was shown."""
+    """Its address, its script, and the conversations that its judge was shown."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.commands import LEAVES, options
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -17,6 +18,8 @@ FOLDERS = "schemas|streams|trainer|tentalis|tests|config|deploy|docs|extensions|
 PATH = re.compile(rf"(?<![\w/.:*@-])(?:{FOLDERS})/[a-z_][\w./-]*[\w/]")
 PLACEHOLDER = re.compile(r"[^/]*\b(?:N|[A-Z]{3,})\b.*$")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?:`|^\$ |^)tentalis ([a-z][^`\n#|]*)", re.MULTILINE)
+OPTION = re.compile(r"(?<![^\s\[])--[a-z][a-z-]*")
 QUESTIONS = [
     "Where does a late reward go?",
     "Where is the group advantage computed?",
@@ -58,6 +61,28 @@ def test_every_relative_link_resolves(page: Path) -> None:
         if not linked.exists() or (anchor and anchor not in anchors(linked)):
             broken.append(link)
     assert broken == []
+
+
+def unknown_options(text: str) -> list[str]:
+    """Returns the shown command lines that have an option which their command does not have."""
+    wrong = []
+    for line in COMMAND.findall(re.sub(r"\\\n\s*", " ", text)):
+        own, *_ = line.split(" -- ")  # behind it: options of another program
+        words = own.split()
+        leaf = next((name for size in (3, 2, 1) if (name := " ".join(words[:size])) in LEAVES), None)
+        known = {"--help", "--profile", *(options(LEAVES[leaf]) if leaf else ())}
+        if leaf and set(OPTION.findall(own)) - known:
+            wrong.append(" ".join(words))
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_option_of_a_shown_command_exists(page: Path) -> None:
+    assert unknown_options(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_removed_option_is_found_in_a_page() -> None:
+    assert unknown_options("`tentalis topics apply --on-risk stop`\n$ tentalis up \\\n  --getaway") == ["up --getaway"]
 
 
 def test_the_index_lists_every_page() -> None:

@@ -108,7 +108,7 @@ def example_of(rollout: Rollout, *, advantages: AdvantageSpans | None, opd: bool
     for start, end, value in advantages or ():
         in_span = (trained_indices >= start) & (trained_indices < end)
         in_rl |= in_span
-        # A Python number over float32's largest is refused; as a tensor it becomes infinite, and the step says so.
+        # A Python number over float32's largest is refused; as a tensor it becomes infinite, and the step reports it.
         rl_advantages = torch.where(in_span, torch.tensor(value, dtype=torch.float64).float(), rl_advantages)
     in_opd, opd_advantages = torch.zeros_like(in_rl), torch.zeros_like(rl_advantages)
     teacher_ids, teacher_topk = (

@@ -32,7 +32,7 @@ Start = Callable[[McpServer], RunningCommand]
 
 
 class McpSession:
-    """The session with one server. A task of its own holds it, so that its end never cancels the caller's task."""
+    """The session with one server. A separate task holds it, so that its end never cancels the caller's task."""
 
     def __init__(self, server: McpServer, start: Start) -> None:
         self._server, self._start = server, start

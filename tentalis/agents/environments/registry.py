@@ -57,7 +57,7 @@ def has_episodes(name: str) -> bool:
 
 
 def default_turns(name: str) -> int:
-    """Returns the turns of one episode of an environment if nobody says another number."""
+    """Returns the default number of turns of an episode in an environment."""
     return TURNS.get(name, 10)
 
 

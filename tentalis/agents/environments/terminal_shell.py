@@ -1,4 +1,4 @@
-"""The shell of an episode: each command is a process of its own behind the wall, and the shell's state lives on.
+"""The shell of an episode: each command is a separate process behind the wall, and the shell's state lives on.
 
 Before a command, bash reads the state that the last one left: folder, variables, functions, aliases, options. After
 it, bash writes the state again. So every command ends with all that it started, a command that is stopped loses only
@@ -47,7 +47,7 @@ exit $__tentalis_status
 
 
 class CommandStops:
-    """Stops a series of commands, each of which has an event of its own (see Wall.run)."""
+    """Stops a series of commands, each with its own event (see Wall.run)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

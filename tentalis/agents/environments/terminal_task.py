@@ -46,20 +46,20 @@ class TaskRefused(Exception):
     """A task folder that cannot be played on this machine; the message has what it needs."""
 
 
-class _Part(BaseModel):
+class _TaskModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Agent(_Part):
+class _Agent(_TaskModel):
     timeout_sec: float | None = Field(default=None, gt=0.0)
 
 
-class _Verifier(_Part):
+class _Verifier(_TaskModel):
     timeout_sec: float | None = Field(default=None, gt=0.0)
     env: dict[str, str] = {}
 
 
-class _Environment(_Part):
+class _Environment(_TaskModel):
     docker_image: str | None = None
     memory_mb: int = Field(default=MEMORY_MB, ge=16)
     gpus: int = 0
@@ -82,7 +82,7 @@ class TerminalSettings(BaseModel):
     runs: dict[str, str] = {}
 
 
-class _HarborTask(_Part):
+class _HarborTask(_TaskModel):
     agent: _Agent = _Agent()
     verifier: _Verifier = _Verifier()
     environment: _Environment = _Environment()
@@ -90,7 +90,7 @@ class _HarborTask(_Part):
     steps: Any = None
 
 
-class _TerminalBenchTask(_Part):
+class _TerminalBenchTask(_TaskModel):
     instruction: str
     max_agent_timeout_sec: float | None = Field(default=None, gt=0.0)
     max_test_timeout_sec: float | None = Field(default=None, gt=0.0)

@@ -1,4 +1,4 @@
-"""`tentalis serve NAME` for every stream application of the topology without options of its own."""
+"""`tentalis serve NAME` for every stream application of the topology without further options."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class TrainingLog:
 
     @property
     def policies(self) -> list[str]:
-        """The policies that are trained to be served. A counterfactual trains a policy of its own, which is not."""
+        """The policies that are trained to be served. A counterfactual trains another policy, which is not served."""
         owner = {manifest.run_id: manifest.policy for manifest in self.manifests}
         return sorted(
             {

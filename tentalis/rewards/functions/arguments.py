@@ -1,6 +1,6 @@
 """The arguments of one call of a reward function, made from a row and an answer. Pure; used in the function's process.
 
-Each call gets arguments of its own, so that a function which changes them changes nothing else.
+Each call gets its own arguments, so that a function which changes them changes nothing else.
 """
 
 from collections.abc import Callable, Mapping

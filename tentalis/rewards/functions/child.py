@@ -160,7 +160,7 @@ class _Scoring:
         return self._read(function, returned, given)
 
     async def _awaited(self, function: LoadedFunction, call: bytes) -> dict[str, Any]:
-        """Returns the value of one coroutine function, or its error; its cancellation goes on."""
+        """Returns the value of one coroutine function, or its error; cancellation is passed on."""
         given = _Given(function, call)
         try:
             returned = await function.call(**given.arguments)

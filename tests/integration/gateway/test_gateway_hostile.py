@@ -1,4 +1,4 @@
-"""What no client should send: refused with a reason, or carried unharmed."""
+"""Hostile requests are refused with a reason, or carried without harm."""
 
 import json
 import socket
@@ -67,7 +67,7 @@ def test_control_bytes_are_carried_unharmed(gateway: Lab) -> None:
 
 
 def _raw(gateway: Lab, *pieces: bytes) -> bytes:
-    """What comes back for bytes sent as they are, until the gateway closes the connection."""
+    """Sends raw bytes and returns the answer, until the gateway closes the connection."""
     host, port = gateway.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 10) as connection:
         for piece in pieces:

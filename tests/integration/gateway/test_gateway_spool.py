@@ -1,4 +1,4 @@
-"""What a client saw completed is written down once: with the broker away, the disk full, and the process killed."""
+"""A turn that a client saw complete is recorded once: with the broker away, the disk full, and the process killed."""
 
 import errno
 import os
@@ -182,7 +182,7 @@ class Sink(MemoryLog):
 
 
 def _drained(folder: Path, count: int, size: int) -> tuple[list[str], Sink, int]:
-    """What a spool of so many records held, the log after one draining, and the most memory that took (bytes)."""
+    """Returns the records of a spool of this size, the log after draining, and the greatest memory for it in bytes."""
     spool, log = RecordSpool(folder), Sink()
     names = [f"e{at}" for at in range(count)]
     for name in names:

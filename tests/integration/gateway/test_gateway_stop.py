@@ -1,4 +1,4 @@
-"""How the process of a gateway ends: it finishes what is under way, unless it is told twice."""
+"""The end of a gateway's process: it finishes the calls under way, unless it gets a second signal."""
 
 import os
 import signal

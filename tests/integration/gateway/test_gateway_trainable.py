@@ -1,4 +1,4 @@
-"""What a gateway says of whether a turn can be trained on, and where its client learns of a task."""
+"""A gateway tells if a turn can be trained on, and which task a turn became."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What training needs of a model server, asked of each: of ours in `make test`, of a real vLLM in `make test-vllm`."""
+"""The contract of training with a model server: tests ours in `make test`, a real vLLM in `make test-vllm`."""
 
 import asyncio
 import shutil

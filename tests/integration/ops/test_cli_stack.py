@@ -108,7 +108,7 @@ def stack_of_the_page(laptop: PageShell, model: Path) -> None:
 
 
 def operated(home: Path, before: dict[str, Any]) -> None:
-    """What an operator does to single processes of a running stack, and what happens to them."""
+    """An operator's actions on single processes of a running stack, and their effects."""
 
     def now(name: str) -> dict[str, Any]:
         return dict(json.loads((home / "status.json").read_text())["processes"][name])

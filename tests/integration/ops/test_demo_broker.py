@@ -28,7 +28,7 @@ pytestmark = pytest.mark.broker
 
 
 class MadeUp:
-    """What a supervisor would say."""
+    """A stand-in for the supervisor, with the states that a test gives."""
 
     def __init__(self) -> None:
         self.states = {"topics": "done", "manager": "running", "trainer": "done"}

@@ -39,7 +39,7 @@ def start(lab: Lab, guarded: bool, guard: str, *options: str) -> "subprocess.Pop
 
 
 def outputs(lab: Lab) -> Counter[bytes]:
-    """How often each output was written."""
+    """Counts how often each output was written."""
     return Counter(message.value() or b"" for message in lab.read(f"{lab.topic}.out"))
 
 

@@ -66,7 +66,7 @@ def written(settings: Settings) -> tuple[list[Stored], dict[tuple[str, str], set
 
 
 def folded(settings: Settings) -> dict[tuple[str, str], set[bytes]]:
-    """What an undisturbed fold of the halves log as it lies there writes."""
+    """Returns the output of an undisturbed fold of the halves log."""
     processor = JoinProcessor(make_codec(settings))
     values: dict[tuple[str, str], set[bytes]] = {}
     for stored in read_to_end(settings, topics.HALVES):

@@ -51,7 +51,7 @@ print(json.dumps(keys))
 
 
 def run(env: dict[str, str], *command: str, code: int = 0) -> str:
-    """What the command prints; on stderr if it is to fail."""
+    """Returns the command's output: stderr if it is expected to fail, else stdout."""
     done = subprocess.run([sys.executable, *command], env=os.environ | env, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr
     return done.stderr if code else done.stdout

@@ -1,4 +1,4 @@
-"""What the codec and `tentalis schemas` say to a schema registry, held against a real one where it can be had."""
+"""The requests of the codec and of `tentalis schemas` to a schema registry; to a real one where there is one."""
 
 import json
 

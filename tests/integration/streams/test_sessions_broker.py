@@ -48,7 +48,7 @@ def values(settings: Settings) -> dict[tuple[str, str], set[bytes]]:
 
 
 def written_more(settings: Settings, than: int) -> bool:
-    """Whether more is written than so many different records."""
+    """Returns True if more different records are written than `than`."""
     try:
         return len(values(settings)) > than
     except KafkaException as error:
@@ -58,7 +58,7 @@ def written_more(settings: Settings, than: int) -> bool:
 
 
 def heard(settings: Settings) -> dict[str, set[str]]:
-    """What was said next to each turn, by the event of the turn; implicit signals are left out."""
+    """Returns the feedback on each turn, by the event of the turn, without implicit signals."""
     codec, found = make_codec(settings), dict[str, set[str]]()
     for stored in read_to_end(settings, topics.FEEDBACK):
         feedback = stored.decode(codec)
@@ -74,7 +74,7 @@ def tail(log: Path) -> str:
 
 
 def folded(settings: Settings) -> dict[tuple[str, str], set[bytes]]:
-    """What an undisturbed fold of the log as it lies there writes."""
+    """Returns the output of an undisturbed fold of the log."""
     codec = make_codec(settings)
     processor = SessionsProcessor(codec, SessionLimits(idle_ms=round(1000 * IDLE_S)))
     found: dict[tuple[str, str], set[bytes]] = {}

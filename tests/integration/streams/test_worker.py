@@ -30,7 +30,7 @@ def session(kafka: Kafka) -> float:
 
 @pytest.fixture
 def state() -> str:
-    """Where state lies; a test that is about state has `on_both_stores` instead."""
+    """The state store; tests about state use `on_both_stores` instead."""
     return "memory"
 
 

@@ -93,7 +93,7 @@ def test_a_run_that_an_earlier_release_poisoned_goes_on_wherever_it_is_killed(
 
 
 def verified(lab: Lab, run_id: str) -> list[str]:
-    """What the verifier says of the run's plans and steps; its rollouts came from no tasks."""
+    """Returns the verifier's findings on the run's plans and steps; its rollouts have no tasks."""
     run, log = lab.run_log(lab.config()), Log(run_id)
     manifests, plans, steps, updates = (
         list(records.values()) for records in (run.manifests, run.plans, run.results, run.updates)

@@ -66,7 +66,7 @@ def rendered(messages: list[dict[str, Any]], **settings: Any) -> list[int]:
 
 
 async def turn(client: OpenAIClient, request: dict[str, Any]) -> Result:
-    """What the gateway records of a call, and the sessions make of that."""
+    """Makes a call through the gateway and returns its result, as `sessions` makes it of the record."""
     while not await client.healthy():  # noqa: ASYNC110 - it is another process, as far as this one can tell
         await asyncio.sleep(0.05)
     body = request | {"model": "tiny", "max_tokens": 5, "seed": 1, "logprobs": True, "return_token_ids": True}

@@ -1,4 +1,4 @@
-"""What goes wrong when a run is resumed, on a real broker: killed at every commit step, frozen, moved, made smaller.
+"""Faults of a resumed run, on a real broker: killed at every commit step, frozen, moved, made smaller.
 
 The table of faults, and where each is shown, is in docs/concepts/trainer.md.
 """
@@ -67,7 +67,7 @@ def trainer(
 
 
 def ended(lab: Lab, run_config: TrainerConfig, name: str, *options: str) -> tuple[int | None, str]:
-    """How a trainer ended, and what it said."""
+    """The exit code and the output of a trainer."""
     with trainer(lab, run_config, name, *options) as (process, log_file):
         process.join(PATIENCE)
         return process.exitcode, log_file.read_text()

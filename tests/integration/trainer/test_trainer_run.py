@@ -564,7 +564,7 @@ def test_a_rollback_to_a_version_of_another_run_and_a_run_that_was_overtaken_go_
 
 
 def backpressure_signals(lab: Lab) -> list[tuple[int, int, bool]]:
-    """What the trainer of the policy has said of its back-pressure: steps ahead, full batches that wait, closed."""
+    """Returns the policy's announcements of backpressure: steps ahead, full batches that wait, closed."""
     records = (decode_record(stored, lab.codec) for stored in read_to_end(lab.settings, topics.POLICIES))
     ours = (each for each in records if isinstance(each, BackPressure) and each.policy == lab.policy)
     return [(each.ahead, each.waiting, each.closed) for each in ours]

@@ -88,7 +88,7 @@ def ended(pid: int) -> bool:
 
 @dataclass
 class Seen:
-    """What one episode with two servers has shown."""
+    """The prompt, outputs and score of one episode with two servers."""
 
     prompt: str = ""
     outputs: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the personalisation scenario counts and draws, without a stack."""
+"""The counts and charts of the personalisation scenario, without a stack."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class FakeServer:
 def answered(
     server: FakeServer, mode: LogprobsMode | None = None, model: str | None = None, **sampling: Any
 ) -> list[Result]:
-    """What a worker makes of the server's answers to a task of two samples."""
+    """Returns a worker's results for the server's answers to a task of two samples."""
     client = OpenAIClient("http://server", logprobs_mode=mode)
     client._http = httpx.AsyncClient(base_url=client.base_url, transport=httpx.MockTransport(server))
     served = ServedVersions("local")

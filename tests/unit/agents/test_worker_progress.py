@@ -1,4 +1,4 @@
-"""What may be committed while records end in any order and partitions come and go."""
+"""The offsets to commit while records end in any order and partitions come and go."""
 
 import random
 

@@ -45,7 +45,7 @@ LETTERS = [letter(1, BROKEN), letter(2, MISPLACED, stage="validate")]
 
 
 def wrong(letters: Iterable[RawRecord], *elsewhere: RawRecord) -> dict[str, Any]:
-    """What is wrong, by how much."""
+    """Returns each difference that the account finds, with its size."""
 
     def read(names: Collection[str]) -> Iterable[RawRecord]:
         return [raw for raw in elsewhere if raw.topic in names]

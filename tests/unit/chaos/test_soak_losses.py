@@ -52,7 +52,7 @@ class Again:
 
 
 class Soak:
-    """What lies on the topics when everything is over.
+    """Returns the records on the topics at the end.
 
     Args:
         passes_over: an application, and the id of a record that it never sees.
@@ -74,7 +74,7 @@ class Soak:
         asyncio.run(self._run())
 
     def read(self, topic: str) -> Iterator[Stored]:
-        """What lies on a topic."""
+        """Returns the records of a topic."""
         for record in self.logs[topic]:
             yield Stored(topic, PARTITION, record.offset, record.timestamp, record.key, record.value, record.headers)
 
@@ -83,7 +83,7 @@ class Soak:
         return next(record for stored in self.read(topic) if picked(record := stored.decode(CODEC)))
 
     def without(self, topic: str, gone: Record) -> list[str]:
-        """What is missed if a record is not on its topic, however often it was written."""
+        """Returns the losses that are found if a record is not on its topic, however often it was written."""
         there = [stored for stored in self.read(topic) if stored.decode(CODEC).event_id != gone.event_id]
         return lost(lambda name: there if name == topic else self.read(name), CODEC)
 

@@ -76,7 +76,7 @@ def test_the_verifiers_share_no_code_with_the_applications() -> None:
 
 
 def written(halves: Sequence[Timed]) -> list[Stored]:
-    """What the join writes for a log."""
+    """Returns the join's output for a log."""
     produced = fold(*halves, limits=JoinLimits()).produced
     return [Stored(topic, 3, n, START, key, value, ()) for n, (topic, key, value) in enumerate(produced)]
 
@@ -269,7 +269,7 @@ def inputs() -> list[LogRecord]:
 
 
 def signals() -> list[MetaSignal]:
-    """What the application says of them, record by record."""
+    """Returns the application's output, record by record."""
     application = Aggregation(CODEC)
     application.restore(3, {})
     found: list[MetaSignal] = []

@@ -1,4 +1,4 @@
-"""Why a worker of the chaos run ended: what is told apart, and what counts as a crash."""
+"""The ends of a worker in the chaos run: which are told apart, and which count as a crash."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Which records have a letter already, and how seldom the dead-letter topic is read for it."""
+"""Records that have a dead letter already are found with few reads of the dead-letter topic."""
 
 from typing import Any
 

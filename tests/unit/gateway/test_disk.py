@@ -1,4 +1,4 @@
-"""What a gateway keeps on disk: API keys, and turns that the broker does not take."""
+"""The data of a gateway on disk: API keys, and turns that the broker does not take."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a server may answer to a teacher's questions that is no log-prob for each token: no OPD half, and no crash."""
+"""Answers of a server without a log-prob for each token give a teacher no OPD half, and no crash."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What is recorded about topics, compared with what is there: the pure core."""
+"""The recorded identities of topics, compared with the topics on the broker: the pure core."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Which changes of topics are safe, which a person must decide, and which are refused."""
+"""The classes of topic changes: safe, to be decided by a person, refused."""
 
 import pytest
 from hypothesis import given

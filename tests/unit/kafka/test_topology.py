@@ -1,6 +1,7 @@
 """One list of applications: everything that knows of an application derives it from there."""
 
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -46,6 +47,7 @@ NEW = topology.stream(
     personal=True,
 )
 CHANGELOG = "tentalis-praising-praise-changelog"
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -218,6 +220,12 @@ def test_a_group_belongs_to_the_application_that_names_it() -> None:
         topics.ROLLOUTS,
     )
     assert read_by(topology.CONTROL_GROUP) == read_by("tentalis-joiner") == read_by("tentalis-reader") == ()
+
+
+def test_the_import_contract_keeps_every_stream_application_apart() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (apart,) = [each["modules"] for each in contracts if each["type"] == "independence"]
+    assert set(apart) == {f"streams.apps.{each.name}" for each in topology.streams()}
 
 
 def test_forget_waits_for_those_who_hold_what_people_said() -> None:

@@ -1,4 +1,4 @@
-"""What is said when there is no room."""
+"""The messages when a disk is full."""
 
 from pathlib import Path
 

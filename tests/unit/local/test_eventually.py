@@ -1,4 +1,4 @@
-"""How the tests wait."""
+"""The helper with which tests wait."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which processes the local stack has."""
+"""The processes of the local stack."""
 
 from pathlib import Path
 from typing import Any

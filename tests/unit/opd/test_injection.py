@@ -1,4 +1,4 @@
-"""What a third party wrote never becomes a hint and never decides a reward, in whichever role it comes."""
+"""Text of a third party never becomes a hint and never decides a reward, in any role."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Who is meant by a request, what is left of a rollout, and what is still owed after what was read."""
+"""An erasure: the person that a request names, the redacted rollout, and the work that remains."""
 
 from contextlib import nullcontext
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which records `tentalis groups skip` skips, and whether the group's offset may move."""
+"""The records that `tentalis groups skip` skips, and the conditions under which it moves the group's offset."""
 
 from hypothesis import given
 from hypothesis import strategies as st

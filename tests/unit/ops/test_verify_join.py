@@ -1,4 +1,4 @@
-"""What the join makes of any halves log, the verifier accepts: two accounts of the same rules, written apart."""
+"""The verifier accepts the join's output for any halves log: the same rules, written twice."""
 
 import asyncio
 import random
@@ -177,7 +177,7 @@ def joined(day: Day) -> Log:
 
 
 def drawn(seed: int, tasks: int) -> Log:
-    """What the join makes of so many tasks of one day."""
+    """Returns the join's output for this number of tasks of one day."""
     day = Day(seed)
     for number in range(tasks):
         day.task(number)

@@ -1,4 +1,4 @@
-"""What `tentalis policy` says of the versions on the log."""
+"""The output of `tentalis policy` about the versions on the log."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ STRANGE: dict[type, list[Any]] = {
 
 
 def slowly(name: str, body: bytes) -> Record | None:
-    """What fastavro and pydantic make of a body, None if they refuse it."""
+    """Returns the record that fastavro and pydantic read from a body, None if they refuse it."""
     schema = avro.current(name)
     try:
         return RECORDS[name].model_validate(avro.read(schema, schema, body))

@@ -1,4 +1,4 @@
-"""What can be read of a body that is no record."""
+"""The readable part of a body that is not a record."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in words."""
+"""The errors of pydantic, in words."""
 
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator

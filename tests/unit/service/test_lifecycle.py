@@ -1,4 +1,4 @@
-"""How a process ends: by itself, by an error, by a signal, and when it is stuck."""
+"""The ends of a process: by itself, by an error, by a signal, and when it is stuck."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What processes log: at the level that is named, and sparingly while a broker is away."""
+"""The logs of processes: at the level that is named, and few lines while a broker is unavailable."""
 
 import logging
 import os

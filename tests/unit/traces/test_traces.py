@@ -178,7 +178,7 @@ def test_a_folder_belongs_to_one_process_and_a_wrong_front_is_named(tmp_path: Pa
 
 
 class Gateway(ThreadingHTTPServer):
-    """What it was sent lies in `items`; `plan` is how it answers the next requests: a status, "hang up" after it has
+    """`items`: the requests that it got; `plan`: how it answers the next requests: a status, "hang up" after it has
     taken everything, or "proxy" for a refusal of something before it. `choke`: it takes bodies as the real one does."""
 
     daemon_threads = True

@@ -1,4 +1,4 @@
-"""What an import refuses, and in which words. A run that goes from one log to another: test_replay_elsewhere.py."""
+"""The refusals of an import, with their messages. A run moved from log to log: test_replay_elsewhere.py."""
 
 import hashlib
 import json

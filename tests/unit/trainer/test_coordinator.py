@@ -1,4 +1,4 @@
-"""Whether rank 0 may begin a step, and when it stops reading."""
+"""The conditions under which rank 0 begins a step and stops reading."""
 
 from datetime import UTC, datetime
 from types import SimpleNamespace

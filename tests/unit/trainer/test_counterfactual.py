@@ -1,4 +1,4 @@
-"""What a counterfactual may change, what it is called, and the page about it. Nothing is trained here."""
+"""The changes that a counterfactual may make, its name, and its page. Nothing is trained here."""
 
 import json
 from pathlib import Path

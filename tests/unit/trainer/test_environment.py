@@ -1,4 +1,4 @@
-"""What changes the bytes of a step is in the manifest by name, and a replay names what differs."""
+"""The manifest names everything that changes the bytes of a step, and a replay names each difference."""
 
 import json
 import logging

@@ -35,7 +35,7 @@ def row(planned: Rollout, partition: int = 0, offset: int = 0) -> PlanRow:
 
 
 def on_topic(monkeypatch: pytest.MonkeyPatch, content: Sequence[Rollout | bytes | None]) -> None:
-    """What lies on partition 3 of the rollout topic; None is a tombstone."""
+    """The records on partition 3 of the rollouts topic; None is a tombstone."""
 
     def read(*_: Any, **__: Any) -> Iterator[Stored]:
         for offset, each in enumerate(content):

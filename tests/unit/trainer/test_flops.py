@@ -1,4 +1,4 @@
-"""What MFU is a fraction of: the operations that packed positions need, attention counted as far as it is causal."""
+"""The denominator of MFU: the operations of packed positions, attention counted as far as it is causal."""
 
 import itertools
 from pathlib import Path

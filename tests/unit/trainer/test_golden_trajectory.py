@@ -33,7 +33,7 @@ NAMES = ("rl_loss", "opd_loss", "grad_norm", "mismatch_kl", "entropy")
 
 
 def environment() -> dict[str, Any]:
-    """What sums depend on."""
+    """Returns all that floating-point sums depend on."""
     packages = ("torch", "transformers", "peft", "deepspeed", "numpy")
     return runtime.package_versions(packages) | {
         "instruction_set": runtime.instruction_set("cpu"),

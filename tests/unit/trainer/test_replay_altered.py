@@ -24,7 +24,7 @@ def genuine() -> tuple[RunManifest, BatchPlan]:
 
 
 def verified(monkeypatch: pytest.MonkeyPatch, run_manifest: RunManifest, planned: BatchPlan) -> RunRecording:
-    """What `--verify-only` looks at, where every rollout is there and genuine."""
+    """Returns the recording for `--verify-only`, with every rollout present and genuine."""
     results = [step_result(0, 0, attempt=0, plan_id=None), step_result(1, 1, plan_id=planned.plan_id)]
     run = RunLog(
         RUN,

@@ -1,4 +1,4 @@
-"""Which checkpoint a replay goes on from, and which step that is."""
+"""The checkpoint from which a replay continues, and its step."""
 
 from pathlib import Path
 

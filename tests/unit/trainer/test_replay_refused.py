@@ -1,4 +1,4 @@
-"""What a refused replay tells people to do, and what one says that could not compare all."""
+"""The messages of a refused replay, and of one that could not compare all steps."""
 
 from pathlib import Path
 from typing import Any

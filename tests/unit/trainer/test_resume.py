@@ -1,4 +1,4 @@
-"""Which checkpoint is believed, which plan comes next, and the channel between ranks."""
+"""The checkpoint that is trusted, the plan that comes next, and the channel between ranks."""
 
 from collections.abc import Callable
 from pathlib import Path

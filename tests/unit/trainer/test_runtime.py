@@ -1,4 +1,4 @@
-"""Which device a rank and a replay compute on."""
+"""The devices on which a rank and a replay compute."""
 
 from pathlib import Path
 from typing import Any

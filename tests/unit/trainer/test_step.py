@@ -294,7 +294,7 @@ def test_a_part_of_weight_0_is_not_computed_and_a_batch_of_nothing_else_warns(
     teacher: list[float] | None,
     names: tuple[str, ...],
 ) -> None:
-    """What trains nothing is no share of a batch that looks healthy: a run of one part over rollouts of the other."""
+    """A run of one part over rollouts of the other trains nothing, and shows that instead of healthy shares."""
     weightless = with_loss(run_config, **settings)
     engine = engine_of(weightless)
     before = engine.policy.adapter_bytes()

@@ -1,4 +1,4 @@
-"""How a trainer ends when it is told to."""
+"""The end of a trainer that is told to stop."""
 
 import signal
 import subprocess

@@ -67,7 +67,7 @@ class Log:
 
 @pytest.fixture(params=["memory", "rocksdb"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore | DiskStore]:
-    """Where state lies, of a test that is about it."""
+    """The state store, in memory and on disk, for a test about state."""
     store = StateStore() if request.param == "memory" else DiskStore(tmp_path)
     yield store
     store.close()

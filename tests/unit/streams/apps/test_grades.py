@@ -1,4 +1,4 @@
-"""What other sources said of an answer before is a part of its reward: thumbs and a manager's score, with weights."""
+"""Earlier feedback of other sources is a part of a reward: thumbs and a manager's score, with weights."""
 
 import asyncio
 from collections.abc import Mapping

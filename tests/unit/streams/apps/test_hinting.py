@@ -252,7 +252,7 @@ class Sent:
 
 
 def delivered(app: Hinting, records: list[LogRecord]) -> list[Produce]:
-    """What comes of a batch with all that the runner does around it: give up, revoke, restore, try again."""
+    """Returns the output of a batch, with the runner's work around it: give up, revoke, restore, try again."""
     sink = Sent()
     runner = BatchRunner(
         app,
@@ -292,7 +292,7 @@ def test_what_was_answered_is_forgotten_with_the_partition_and_with_another_batc
     app = hinting(inference, at_once=1)
 
     def fail_from(good: int, records: list[LogRecord]) -> int:
-        """How many are answered until the rest fails."""
+        """Returns how many are answered before the rest fails."""
         before = len(inference.scored)
         inference.fails = lambda model: ServerUnavailable("away") if len(inference.scored) >= good else None
         with pytest.raises(Retryable):

@@ -1,4 +1,4 @@
-"""What the join makes of a partition whose state or log is lost: the pure part."""
+"""The join on a partition whose state or log is lost: the pure part."""
 
 from hypothesis import given
 from hypothesis import strategies as st

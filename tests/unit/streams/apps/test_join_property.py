@@ -177,7 +177,7 @@ def records(log: list[tuple[int, Spec | None]], tail: int = 0) -> list[LogRecord
 
 
 def records_of(written: Written) -> list[tuple[str, Record]]:
-    """What was written, as the oracle tells it."""
+    """Returns the output in the oracle's form."""
     return [(key, CODEC.decode(value, topic=topic, partition=0, offset=0)) for topic, key, value in written.produced]
 
 
@@ -399,7 +399,7 @@ def test_the_order_of_arrival_within_lateness_does_not_matter(
 @QUICK
 @given(logs(), st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_nothing_due_is_left_after_a_record(log: list[tuple[int, Spec | None]], sizes: list[int]) -> None:
-    """What recovery relies on to tell a stale header: whatever is open is not due at the clock's time."""
+    """Nothing that is open is due at the clock's time: recovery finds a stale header by that."""
     processor = worker({})
     for record in records(log):
         drive(processor.process(PARTITION, [record]))

@@ -114,7 +114,7 @@ def folded(
 
 
 def facts(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """What the outcomes say, but for the user who left in the middle: the request may be known earlier than before."""
+    """Returns the outcomes without the user erased in the middle: the request may be known earlier than before."""
     return {
         key: (each.kind, each.reward, each.not_trainable)
         for key, each in outcomes.items()

@@ -326,7 +326,7 @@ def test_an_ended_session_keeps_counts_and_nothing_of_a_person() -> None:
 
 
 def rollouts_and_outcomes(hours: float) -> tuple[list[str], list[str]]:
-    """What the join makes of a turn whose next message comes so many hours later."""
+    """Returns the join's output for a turn whose next message comes this many hours later."""
     later = round(hours * 3_600_000)
     patient = SessionLimits(frozenset(), idle_ms=47 * 3_600_000, remember_ms=48 * 3_600_000)
     feedback = fold((0, ONE), (later, TWO), limits=patient).feedback[0]

@@ -1,4 +1,4 @@
-"""What is held of a batch that is tried again, as a whole or record by record."""
+"""The cached calls of a batch that is tried again, as a whole or record by record."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -74,7 +74,7 @@ def test_another_faust_is_refused() -> None:
 
 
 class Coordinator:
-    """What aiokafka's coordinator needs to tell of an error, and nothing that talks to a broker."""
+    """The parts that aiokafka's coordinator needs to report an error, without a broker."""
 
     group_id = "group"
     _push_error_to_user = GroupCoordinator._push_error_to_user

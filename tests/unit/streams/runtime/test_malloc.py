@@ -1,4 +1,4 @@
-"""What RocksDB frees goes back to the system."""
+"""Memory that RocksDB frees is returned to the system."""
 
 import platform
 import subprocess

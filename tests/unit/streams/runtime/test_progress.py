@@ -1,4 +1,4 @@
-"""What the watchdog ends a worker for: one partition that stands still, whatever the others do."""
+"""The watchdog ends a worker if one partition makes no progress, whatever the others do."""
 
 import asyncio
 import logging

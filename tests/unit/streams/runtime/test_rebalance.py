@@ -1,4 +1,4 @@
-"""What a worker does while its partitions are taken away and others are given to it."""
+"""A worker while its partitions are revoked and others are assigned."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
