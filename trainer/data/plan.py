@@ -292,7 +292,7 @@ class PlanContext:
 
 
 def plan_of(draft: BatchDraft, context: PlanContext, step: int, attempt: int, event_time: int) -> BatchPlan:
-    """Returns the plan of a batch for `head.world_size` ranks."""
+    """Returns the plan of a batch for `context.world_size` ranks."""
     rows = [
         PlanRow(
             rollout_id=offer.key,

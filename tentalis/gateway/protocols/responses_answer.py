@@ -18,7 +18,7 @@ def response_object(answer: Mapping[str, Any], event_id: str, body: Mapping[str,
     """Returns a whole chat completion as a response. `body`: the request, as a chat completion's."""
     choice = (answer.get("choices") or [{}])[0]
     message = choice.get("message") or {}
-    collected = _Answer(event_id, body)
+    collected = _ResponseParts(event_id, body)
     collected.note(answer)
     collected.note_end(choice)
     if message.get("content"):
@@ -67,7 +67,7 @@ class _Item:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ResponseParts:
     """The answer so far. `items`: those with a place first come, first; a call without a name has none."""
 
     event_id: str
@@ -199,7 +199,7 @@ class ResponsesStream:
     """
 
     def __init__(self, event_id: str, body: Mapping[str, Any]) -> None:
-        self._answer = _Answer(event_id, body)
+        self._answer = _ResponseParts(event_id, body)
         self._started = False
         self._number = 0
 
