@@ -163,10 +163,12 @@ class Leader:
         with self._lock:
             self._killed = True
             if self._pid is not None and not self._ended:
-                try:
-                    os.killpg(self._pid, 9)
-                except ProcessLookupError:
-                    return  # it ended by itself
+                # The process may have left its group, which then is empty or holds others of the command.
+                for kill in (os.killpg, os.kill):
+                    try:
+                        kill(self._pid, 9)
+                    except ProcessLookupError:
+                        continue  # it ended by itself
 
     def ended(self) -> None:
         """Notes that the command has ended: its id may belong to another process now."""

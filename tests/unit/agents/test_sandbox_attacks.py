@@ -306,6 +306,18 @@ def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left(wall: Wall, place: Pat
     assert children() <= before
 
 
+def test_a_command_that_leaves_its_process_group_is_ended_at_its_time(wall: Wall, place: Path) -> None:
+    code = """import os, time
+child = os.fork()
+if not child:
+    os.setpgid(0, 0); time.sleep(15); open('late', 'w').close(); os._exit(0)
+while os.getpgid(child) != child: time.sleep(0.01)
+os.setpgid(0, child); print('moved', flush=True); time.sleep(15); print('late', flush=True)"""
+    output = attack(wall, place, code, replace(LIMITS, time_s=2.0))
+    assert (output.end, output.stdout) == (CommandEnd.TIMED_OUT, b"moved\n")
+    assert marked(f"{place}/main.py") == []
+
+
 def test_a_daemon_does_not_outlive_its_command(wall: Wall, place: Path) -> None:
     mark = f"{place}/main.py"
     code = (
