@@ -73,7 +73,8 @@ class SandlockWall:
         self, command: Sequence[str], folder: Path, limits: Limits, *, readable: Sequence[Path] = ()
     ) -> "ConfinedCommand":
         """See Wall.start. sandlock answers no calls of a command that keeps its pipes: those that change rights,
-        owners, times and attributes of files are denied, also in the folder."""
+        owners, times and attributes of files are denied, also in the folder. Not stopped are prlimit on other processes
+        of this user, and requests of ioctl that change flags of readable files."""
         sandbox = self._sandbox(folder, limits, readable, denied=FILE_CALLS)
         try:
             return ConfinedCommand(sandbox.popen(limited_server(command, limits), **_PIPES))
