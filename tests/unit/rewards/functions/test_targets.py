@@ -49,6 +49,22 @@ def test_other_things_are_refused(value: Any, says: str) -> None:
         list(functions_of(module, "rewards.py", "scores", "auto"))
 
 
+def _attribute(completion: Any) -> Any:
+    return completion[-1].content
+
+
+def _judged(completions: Any) -> Any:
+    return [ask(completion).content for completion in completions]
+
+
+def ask(text: str) -> Any: ...
+
+
+def test_an_attribute_content_means_messages_for_verifiers_only() -> None:
+    assert reads_messages(_attribute)
+    assert not reads_messages(_judged)
+
+
 def _content(completion: Any) -> Any:
     return completion[0]["content"]
 
