@@ -13,7 +13,7 @@ Messages = list[dict[str, str]]
 _UNSET = frozenset({"tool_calls", "reasoning_content", "thinking_blocks"})
 
 
-class Message(dict[str, str]):
+class MessageDict(dict[str, str]):
     """A message that is read by key and, as those of verifiers, by attribute."""
 
     def __getattr__(self, name: str) -> str | None:
@@ -83,11 +83,11 @@ def plain_prompt(messages: Messages) -> str:
 
 
 def _prompt(call: Call, messages: bool) -> Any:
-    return [Message(message) for message in call.messages] if messages else plain_prompt(call.messages)
+    return [MessageDict(message) for message in call.messages] if messages else plain_prompt(call.messages)
 
 
 def _completion(call: Call, messages: bool) -> Any:
-    return [Message(role="assistant", content=call.text)] if messages else call.text
+    return [MessageDict(role="assistant", content=call.text)] if messages else call.text
 
 
 def _trl(call: Call, messages: bool, logged: Logged) -> dict[str, Any]:
