@@ -55,6 +55,11 @@ def module_of(where: str) -> ModuleType:
     if not is_file(where):
         return importlib.import_module(where)
     path = Path(where).resolve()
+    if path.stem in sys.stdlib_module_names:
+        raise BadFunctionName(
+            f"{where}: Python has a module {path.stem}: the file would take its place in all imports; "
+            "rename the file"
+        )
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded

@@ -3,11 +3,12 @@
 import types
 from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tentalis.rewards.functions.targets import BadFunctionName, functions_of, reads_messages, split
+from tentalis.rewards.functions.targets import BadFunctionName, functions_of, module_of, reads_messages, split
 from tests.support import bad_rewards
 
 
@@ -24,6 +25,13 @@ def test_a_rubric_stands_for_its_functions() -> None:
     assert (brief.name, brief.weight, dict(brief.given)) == ("brief", 1.0, {})
     assert (parsed.name, parsed.weight, dict(parsed.given)) == ("parsed", 0.5, {"parser": str.upper})
     assert parsed.signature.columns == {"answer"} and parsed.place.endswith("bad_rewards.py:94")
+
+
+def test_a_file_with_the_name_of_a_module_of_python_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "asyncio.py"
+    file.write_text("def score(completion): return 1.0\n")
+    with pytest.raises(BadFunctionName, match=r"asyncio\.py: Python has a module asyncio: .* rename the file"):
+        module_of(str(file))
 
 
 class Score: ...
