@@ -57,8 +57,7 @@ def module_of(where: str) -> ModuleType:
     path = Path(where).resolve()
     if path.stem in sys.stdlib_module_names:
         raise BadFunctionName(
-            f"{where}: Python has a module {path.stem}: the file would take its place in all imports; "
-            "rename the file"
+            f"{where}: Python has a module {path.stem}: the file would take its place in all imports; rename the file"
         )
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
