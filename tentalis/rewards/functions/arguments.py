@@ -10,6 +10,18 @@ from typing import Any
 from tentalis.rewards.functions.signature import Signature
 
 Messages = list[dict[str, str]]
+_UNSET = frozenset({"tool_calls", "reasoning_content", "thinking_blocks"})
+
+
+class MessageDict(dict[str, str]):
+    """A message that is read by key and, as those of verifiers, by attribute."""
+
+    def __getattr__(self, name: str) -> str | None:
+        if name in self:
+            return self[name]
+        if name in _UNSET:
+            return None
+        raise AttributeError(f"a message has no {name!r}; it has {', '.join(self)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +83,11 @@ def plain_prompt(messages: Messages) -> str:
 
 
 def _prompt(call: Call, messages: bool) -> Any:
-    return call.messages if messages else plain_prompt(call.messages)
+    return [MessageDict(message) for message in call.messages] if messages else plain_prompt(call.messages)
 
 
 def _completion(call: Call, messages: bool) -> Any:
-    return [{"role": "assistant", "content": call.text}] if messages else call.text
+    return [MessageDict(role="assistant", content=call.text)] if messages else call.text
 
 
 def _trl(call: Call, messages: bool, logged: Logged) -> dict[str, Any]:
@@ -92,7 +104,7 @@ def _trl(call: Call, messages: bool, logged: Logged) -> dict[str, Any]:
 def _verl(call: Call) -> dict[str, Any]:
     columns = call.columns
     given = {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
-    if "ground_truth" not in given and (nested := _nested_truth(columns)) is not None:
+    if (nested := _nested_truth(columns)) is not None:
         given["ground_truth"] = nested[0]
     extra = columns.get("extra_info")
     if extra is None:

@@ -24,7 +24,7 @@ from typing import Any
 from tentalis.rewards.functions import frames, traceback_text
 from tentalis.rewards.functions.arguments import Call, Logged, arguments
 from tentalis.rewards.functions.targets import BadFunctionName, LoadedFunction, functions_of, is_file, module_of, split
-from tentalis.rewards.functions.values import BadValue, numbers, read
+from tentalis.rewards.functions.values import BadValue, listed, numbers, read
 
 MAX_PARTS, MAX_NAME = 64, 100
 
@@ -155,6 +155,7 @@ class _Scoring:
             returned = function.call(**given.arguments)
             if inspect.isawaitable(returned):
                 returned = run(_await(returned))
+            returned = listed(returned, function.signature.convention)
         except BaseException as error:  # noqa: BLE001 - the user's function may fail in any way; the parent reports it
             return {"error": _failure(error, self._folders)}
         return self._read(function, returned, given)
@@ -163,7 +164,7 @@ class _Scoring:
         """Returns the value of one coroutine function, or its error; cancellation is passed on."""
         given = _Given(function, call)
         try:
-            returned = await function.call(**given.arguments)
+            returned = listed(await function.call(**given.arguments), function.signature.convention)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's function may fail in any way; the parent reports it

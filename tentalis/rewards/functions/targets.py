@@ -55,6 +55,10 @@ def module_of(where: str) -> ModuleType:
     if not is_file(where):
         return importlib.import_module(where)
     path = Path(where).resolve()
+    if path.stem in sys.stdlib_module_names:
+        raise BadFunctionName(
+            f"{where}: Python has a module {path.stem}: the file would take its place in all imports; rename the file"
+        )
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded
@@ -131,7 +135,7 @@ def place_of(function: Any, where: str) -> str:
 
 def reads_messages(function: Callable[..., Any]) -> bool:
     """Returns True if a function, or one that it calls, treats a completion as messages: by its annotation, else
-    because its code has the text "content"."""
+    because its code has the text "content"; a function of `completion` also by its attribute `.content`."""
     annotations = getattr(inspect.unwrap(function), "__annotations__", {})
     for name in ("completions", "completion"):
         annotation = annotations.get(name)
@@ -141,6 +145,13 @@ def reads_messages(function: Callable[..., Any]) -> bool:
                 return True
             if "str" in text:
                 return False
+    code = _code_of(function)
+    if (
+        code is not None
+        and "completion" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        and "content" in _names(code)
+    ):
+        return True
     return any("content" in _constants(code) for code in _reached(function))
 
 

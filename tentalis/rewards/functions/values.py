@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,14 @@ class Value:
 
     reward: float | None
     parts: dict[str, float] = field(default_factory=dict)
+
+
+def listed(returned: Any, convention: Convention) -> Any:
+    """Returns the list of an iterator that a TRL function returned, such as a generator; other values unchanged.
+
+    Raises whatever the iterator raises: it is code of the function.
+    """
+    return list(returned) if convention == "trl" and isinstance(returned, Iterator | ValuesView) else returned
 
 
 def read(returned: Any, convention: Convention) -> Value:

@@ -214,3 +214,15 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         load("rewards.py:score", range=(1.0, 0.0))
     with pytest.raises(BadFunction, match=r"python_path: .* is not a folder"):
         load(f"{BAD}:moody", python_path=[str(tmp_path / "none")])
+
+
+def test_a_generator_of_rewards_is_read_and_its_failure_is_the_functions(tmp_path: Path) -> None:
+    rewards = tmp_path / "lazy_rewards.py"
+    rewards.write_text(
+        "def lazy(completions, length):\n"
+        "    return (len(completion) / most for completion, most in zip(completions, length))\n"
+    )
+    with scorer_of("lazy", rewards) as scorer:
+        assert score(scorer, "fine", length=8).reward == 0.5
+        with pytest.raises(FunctionError, match=r"lazy_rewards\.py:2: lazy: ZeroDivisionError"):
+            score(scorer, "fine", length=0)

@@ -1,5 +1,6 @@
 """Conventions of reward functions: those of TRL, verl, verifiers and ours, and what is refused with the reason."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -128,8 +129,22 @@ def test_verl_gets_its_columns_and_the_nested_ground_truth() -> None:
         "ground_truth": "4",
         "extra_info": {"i": 1, "num_turns": 1, "rollout_reward_scores": {}},
     }
-    plain = Call(CALL.messages, "4", [], {**columns, "ground_truth": "5", "extra_info": None})
-    assert given(verl, plain)["ground_truth"] == "5" and "i" not in given(verl, plain)["extra_info"]
+    # verl reads the nested one, whatever else the row has.
+    both = Call(CALL.messages, "4", [], {**columns, "ground_truth": "5", "extra_info": None})
+    assert given(verl, both)["ground_truth"] == "4" and "i" not in given(verl, both)["extra_info"]
+    plain = Call(CALL.messages, "4", [], {"data_source": "gsm8k", "ground_truth": "5"})
+    assert given(verl, plain)["ground_truth"] == "5"
+
+
+def test_messages_are_read_by_key_and_by_attribute_as_in_verifiers() -> None:
+    found = given(verifiers_all, messages=True)
+    (message,) = found["completion"]
+    assert (message.role, message.content, message["content"]) == ("assistant", "4", "4")
+    assert found["prompt"][0].content == found["state"]["prompt"][0].content == "2 + 2?"
+    assert message == {"role": "assistant", "content": "4"} and json.dumps(message).endswith('"4"}')
+    assert message.tool_calls is None and message.reasoning_content is None
+    with pytest.raises(AttributeError, match="a message has no 'contents'; it has role, content"):
+        message.contents  # noqa: B018
 
 
 def test_verifiers_get_info_and_a_state_that_holds_the_row() -> None:

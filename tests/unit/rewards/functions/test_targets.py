@@ -3,11 +3,12 @@
 import types
 from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tentalis.rewards.functions.targets import BadFunctionName, functions_of, reads_messages, split
+from tentalis.rewards.functions.targets import BadFunctionName, functions_of, module_of, reads_messages, split
 from tests.support import bad_rewards
 
 
@@ -24,6 +25,13 @@ def test_a_rubric_stands_for_its_functions() -> None:
     assert (brief.name, brief.weight, dict(brief.given)) == ("brief", 1.0, {})
     assert (parsed.name, parsed.weight, dict(parsed.given)) == ("parsed", 0.5, {"parser": str.upper})
     assert parsed.signature.columns == {"answer"} and parsed.place.endswith("bad_rewards.py:94")
+
+
+def test_a_file_with_the_name_of_a_module_of_python_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "asyncio.py"
+    file.write_text("def score(completion): return 1.0\n")
+    with pytest.raises(BadFunctionName, match=r"asyncio\.py: Python has a module asyncio: .* rename the file"):
+        module_of(str(file))
 
 
 class Score: ...
@@ -47,6 +55,22 @@ def test_other_things_are_refused(value: Any, says: str) -> None:
         list(functions_of(module, "rewards.py", "score", "auto"))
     with pytest.raises(BadFunctionName, match=r"rewards\.py has no scores; it has"):
         list(functions_of(module, "rewards.py", "scores", "auto"))
+
+
+def _attribute(completion: Any) -> Any:
+    return completion[-1].content
+
+
+def _judged(completions: Any) -> Any:
+    return [ask(completion).content for completion in completions]
+
+
+def ask(text: str) -> Any: ...
+
+
+def test_an_attribute_content_means_messages_for_verifiers_only() -> None:
+    assert reads_messages(_attribute)
+    assert not reads_messages(_judged)
 
 
 def _content(completion: Any) -> Any:

@@ -12,7 +12,7 @@ from tentalis.rewards.functions.output import MAX_SHOWN, BoundedOutput
 from tentalis.rewards.functions.reply import FunctionInfo, FunctionValue
 from tentalis.rewards.functions.signature import Convention
 from tentalis.rewards.functions.total import total
-from tentalis.rewards.functions.values import BadValue, Value, numbers, read
+from tentalis.rewards.functions.values import BadValue, Value, listed, numbers, read
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,16 @@ def test_what_counts_as_a_reward(returned: Any, value: Value) -> None:
 def test_other_values_are_refused_and_shown(returned: Any, convention: Convention, says: str) -> None:
     with pytest.raises(BadValue, match=says):
         read(returned, convention)
+
+
+def test_any_iterable_of_rewards_is_read_as_trl_does() -> None:
+    assert read(listed((score for score in [0.5]), "trl"), "trl") == Value(0.5)
+    assert read(listed(map(float, [1]), "trl"), "trl") == Value(1.0)
+    assert read(listed({"a": 0.5}.values(), "trl"), "trl") == Value(0.5)
+    with pytest.raises(BadValue, match="returned 2 rewards for 1 completion"):
+        read(listed(iter([1.0, 2.0]), "trl"), "trl")
+    with pytest.raises(BadValue, match="it must return a number"):
+        read(listed(iter([1.0]), "verl"), "verl")
 
 
 def test_numbers_are_found_among_logged_values() -> None:
