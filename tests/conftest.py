@@ -1,10 +1,13 @@
 """Fixtures and Hypothesis settings for all tests."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tentalis.rewards.registry import ENVIRONMENTS
 
 pytest_plugins = ["tests.support.kafka_fixture", "tests.support.registry_fixture"]
 
@@ -14,6 +17,16 @@ os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 # Without deadlines, a busy machine does not fail a test.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def scorers_as_before() -> Iterator[None]:
+    """Takes back the scorers that a test registered."""
+    before = {name: dict(scorers) for name, scorers in ENVIRONMENTS.items()}
+    yield
+    if before != ENVIRONMENTS:
+        ENVIRONMENTS.clear()
+        ENVIRONMENTS.update(before)
 
 
 @pytest.hookimpl(optionalhook=True)

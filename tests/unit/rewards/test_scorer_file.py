@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,15 +39,6 @@ environments:
     steps: {kind: steps, judge: small, outcome: last}
 """
 ENV = {"JUDGE_KEY": "sk-very-secret"}
-
-
-@pytest.fixture(autouse=True)
-def environments() -> Iterator[None]:
-    """As they were, afterwards."""
-    before = {name: dict(scorers) for name, scorers in ENVIRONMENTS.items()}
-    yield
-    ENVIRONMENTS.clear()
-    ENVIRONMENTS.update(before)
 
 
 def load(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> dict[str, str]:

@@ -2,28 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from schemas.records import Verifier
 from tentalis.rewards.functions import FunctionScorer, describe
-from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.scorer_file import load_scorers
 from tests.support import ROOT
 from tests.support.stream_records import make_result, make_task
 
 PAGE = (ROOT / "docs" / "how-to" / "reward-functions.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(autouse=True)
-def environments() -> Iterator[None]:
-    """As they were, afterwards."""
-    before = {name: dict(scorers) for name, scorers in ENVIRONMENTS.items()}
-    yield
-    ENVIRONMENTS.clear()
-    ENVIRONMENTS.update(before)
 
 
 def test_the_examples_of_the_page_score_answers(tmp_path: Path) -> None:
