@@ -19,6 +19,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     elif flexible == ground_truth:
         score = 0.5
     else:
-        score = 0.0 if flexible is None else 0.1
+        score = 0.0 if strict is None else 0.1  # the form alone
     steps = (extra_info or {}).get("steps", 0)
     return {"score": score, "acc": float(flexible == ground_truth), "format": float(strict is not None), "steps": steps}
