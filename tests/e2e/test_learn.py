@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.lab import CLI, Home, pids_of
+from tests.support import ROOT
+from tests.support.examples import NAMES, learn_arguments
 from tests.support.kafka_fixture import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
@@ -72,6 +74,21 @@ def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Pa
     ]
     check_result(home, result)
     check_tasks(home)
+    replayed = home.run("replay", str(result["run_id"]), "-o", "json")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_trained_and_replayed_equal(name: str, tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    given = [word.replace("examples/", f"{ROOT}/examples/", 1) for word in learn_arguments(name)]
+    # A tiny model earns equal rewards, and dynamic sampling would give such a run up.
+    smaller = ["--model", str(home.model), "--steps", str(STEPS), "--group", "4", "--max-tokens", "8"]
+    smaller += ["--set", "lora.rank=4", "--set", "loss.dynamic_sampling=false"]
+    result = home.finish(started(home, [*CLI, "learn", *given, *smaller, "-o", "json"]), timeout=300)
+    assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
     replayed = home.run("replay", str(result["run_id"]), "-o", "json")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)

@@ -9,11 +9,11 @@ from tests.support import ROOT
 from tests.support.commands import LEAVES, options
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "config").rglob("*.md")),
 ]
-FOLDERS = "schemas|streams|trainer|tentalis|tests|config|deploy|docs|extensions|helm"
+FOLDERS = "schemas|streams|trainer|tentalis|tests|config|deploy|docs|extensions|examples|helm"
 # A path ends before a placeholder (`docs/NAME.md`, `streams/apps/<app>`): its folder must exist.
 PATH = re.compile(rf"(?<![\w/.:*@-])(?:{FOLDERS})/[a-z_][\w./-]*[\w/]")
 PLACEHOLDER = re.compile(r"[^/]*\b(?:N|[A-Z]{3,})\b.*$")
