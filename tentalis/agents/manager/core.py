@@ -143,7 +143,6 @@ class ManagerState:
         self._early: dict[str, _TaskState] = {}
         self._next_index = 0
         self._trainable: dict[str, _Trainable] = {}
-        self._equal: set[str] = set()
         self._taken: set[str] = set()
         # Both by the id of the feedback on a result.
         self._unanswered: dict[str, Result] = {}
@@ -175,10 +174,7 @@ class ManagerState:
         if task.task_id in self._tasks:
             return False
         known = self._early.pop(task.task_id, _TaskState(0, 0))
-        state = _TaskState(task.n_samples, _round_of(task.metadata), known.decided, known.rewards)
-        self._tasks[task.task_id] = state
-        if state.equal:
-            self._equal.add(task.task_id)
+        self._tasks[task.task_id] = _TaskState(task.n_samples, _round_of(task.metadata), known.decided, known.rewards)
         while task_id_of(self.run_id, self._next_index) in self._tasks:
             self._next_index += 1
         return True
@@ -195,8 +191,6 @@ class ManagerState:
             task.rewards.append(outcome.reward)
         if trains(outcome) and outcome.rollout_id is not None and outcome.rollout_id not in self._taken:
             self._trainable[outcome.rollout_id] = _Trainable(_version_of(outcome), task_id, outcome.has_opd)
-        if task.equal:
-            self._equal.add(task_id)
         return True
 
     def _plan(self, plan: BatchPlan) -> bool:
@@ -305,7 +299,7 @@ class ManagerState:
     def hopeless(self) -> str | None:
         """The reason to give the run up, or None: the served version has sampled many batches of which every group has
         equal rewards, so it has nothing to learn from."""
-        if self.pace is None:
+        if self.pace is None or not self.pace.drops_equal:
             return None
         equal = sum(map(self._drops, self._recent()))
         if equal < MAX_EQUAL_BATCHES * self.pace.batch_rollouts * (1 + self.pace.max_staleness):
@@ -329,9 +323,10 @@ class ManagerState:
 
     def _drops(self, rollout: _Trainable) -> bool:
         """True if the trainer drops a rollout for the equal rewards of its group."""
-        return (
-            self.pace is not None and self.pace.drops_equal and not rollout.has_opd and rollout.task_id in self._equal
-        )
+        if self.pace is None or not self.pace.drops_equal or rollout.has_opd:
+            return False
+        task = self._tasks.get(rollout.task_id)
+        return task is not None and task.equal
 
     def pressed(self, now_ms: int) -> BackPressure | None:
         """Returns the trainer's backpressure if it would discard samples made now, else None."""
