@@ -31,7 +31,7 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/d
 # Calls that change files and processes of this user outside of the folder, and for which Landlock has no rules. Those
 # that commands need inside of the folder are answered in `attributes`.
 DENIED_CALLS = (
-    # What root may do beside.
+    # Root may call these too: mounts, events of all files, the log of the kernel.
     *("open_tree", "open_tree_attr", "fsopen", "fspick", "fsconfig", "fsmount", "mount_setattr", "fanotify_init"),
     *("syslog", "vhangup"),
     *("utime", "utimes", "futimesat", "file_setattr", "mknod", "mknodat", "chroot", "pivot_root"),
