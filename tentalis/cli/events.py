@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from tentalis.cli.shared.control import state_home
-from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table
-from tentalis.service.exit_codes import ExitCode
 
 Since = Annotated[str | None, typer.Option("--since", help="From 2026-01-31T12:00:00Z on, or 10m for ten minutes ago.")]
 
 
 def since_ms(text: str | None) -> int:
     """Returns the moment of --since in ms since the epoch, 0 if it is not given. Raises CommandError."""
-    from tentalis.text.timestamps import parse_moment
-
-    if text is None:
-        return 0
-    try:
-        return parse_moment(text, time.time_ns() // 1_000_000)
-    except ValueError as error:
-        raise CommandError(f"--since: {error}", ExitCode.USAGE) from error
+    return 0 if text is None else moment_of("--since", text)
 
 
 def events(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
 from tentalis.cli.shared.settings import reached
@@ -43,7 +44,9 @@ def forget(
 
     now = now_ms()
     try:
-        request = request_of(session, user, None if before is None else _moment(before, now), policy, now=now)
+        request = request_of(
+            session, user, None if before is None else moment_of("--before", before, now), policy, now=now
+        )
     except NoSuchRequest as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
     with reached(bootstrap) as settings:
@@ -69,15 +72,6 @@ def forget(
         )
     if not report.complete:
         raise typer.Exit(ExitCode.ERROR)
-
-
-def _moment(before: str, now: int) -> int:
-    from tentalis.text.timestamps import parse_moment
-
-    try:
-        return parse_moment(before, now)
-    except ValueError as error:
-        raise CommandError(f"--before: {error}", ExitCode.USAGE) from error
 
 
 def _named(session: str | None, user: str | None, before: str | None, policy: str | None) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, readable
 from tentalis.cli.shared.settings import reached
@@ -62,7 +63,7 @@ def tail(
 
     if leave and since is None:
         raise CommandError("--exit: give --since too, else there is nothing to show", ExitCode.USAGE)
-    since_ms = None if since is None else _moment(since)
+    since_ms = None if since is None else moment_of("--since", since)
     lines, shown = LearnedTail(user, session), 0
     with reached(bootstrap) as settings, closing(follow_learning(settings, since_ms, stop_at_end=leave)) as entries:
         if output is OutputFormat.TABLE:
@@ -82,15 +83,6 @@ def tail(
             "shows them",
             err=True,
         )
-
-
-def _moment(text: str) -> int:
-    from tentalis.text.timestamps import now_ms, parse_moment
-
-    try:
-        return parse_moment(text, now_ms())
-    except ValueError as error:
-        raise CommandError(f"--since: {error}", ExitCode.USAGE) from error
 
 
 def _row(cells: tuple[str, ...] | list[str]) -> str:

@@ -9,6 +9,7 @@ import typer
 from tentalis.cli.groups_delete import delete
 from tentalis.cli.groups_skip import skip
 from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap, CarryOut, DryRun
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, readable, show
 from tentalis.cli.shared.settings import reached
@@ -209,7 +210,6 @@ def _target(earliest: bool, latest: bool, offset: int | None, time: str | None, 
     """Returns the target that the options name. Raises CommandError unless exactly one is given."""
     from tentalis.kafka.positions import Start
     from tentalis.ops.groups.core import ResetTarget
-    from tentalis.text.timestamps import now_ms, parse_moment
 
     if sum((earliest, latest, offset is not None, time is not None, shift is not None)) != 1:
         raise CommandError(
@@ -218,10 +218,7 @@ def _target(earliest: bool, latest: bool, offset: int | None, time: str | None, 
     if shift is not None:
         return ResetTarget(shift=shift)
     if time is not None:
-        try:
-            return ResetTarget(Start(at_ms=max(0, parse_moment(time, now_ms()))))
-        except ValueError as error:
-            raise CommandError(f"--to-time: {error}", ExitCode.USAGE) from error
+        return ResetTarget(Start(at_ms=max(0, moment_of("--to-time", time))))
     return ResetTarget(Start(offset=offset) if offset is not None else Start(back=0) if latest else Start())
 
 

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
 from tentalis.cli.shared.settings import reached
-from tentalis.service.exit_codes import ExitCode
 
 Compared = Annotated[str, typer.Argument(help="policy@vN, or a policy for its promoted version.")]
 
@@ -36,12 +35,8 @@ def compare(
     from tentalis.kafka.reader import records_to_end
     from tentalis.policies.comparison import FEW_TASKS, TaskRewards
     from tentalis.policies.view_reader import read_policies
-    from tentalis.text.timestamps import now_ms, parse_moment
 
-    try:
-        start = parse_moment(since, now_ms()) if since else None
-    except ValueError as error:
-        raise CommandError(f"--since: {error}", ExitCode.USAGE) from error
+    start = moment_of("--since", since) if since else None
     with reached(bootstrap) as settings:
         view = read_policies(settings)
         names = [view.find(name).name for name in (one, other)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, readable, show
 from tentalis.cli.shared.settings import reached
@@ -55,7 +56,7 @@ def list_sessions(
     """Lists conversations with their numbers of main and side turns, and of turns that became tasks."""
     from tentalis.ops.sessions.process import read_sessions
 
-    moment = None if since is None else _moment(since)
+    moment = None if since is None else moment_of("--since", since)
     with reached(bootstrap) as settings:
         view = read_sessions(settings, moment)
     rows = [each.row() for each in view.conversations if user in (None, each.user_id)]
@@ -138,15 +139,6 @@ def _body(thumb: Thumb | None, score: float | None, comment: str) -> UserFeedbac
     if len(given) == 1:
         raise CommandError("give --thumb, --score, --comment, or several", ExitCode.USAGE)
     return UserFeedbackBody(**given)
-
-
-def _moment(text: str) -> int:
-    from tentalis.text.timestamps import now_ms, parse_moment
-
-    try:
-        return parse_moment(text, now_ms())
-    except ValueError as error:
-        raise CommandError(f"--since: {error}", ExitCode.USAGE) from error
 
 
 def _turn_row(turn: dict[str, Any]) -> list[Any]:

@@ -10,6 +10,7 @@ import typer
 
 from schemas import keyed_partitions
 from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap, CarryOut, DryRun, Yes, variable_option
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, show
 from tentalis.cli.shared.settings import reached, resolve_settings
@@ -103,13 +104,10 @@ def produce_rate(
 
     On compacted topics, and on topics with transactions, the number is an upper bound."""
     from tentalis.ops.produce_rate import produce_rates
-    from tentalis.text.timestamps import now_ms, parse_moment
+    from tentalis.text.timestamps import now_ms
 
     now = now_ms()
-    try:
-        since = parse_moment(over, now)
-    except ValueError as error:
-        raise CommandError(f"--over: {error}", ExitCode.USAGE) from error
+    since = moment_of("--over", over, now)
     if since >= now:
         raise CommandError(f"--over {over}: give a time in the past, such as 10m", ExitCode.USAGE)
     with reached(bootstrap) as settings:
@@ -316,13 +314,7 @@ def trim(
     """Shows what removing the oldest records of a topic would take away; with --yes, removes them.
 
     Not for compacted topics."""
-    from tentalis.text.timestamps import now_ms, parse_moment
-
-    try:
-        moment = parse_moment(before, now_ms())
-    except ValueError as error:
-        raise CommandError(f"--before: {error}", ExitCode.USAGE) from error
-    _remove(name, moment, bootstrap, output, carry_out=yes and not dry_run)
+    _remove(name, moment_of("--before", before), bootstrap, output, carry_out=yes and not dry_run)
 
 
 @app.command(short_help="Deletes a topic with all its records.")

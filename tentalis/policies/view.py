@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from schemas.ids import parse_policy_name
+from schemas.ids import parse_policy_name, policy_name
 from schemas.records import (
     AssignmentAck,
     EvalResult,
@@ -63,7 +63,7 @@ class PolicyView:
             case EvalResult() if record.experiment in (CANDIDATE, LIVE):
                 self.verdicts[record.policy] = record
             case StepResult():
-                self.results[f"{record.policy}@v{record.policy_version}"] = record
+                self.results[policy_name(record.policy, record.policy_version)] = record
             case RunManifest():
                 self.manifests.append(record)
             case AssignmentAck():

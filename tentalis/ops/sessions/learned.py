@@ -1,6 +1,6 @@
 """The history of a gateway's requests as lines: each turn, and what was learned from it. Pure.
 
-`entries_of` reduces a record to what a line needs; `LearnedTail` adds what earlier entries say: the session of a task,
+`entry_of` reduces a record to what a line needs; `LearnedTail` adds what earlier entries say: the session of a task,
 the words behind a hint, and the rollouts of a step.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from schemas.ids import turn_task_id
+from schemas.ids import policy_name, turn_task_id
 from schemas.records import (
     BatchPlan,
     Feedback,
@@ -81,7 +81,7 @@ def entry_of(record: Record, at: int) -> LearnedEntry | None:
             rollouts = tuple(row.rollout_id for row in record.rows)
             return LearnedEntry(at, "plan", record.event_id, link=record.plan_id, rollouts=rollouts)
         case StepResult():
-            version = f"{record.policy}@v{record.policy_version}"
+            version = policy_name(record.policy, record.policy_version)
             detail = {"run": record.run_id, "step": record.step, "version": version}
             return LearnedEntry(at, "trained", record.event_id, detail=detail, link=record.plan_id)
     return None

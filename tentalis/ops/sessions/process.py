@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from schemas import topics
+from schemas.ids import policy_name
 from schemas.records import BatchPlan, Feedback, Hint, Outcome, Record, Result, SessionEvent, StepResult
 from schemas.wire.codec import Codec, DecodeError
 from tentalis.gateway.api.bodies import UserFeedbackBody
@@ -120,7 +121,7 @@ def _trained(settings: Settings, codec: Codec, rollouts: Collection[str]) -> dic
         elif isinstance(record, StepResult):
             results[record.run_id, record.step] = record
     return {
-        rollout: TrainedAt(result.run_id, result.step, f"{result.policy}@v{result.policy_version}")
+        rollout: TrainedAt(result.run_id, result.step, policy_name(result.policy, result.policy_version))
         for result in results.values()
         for rollout in plans.get(result.plan_id or "", ())
     }
