@@ -128,7 +128,7 @@ def digest_holds(rollout: Rollout) -> bool:
     return rollout.forgotten or rollout_digest(rollout) == rollout.digest
 
 
-ADDED_RECORD_FIELDS = frozenset({"environment"})
+ADDED_RECORD_FIELDS = frozenset({"environment", "baseline"})
 """Fields of manifests and plans that were added later: hashed only if they differ from their default."""
 
 

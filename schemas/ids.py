@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Sequence
 
@@ -37,6 +38,27 @@ def turn_task_id(session_id: str, session_event_id: str) -> str:
 def sha256_hex(data: bytes) -> str:
     """sha256 as 64 lower-case hex digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+_COUNTERFACTUAL = re.compile(r"(\.cf-[0-9a-f]{8})+\Z")
+
+
+def counterfactual_name(name: str, digest: str) -> str:
+    """The name of a counterfactual of a run or a policy; `digest`: of what is changed, in hex.
+
+    >>> counterfactual_name("assistant", "0123456789")
+    'assistant.cf-01234567'
+    """
+    return f"{name}.cf-{digest[:8]}"
+
+
+def original_name(name: str) -> str:
+    """The run or policy that a counterfactual began with; any other name is returned unchanged.
+
+    >>> original_name("assistant.cf-01234567")
+    'assistant'
+    """
+    return _COUNTERFACTUAL.sub("", name)
 
 
 def policy_name(policy: str, version: int) -> str:

@@ -34,6 +34,7 @@ META = f"{PREFIX}.meta.v1"
 EVALS = f"{PREFIX}.evals.v1"
 AUDIT = f"{PREFIX}.audit.v1"
 SCHEMAS = f"{PREFIX}.schemas.v1"
+TOPIC_IDS = f"{PREFIX}.topic-ids.v1"
 CONTROL = (RUNS, BATCHES, POLICIES, POLICY_ACKS)
 
 # `max.message.bytes` counts a whole batch: this is room for key, headers and framing beside a value of the full size.

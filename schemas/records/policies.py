@@ -18,7 +18,8 @@ class Canary(RecordPart):
 
 
 class PolicyUpdate(Record):
-    """A new version of a policy, policy@vN: an immutable adapter, and how to load and check it."""
+    """A new version of a policy, policy@vN: an immutable adapter, or a whole model (`rank` 0), and how to load and
+    check it."""
 
     policy: Name
     version: Annotated[Int, Field(ge=0)]
@@ -29,8 +30,13 @@ class PolicyUpdate(Record):
     location: Name
     base_model: str
     base_sha256: Name
-    rank: Annotated[Int, Field(ge=1)]
+    rank: Annotated[Int, Field(ge=0)]
     canary: Canary
+
+    @property
+    def is_whole_model(self) -> bool:
+        """True if the location holds a model folder with all weights, not an adapter."""
+        return self.rank == 0
 
     @property
     def name(self) -> str:

@@ -87,6 +87,7 @@ class BatchPlan(Record):
     world_size: Annotated[Int, Field(ge=1)]
     seed: int
     owner: Name
+    baseline: Finite | None = None
 
     @property
     def key(self) -> str:

@@ -41,7 +41,7 @@ def names(namespace: str | None) -> dict[str, list[str]]:
 def test_without_a_namespace_every_name_is_as_ever() -> None:
     plain = names(None)
     assert plain == names("")
-    assert len(plain["constants"]) == 16 and "tentalis.policy-acks.v1" in plain["constants"]
+    assert len(plain["constants"]) == 17 and "tentalis.policy-acks.v1" in plain["constants"]
     assert topics.TASKS == "tentalis.tasks.v1"
     assert set(plain["groups"]) == {
         *(f"tentalis-{each.name}" for each in APPLICATIONS if each.group and each.name != "policies"),
