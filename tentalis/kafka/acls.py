@@ -117,13 +117,14 @@ def _application(application: Application) -> Role:
     """The role of an application: it reads and writes its topics, changelogs included.
 
     It reads the dead-letter topics that it writes, to write no letter twice. A stream application does so for all its
-    inputs.
+    inputs. It reads the ids of its topics; a stream application also writes those that it has worked with.
     """
     letters = tuple(map(topics.dlq, application.dead_letters))
     inputs = tuple(map(topics.dlq, application.consumes)) if application.stream else ()
     parts: list[Iterable[Grant]] = [
-        _reads(*application.consumes, *application.reads, *application.changelogs, *letters, *inputs),
+        _reads(*application.consumes, *application.reads, *application.changelogs, *letters, *inputs, topics.TOPIC_IDS),
         _writes(*application.produces, *letters, *application.changelogs),
+        _writes(topics.TOPIC_IDS) if application.stream else (),
     ]
     if not application.stream:
         parts.append(_follows())
@@ -193,9 +194,9 @@ def roles() -> dict[str, Role]:
             "`tentalis topics plan`, `diff`, `apply`",
             _admin(),
             # To see which topics were lost.
-            _reads(*(name for each in topology.streams() for name in each.changelogs)),
+            _reads(topics.TOPIC_IDS, *(name for each in topology.streams() for name in each.changelogs)),
             _describes_groups(),
-            _writes(topics.SCHEMAS),
+            _writes(topics.SCHEMAS, topics.TOPIC_IDS, topics.AUDIT),
         ),
     )
     on_log = (each for each in topology.APPLICATIONS if each.consumes or each.reads or each.produces)

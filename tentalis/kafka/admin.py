@@ -406,15 +406,18 @@ def publish_schemas(settings: Settings, schemas: Sequence[AvroSchema]) -> None:
 
 
 def ensure(settings: Settings, *, replication: int | None = None) -> list[Change]:
-    """Brings the broker in line with the table, schemas included, and returns the changes: for `up` and `demo`.
+    """Brings the broker in line with the table, schemas and the record of topic ids included; returns the changes.
 
-    Raises as `apply` and `publish_schemas` do.
+    Raises as `apply`, `publish_schemas` and `record_topics` do.
     """
+    from tentalis.kafka.topic_id_log import record_topics
+
     port = KafkaAdmin(settings)
     table = topic_table()
     changes = plan(table, port.current(table.topics))
     apply(port, changes, dry_run=False, replication=replication)
     publish_schemas(settings, missing_schemas(settings))
+    record_topics(settings)
     return changes
 
 

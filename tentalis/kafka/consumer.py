@@ -15,7 +15,9 @@ from schemas.wire.codec import Codec, DecodeError
 from tentalis.kafka.acls import FOLLOWERS, READERS, Operation
 from tentalis.kafka.config import consumer_config
 from tentalis.kafka.errors import passes, refused
+from tentalis.kafka.identity import CommittedOffset, PartitionLoss, PartitionRecord, partition_losses
 from tentalis.kafka.offsets import _partitions, _watermarks
+from tentalis.kafka.topic_client import TIMEOUT_S, TopicClient, asked_again
 from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -248,12 +250,16 @@ class GroupConsumer:
         instance: str | None = None,
         on_assign: Callable[[list[TopicPartition]], None] | None = None,
         on_revoke: Callable[[list[TopicPartition]], None] | None = None,
+        on_loss: Callable[[list[PartitionLoss]], None] | None = None,
     ) -> None:
+        """`on_loss` hears, when partitions are assigned, of records that were removed unread and of logs that end
+        before the committed offset; the member then reads from the beginning of the log. If that happens to a partition
+        that it owns, `poll` raises KafkaException. Without `on_loss`, it always goes on at the beginning, silently."""
         self._settings, self._group = settings, group
-        self._consumer = Consumer(consumer_config(settings, group, instance=instance))
-        callbacks: dict[str, Any] = {}
-        if on_assign is not None:
-            callbacks["on_assign"] = lambda _, partitions: on_assign(partitions)
+        self._on_assign, self._on_loss, self._closing = on_assign, on_loss, False
+        config = consumer_config(settings, group, instance=instance)
+        self._consumer = Consumer(config if on_loss is None else config | {"auto.offset.reset": "error"})
+        callbacks: dict[str, Any] = {"on_assign": self._assigned}
         if on_revoke is not None:
             callbacks["on_revoke"] = lambda _, partitions: on_revoke(partitions)
         self._consumer.subscribe(list(topic_names), **callbacks)
@@ -271,6 +277,23 @@ class GroupConsumer:
             elif not passes(error):
                 raise refused(self._settings, error, Operation.READ, str(message.topic()), self._group)
         return found
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._closing:  # the client answers nothing any more
+            return
+        if self._on_loss is not None:
+            # The committed offsets come before the ends of the logs, which others move.
+            committed = asked_again(lambda: consumer.committed(partitions, timeout=TIMEOUT_S))
+            losses = _losses(self._settings, [each for each in committed if each.offset >= 0])
+            if losses:
+                self._on_loss(losses)
+            lost = {(loss.topic, loss.partition) for loss in losses}
+            for each in committed:
+                if each.offset < 0 or (each.topic, each.partition) in lost:
+                    each.offset = OFFSET_BEGINNING
+            consumer.assign(committed)
+        if self._on_assign is not None:
+            self._on_assign(partitions)
 
     def lag(self) -> Lags:
         """The records behind, of the partitions that it owns. Call it on the thread that polls."""
@@ -307,4 +330,24 @@ class GroupConsumer:
 
     def close(self) -> None:
         """Leaves the group."""
+        self._closing = True
         self._consumer.close()
+
+
+def _losses(settings: Settings, positions: list[TopicPartition]) -> list[PartitionLoss]:
+    """Compares committed offsets with the logs on the broker."""
+    client = TopicClient(settings)
+    ranges = client.ranges((each.topic, each.partition) for each in positions)
+    identities = client.identities({each.topic for each in positions})
+    return [
+        loss
+        for each in positions
+        for loss in partition_losses(
+            each.partition,
+            [each.topic],
+            None,
+            PartitionRecord({each.topic: CommittedOffset(each.offset)}),
+            identities,
+            ranges,
+        )
+    ]

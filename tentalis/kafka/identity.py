@@ -8,12 +8,14 @@ topics, so that one survives where the other is lost:
 - a record on each partition of its changelog (`encode_sources`), which survives the loss of the inputs (Kafka deletes
   the committed offsets of a topic together with the topic).
 
+A third one, on tentalis.topic-ids.v1 (`tentalis.kafka.topic_ids`), counts where both are lost.
+
 Offsets and changelogs without these records come from earlier versions; they are accepted, and get them.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tentalis.service.lifecycle import Unmendable
@@ -100,20 +102,25 @@ class PartitionRecord:
         committed: by input topic.
         sources: the ids of the inputs, from the changelog; None if it does not have them.
         applied: greatest input offset that the state includes; -1 if unknown, as in an application with several inputs.
+        registered: ids of the inputs and the changelog on tentalis.topic-ids.v1; empty without such a record. They
+            count for a topic of which nothing else is recorded.
     """
 
     committed: Mapping[str, CommittedOffset]
     sources: Mapping[str, str] | None = None
     applied: int = -1
+    registered: Mapping[str, str] = field(default_factory=dict)
 
 
 class LossKind(StrEnum):
-    """A way to lose a topic. GONE: it does not exist. RECREATED: it has another id. CUT: it ends before a position that
-    was reached."""
+    """A way to lose a topic, or records of it. GONE: it does not exist. RECREATED: it has another id. CUT: it ends
+    before a position that was reached. UNREAD: it begins after the next record to read, because retention or a trim
+    removed records that were not read."""
 
     GONE = "is gone"
     RECREATED = "was deleted and created again"
     CUT = "ends before the recorded position"
+    UNREAD = "has lost records that were not read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +129,11 @@ class PartitionLoss:
 
     Attributes:
         records: the offsets that were reached and are gone, an upper bound of the lost records; 0 if it is not known
-            what was reached. Records after them, which nobody had read, are lost as well and are not recorded anywhere.
+            was reached. Records after them, which nobody had read, are lost as well and are not recorded anywhere. Of
+            UNREAD: the offsets between the next one to read and the beginning of the log.
         of_state: True for a changelog.
+        counted: False if it is not known how many records of state the changelog had.
+        begin: of UNREAD: the first offset that is there.
     """
 
     topic: str
@@ -132,6 +142,8 @@ class PartitionLoss:
     proof: str
     records: int
     of_state: bool = False
+    counted: bool = True
+    begin: int = 0
 
 
 def encode_sources(sources: Mapping[str, str]) -> bytes:
@@ -174,8 +186,12 @@ def partition_losses(
         if loss is not None:
             found.append(loss)
     notes = [each.note for each in record.committed.values() if each.note is not None and each.note.changelog]
-    if changelog is not None and notes:
-        loss = _changelog_loss(changelog, partition, notes, topics.get(changelog), ranges.get((changelog, partition)))
+    if changelog is not None:
+        there = topics.get(changelog)
+        if notes:
+            loss = _changelog_loss(changelog, partition, notes, there, ranges.get((changelog, partition)))
+        else:
+            loss = _unnoted_changelog_loss(changelog, partition, record.registered.get(changelog), there)
         if loss is not None:
             found.append(loss)
     return found
@@ -190,6 +206,8 @@ def position_losses(
 ) -> list[PartitionLoss]:
     """Compares the id and the positions of a reader without state with its topic; returns what is lost.
 
+    A position before the beginning of the log is no loss: the topic of such a reader is compacted, never cut off there.
+
     Args:
         topic_id: None in the records of versions that did not take it.
         positions: the first offset to read, per partition.
@@ -201,6 +219,7 @@ def position_losses(
         for loss in partition_losses(
             partition, [topic], None, PartitionRecord({topic: CommittedOffset(offset, note)}), topics, ranges
         )
+        if loss.kind is not LossKind.UNREAD
     ]
 
 
@@ -210,13 +229,16 @@ def _source_loss(
     committed = record.committed.get(topic)
     note = None if committed is None else committed.note
     reached = max(0 if committed is None else committed.offset, record.applied + 1)
-    if there is None:
-        if not reached and topic not in (record.sources or ()):
-            return None
-        return PartitionLoss(topic, partition, LossKind.GONE, f"offset {reached} was reached", reached)
     recorded = [note.source] if note is not None else []
     if record.sources is not None and topic in record.sources:
         recorded.append(record.sources[topic])
+    if not recorded and topic in record.registered:
+        recorded.append(record.registered[topic])
+    if there is None:
+        if not reached and not recorded:
+            return None
+        proof = f"offset {reached} was reached" if reached or not recorded else f"its id was {recorded[0]}"
+        return PartitionLoss(topic, partition, LossKind.GONE, proof, reached)
     end = 0 if span is None else span.end
     for before in recorded:
         if before != there.topic_id:
@@ -225,6 +247,10 @@ def _source_loss(
     if reached > end:
         proof = f"offset {reached} was reached, and the log ends at {end}"
         return PartitionLoss(topic, partition, LossKind.CUT, proof, reached - end)
+    # Without a position it is not known whether anything was to be read: a new group begins where the log begins.
+    if span is not None and reached < span.begin and (committed is not None or record.applied >= 0):
+        proof = f"offset {reached} is the next one to read, and the log begins at {span.begin}"
+        return PartitionLoss(topic, partition, LossKind.UNREAD, proof, span.begin - reached, begin=span.begin)
     return None
 
 
@@ -243,6 +269,17 @@ def _changelog_loss(
         proof = f"it had {reached} offsets and has {end}"
         return PartitionLoss(topic, partition, LossKind.CUT, proof, reached - end, of_state=True)
     return None
+
+
+def _unnoted_changelog_loss(
+    topic: str, partition: int, registered: str | None, there: TopicIdentity | None
+) -> PartitionLoss | None:
+    """Compares a changelog with its id on tentalis.topic-ids.v1: no committed offset tells of it."""
+    if registered is None or (there is not None and there.topic_id == registered):
+        return None
+    kind = LossKind.GONE if there is None else LossKind.RECREATED
+    proof = f"its id was {registered}" if there is None else f"its id was {registered} and is {there.topic_id}"
+    return PartitionLoss(topic, partition, kind, proof, 0, of_state=True, counted=False)
 
 
 def changes_while_running(
@@ -293,7 +330,15 @@ def _extent(losses: Sequence[PartitionLoss]) -> str:
     """Returns the number of lost records in words."""
     count = sum(loss.records for loss in losses)
     if losses[0].of_state:
-        return f"up to {count:,} records of state"
+        if all(loss.counted for loss in losses):
+            return f"up to {count:,} records of state"
+        return (
+            f"up to {count:,} records of state, an unknown number more"
+            if count
+            else "an unknown number of records of state"
+        )
+    if losses[0].kind is LossKind.UNREAD:
+        return f"up to {count:,} records"
     if not count:
         return "an unknown number of records"
     unknown = "" if all(loss.records for loss in losses) else ", an unknown number more"

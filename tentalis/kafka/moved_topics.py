@@ -7,12 +7,9 @@ halves of earlier rollouts by their ids.
 
 from collections.abc import Iterable
 
-from schemas import topics
 from schemas.records import AuditRecord
-from schemas.wire.codec import Codec, DecodeError
-from tentalis.kafka.consumer import read_to_end
-from tentalis.kafka.errors import NoSuchTopic
-from tentalis.kafka.skipped import SKIPPED
+from schemas.wire.codec import Codec
+from tentalis.kafka.audit_log import audit_records
 from tentalis.service.settings import Settings
 
 MOVED = "TopicRepartitioned"
@@ -31,19 +28,7 @@ def moved_text(before: str, after: str) -> str:
 
 def moves(settings: Settings, codec: Codec, topic: str) -> list[AuditRecord]:
     """Returns the records of the moves of a topic, the last one last."""
-    found = []
-    try:
-        for stored in read_to_end(settings, topics.AUDIT):
-            try:
-                record = stored.decode(codec)
-            except DecodeError as error:
-                SKIPPED.add(error)
-                continue
-            if isinstance(record, AuditRecord) and record.record_type == MOVED and record.topic == topic:
-                found.append(record)
-    except NoSuchTopic:
-        return []
-    return found
+    return [record for record in audit_records(settings, codec, MOVED) if record.topic == topic]
 
 
 def was_moved(found: Iterable[AuditRecord], before: str, after: str) -> bool:

@@ -12,11 +12,14 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient
 
+from tentalis.kafka import topic_ids
 from tentalis.kafka.acls import ROLES, Operation, Resource
 from tentalis.kafka.config import client_config
 from tentalis.kafka.errors import LASTING, NoSuchTopic, Unreachable, forbidden, unreachable, wants_certificate
+from tentalis.kafka.identity import TopicLost
 from tentalis.kafka.login_probe import requires_login
 from tentalis.kafka.topic_client import TOPIC_PATIENCE_S
+from tentalis.kafka.topic_id_log import WAYS_ON, read_topic_ids
 from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -160,8 +163,9 @@ def wait_for_topics(settings: Settings, names: Collection[str], timeout: float) 
 def check_role(client: AdminClient, settings: Settings, role: str) -> None:
     """Checks that the topics of the role exist, and that this principal may do what the role needs on them.
 
-    Groups and transactions are not checked here: a missing ACL shows at their first use. Raises NoSuchTopic for topics
-    that do not appear within TOPIC_PATIENCE_S seconds, and as `check`.
+    Groups and transactions are not checked here: a missing ACL shows at their first use. For topics that do not appear
+    within TOPIC_PATIENCE_S seconds, raises TopicLost if the record of all topics has one of them, else NoSuchTopic; and
+    as `check`.
     """
     wanted: dict[str, list[Operation]] = {}
     for grant in ROLES[role].grants:
@@ -170,6 +174,9 @@ def check_role(client: AdminClient, settings: Settings, role: str) -> None:
     deadline = time.monotonic() + TOPIC_PATIENCE_S
     while missing := check(client, settings, wanted, role):
         if time.monotonic() > deadline:
+            recorded = read_topic_ids(settings).all_topics or {}
+            if gone := topic_ids.lost(recorded, missing, {}):
+                raise TopicLost(f"{'; '.join(map(str, gone.values()))}. {WAYS_ON}")
             raise NoSuchTopic(
                 f"Kafka on {settings.bootstrap} has no topic {', '.join(missing)}, which the role {role} needs: "
                 "`tentalis topics apply` creates it"

@@ -100,14 +100,23 @@ def lost(topic: Description, records: int, unread: Mapping[str, int], *, whole: 
             said.append(f"the state of {application.name}: what is open or remembered there is forgotten")
         elif topic.name in (*application.consumes, *application.reads):
             said.append(f"{application.name} reads it")
-    said += [f"{count} records that {group} has not processed yet" for group, count in unread.items() if count]
+    said += [
+        f"{count} records that {group} has not processed yet"
+        + ("" if whole else ": a stream application ends with 7 until it is started once with --accept-loss")
+        for group, count in unread.items()
+        if count
+    ]
     if topic.name in _REPLAYED and records:
         said.append("runs that used these records can no longer be replayed; `tentalis export RUN` keeps one first")
     if topic.name.endswith(topics.dlq("")) and records:
         said.append("dead letters that were not replayed yet can no longer be")
+    if topic.name == topics.TOPIC_IDS:
+        said.append("a topic that was deleted and created again while no process ran is then noticed less often")
     if whole and topic.managed:
         said.append("`tentalis topics apply --accept-loss` creates it again, empty and with offsets from 0")
-        if topic.name in topics.CONTROL:
+        if topic.name == topics.TOPIC_IDS:
+            said.append("processes end with 3 until then, and keep no record of what was lost before")
+        elif topic.name in topics.CONTROL:
             said.append("a trainer whose run is on it ends with 7 until the records are back (`tentalis import`)")
         else:
             said.append("applications that have read it then end with 7 until they are started once with --accept-loss")

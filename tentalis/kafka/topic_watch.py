@@ -10,6 +10,7 @@ from schemas import topics
 from tentalis.kafka.errors import Forbidden
 from tentalis.kafka.identity import PartitionsChanged, TopicIdentity, TopicLost, changes_while_running
 from tentalis.kafka.topic_client import TopicClient
+from tentalis.kafka.topic_id_log import WAYS_ON, check_recorded
 from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -97,21 +98,16 @@ class TopicWatch:
         check_changes(self._before, found, self._ways_on)
 
 
-RESTART = (
-    "Positions of the old topic mean nothing on the new one: start this process again to begin on it, and "
-    "`tentalis doctor` for what else has lost records"
-)
-
-
 def ending_on_changes(
     settings: Settings, names: Collection[str], body: Callable[[threading.Event], None]
 ) -> Callable[[threading.Event], None]:
-    """Returns a body for `run_service` that also ends when one of the topics is lost or resized: it then raises
-    TopicLost or PartitionsChanged."""
+    """Returns a body for `run_service` that compares the topics with their recorded ids first, and also ends when one
+    of them is lost or resized: it then raises TopicLost or PartitionsChanged. Without a record it raises NoTopicIds."""
 
     def run(stop: threading.Event) -> None:
+        check_recorded(settings, names)
         either = threading.Event()
-        watch = TopicWatch(settings, names, RESTART, either.set)
+        watch = TopicWatch(settings, names, WAYS_ON, either.set)
 
         def forward() -> None:
             stop.wait()

@@ -169,6 +169,7 @@ class EmbeddedBroker:
             "min.insync.replicas": "1",
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "8",
+            "offsets.retention.minutes": str(60 * 24 * 60),  # longer than the topics keep records
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
             "transaction.state.log.num.partitions": "4",

@@ -47,8 +47,10 @@ class StackOptions:
         scale: number of processes of an application, where it is not one.
         server_id: id of the model server in the acknowledgements of adapters: unique on one Kafka.
         vllm: further arguments of `tentalis serve vllm`, if vLLM is the model server; None: `tentalis serve model`.
+        whole_models: most fully trained versions that the local model server holds.
         joins: the stack shares the work of another one on the same Kafka, which trains and promotes.
         scorers: file of scorers of the scoring application.
+        hinters: file of hinters of the hinting application.
         without: names of applications that it does not start.
     """
 
@@ -64,8 +66,10 @@ class StackOptions:
     scale: Mapping[str, int] = field(default_factory=dict)
     server_id: str = SERVER_ID
     vllm: tuple[str, ...] | None = None
+    whole_models: int = 8
     joins: bool = False
     scorers: Path | None = None
+    hinters: Path | None = None
     without: frozenset[str] = frozenset()
 
 
@@ -156,7 +160,7 @@ class _Builder:
 
     def topics(self, after: tuple[str, ...]) -> ProcessSpec:
         """Creates the topics and ends."""
-        command = _cli("topics", "apply", "--yes")
+        command = _cli("topics", "apply", "--yes", "--of-stack")
         return ProcessSpec("topics", command, self._env, after=after, expect_exit=True, essential=True)
 
     def application(self, application: Application, number: int = 1) -> ProcessSpec:
@@ -195,6 +199,8 @@ class _Builder:
             arguments: tuple[str, ...] = ()
             if application.name == "scoring" and options.scorers is not None:
                 arguments = ("--scorers", str(options.scorers))
+            if application.name == "hinting" and options.hinters is not None:
+                arguments = ("--hinters", str(options.hinters))
             if number > 1:  # processes do not share a folder
                 base = variables.STATE_DIR.read() or self._settings.home / "streams"
                 arguments += ("--state-dir", f"{base}-{number}")
@@ -202,7 +208,7 @@ class _Builder:
         match application.name:
             case "model":
                 model = ("--policy-model", str(options.model), "--threads", str(options.threads))
-                return *model, *(options.vllm or ())
+                return *model, *(("--max-models", str(options.whole_models)) if options.vllm is None else options.vllm)
             case "policies":
                 promotion = ("--promotion", "none" if options.joins else "run")
                 # vLLM does not declare its precision.

@@ -20,6 +20,7 @@ from tentalis.kafka.identity import (
     encode_sources,
     numbers,
     partition_losses,
+    position_losses,
 )
 
 SOURCE, CHANGELOG = "tentalis.halves.v1", "tentalis-join-state-changelog"
@@ -35,11 +36,12 @@ def found(
     source_end: int = 0,
     changelog: str | None = "c1",
     changelog_end: int = 0,
+    source_begin: int = 0,
 ) -> list[PartitionLoss]:
     topics = {
         name: TopicIdentity(each, 8) for name, each in ((SOURCE, source), (CHANGELOG, changelog)) if each is not None
     }
-    ranges = {(SOURCE, 3): OffsetRange(0, source_end), (CHANGELOG, 3): OffsetRange(0, changelog_end)}
+    ranges = {(SOURCE, 3): OffsetRange(source_begin, source_end), (CHANGELOG, 3): OffsetRange(0, changelog_end)}
     return partition_losses(3, [SOURCE], CHANGELOG, record, topics, ranges)
 
 
@@ -112,6 +114,42 @@ def test_a_log_that_ends_below_what_was_reached_is_cut(end: int, ahead: int) -> 
         assert (loss.topic, loss.kind, loss.records) == (SOURCE, LossKind.CUT, ahead)
 
 
+@given(OFFSETS, st.integers(1, 2**62), st.booleans())
+def test_records_that_retention_removed_before_they_were_read_are_lost(offset: int, unread: int, noted: bool) -> None:
+    record = committed(offset) if noted else PartitionRecord({SOURCE: CommittedOffset(offset)})
+    begin = offset + unread
+    (loss,) = found(record, source_begin=begin, source_end=begin)
+    assert (loss.topic, loss.kind, loss.records, loss.begin) == (SOURCE, LossKind.UNREAD, unread, begin)
+    assert described([loss]).endswith(f"partitions 3, up to {unread:,} records")
+
+
+@given(OFFSETS, st.integers(0, 2**62), st.integers(0, 2**62))
+def test_a_log_that_begins_where_reading_continues_or_before_has_lost_nothing(read: int, kept: int, more: int) -> None:
+    offset = read + kept
+    assert found(committed(offset), source_begin=read, source_end=offset + more) == []
+    ahead = PartitionRecord({SOURCE: CommittedOffset(read, CommitNote("s1", "c1", 0))}, applied=offset - 1)
+    assert found(ahead, source_begin=offset, source_end=offset) == [], "the state has what the offset does not tell of"
+    new = PartitionRecord({}, registered={SOURCE: "s1", CHANGELOG: "c1"})
+    assert found(new, source_begin=offset, source_end=offset) == [], "nothing was read, and so nothing was skipped"
+
+
+@given(st.integers(0, 2**62), st.integers(1, 2**62))
+def test_the_state_tells_of_unread_records_when_the_committed_offsets_have_expired(read: int, unread: int) -> None:
+    record = PartitionRecord({}, {SOURCE: "s1"}, applied=read)
+    (loss,) = found(record, source_begin=read + 1 + unread, source_end=read + 1 + unread)
+    assert (loss.kind, loss.records) == (LossKind.UNREAD, unread)
+
+
+def test_another_topic_is_not_told_apart_by_where_it_begins() -> None:
+    (loss,) = found(committed(3), source="s2", source_begin=9, source_end=9)
+    assert loss.kind is LossKind.RECREATED
+
+
+def test_a_reader_of_a_compacted_topic_skips_nothing() -> None:
+    there, span = {SOURCE: TopicIdentity("s1", 1)}, {(SOURCE, 0): OffsetRange(7, 9)}
+    assert position_losses(SOURCE, "s1", {0: 5}, there, span) == []
+
+
 def test_a_missing_topic_is_gone() -> None:
     losses = found(committed(9, end=4), source=None, changelog=None)
     assert [(loss.topic, loss.kind, loss.records) for loss in losses] == [
@@ -168,3 +206,47 @@ def test_ranges_name_every_number_once(values: set[int]) -> None:
         first, _, last = part.partition("-")
         named += range(int(first), int(last or first) + 1)
     assert named == sorted(values)
+
+
+REGISTERED = {SOURCE: "s1", CHANGELOG: "c1"}
+
+
+@pytest.mark.parametrize(
+    ("source", "changelog", "kind", "proofs"),
+    [
+        ("s2", "c2", LossKind.RECREATED, ("its id was s1 and is s2", "its id was c1 and is c2")),
+        (None, None, LossKind.GONE, ("its id was s1", "its id was c1")),
+    ],
+)
+def test_input_and_changelog_lost_together_are_known_by_the_registered_ids(
+    source: str | None, changelog: str | None, kind: LossKind, proofs: tuple[str, str]
+) -> None:
+    alone = PartitionRecord({})
+    assert found(alone, source=source, changelog=changelog) == [], "nothing else tells of this loss"
+    record = PartitionRecord({}, registered=REGISTERED)
+    assert found(record) == []
+    losses = found(record, source=source, changelog=changelog)
+    assert losses == [
+        PartitionLoss(SOURCE, 3, kind, proofs[0], 0),
+        PartitionLoss(CHANGELOG, 3, kind, proofs[1], 0, of_state=True, counted=False),
+    ]
+    said = described(losses)
+    assert "partitions 3, an unknown number of records;" in said and said.endswith("unknown number of records of state")
+
+
+def test_the_registered_ids_give_way_to_what_an_application_recorded_later() -> None:
+    accepted = CommittedOffset(4, CommitNote("s2", "c2", 9))
+    record = PartitionRecord({SOURCE: accepted}, {SOURCE: "s2"}, registered=REGISTERED)
+    assert found(record, source="s2", source_end=4, changelog="c2", changelog_end=9) == []
+
+
+def test_the_registered_id_tells_of_a_changelog_when_the_committed_offsets_have_expired() -> None:
+    record = PartitionRecord({}, None, registered=REGISTERED)
+    assert [each.topic for each in found(record, changelog="c2")] == [CHANGELOG]
+
+
+def test_uncounted_records_of_state_are_said_to_be() -> None:
+    def loss(partition: int, records: int) -> PartitionLoss:
+        return PartitionLoss("c", partition, LossKind.GONE, "it is", records, of_state=True, counted=records > 0)
+
+    assert described([loss(0, 7), loss(1, 0)]).endswith("up to 7 records of state, an unknown number more")

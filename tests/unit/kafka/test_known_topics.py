@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Collection, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +12,19 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from schemas import topics
+from streams.runtime import topic_guard
 from streams.runtime.topic_guard import TopicGuard
 from tentalis.kafka import topic_client
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.errors import NoSuchTopic
 from tentalis.kafka.identity import CommitNote, CommittedOffset, OffsetRange, TopicIdentity, TopicLost
 from tentalis.kafka.topic_client import TopicClient
+from tentalis.kafka.topic_ids import TopicIdRecords
 from tentalis.ops import lost_topics
 from tentalis.ops.repartition.plan import MARKER
 from tentalis.service.settings import Settings
-from trainer.run.rollouts_topic import TopicPosition, take_topic
+from trainer.run import rollouts_topic
+from trainer.run.rollouts_topic import TopicPosition, start_topic_id, take_topic
 
 SETTINGS = Settings(bootstrap="127.0.0.1:1")
 TOPIC = topics.ROLLOUTS
@@ -64,6 +68,8 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> ForgetfulBroker:
     monkeypatch.setattr(topic_client, "TopicCollection", list)
     monkeypatch.setattr(topic_client, "RETRY_S", 0.01)
     monkeypatch.setattr(topic_client, "TOPIC_PATIENCE_S", 0.5)
+    monkeypatch.setattr(topic_guard, "read_topic_ids", lambda _: TopicIdRecords({}))
+    monkeypatch.setattr(lost_topics, "read_topic_ids", lambda _: TopicIdRecords({}))
     return broker
 
 
@@ -71,9 +77,9 @@ def test_an_assignment_asks_again_before_it_calls_a_topic_lost(broker: Forgetful
     async def no_notes(_: Any) -> dict[tuple[str, int], Any]:
         return {}
 
-    guard = TopicGuard(SETTINGS, [TOPIC], None, no_notes)
+    guard = TopicGuard(SETTINGS, "app", [TOPIC], None, no_notes)
     asyncio.run(guard.look({TOPIC: 1}))
-    assert guard.source_ids == {TOPIC: "id"} and broker.asked == 3
+    assert guard.source_ids == {TOPIC: "id"} and broker.asked == 3 + 1, "the last question is for the recorded ids"
     broker.forget()
     with pytest.raises(TopicLost, match=TOPIC):
         asyncio.run(guard.look({TOPIC: 1}))
@@ -81,7 +87,7 @@ def test_an_assignment_asks_again_before_it_calls_a_topic_lost(broker: Forgetful
 
 def test_a_trainer_asks_again_and_a_topic_that_is_missing_without_a_loss_is_no_loss(broker: ForgetfulBroker) -> None:
     checkpoint = SimpleNamespace(state=SimpleNamespace(rollouts_topic_id=None))
-    run = SimpleNamespace(first_manifest=None)
+    run = SimpleNamespace(first_manifest=None, run_id="run")
     state: Any = SimpleNamespace(settings=SETTINGS, checkpoint=checkpoint, rollouts_topic_id=None, run=run)
     codec = make_codec(SETTINGS)
     assert take_topic(state, codec, {0: 5}, 0) == TopicPosition({0: 5}) and state.rollouts_topic_id == "id"
@@ -90,6 +96,22 @@ def test_a_trainer_asks_again_and_a_topic_that_is_missing_without_a_loss_is_no_l
         take_topic(state, codec, {0: 0}, 0)
     with pytest.raises(TopicLost, match=f"{TOPIC} is gone"):
         take_topic(state, codec, {0: 5}, 7)
+
+
+def test_a_branch_begins_on_the_topic_whose_offsets_it_continues(
+    broker: ForgetfulBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: dict[str, list[str | None]] = {"begun": [], "ended": ["newest", "older"], "of 0.1.0": [None]}
+
+    def read(root: Path, damaged: list[Any]) -> list[Any]:
+        return [SimpleNamespace(state=SimpleNamespace(rollouts_topic_id=each)) for each in known[root.name]]
+
+    monkeypatch.setattr(rollouts_topic, "read_checkpoints", read)
+    settings = SETTINGS.model_copy(update={"home": tmp_path})
+    assert start_topic_id(settings, "ended") == "newest"
+    assert [start_topic_id(settings, each) for each in (None, "begun", "of 0.1.0")] == ["id"] * 3
+    broker.forget()
+    assert start_topic_id(settings, None) is None
 
 
 def test_the_doctor_asks_again_unless_the_broker_has_none_of_the_topics(

@@ -106,6 +106,7 @@ class TestAnApplicationAddedToTheList:
         monkeypatch.setattr("tentalis.kafka.preflight.connect", lambda settings, timeout: None)
         monkeypatch.setattr("tentalis.kafka.admin.KafkaAdmin", Admin)
         monkeypatch.setattr("tentalis.kafka.admin.missing_schemas", lambda settings: [])
+        monkeypatch.setattr("tentalis.kafka.topic_id_log.unrecorded_topics", lambda settings: [])
         *_, finding = doctor.broker(Settings(home=tmp_path, bootstrap="nowhere:1"))
         assert CHANGELOG in looked
         assert finding.found.startswith(f"{len(topology.topic_table().topics)} differ")
