@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from schemas import topics
+from streams.runtime.dlq import Produce
 from streams.runtime.processor import stamped
 from streams.runtime.state import Entry, RestartableReading
+from tentalis.kafka import topic_ids
 from tentalis.kafka.errors import ELECTING, Forbidden
 from tentalis.kafka.identity import (
     SOURCES_KEY,
@@ -28,6 +31,7 @@ from tentalis.kafka.identity import (
     recorded_sources,
 )
 from tentalis.kafka.topic_client import TopicClient, committed_offset
+from tentalis.kafka.topic_id_log import read_topic_ids
 from tentalis.kafka.topic_watch import LOOKS_BEFORE_GONE, check_changes, check_even
 from tentalis.service.settings import Settings
 
@@ -91,6 +95,7 @@ class TopicGuard:
     """The ids and partition counts of an application's topics.
 
     Args:
+        application: its name on tentalis.topic-ids.v1.
         sources: the input topics.
         changelog: None for an application without state.
         outputs: topics that it writes; those that exist are watched like the inputs.
@@ -100,16 +105,19 @@ class TopicGuard:
     def __init__(
         self,
         settings: Settings,
+        application: str,
         sources: Sequence[str],
         changelog: str | None,
         fetch_notes: FetchNotes,
         outputs: Collection[str] = (),
     ) -> None:
-        self._settings, self._fetch_notes = settings, fetch_notes
+        self._settings, self._fetch_notes, self._application = settings, fetch_notes, application
         self._sources, self._changelog = tuple(sources), changelog
         self._outputs = frozenset(outputs) - {*sources}
         self._client: TopicClient | None = None
         self._identities: dict[str, TopicIdentity] = {}
+        self._registered: dict[int, Mapping[str, str]] | None = None
+        """By partition, the ids on tentalis.topic-ids.v1 as of the last `look`; None if there is no such topic."""
         self._missed = 0
 
     @property
@@ -144,6 +152,7 @@ class TopicGuard:
         check_changes(before, found, WAYS_ON)
         check_even(found)
         self._identities, self._missed = found, 0
+        self._registered = await self._read_registered()
 
     async def committed(self, partitions: Collection[int]) -> dict[tuple[str, int], CommittedOffset]:
         """The committed offsets of the group in these partitions of the inputs, with their notes."""
@@ -164,9 +173,27 @@ class TopicGuard:
             reading = readings.get(partition)
             own = {topic: committed[topic, partition] for topic in self._sources if (topic, partition) in committed}
             applied = reading.applied if reading is not None and len(self._sources) == 1 else -1
-            record = PartitionRecord(own, None if reading is None else reading.sources, applied)
+            registered = (self._registered or {}).get(partition, {})
+            record = PartitionRecord(own, None if reading is None else reading.sources, applied, registered)
             found += partition_losses(partition, self._sources, self._changelog, record, self._identities, ranges)
         return found
+
+    def id_records(self, partitions: Collection[int]) -> list[Produce]:
+        """Returns the records of the present ids for tentalis.topic-ids.v1, of the partitions where it has others; from
+        now on `losses` compares with them."""
+        ids = {topic: self._identities[topic].topic_id for topic in self._topics}
+        if self._registered is None:
+            return []
+        lacking = [partition for partition in partitions if self._registered.get(partition) != ids]
+        self._registered |= dict.fromkeys(lacking, ids)
+        return [
+            Produce(
+                topics.TOPIC_IDS,
+                topic_ids.partition_key(self._application, partition).encode(),
+                topic_ids.encoded(ids),
+            )
+            for partition in lacking
+        ]
 
     def lacks_sources(self, reading: ChangelogReading) -> bool:
         """True if the changelog partition must get a record of the inputs."""
@@ -194,6 +221,24 @@ class TopicGuard:
             self._missed = 0
         check_changes(self._identities, found, WAYS_ON)
         return True
+
+    async def _read_registered(self) -> dict[int, Mapping[str, str]] | None:
+        there = await self._ask(lambda client: client.identities([topics.TOPIC_IDS]))
+        if not there:
+            log.warning(
+                "there is no topic %s: this application would not notice that its inputs and its changelog were "
+                "deleted together. `tentalis topics apply` creates it",
+                topics.TOPIC_IDS,
+            )
+            return None
+        records = await asyncio.to_thread(read_topic_ids, self._settings)
+        if records.all_topics is None:
+            log.warning(
+                "%s has no record of all topics: it is new, or it was lost. The records of this application are "
+                "written anew; `tentalis topics apply` writes the others",
+                topics.TOPIC_IDS,
+            )
+        return records.of(self._application)
 
     @property
     def _topics(self) -> tuple[str, ...]:

@@ -52,8 +52,11 @@ class TopicLoss:
 
     def described(self) -> str:
         """Describes the losses, with the number of samples or of entries of the state that would be given up."""
-        text, partitions = described(self._losses), sorted({loss.partition for loss in self._losses})
-        if self._changelog is None:
+        text = described(self._losses)
+        if unread := sorted({loss.topic for loss in self._losses if loss.kind is LossKind.UNREAD}):
+            text += f". The unread records of {', '.join(unread)} would be passed over"
+        partitions = sorted({each.partition for each in self._losses if not self.keeps_state(each.partition)})
+        if self._changelog is None or not partitions:
             return text
         if not all(self._countable(partition) for partition in partitions):
             return f"{text}. Work that is open in the state would be given up; it could not be counted"
@@ -67,16 +70,21 @@ class TopicLoss:
         )
         return f"{text}. {count:,} samples of open tasks would get no outcome"
 
+    def keeps_state(self, partition: int) -> bool:
+        """True if only unread records of inputs are lost: the state is about the records before them, and stays."""
+        return all(loss.kind is LossKind.UNREAD for loss in self._losses if loss.partition == partition)
+
     def _countable(self, partition: int) -> bool:
         """True if the open work is known: from the state that is left, or from the input if the state is lost."""
         if self._kind(str(self._changelog), partition) is None:
             return partition in self._left
-        return isinstance(self._processor, Accountable) and not self._sources_lost()
+        unread = any(self._kind(topic, partition) is LossKind.UNREAD for topic in self._processor.topics)
+        return isinstance(self._processor, Accountable) and not self._sources_lost() and not unread
 
     def give_up(self, partition: int) -> GivenUp:
         """Accounts for the loss of a partition."""
         effects = Effects()
-        if isinstance(self._processor, Accountable):
+        if isinstance(self._processor, Accountable) and not self.keeps_state(partition):
             effects = self._account(self._processor, partition)
         outputs = [_produce(output) for output in effects.outputs]
         own = [loss for loss in self._losses if loss.partition == partition]
@@ -85,7 +93,10 @@ class TopicLoss:
     def offsets(self) -> dict[tuple[str, int], int]:
         """The offsets to commit again, with the ids of the topics that are there now."""
         partitions = {loss.partition for loss in self._losses}
-        return {place: self._next_offset(*place) for place in self._committed if place[1] in partitions}
+        places = {place for place in self._committed if place[1] in partitions}
+        # The group may have no offset there any more: then it would begin before the loss again.
+        places |= {(loss.topic, loss.partition) for loss in self._losses if loss.kind is LossKind.UNREAD}
+        return {place: self._next_offset(*place) for place in sorted(places)}
 
     def _account(self, processor: Accountable, partition: int) -> Effects:
         (source,) = self._processor.topics
@@ -122,10 +133,13 @@ class TopicLoss:
         return next(found, None)
 
     def _sources_lost(self) -> bool:
-        return any(loss.topic in self._processor.topics for loss in self._losses)
+        return any(loss.topic in self._processor.topics and loss.kind is not LossKind.UNREAD for loss in self._losses)
 
     def _next_offset(self, source: str, partition: int) -> int:
         """The offset of the first record that will be read."""
+        if self._kind(source, partition) is LossKind.UNREAD:
+            place = (source, partition)
+            return next(loss.begin for loss in self._losses if (loss.topic, loss.partition) == place)
         committed = self._committed.get((source, partition))
         if committed is None or self._kind(source, partition) is LossKind.RECREATED:
             return 0

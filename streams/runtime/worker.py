@@ -111,6 +111,7 @@ class _Worker:
         self._log_ends = LogEnds(settings.known)
         self._topics = TopicGuard(
             settings.known,
+            processor.app_id,
             processor.topics,
             self._changelog,
             lambda places: self._app.consumer.fetch_notes(places, PATIENCE_S),
@@ -405,6 +406,7 @@ class _Worker:
             log.warning("%s: the state of all assigned partitions is rebuilt from %s", error, self._changelog)
             self.revoked()
             await self._restore(partitions, anew=True)
+        await self._record_ids(partitions)
         self._metrics.recovery_seconds = time.monotonic() - started
         self._progressed()
 
@@ -488,8 +490,9 @@ class _Worker:
         for partition in sorted({each.partition for each in losses}):
             given_up = await asyncio.to_thread(loss.give_up, partition)
             await self._sink.send([*given_up.outputs, *given_up.audit])
-            if self._changelog is not None:
+            if self._changelog is not None and not loss.keeps_state(partition):
                 await self._write_anew(partition, given_up)
+        await self._record_ids(sorted({each.partition for each in losses}))
         await self._app.consumer.recommit(loss.offsets())
         self._given_up = True
         return True
@@ -504,6 +507,11 @@ class _Worker:
         changelog = str(self._changelog)
         last = await self._sink.send([changelog_record(changelog, partition, entry) for entry in entries])
         self._runner.ends.begin(partition, last + 1)
+
+    async def _record_ids(self, partitions: Sequence[int]) -> None:
+        """Records the ids of the topics on tentalis.topic-ids.v1, where it has others."""
+        if records := self._topics.id_records(partitions):
+            await self._sink.send(records)
 
     async def _write_sources(self, partition: int) -> None:
         """Writes the ids of the inputs to the changelog."""

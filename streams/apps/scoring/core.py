@@ -1,13 +1,11 @@
 """Opens and RL halves, made from tasks, results, feedback and verdicts. Pure functions of one record."""
 
-from typing import Any
-
 from schemas.ids import derived_id
-from schemas.records import Feedback, Open, Opens, Result, Score, Source, Status, Task, TokenSpan, sample_of
-from schemas.tensors import float32_bytes
+from schemas.records import Feedback, Open, Opens, Score, Status, Task, sample_of
 from streams.fold.halves import named, opened_at
 from tentalis import rewards
 from tentalis.rewards import INFRASTRUCTURE_FAILED, FeedbackJudge, RewardError, Verdict, grade
+from tentalis.rewards.score import verdict_fields
 
 FEEDBACK_SCORER = "feedback/1"
 
@@ -44,31 +42,6 @@ def opened_by_feedback(feedback: Feedback, appended: int) -> Open | None:
         head=task.head,
         task_at=feedback.result.opened_at,
     )
-
-
-def score_of_result(result: Result, verdict: Verdict, scorer: str, appended: int) -> Score:
-    """Returns the RL half whose reward comes from a result."""
-    return Score(
-        score_id=derived_id("score", result.result_id, scorer, None),
-        event_time=appended,
-        opened_at=result.opened_at,
-        sample=sample_of(result),
-        source=Source.RESULT,
-        scorer=scorer,
-        task_at=result.opened_at,
-        **_said(verdict),
-    )
-
-
-def _said(verdict: Verdict) -> dict[str, Any]:
-    """The fields of a Score that a verdict fills."""
-    return {
-        "reward": verdict.reward,
-        "components": verdict.components,
-        "votes": verdict.votes,
-        "step_scores": float32_bytes([step.score for step in verdict.steps]),
-        "step_spans": tuple(TokenSpan(start=step.start, end=step.end) for step in verdict.steps),
-    }
 
 
 def judge_of(feedback: Feedback) -> FeedbackJudge | None:
@@ -121,5 +94,5 @@ def score_of_feedback(
         scorer=scorer,
         feedback_id=feedback.feedback_id,
         task_at=result.opened_at,
-        **_said(verdict),
+        **verdict_fields(verdict),
     )

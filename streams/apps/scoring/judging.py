@@ -6,18 +6,18 @@ result waits only while an external service is unavailable (`ScorerAway`).
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from schemas.bounds import MAX_STEP_SCORE
 from schemas.records import Feedback, Result, Source
 from streams.runtime.call_cache import CallSlots
 from streams.runtime.processor import Retryable
 from tentalis import rewards
 from tentalis.rewards import FeedbackJudge, GradingJudge, Judge, RewardError, Scorer, ScorerAway, Verdict
-from tentalis.rewards.thread_runner import THREAD_S, verify_in_thread
+from tentalis.rewards.call import call_scorer
+from tentalis.rewards.thread_runner import THREAD_S
+from tentalis.rewards.verdict import checked_verdict
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Judging:
         if isinstance(scorer, Judge | FeedbackJudge) or scorer.slow:
             return None
         try:
-            return _checked(scorer.verify(result.task, result))
+            return checked_verdict(scorer.verify(result.task, result))
         except RewardError:
             raise
         except Exception:
@@ -133,24 +133,7 @@ class Judging:
                 assert isinstance(scorer, FeedbackJudge)
                 async with asyncio.timeout(scorer.time_limit_s):
                     if isinstance(scorer, GradingJudge):
-                        return _checked(await scorer.judge_grades(result.task, result, feedback, grades))
-                    return _checked(await scorer.judge_feedback(result.task, result, feedback))
-            if isinstance(scorer, Judge):
-                async with asyncio.timeout(scorer.time_limit_s):
-                    return _checked(await scorer.judge(result.task, result))
+                        return checked_verdict(await scorer.judge_grades(result.task, result, feedback, grades))
+                    return checked_verdict(await scorer.judge_feedback(result.task, result, feedback))
             assert not isinstance(scorer, FeedbackJudge), "its check refuses tasks whose reward comes from the result"
-            return _checked(await verify_in_thread(scorer, result.task, result, self.limits.thread_s))
-
-
-def _checked(verdict: Verdict) -> Verdict:
-    """Returns the verdict. Raises ValueError for values that a Score must not have."""
-    if verdict.reward is not None and not -1.0 <= verdict.reward <= 1.0:
-        raise ValueError(f"the reward is {verdict.reward}: it must lie in [-1, 1]")
-    wrong = [name for name, value in verdict.components.items() if not math.isfinite(value)]
-    if wrong:
-        raise ValueError(f"components must be finite numbers: {', '.join(wrong)}")
-    if not all(0 <= step.start <= step.end and abs(step.score) <= MAX_STEP_SCORE for step in verdict.steps):
-        raise ValueError(
-            f"scored steps must be spans of tokens with scores from -{MAX_STEP_SCORE:g} to {MAX_STEP_SCORE:g}"
-        )
-    return verdict
+            return checked_verdict(await call_scorer(scorer, result.task, result, self.limits.thread_s))

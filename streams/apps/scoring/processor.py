@@ -23,7 +23,7 @@ from schemas import topics
 from schemas.records import Open, Record, Result, Score, Source, Task
 from schemas.wire.codec import Codec
 from streams.apps.scoring import metrics
-from streams.apps.scoring.core import judge_of, opened_by_feedback, opened_by_task, score_of_feedback, score_of_result
+from streams.apps.scoring.core import judge_of, opened_by_feedback, opened_by_task, score_of_feedback
 from streams.apps.scoring.grades import GRADE_HORIZON_MS, PREFIX, Grades
 from streams.apps.scoring.judging import Judging
 from streams.fold.pairing import HORIZON_MS, TABLE, Paired, Pairing, carried, measure_pairing, said_in
@@ -35,6 +35,7 @@ from streams.runtime.processor import Effects, LogRecord, OutputRecord, in_turns
 from tentalis import rewards
 from tentalis.kafka import topology
 from tentalis.rewards import FeedbackJudge, GradingJudge, Verdict
+from tentalis.rewards.score import score_of_result
 from tentalis.service import tracing
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings

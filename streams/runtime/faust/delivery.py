@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from aiokafka.errors import KafkaError
+from aiokafka.consumer.fetcher import OffsetResetStrategy
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.serializers.schemas import Schema
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Producer, Transport
@@ -56,6 +57,11 @@ class GroupLost(Exception):
 
 class NotAppendTime(Unmendable):
     """A record with its producer's timestamp instead of the append time."""
+
+
+class PositionLost(Exception):
+    """The broker does not have the next offset to read: retention or a trim removed records that were not read, or the
+    log was cut off."""
 
 
 class NoAnswer(Exception):
@@ -184,6 +190,15 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
 
         consumer.commit = commit_with_notes
 
+    def reset_lost_positions(self, strategy: int) -> None:
+        """Sets what aiokafka does when the broker does not have the next offset to read."""
+        self._ensure_consumer()._fetcher._default_reset_strategy = strategy
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        # Partitions that are assigned next may have no committed offset.
+        self.reset_lost_positions(OffsetResetStrategy.EARLIEST)
+        await super().on_partitions_revoked(revoked)
+
     async def fetch_notes(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Any]:
         """The committed offsets of the group, with their metadata."""
         fetched: Mapping[TopicPartition, Any] = await self.call_thread(
@@ -293,6 +308,14 @@ class BatchConsumer(Consumer):
         except asyncio.CancelledError:
             if not self.app.should_stop:
                 raise
+        except OffsetOutOfRangeError as error:
+            ((place, offset),) = error.args[0].items()
+            self.app.owner.failed(
+                PositionLost(
+                    f"{RecordPlace(place.topic, place.partition, offset)} is the next record to read, and the broker "
+                    "does not have it. The next start says what was lost, or reads on"
+                )
+            )
         except NotAppendTime as error:
             # Polling ends: no record after this one may be delivered, or this one's offset would be committed.
             self.app.owner.failed(error)
@@ -418,6 +441,8 @@ class BatchConsumer(Consumer):
             fresh = [TopicPartition(*tp) for tp in self._get_stream_partitions() if not self._committed_offset.get(tp)]
             if fresh:
                 await self._thread.seek_to_beginning(*fresh)
+            # From here on a position that is gone was reached before: to read on elsewhere would skip records.
+            self._thread.reset_lost_positions(OffsetResetStrategy.NONE)
 
     @Service.task
     async def _commit_livelock_detector(self) -> None:

@@ -1,6 +1,7 @@
 """A broker with the topics, and the join's processes on it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,9 @@ from tests.support.kafka_fixture import ensure_topics
 
 
 @pytest.fixture
-def settings(own_broker: EmbeddedBroker) -> Settings:
+def settings(own_broker: EmbeddedBroker, tmp_path: Path) -> Settings:
     """The settings for a broker of this test, which has the topics."""
-    settings = Settings(bootstrap=own_broker.bootstrap)
+    settings = Settings(bootstrap=own_broker.bootstrap, home=tmp_path)
     ensure_topics(settings)
     return settings
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tentalis.kafka.config import client_config
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.offsets import committed_offsets, end_offsets
 from tentalis.kafka.producer import Publisher
+from tentalis.ops.lost_topics import lost_topics
 from tentalis.ops.verify import verify
 from tentalis.ops.verify.model import ProblemKind
 from tentalis.service.exit_codes import ExitCode
@@ -27,7 +30,8 @@ from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
 from tests.support.join_support import head, open_, sample, score
 from tests.support.join_worker import JoinWorker
-from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.kafka_fixture import ensure_topics, eventually, remove_before
+from tests.support.recreated import recreate as both_recreated
 
 pytestmark = pytest.mark.broker
 
@@ -228,6 +232,34 @@ def test_an_accepted_loss_gives_every_open_task_an_outcome(
 
 
 @pytest.mark.parametrize("state", STATES)
+def test_input_and_changelog_lost_together_are_refused_until_that_is_accepted(
+    settings: Settings, workers: list[JoinWorker], tmp_path: Path, state: str
+) -> None:
+    """Kafka deletes the committed offsets with the input: neither they nor the changelog tell of the loss."""
+    new = heads("new")
+    open_tasks(settings, heads("lost"))
+    run_once(settings, workers, tmp_path, "--state", state)
+    both_recreated(settings, topics.HALVES, CHANGELOG)
+    open_tasks(settings, new)
+    close_tasks(settings, new)
+    for _ in range(2):
+        said = refuses(start(settings, workers, tmp_path, "--state", state))
+        assert f"{topics.HALVES} was deleted and created again" in said
+        assert f"{CHANGELOG} was deleted and created again" in said
+        assert "partitions 0-7" in said and "could not be counted" in said, said
+    assert any(f"join: {topics.HALVES} was deleted" in each for each in lost_topics(settings))
+    run_once(settings, workers, tmp_path, "--state", state, "--accept-loss")
+    assert not any(each.startswith("join: ") for each in lost_topics(settings))
+    run_once(settings, workers, tmp_path, "--state", state)  # and nothing is left to accept
+    codec = make_codec(settings)
+    outcomes = [record.decode(codec) for record in read_to_end(settings, topics.OUTCOMES)]
+    assert sorted(each.key for each in outcomes) == sorted(f"{task.task_id}/0" for task in new)
+    audit = [record.decode(codec) for record in read_to_end(settings, topics.AUDIT)]
+    lost = [(each.topic, each.partition) for each in audit if isinstance(each, AuditRecord)]
+    assert sorted(lost) == sorted((topic, partition) for topic in (topics.HALVES, CHANGELOG) for partition in range(8))
+
+
+@pytest.mark.parametrize("state", STATES)
 def test_an_accepted_loss_of_the_input_begins_on_the_new_topic(
     settings: Settings, workers: list[JoinWorker], tmp_path: Path, state: str
 ) -> None:
@@ -251,6 +283,52 @@ def test_an_accepted_loss_of_the_input_begins_on_the_new_topic(
     )
     # The scores of `done` were joined before, and are known still.
     assert kinds == sorted([("lost", "given up"), ("lost", "late"), ("done", "rl"), ("new", "rl")] * OPEN)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_records_that_were_removed_before_the_join_read_them_are_named_and_given_up(
+    settings: Settings, workers: list[JoinWorker], tmp_path: Path, state: str
+) -> None:
+    waiting, unread = heads("waiting"), heads("unread")
+    open_tasks(settings, waiting)
+    run_once(settings, workers, tmp_path, "--state", state)
+    read = committed_offsets(settings, APP_ID, [topics.HALVES])  # the last ticks of the join come after
+    remove_before(settings, topics.HALVES, {partition: offset for (_, partition), offset in read.items()})
+    assert lost_topics(settings) == []
+    run_once(settings, workers, tmp_path, "--state", state)
+    open_tasks(settings, unread)
+    read, ends = committed_offsets(settings, APP_ID, [topics.HALVES]), end_offsets(settings, topics.HALVES)
+    lost = sum(ends.values()) - sum(read.values())
+    remove_before(settings, topics.HALVES, ends)
+    (named,) = lost_topics(settings)
+    for said in (named, refuses(start(settings, workers, tmp_path, "--state", state))):
+        assert f"{topics.HALVES} has lost records that were not read" in said and f"up to {lost} records" in said, said
+    run_once(settings, workers, tmp_path, "--state", state, "--accept-loss")
+    assert lost_topics(settings) == []
+    close_tasks(settings, waiting)
+    run_once(settings, workers, tmp_path, "--state", state)
+    codec = make_codec(settings)
+    outcomes = [record.decode(codec) for record in read_to_end(settings, topics.OUTCOMES)]
+    assert sorted(each.key for each in outcomes) == sorted(f"{task.task_id}/0" for task in waiting), "the state stays"
+    audit = [record.decode(codec) for record in read_to_end(settings, topics.AUDIT)]
+    given_up = [each for each in audit if isinstance(each, AuditRecord)]
+    assert {each.topic for each in given_up} == {topics.HALVES} and sum(each.offset or 0 for each in given_up) == lost
+
+
+def test_records_that_are_removed_before_a_running_join_reads_them_end_it(
+    settings: Settings, workers: list[JoinWorker], tmp_path: Path
+) -> None:
+    open_tasks(settings, heads("task"))
+    worker = start(settings, workers, tmp_path)
+    catch_up(settings, worker)
+    worker.process.send_signal(signal.SIGSTOP)
+    time.sleep(2.0)  # the broker answers the last fetch of the join, with no records
+    open_tasks(settings, heads("unread"))
+    remove_before(settings, topics.HALVES, end_offsets(settings, topics.HALVES))
+    worker.process.send_signal(signal.SIGCONT)
+    said = refuses(worker, ExitCode.ERROR)
+    assert "is the next record to read, and the broker does not have it" in said
+    assert "has lost records that were not read" in refuses(start(settings, workers, tmp_path))
 
 
 def rebuilt(settings: Settings, *options: str) -> list[dict[str, Any]]:
@@ -289,3 +367,29 @@ def test_a_lost_changelog_is_rebuilt_from_the_halves(
     records = [record.decode(codec) for record in read_to_end(settings, topics.OUTCOMES)]
     assert sorted(each.key for each in records) == sorted(f"{task.task_id}/0" for task in [*waiting, *done])
     assert {each.kind.value for each in records if isinstance(each, Outcome)} == {"rl"}
+
+
+def test_a_rebuilt_state_without_halves_of_open_tasks_must_be_accepted(
+    settings: Settings, workers: list[JoinWorker], tmp_path: Path
+) -> None:
+    """The Opens of the first tasks leave the log, as by retention."""
+    gone, kept = heads("gone"), heads("kept")
+    publish_tasks(settings, [*gone, *kept])
+    open_tasks(settings, gone)
+    ends = end_offsets(settings, topics.HALVES)
+    open_tasks(settings, kept)
+    run_once(settings, workers, tmp_path)
+    remove_before(settings, topics.HALVES, ends)
+    recreate(settings, CHANGELOG)
+    command = ["state", "rebuild", "join", "--bootstrap-server", str(settings.bootstrap)]
+    eventually(lambda: CliRunner().invoke(app, command).exit_code == 0, 60, 1.0)  # the static member's session ends
+    assert sum(row["lacking"] for row in rebuilt(settings)) == OPEN
+    refused = CliRunner().invoke(app, [*command, "--yes"])
+    assert refused.exit_code == ExitCode.PERMANENT and f"{OPEN} open tasks" in refused.stderr, refused.output
+    assert sum(end_offsets(settings, CHANGELOG).values()) == 0, "nothing is written"
+    rebuilt(settings, "--yes", "--accept-loss")
+    close_tasks(settings, kept)
+    run_once(settings, workers, tmp_path)
+    report = verify(settings, "run")
+    assert (report.outcomes, report.numbers["given_up"]) == ({"rl": OPEN}, OPEN)
+    assert [each.rule for each in report.problems if each.rule not in NO_RESULTS] == []

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from streams.runtime.processor import stamped
+from streams.runtime.startup import check_topics
 from streams.runtime.state import OFFSET_HEADER
 from tentalis.local.ports import free_port
+from tests.support.counting_app import CountingProcessor
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.streams_lab import PARTITIONS, Lab
 
@@ -34,7 +37,8 @@ def state() -> str:
     return "memory"
 
 
-on_both_stores = pytest.mark.parametrize("state", ["memory", "rocksdb"])
+# The local stack and the chart keep their state in rocksdb.
+on_both_stores = pytest.mark.parametrize("state", [pytest.param("memory", marks=pytest.mark.long), "rocksdb"])
 
 
 @pytest.fixture
@@ -234,6 +238,19 @@ def test_a_start_without_one_of_its_topics_ends_with_the_code_for_a_broker_that_
     assert worker.wait(60) == 3
     assert f"cannot start: {missing} is missing. `tentalis topics apply` creates" in lab.log_of(worker)
     lab.admin.create_topics([NewTopic(missing, PARTITIONS, 1)])[missing].result(30)  # the lab deletes what it made
+
+
+def test_a_start_waits_for_a_topic_that_is_just_being_created(lab: Lab) -> None:
+    missing = f"{lab.topic}.dlq"
+    lab.admin.delete_topics([missing])[missing].result(30)
+    eventually(lambda: missing not in lab.admin.list_topics(timeout=10).topics, message="it is still there")
+
+    with ThreadPoolExecutor(1) as pool:
+        counts = pool.submit(check_topics, CountingProcessor(lab.app, lab.topic), {"bootstrap.servers": lab.bootstrap})
+        with pytest.raises(TimeoutError):
+            counts.result(1)
+        lab.admin.create_topics([NewTopic(missing, PARTITIONS, 1)])[missing].result(30)
+        assert counts.result(30) == {lab.topic: PARTITIONS}
 
 
 def test_a_foreign_changelog_record_ends_every_start_with_7(lab: Lab) -> None:

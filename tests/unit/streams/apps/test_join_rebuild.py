@@ -1,13 +1,10 @@
 """The join's state, folded again from the halves log, is the state that it had."""
 
 import asyncio
-from collections.abc import Mapping
 
 import pytest
 
 from schemas import topics
-from streams.apps.join.core import JoinLimits, JoinPartition
-from streams.apps.join.emit import HalvesPartition
 from streams.apps.join.processor import JoinProcessor
 from streams.runtime import rebuild
 from streams.runtime.processor import LogRecord
@@ -15,15 +12,8 @@ from streams.runtime.rebuild import CannotRebuildState, StateRebuild, fold_again
 from tentalis.dlq.written import WrittenLetters
 from tentalis.kafka.identity import OffsetRange, TopicIdentity
 from tentalis.service.settings import Settings
-from tests.support.join_support import CODEC, LIMITS, PARTITION, drive
+from tests.support.join_support import CODEC, LIMITS, PARTITION, drive, needed
 from tests.unit.streams.apps.test_join_golden import golden_log
-
-
-def needed(entries: Mapping[str, bytes], limits: JoinLimits = LIMITS) -> dict[str, bytes]:
-    """A state without the leftovers of its last batch, which the next one deletes."""
-    fold = JoinPartition(HalvesPartition(topics.HALVES, PARTITION), lambda *_: (), limits)  # type: ignore[arg-type]
-    fold.restore(entries)
-    return {key: value for key, value in entries.items() if key not in fold._changes.useless}
 
 
 def test_the_state_of_a_long_log_is_rebuilt_to_the_byte() -> None:
