@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schemas.group_statistics import mean_and_std, mean_of
+from trainer.advantages.baseline import STEP_ANSWERS, STEP_REWARDS
 from trainer.advantages.registry import ESTIMATORS
 from trainer.advantages.rewarded_sample import (
     AdvantageSpans,
@@ -19,14 +20,18 @@ from trainer.config.loss import LossConfig
 
 @dataclass(frozen=True, slots=True)
 class BatchAdvantages:
-    """Advantages by rollout id, for rollouts with an RL part; `metrics` counts what was missing."""
+    """Advantages by rollout id, for rollouts with an RL part. `metrics`: counts of what was missing, and the sums that
+    the running baseline needs."""
 
     by_rollout: dict[str, AdvantageSpans]
     metrics: dict[str, float]
 
 
-def estimate_advantages(samples: Sequence[RewardedSample], loss: LossConfig) -> BatchAdvantages:
+def estimate_advantages(
+    samples: Sequence[RewardedSample], loss: LossConfig, baseline: float | None = None
+) -> BatchAdvantages:
     """Returns the advantages of all rollouts of a batch whose RL part is planned, from all ranks, in any order.
+    `baseline`: of single answers, None if there is none.
 
     Each rollout carries the statistics of its group, over all samples of it that closed. Where the reward is shaped
     (overlong, mean step score) or compared step by step, the statistics are taken over the samples in this batch
@@ -34,8 +39,12 @@ def estimate_advantages(samples: Sequence[RewardedSample], loss: LossConfig) -> 
     credit ends.
     """
     shaped = _shape_rewards(samples, loss)
-    spans_by_rollout = ESTIMATORS[loss.advantage](shaped, loss)
-    metrics = {"group_absent": 0.0, "session_gaps": 0.0}
+    compared = shaped if baseline is None else [replace(sample, baseline=baseline) for sample in shaped]
+    spans_by_rollout = ESTIMATORS[loss.advantage](compared, loss)
+    # Sorted: the same sum for any order of the ranks.
+    single = sorted(sample.reward for sample in shaped if sample.n_requested == 1)
+    sums = {STEP_ANSWERS: float(len(single)), STEP_REWARDS: sum(single, start=0.0)}
+    metrics = {"group_absent": 0.0, "session_gaps": 0.0} | sums
     if shaped is not samples or loss.advantage == "stepwise":
         metrics["group_absent"] = float(count_absent(samples))
     if loss.advantage == "gae":

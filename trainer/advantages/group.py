@@ -1,8 +1,8 @@
 """Advantages of one number per rollout: the reward, or its difference to the group's other samples.
 
-With `n_requested` 1 (a conversation has no group) every estimator except `binary` returns the reward itself. A group of
-more than one requested sample of which fewer than two have a reward gives no advantage: over one sample the mean is the
-reward.
+With `n_requested` 1 (a conversation has no group) the estimators of groups return the reward less the running baseline
+(baseline.py), without one the reward itself. A group of more than one requested sample of which fewer than two have a
+reward gives no advantage: over one sample the mean is the reward.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,9 @@ def _group_estimator(difference: Callable[[RewardedSample], float]) -> Estimator
         spans_by_rollout = {}
         for sample in samples:
             if sample.n_requested == 1:
-                spans_by_rollout[sample.rollout_id] = sample.uniform_spans(sample.reward)
+                advantage = sample.reward - sample.baseline
+                exact = 0.0 if sample.baseline and abs(advantage) < EQUAL_STD else advantage
+                spans_by_rollout[sample.rollout_id] = sample.uniform_spans(exact)
             elif sample.n_rewarded >= 2:
                 # Exactly 0 for equal rewards: a rounding error would cost them a forward and a backward pass.
                 advantage = 0.0 if sample.group_std < EQUAL_STD else difference(sample)

@@ -22,7 +22,7 @@ class RewardedSample:
 
     `n_rewarded` samples of its group have a known reward, with mean `group_mean` and population standard deviation
     `group_std`; `n_requested` is the group's requested size. Of its `n_tokens` tokens the policy chose `n_answer`.
-    `steps` are its scored steps (tokens [start, end) and score).
+    `steps` are its scored steps (tokens [start, end) and score). `baseline`: mean reward of earlier single answers.
 
     Example: RewardedSample("t1/0", "t1", None, None, 1.0, 4, 4, 0.5, 0.5, 30, 12, ())
     """
@@ -39,6 +39,7 @@ class RewardedSample:
     n_tokens: int
     n_answer: int
     steps: AdvantageSpans
+    baseline: float = 0.0
 
     def uniform_spans(self, advantage: float) -> AdvantageSpans:
         """Returns one advantage for all tokens."""

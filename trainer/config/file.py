@@ -90,6 +90,13 @@ def _read_variables(given: "_GivenSettings", variables: Mapping[str, str], where
             log.warning("%s is set but has no effect%s", name, f": did you mean {near[0]}?" if near else "")
 
 
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Checks the variables of earlier systems in an environment, as a trainer reads them beside a file that leaves
+    everything open. Raises ConfigError."""
+    required = [name for name, field in TrainerConfig.model_fields.items() if field.is_required()]
+    parse_config("\n".join(f"{name}: any" for name in required), "the environment", variables)
+
+
 def override_settings(config: TrainerConfig, changes: Mapping[str, str], where: str) -> TrainerConfig:
     """Returns a configuration with some settings changed: dotted path or alias -> value in YAML. Raises ConfigError."""
     given = _GivenSettings(where)
@@ -170,11 +177,21 @@ class _GivenSettings:
         return self._implied | self._values
 
     def nested(self) -> dict[str, Any]:
-        """Returns the settings as a file with only our names would have them."""
+        """Returns the settings as a file with only our names would have them. Raises ConfigError."""
         data: dict[str, Any] = {}
         for path, value in sorted(self.by_path().items(), key=lambda item: item[0].count(".")):
+            self._check_not_below_null(path)
             _put_at(data, path, value)
         return data
+
+    def _check_not_below_null(self, path: str) -> None:
+        """Raises ConfigError for a setting of a section that is given as null."""
+        section = path.rpartition(".")[0]
+        if section in self._values and self._values[section] is None:
+            raise ConfigError(
+                f"{self._where}: {self.sources[section]} and {self.sources[path]} contradict each other: {section} "
+                f"would be null and have {path}. Set one of them"
+            )
 
 
 def _same_value(one: Any, other: Any) -> bool:

@@ -119,6 +119,10 @@ class LossConfig(ConfigModel):
     """The policy loss."""
     advantage: AdvantageName = "group_mean"
     """Estimator that turns rewards into advantages."""
+    baseline_decay: Annotated[float, Field(ge=0.0, lt=1.0)] | None = 0.9
+    """Of an answer without a group, such as a turn of a conversation, the estimators of groups take the reward less the
+    mean reward of such answers in earlier steps. The weight of a step is multiplied by this at each further step. null:
+    the reward itself. It has no effect on reward, binary, stepwise and gae."""
     aggregate: Aggregation = "auto"
     """Weight of a token in the RL part. token_mean: equal for all tokens; sequence_mean: the mean over each answer,
     then over answers; sequence_sum: the sum over each answer divided by aggregate_length, then the mean over answers.
@@ -152,6 +156,9 @@ class LossConfig(ConfigModel):
     gae: GaeConfig = GaeConfig()
     dynamic_sampling: bool | None = None
     """Drop the RL part of groups of equal rewards when a batch is planned; null: only with dapo."""
+    max_equal_batches: Annotated[int, Field(ge=1)] = 10
+    """Batches without anything to learn that one version may sample, after which the manager gives the run up
+    (dynamic_sampling, or the distillation part alone)."""
     overlong: OverlongConfig = OverlongConfig()
     step_coef: NotNegative | None = None
     """Weight of step scores, added to the reward: each step's own score (stepwise, gae over steps), else their mean.
@@ -194,6 +201,16 @@ class LossConfig(ConfigModel):
     def drops_equal_rewards(self) -> bool:
         """`dynamic_sampling` with null resolved."""
         return self.kind == "dapo" if self.dynamic_sampling is None else self.dynamic_sampling
+
+    @property
+    def distils(self) -> bool:
+        """True if the distillation part trains: hints and the teacher's log-probs are read."""
+        return self.opd_weight > 0
+
+    @property
+    def distils_alone(self) -> bool:
+        """True if only the distillation part trains: an answer without a hint is not read."""
+        return self.distils and self.rl_weight == 0 and self.pair.weight == 0
 
     @property
     def by_steps(self) -> bool:

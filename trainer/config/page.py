@@ -13,6 +13,8 @@ from trainer.config.aliases import (
     SettingAlias,
 )
 from trainer.config.commented import commented_yaml
+from trainer.config.conversation import ANCHOR
+from trainer.config.trainer_config import as_yaml
 
 PAGE_HEAD = """# The trainer's configuration
 
@@ -33,6 +35,13 @@ feature counts only if the feature's own variable turns it on. Two names that co
 is no precedence.
 """
 
+CONVERSATIONS = f"""`tentalis up` trains on conversations. Where its run does not set `loss.kl`, it holds the policy
+near the base model, at the price of one forward pass of the base model for each step:
+
+```yaml
+{as_yaml({"loss": {"kl": ANCHOR.model_dump(mode="json")}}).strip()}
+```"""
+
 
 def render_page() -> str:
     """Returns the page."""
@@ -45,7 +54,8 @@ def render_page() -> str:
     lines += ["", "| variable | stands for | note |", "|---|---|---|", *_table_rows(VARIABLE_ALIASES), ""]
     lines += ["These variables have no effect; the trainer logs a warning if one is set:", ""]
     lines += [f"- `{name}`: {instead}" for name, instead in sorted(IGNORED_VARIABLES.items())]
-    return "\n".join([*lines, "", "## Every setting", "", "```yaml", commented_yaml() + "```", ""])
+    lines += ["", "## Conversations", "", *CONVERSATIONS.splitlines(), ""]
+    return "\n".join([*lines, "## Every setting", "", "```yaml", commented_yaml() + "```", ""])
 
 
 def _table_rows(aliases: Mapping[str, SettingAlias], section: str = "") -> Iterator[str]:

@@ -10,6 +10,9 @@ from trainer.config.config_model import ConfigModel, NotNegative, Positive
 from trainer.config.loss import LossConfig
 from trainer.config.training_hours import DailyWindow, zone_of
 
+KEPT_MODELS = 4
+"""keep_adapters with full fine-tuning: a version has the size of the model."""
+
 
 class ConfigError(ValueError):
     """The configuration cannot be used; the message names the place and the reason."""
@@ -136,8 +139,9 @@ class TrainerConfig(ConfigModel):
     """CPU threads of each rank; null: the machine's cores divided by the ranks. Floating point sums depend on it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; auto: a GPU if there is one. On cuda each rank needs its own GPU."""
-    base_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the frozen base weights. Adapter, loss and optimizer are always float32."""
+    base_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the frozen base weights; auto: bfloat16 on a GPU, else float32. Adapter, loss and optimizer are
+    always float32; on a GPU the products with the adapter have the precision of the base."""
     gradient_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and recompute the rest: about a quarter more time for a
     fraction of the memory, and the same gradient."""
@@ -149,7 +153,7 @@ class TrainerConfig(ConfigModel):
     window, served, pinned, or the target of a rollback."""
     keep_adapters: Annotated[int, Field(ge=1)] = 64
     """Number of the policy's newest adapters that stay on disk, besides those that may still be needed, as above."""
-    promotion: Literal["always", "guarded", "manual"] = "always"
+    promotion: Literal["always", "guarded", "manual"] = "guarded"
     """Decides which new versions are served: always (all of them), guarded (those that the guard approves), or manual
     (those that a person promotes with `tentalis policy`)."""
     guard: GuardLimits = GuardLimits()
@@ -158,10 +162,48 @@ class TrainerConfig(ConfigModel):
     log. The windows do not affect a step: a replay ignores them."""
     time_zone: Annotated[str, AfterValidator(_check_zone)] = "UTC"
     """The IANA time zone of `windows`, for example Europe/Berlin; they follow its daylight saving time."""
-    lora: LoraShape = LoraShape()
+    lora: LoraShape | None = LoraShape()
+    """The adapter; null: full fine-tuning, which trains all parameters of the base model in float32. A version is then
+    a whole model. optimizer.lr must then be set, and keep_adapters is 4 unless it is set."""
+    zero_stage: Literal[0, 1] = 0
+    """1: each rank holds a part of the optimizer's state (ZeRO 1), for full fine-tuning on several ranks. 0: each holds
+    all of it."""
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_fewer_whole_models(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "lora" in data and data["lora"] is None and "keep_adapters" not in data:
+            return data | {"keep_adapters": KEPT_MODELS}
+        return data
+
+    @model_validator(mode="after")
+    def _can_train_the_whole_model(self) -> "TrainerConfig":
+        if self.lora is not None:
+            if self.zero_stage:
+                raise ValueError(
+                    "zero_stage: 1 needs lora: null: the optimizer's state of an adapter is small, and the frozen "
+                    "weights beside it are not sharded. Leave zero_stage out"
+                )
+            return self
+        if self.initial_adapter is not None:
+            raise ValueError(
+                "initial_adapter needs lora: with lora: null all parameters of base_model are trained. To begin with "
+                "an adapter, merge it (tentalis policy export --format merged) and name that folder as base_model"
+            )
+        if self.base_dtype == "bfloat16":
+            raise ValueError(
+                "base_dtype: bfloat16 needs lora: with lora: null the weights are trained, in float32. Leave "
+                "base_dtype out"
+            )
+        if "lr" not in self.optimizer.model_fields_set:
+            raise ValueError(
+                f"lora: null needs optimizer.lr: its default {self.optimizer.lr:g} is an adapter's. A tenth of an "
+                "adapter's rate or less is usual, for example 1e-5"
+            )
+        return self
 
 
 def config_text(config: TrainerConfig) -> str:

@@ -16,6 +16,13 @@ from trainer.config.loss import LossConfig
 
 FORGOTTEN = "forgotten"
 SKIPPED = "skipped by an operator"
+UNREAD_HINT = "a hint, which opd_weight 0 does not read"
+UNREAD_REWARD = "no hint, and rl_weight 0 does not read the reward"
+NO_REWARD = "no reward"
+LONE_REWARD = "fewer than two samples of its group have a reward"
+EQUAL_REWARDS = "equal rewards"
+REWARD_REASONS = frozenset({NO_REWARD, LONE_REWARD, EQUAL_REWARDS})
+"""Reasons that depend on the rewards of a rollout's group."""
 WITHOUT_TOPK = "a hint without the likeliest tokens that opd_kind: topk needs"
 IMPORTER = "tentalis-import"
 """The source (`ce_source`) of rollouts that came with an imported run: they serve its replay and are not offered."""
@@ -102,17 +109,17 @@ def no_rl_reason(rollout: Rollout, loss: LossConfig) -> str | None:
     sampling and the filter of long answers exclude more.
     """
     if not rollout.has_rl or rollout.reward is None:
-        return "no reward"
+        return NO_REWARD
     if loss.compares_groups and rollout.n_requested > 1 and (n_rewarded(rollout) < 2 or rollout.group_mean is None):
-        return "fewer than two samples of its group have a reward"
+        return LONE_REWARD
     if loss.drops_equal_rewards and equal_rewards(rollout.n_requested, rollout.group_std):
-        return "equal rewards"
+        return EQUAL_REWARDS
     return "too long an answer" if is_too_long(answer_length(rollout), loss) else None
 
 
 def lacks_topk(rollout: Rollout, loss: LossConfig) -> bool:
     """True if the teacher was not asked for the top-K that the loss distils from: the OPD part trains nothing."""
-    return loss.opd_kind == "topk" and rollout.has_opd and rollout.topk == 0
+    return loss.distils and loss.opd_kind == "topk" and rollout.has_opd and rollout.topk == 0
 
 
 def _unfit_reason(rollout: Rollout, trains: tuple[bool, bool], max_tokens: int, loss: LossConfig) -> str | None:
@@ -133,9 +140,14 @@ def _unfit_reason(rollout: Rollout, trains: tuple[bool, bool], max_tokens: int, 
         return reason
     if rollout.n_tokens > max_tokens:
         return f"over {max_tokens} tokens"
-    if not any(trains):
+    rl, opd = trains
+    if not opd and (not rl or loss.distils_alone):
         if lacks_topk(rollout, loss):
             return WITHOUT_TOPK
+        if rollout.has_opd and not rollout.has_rl and not loss.distils:
+            return UNREAD_HINT
+        if rl:
+            return UNREAD_REWARD
         return no_rl_reason(rollout, loss) if rollout.has_rl else "neither reward nor teacher"
     return None
 
@@ -145,7 +157,7 @@ def offer_of(
 ) -> Offer:
     """Returns the offer of a decoded rollout with a valid digest, for a run with that loss."""
     has_teacher = rollout.topk > 0 if loss.opd_kind == "topk" else rollout.teacher_logprobs is not None
-    parts = no_rl_reason(rollout, loss) is None, rollout.has_opd and has_teacher
+    parts = no_rl_reason(rollout, loss) is None, loss.distils and rollout.has_opd and has_teacher
     unfit = _unfit_reason(rollout, parts, max_tokens, loss)
     oldest_version = -1
     if unfit is None:

@@ -85,6 +85,14 @@ def pack_examples(examples: Sequence[TrainingExample]) -> PackedBatch:
         spans=tuple(spans),
         source=torch.cat(sources),
         targets=torch.cat([example.token_ids[example.trained_indices] for example in examples]),
-        temperatures=torch.cat([torch.full((len(e.trained_indices),), e.temperature) for e in examples]),
+        temperatures=torch.cat([_temperatures(e) for e in examples]),
         token_targets=TokenTargets.cat([example.token_targets for example in examples]),
     )
+
+
+def _temperatures(example: TrainingExample) -> torch.Tensor:
+    """Returns the temperature of each trained token, float32. One over float32's largest number, which torch would
+    refuse, becomes NaN, so that the step is not finite and its cause is found (culprits.py)."""
+    temperature = torch.tensor(example.temperature, dtype=torch.float64).float()
+    temperature = temperature.where(temperature.isfinite(), torch.nan)
+    return temperature.expand(len(example.trained_indices))

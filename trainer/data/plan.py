@@ -289,6 +289,8 @@ class PlanContext:
     owner: str
     whole_groups: bool = False
     """True if the samples of a group must share a micro-batch."""
+    baseline: float | None = None
+    """Baseline of the next step."""
 
 
 def plan_of(draft: BatchDraft, context: PlanContext, step: int, attempt: int, event_time: int) -> BatchPlan:
@@ -324,6 +326,7 @@ def plan_of(draft: BatchDraft, context: PlanContext, step: int, attempt: int, ev
             world_size=context.world_size,
             seed=step_seed(context.seed, step),
             owner=context.owner,
+            baseline=context.baseline,
         )
     )
 
@@ -365,6 +368,7 @@ def next_attempt(
                 "world_size": context.world_size,
                 "seed": step_seed(context.seed, plan.step),
                 "owner": context.owner,
+                "baseline": context.baseline,
             }
         )
     )

@@ -39,6 +39,9 @@ VARIABLES = (
     "TORCH_BLAS_PREFER_CUBLASLT",
 )
 """The variables by which libraries select kernels."""
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_WORKSPACE_DEFAULT = ":4096:8"
+"""The trainer's value of CUBLAS_WORKSPACE_CONFIG: deterministic matrix products on CUDA need one."""
 _COMPUTING = ("advantages", "config", "data", "distributed", "losses", "model", "step")
 """The packages of the trainer that compute a step."""
 _NOT_COMPUTING = frozenset({"_name_or_path", "transformers_version"})
@@ -52,6 +55,8 @@ def environment(model_folder: Path, device: str, variables: Mapping[str, str] = 
         import torch
 
         found |= {"cuda": str(torch.version.cuda), "driver": _first_line("/proc/driver/nvidia/version", "")}
+        # A replay compares before its ranks set it.
+        variables = {CUBLAS_WORKSPACE: CUBLAS_WORKSPACE_DEFAULT} | dict(variables)
     return found | {VARIABLE + name: variables[name] for name in VARIABLES if name in variables}
 
 

@@ -154,7 +154,7 @@ class NodeMeeting:
 
 
 def _begin(action: Callable[[], T]) -> Future[T]:
-    """Begins an operation of a store on a thread of its own. torch sets no limit to the time of most operations, so a
+    """Begins an operation of a store on a separate thread. torch sets no limit to the time of most operations, so a
     frozen node 0, or one that lost its power, would hold the caller for ever."""
     future: Future[T] = Future()
     Thread(target=_carry_out, args=(action, future), name="nodes", daemon=True).start()

@@ -58,9 +58,9 @@ class RankGroup:
 _rank_group: RankGroup | None = None
 
 
-def join_ranks() -> RankGroup:
+def join_ranks(device: str = "cpu") -> RankGroup:
     """Joins the world that the launcher describes in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without them, a
-    world of size 1.
+    world of size 1. Tensors on a CPU are reduced by gloo, those on a GPU (`device` is `cuda`) by NCCL.
 
     A process joins once and keeps its world: DeepSpeed remembers the first process group.
     """
@@ -75,7 +75,8 @@ def join_ranks() -> RankGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     else:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=TIMEOUT)
-    dist.init_process_group("gloo", store=PrefixStore("group", store), rank=rank, world_size=size, timeout=TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=TIMEOUT)
     _rank_group = RankGroup(rank, size, PrefixStore("channel", store))
     return _rank_group
 

@@ -8,6 +8,7 @@ import torch
 
 from tentalis.service.lifecycle import Unmendable
 from trainer.config.trainer_config import TrainerConfig
+from trainer.distributed.environment import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_DEFAULT
 
 PACKAGES = ("tentalis", "torch", "transformers", "peft", "deepspeed", "safetensors")
 
@@ -30,7 +31,7 @@ def configure_torch(threads: int, device: str) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device == "cuda":
         # CUDA reads it at its start; deterministic matrix products need it.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_DEFAULT)
         torch.cuda.set_device(gpu_of(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -60,8 +61,12 @@ def resolve_device(config: TrainerConfig) -> str:
     return config.device
 
 
-def base_dtype_of(config: TrainerConfig) -> torch.dtype:
-    """Returns the dtype of the frozen base weights."""
+def base_dtype_of(config: TrainerConfig, device: str) -> torch.dtype:
+    """Returns the dtype of the base weights on a device (`cpu` or `cuda`); trained ones are float32."""
+    if config.lora is None:
+        return torch.float32
+    if config.base_dtype == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
     return torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
 
 

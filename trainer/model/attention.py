@@ -93,7 +93,7 @@ def layout_of(spans: tuple[PackedSpan, ...], device: torch.device) -> SpanLayout
 
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, layout: SpanLayout) -> Tensor:
     """query [heads, T, d], key and value [kv heads, T, d] -> [T, heads, d]. Its backward pass, and that of the gathered
-    keys, sum in a fixed order because torch's deterministic algorithms are on (runtime.prepare)."""
+    keys, sum in a fixed order because torch's deterministic algorithms are on (runtime.configure_torch)."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.varlen import varlen_attn
 

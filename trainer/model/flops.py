@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -13,29 +13,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Parameters of the frozen linear layers (`body`), the head and the adapter; `layers` of attention, each with
-    queries of `width` = heads * head size."""
+    """Parameters of the frozen linear layers (`body`), of a frozen `head`, of the trained linear layers (`adapter`;
+    with full fine-tuning all of them) and of a trained head; `layers` of attention, each with queries of `width` =
+    heads * head size."""
 
     body: int
     head: int
     adapter: int
     layers: int
     width: int
+    trained_head: int = 0
+
+
+def attention_width(config: Any) -> int:
+    """Returns the size of all queries of a position: heads * head size. `config`: of the model."""
+    heads: int = config.num_attention_heads
+    head_size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads * head_size
 
 
 def packed_flops(spans: "Sequence[PackedSpan]", trained_tokens: int, shape: ModelShape) -> float:
     """Returns the operations of one forward and backward pass; a multiplication and an addition count as two.
 
     Per position: 4 for each frozen parameter (the product and its input's gradient; a frozen matrix has no gradient
-    itself) and 6 for each of the adapter. Per trained token: 4 for each of the head. Per layer and pair of a query and
-    a key that it attends to: 12 * width (two products of 2 * width forward, twice that backward); a causal span has n *
-    (prompt + (n + 1) / 2) such pairs. Recomputed operations count once; norms and activations are not counted.
+    itself) and 6 for each of the adapter. Per trained token: 4 for each of the head, 6 if it is trained. Per layer and
+    pair of a query and a key that it attends to: 12 * width (two products of 2 * width forward, twice that backward); a
+    causal span has n * (prompt + (n + 1) / 2) such pairs. Recomputed operations count once; norms and activations are
+    not counted.
     """
     positions = sum(span.end - span.start for span in spans)
     pairs = sum((n := span.end - span.start) * (span.prefix_end - span.prefix_start + (n + 1) / 2) for span in spans)
     return (
         positions * (4.0 * shape.body + 6.0 * shape.adapter)
-        + trained_tokens * 4.0 * shape.head
+        + trained_tokens * (4.0 * shape.head + 6.0 * shape.trained_head)
         + pairs * 12.0 * shape.layers * shape.width
     )
 
@@ -47,11 +57,9 @@ def measure_peak_flops(dtype: "torch.dtype", device: str, n: int, rounds: int) -
 
     from trainer.model.packed_linear import PackedLinear
 
-    x, head, best = (
-        torch.ones(n, n, dtype=dtype, device=device),
-        PackedLinear.of(torch.ones(n, n, dtype=dtype, device=device)),
-        0.0,
-    )
+    # Random: a product of equal numbers needs less power, so a GPU clocks it higher.
+    x, weight = (torch.randn(n, n, generator=torch.Generator().manual_seed(0)).to(device, dtype) for _ in range(2))
+    head, best = PackedLinear.of(weight), 0.0
     for _ in range(rounds):
         if device == "cuda":
             torch.cuda.synchronize()

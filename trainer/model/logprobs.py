@@ -25,6 +25,9 @@ from trainer.model.packed_linear import PackedLinear
 # float32 logits of one chunk; two more buffers of this size exist at the same time. Below 32 MiB glibc keeps freed
 # memory instead of returning it to the kernel, which would fault in every page of every chunk again.
 CHUNK_BYTES = 24 * 2**20
+# A GPU needs products of many rows: 24 MiB are 41 rows at a vocabulary of 152k. A constant, because the memory that
+# happens to be free must not decide how a sum is split.
+GPU_CHUNK_BYTES = 2**30
 
 
 class TokenScores(NamedTuple):
@@ -58,7 +61,7 @@ class _TokenScoresFunction(torch.autograd.Function):
         entropy_slope = torch.empty_like(hidden) if trains and entropy_gradient else None
         # float32 heads keep the sums of earlier releases, so that their runs replay to the same bytes.
         anchors = torch.empty_like(targets) if head_weight.dtype is not torch.float32 else None
-        chunk = max(1, CHUNK_BYTES // (4 * len(head_weight)))
+        chunk = chunk_rows(hidden, len(head_weight))
         for begin in range(0, m, chunk):
             part = slice(begin, begin + chunk)
             logits = head.project(hidden[part]).float().mul_(temperatures[part].reciprocal().unsqueeze(1))
@@ -163,8 +166,8 @@ def token_scores(
 
     hidden [m, h]; `head` the products with W and `head_weight` W itself, [v, h], frozen; targets int64 [m];
     temperatures float32 [m], all > 0; candidates int64 [m, k], -1 for none. Memory besides the results: three
-    chunks of CHUNK_BYTES, and one or (with `entropy_gradient`, which costs one more product with the head) two tensors
-    like `hidden`. The entropy has a gradient only with `entropy_gradient`.
+    chunks of CHUNK_BYTES (on a GPU GPU_CHUNK_BYTES), and one or (with `entropy_gradient`, which costs one more product
+    with the head) two tensors like `hidden`. The entropy has a gradient only with `entropy_gradient`.
     """
     result: tuple[Tensor, Tensor, Tensor | None] = _TokenScoresFunction.apply(
         hidden, head, head_weight, targets, temperatures, candidates, entropy_gradient
@@ -172,12 +175,17 @@ def token_scores(
     return TokenScores(*result)
 
 
+def chunk_rows(hidden: Tensor, vocab_size: int) -> int:
+    """Returns the number of tokens whose logits are in memory at the same time."""
+    return max(1, (GPU_CHUNK_BYTES if hidden.is_cuda else CHUNK_BYTES) // (4 * vocab_size))
+
+
 @torch.no_grad()
 def top_k_ids(hidden: Tensor, head: PackedLinear, vocab_size: int, k: int) -> Tensor:
     """Returns the k most likely tokens after each hidden state [m, h], most likely first, int64 [m, k]. Works chunk by
     chunk."""
     ids = torch.empty((len(hidden), k), dtype=torch.int64, device=hidden.device)
-    chunk = max(1, CHUNK_BYTES // (4 * vocab_size))
+    chunk = chunk_rows(hidden, vocab_size)
     for begin in range(0, len(hidden), chunk):
         part = slice(begin, begin + chunk)
         ids[part] = head.project(hidden[part]).float().topk(k, dim=1).indices

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,30 @@ def update_distance(
         ab = _inner(one.get(name), other.get(name)) * first_scale * second_scale
         squared += aa + bb - 2.0 * ab
         first_squared += aa
-    absolute = math.sqrt(max(0.0, squared))
-    relative = absolute / math.sqrt(first_squared) if first_squared else 0.0 if absolute == 0.0 else math.nan
+    return _distance(math.sqrt(max(0.0, squared)), math.sqrt(first_squared))
+
+
+def model_distance(first: bytes, second: bytes, base: Path) -> AdapterDistance:
+    """Returns the distance of two whole models (contents of model.safetensors), each taken as an update of the model in
+    the folder `base`, from which both were trained. Sums in float64."""
+    from safetensors.torch import load
+
+    one, other, origin = load(first), load(second), _model_tensors(base)
+    squared = first_squared = 0.0
+    for name, tensor in one.items():
+        squared += float((other[name].double() - tensor.double()).square().sum())
+        first_squared += float((tensor.double() - origin[name].double()).square().sum())
+    return _distance(math.sqrt(squared), math.sqrt(first_squared))
+
+
+def _model_tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def _distance(absolute: float, first_norm: float) -> AdapterDistance:
+    relative = absolute / first_norm if first_norm else 0.0 if absolute == 0.0 else math.nan
     return AdapterDistance(absolute, relative)
 
 
@@ -63,18 +86,20 @@ def _inner(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor] | Non
 
 
 @torch.no_grad()
-def kl_sum(first: Tensor, second: Tensor, head: Tensor) -> float:
-    """Returns the sum over positions of KL(softmax(first W^T) || softmax(second W^T)), in nats, over the whole
+def kl_sum(first: Tensor, second: Tensor, head: Tensor, second_head: Tensor | None = None) -> float:
+    """Returns the sum over positions of KL(softmax(first W^T) || softmax(second V^T)), in nats, over the whole
     vocabulary.
 
-    first, second: hidden states [n, h]; head: W [v, h]. float32 logits, a chunk of positions at a time; float64 sum.
+    first, second: hidden states [n, h]; head: W [v, h]; second_head: V, if it is not W. float32 logits, a chunk of
+    positions at a time; float64 sum.
     """
     total = 0.0
     chunk = max(1, CHUNK_BYTES // (4 * len(head)))
     weight = head.float()
+    second_weight = weight if second_head is None else second_head.float()
     for begin in range(0, len(first), chunk):
         p = nn.functional.linear(first[begin : begin + chunk].float(), weight).log_softmax(-1)
-        q = nn.functional.linear(second[begin : begin + chunk].float(), weight).log_softmax(-1)
+        q = nn.functional.linear(second[begin : begin + chunk].float(), second_weight).log_softmax(-1)
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
     return max(0.0, total)
 

@@ -8,10 +8,11 @@ import html
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tentalis.service import stdout
-from trainer.replay.counterfactual import CounterfactualPair, RunComparison
+from trainer.replay.counterfactual import CounterfactualPair, RescoringReport, RunComparison
 
 SHOWN_METRICS = ("reward_mean", "rl_loss", "opd_loss", "grad_norm", "entropy", "mismatch_kl", "rl_clip_fraction")
 
@@ -25,11 +26,13 @@ def comparison_json(comparison: RunComparison) -> dict[str, Any]:
         "policy": comparison.policy,
         "folder": str(comparison.folder),
         "changes": {name: {"recorded": old, "changed": new} for name, (old, new) in comparison.changes.items()},
+        "rescoring": None if comparison.rescoring is None else asdict(comparison.rescoring),
         "steps": [
             {
                 "step": pair.step,
                 "recorded": dict(pair.recorded),
                 "changed": dict(pair.changed),
+                "difference": differences(pair),
                 "recorded_sha256": pair.recorded_sha,
                 "changed_sha256": pair.changed_sha,
                 "kl_to_recorded": pair.kl,
@@ -39,6 +42,28 @@ def comparison_json(comparison: RunComparison) -> dict[str, Any]:
             for pair in comparison.steps
         ],
     }
+
+
+def differences(pair: CounterfactualPair) -> dict[str, float]:
+    """Returns the changed value less the recorded one, of each metric that both runs have."""
+    return {name: pair.changed[name] - value for name, value in pair.recorded.items() if name in pair.changed}
+
+
+def rescoring_lines(report: RescoringReport) -> list[str]:
+    """Returns the counts of a counterfactual with other rewards, in words."""
+    lines = [
+        f"{report.scored} rollouts of its groups have a score of {report.label}; {report.unknown} without a reward."
+    ]
+    for title, counts in (
+        ("Left out of the plans under the new rewards", report.dropped),
+        ("Never planned, because of the recorded rewards", report.never_planned),
+    ):
+        if counts:
+            lines.append(f"{title}: " + ", ".join(f"{count} ({reason})" for reason, count in counts.items()))
+    if report.unscored:
+        lines.append(f"{len(report.unscored)} rewarded rollouts have no such score, and no reward here:")
+        lines += [f"  {rollout_id}: {reason}" for rollout_id, reason in report.unscored.items()]
+    return lines
 
 
 def write_report(comparison: RunComparison, emit: Callable[[Any], None] | None) -> None:
@@ -71,7 +96,9 @@ def _print_table(comparison: RunComparison) -> None:
     )
     for name, (old, new) in comparison.changes.items():
         console.print(f"  {name}: {old} -> {new}", markup=False)
-    # Two lines a step, so that both runs align and no line exceeds a narrow terminal.
+    for line in () if comparison.rescoring is None else rescoring_lines(comparison.rescoring):
+        console.print(line, markup=False)
+    # Three lines a step, so that the runs align and no line exceeds a narrow terminal.
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -82,9 +109,10 @@ def _print_table(comparison: RunComparison) -> None:
         for name, metrics, extra in (
             ("recorded", pair.recorded, ("", "")),
             ("changed", pair.changed, (f"{pair.kl:.2e}", _number(pair.distance.absolute) + relative)),
+            ("difference", differences(pair), ("", "")),
         ):
             losses = (_number(metrics.get(metric)) for metric in ("reward_mean", "rl_loss", "opd_loss", "grad_norm"))
-            table.add_row("" if metrics is pair.changed else str(pair.step), name, *losses, *extra)
+            table.add_row(str(pair.step) if metrics is pair.recorded else "", name, *losses, *extra)
     console.print(table)
     console.print("KL: of the changed policy to the recorded one, nats per token; distance: between the adapters.")
 
@@ -139,9 +167,14 @@ def html_page(comparison: RunComparison) -> str:
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
         f"<p>The same rollouts in the same order as <span class=ka>{html.escape(comparison.parent_run)}</span> from "
         f"step {comparison.parent_step} on, trained as <span class=kb>{html.escape(comparison.run_id)}</span> with:</p>"
-        f"<ul>{changes}</ul><div class=charts>{''.join(charts)}</div>"
+        f"<ul>{changes}</ul>{_rescoring_html(comparison)}<div class=charts>{''.join(charts)}</div>"
         f"<div class=scroll><table><tr>{header}</tr>{rows}</table></div></html>\n"
     )
+
+
+def _rescoring_html(comparison: RunComparison) -> str:
+    lines = () if comparison.rescoring is None else rescoring_lines(comparison.rescoring)
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 PairValue = Callable[[CounterfactualPair], float | None]

@@ -1,6 +1,8 @@
-"""A counterfactual run: the same data in the same order under another configuration, as a separate run.
+"""A counterfactual run: the same data in the same order under another configuration or with the rewards of another
+verifier, as a separate run.
 
-It executes the recorded plans, from the recorded run's beginning or one of its checkpoints. Its id and its policy's
+It executes the recorded plans, from the recorded run's beginning or one of its checkpoints. With other rewards it has
+rollouts of its own, and plans that are decided again by the run's settings (rescored_run.py). Its id and its policy's
 name are derived from the changes, and its manifest names its parent. Its manifests, plans and results are written to
 the log when all is trained, so it can be replayed like any run. It announces no adapter, so it cannot be served.
 """
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from schemas import topics
+from schemas.ids import counterfactual_name
 from schemas.records import BatchPlan, Rollout, RunManifest, StepResult
 from schemas.tensors import int32_view, uint8_view
 from schemas.wire.codec import Codec
@@ -24,13 +27,15 @@ from tentalis.kafka.producer import Publisher
 from tentalis.service.settings import Settings
 from trainer.config.file import override_settings, parse_config
 from trainer.config.trainer_config import ConfigError, TrainerConfig, config_text
+from trainer.data.candidates import REWARD_REASONS
 from trainer.data.fetch import RolloutCache, fetch, look_up_rollouts
 from trainer.data.plan import lay_out, with_plan_id
 from trainer.distributed import runtime
 from trainer.distributed.environment import CONFIG_FILE, environment
-from trainer.model.model import WEIGHTS_FILE, LoraPolicy
-from trainer.replay.compare import AdapterDistance, kl_sum, limit_positions, update_distance
-from trainer.replay.job import ReplayJobResult, adapter_folder
+from trainer.model.make import make_policy
+from trainer.model.policy import TrainedPolicy
+from trainer.replay.compare import AdapterDistance, kl_sum, limit_positions, model_distance, update_distance
+from trainer.replay.job import ReplayJobResult, kept_weights
 from trainer.replay.recording import CannotReplay, RunRecording, read_recording
 from trainer.replay.replay import (
     ReplaySegment,
@@ -41,6 +46,9 @@ from trainer.replay.replay import (
     train_again,
     train_segments,
 )
+from trainer.replay.rescored_plans import counted, new_drops
+from trainer.replay.rescored_rewards import RescoredRewards
+from trainer.replay.rescored_run import RewardSource, read_rewards, write_rollouts
 from trainer.run.manifest import manifest_digest
 
 log = logging.getLogger(__name__)
@@ -66,6 +74,24 @@ class CounterfactualPair:
 
 
 @dataclass(frozen=True, slots=True)
+class RescoringReport:
+    """Counts of a counterfactual with other rewards: rollouts of its groups with a new score, and those of them whose
+    reward the verifier left open.
+
+    `unscored`: those with a recorded reward and no new score, with the reason. `dropped`: planned rollouts that the
+    new rewards leave out, by reason. `never_planned`: rollouts that the recorded rewards left out of the recorded
+    plans, by reason; they stay out.
+    """
+
+    label: str
+    scored: int
+    unknown: int
+    unscored: Mapping[str, str]
+    dropped: Mapping[str, int]
+    never_planned: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class RunComparison:
     """A counterfactual run and its parent. `changes`: setting -> (recorded, changed)."""
 
@@ -76,6 +102,7 @@ class RunComparison:
     changes: Mapping[str, tuple[object, object]]
     steps: tuple[CounterfactualPair, ...]
     folder: Path
+    rescoring: RescoringReport | None = None
 
 
 def counterfactual(
@@ -83,6 +110,7 @@ def counterfactual(
     settings: Settings,
     changes: Mapping[str, str],
     *,
+    rewards_from: RewardSource | None = None,
     from_step: int = 0,
     to_step: int | None = None,
     into: Path | None = None,
@@ -91,7 +119,8 @@ def counterfactual(
 ) -> RunComparison:
     """Trains the counterfactual of a run, records it, and compares it step by step.
 
-    changes: setting (dotted path or alias) -> YAML value. Raises ConfigError, CannotReplay, BadRollouts, ValueError (a
+    changes: setting (dotted path or alias) -> YAML value. rewards_from: the verifier whose scores replace the recorded
+    rewards. Raises ConfigError, CannotReplay, BadRollouts, ValueError (a
     checkpoint of another adapter shape).
     """
     codec = make_codec(settings)
@@ -106,9 +135,11 @@ def counterfactual(
     if not recording.plans:
         raise CannotReplay(f"run {run_id} has no step after {start}: there is nothing to train again")
     manifests = {manifest.digest: manifest for manifest, _, _ in recording.segments()}
-    variants, changed = _variants(list(manifests.values()), changes, start)
+    rewards = None if rewards_from is None else read_rewards(rewards_from, recording.plans, settings, codec)
+    variants, changed = _variants(list(manifests.values()), changes, start, rewards)
     variants = [_here(variant, manifests[variant.recorded_digest], settings, base_model) for variant in variants]
-    laid_out = _with_whole_groups(recording, variants, settings, codec)
+    rescored = recording if rewards is None else _rescored(recording, rewards, variants, settings, codec)
+    laid_out = _with_whole_groups(rescored, variants, settings, codec)
     recorded_segments = list(laid_out.segments())
     by_digest = {variant.recorded_digest: variant for variant in variants}
     segments = [(by_digest[manifest.digest], begin, plans) for manifest, begin, plans in recorded_segments]
@@ -127,6 +158,32 @@ def counterfactual(
         changes=changed,
         steps=pairs,
         folder=folder,
+        rescoring=None if rewards is None else _rescoring_report(rewards, recording, rescored),
+    )
+
+
+def _rescored(
+    recording: RunRecording,
+    rewards: RescoredRewards,
+    variants: Sequence["_Variant"],
+    settings: Settings,
+    codec: Codec,
+) -> RunRecording:
+    own = variants[0].manifest
+    configs = {variant.recorded_digest: variant.recorded_config for variant in variants}
+    return write_rollouts(recording, rewards, configs, own.run_id, own.policy, settings, codec)
+
+
+def _rescoring_report(rewards: RescoredRewards, recorded: RunRecording, rescored: RunRecording) -> RescoringReport:
+    scores = [score for score, _ in rewards.scores.values()]
+    drops = (drop for plan in recorded.plans for drop in plan.drops)
+    return RescoringReport(
+        label=rewards.label,
+        scored=len(scores),
+        unknown=sum(score.reward is None for score in scores),
+        unscored=rewards.unscored,
+        dropped=counted(new_drops(recorded.plans, rescored.plans)),
+        never_planned=counted((drop.reason, drop.count) for drop in drops if drop.reason in REWARD_REASONS),
     )
 
 
@@ -146,7 +203,7 @@ an earlier manifest."""
 
 
 def _variants(
-    manifests: Sequence[RunManifest], changes: Mapping[str, str], start: int
+    manifests: Sequence[RunManifest], changes: Mapping[str, str], start: int, rewards: RescoredRewards | None = None
 ) -> tuple[list[_Variant], dict[str, tuple[object, object]]]:
     """Returns the counterfactual's counterpart of every manifest, and the changes: setting -> (recorded, changed), with
     the values of the first manifest that a change affects. Raises ConfigError."""
@@ -160,30 +217,40 @@ def _variants(
             f"--set: {', '.join(forbidden)} cannot be changed: the recorded plans are executed unchanged. These can: "
             f"{', '.join(sorted(CHANGEABLE))}"
         )
-    if not changed:
+    if changes and not changed:
         raise ConfigError("--set changes nothing: the run was trained with exactly these settings")
-    name = hashlib.sha256(f"{manifests[0].run_id}/{start}/{sorted(changed.items())}".encode()).hexdigest()[:8]
+    content = f"{manifests[0].run_id}/{start}/{sorted(changed.items())}"
+    if rewards is not None:
+        content += f"/{rewards.digest}"
+        changed["verifier"] = rewards.recorded, rewards.label
+    digest = hashlib.sha256(content.encode()).hexdigest()
     seed = configs[0][1].seed
     return [
-        _variant(manifest, *config_pair, name, start, seed)
+        _variant(manifest, *config_pair, digest, start, seed)
         for manifest, config_pair in zip(manifests, configs, strict=True)
     ], changed
 
 
 def _both_configs(manifest: RunManifest, changes: Mapping[str, str]) -> tuple[TrainerConfig, TrainerConfig]:
     recorded = parse_config(manifest.config, f"the manifest {manifest.digest} of run {manifest.run_id}")
-    return recorded, override_settings(recorded, changes, "--set")
+    changed = override_settings(recorded, changes, "--set")
+    if (recorded.lora is None) != (changed.lora is None):
+        raise ConfigError(
+            "--set: lora cannot change between an adapter and full fine-tuning: the two begin with other weights, and "
+            "their updates cannot be compared. Change the shape of the adapter, or another setting"
+        )
+    return recorded, changed
 
 
 def _variant(
     manifest: RunManifest,
     recorded_config: TrainerConfig,
     changed_config: TrainerConfig,
-    name: str,
+    digest: str,
     start: int,
     adapter_seed: int,
 ) -> _Variant:
-    run_id, policy = f"{manifest.run_id}.cf-{name}", f"{manifest.policy}.cf-{name}"
+    run_id, policy = (counterfactual_name(name, digest) for name in (manifest.run_id, manifest.policy))
     changed_config = changed_config.model_copy(update={"run_id": run_id, "policy": policy})
     # Without a change of the device it stays the recorded one: only the requested changes may differ.
     device = (
@@ -347,7 +414,7 @@ def _recorded_adapters(
     if missing:
         log.warning("the adapters of %d recorded steps are not on this machine: training them again", len(missing))
         train_again(recording, settings, codec, into, base_model, keep_adapters=True)
-        adapters = {step: (adapter_folder(into, step) / WEIGHTS_FILE).read_bytes() for step in steps}
+        adapters = {step: kept_weights(into, step) for step in steps}
     return {step: data for step, data in adapters.items() if data is not None}
 
 
@@ -369,18 +436,12 @@ def _compare_steps(
         recorded_policy, changed_policy = (
             _policy(config, folder, variant.manifest.device) for config in (variant.recorded_config, variant.config)
         )
-        scales = (
-            variant.recorded_config.lora.alpha / variant.recorded_config.lora.rank,
-            variant.config.lora.alpha / variant.config.lora.rank,
-        )
         for plan in plans:
             step = plan.step
-            recorded_adapter, changed_adapter = (
-                recorded_adapters[step],
-                (adapter_folder(into, step) / WEIGHTS_FILE).read_bytes(),
-            )
-            recorded_policy.load_adapter(recorded_adapter)
-            changed_policy.load_adapter(changed_adapter)
+            recorded_weights, changed_weights = recorded_adapters[step], kept_weights(into, step)
+            assert changed_weights is not None  # the job kept them
+            recorded_policy.load_weights(recorded_weights)
+            changed_policy.load_weights(changed_weights)
             rollouts = fetch(settings, codec, plan.rows, RolloutCache())
             yield CounterfactualPair(
                 step=step,
@@ -389,22 +450,28 @@ def _compare_steps(
                 recorded_sha=results[step].adapter_sha256,
                 changed_sha=trained.sha256[step],
                 kl=_policy_kl(recorded_policy, changed_policy, [rollouts[row.rollout_id] for row in plan.rows]),
-                distance=update_distance(recorded_adapter, changed_adapter, *scales),
+                distance=_weights_distance(variant, recorded_weights, changed_weights, folder),
             )
 
 
-def _policy(config: TrainerConfig, folder: Path, device: str) -> LoraPolicy:
-    dtype = runtime.base_dtype_of(config)
-    return LoraPolicy(folder, config.base_model_name, config.lora, config.seed, device, dtype)
+def _policy(config: TrainerConfig, folder: Path, device: str) -> TrainedPolicy:
+    return make_policy(config, folder, device, runtime.base_dtype_of(config, device))
 
 
-def _policy_kl(recorded: LoraPolicy, changed: LoraPolicy, rollouts: Sequence[Rollout]) -> float:
+def _weights_distance(variant: _Variant, recorded: bytes, changed: bytes, base: Path) -> AdapterDistance:
+    one, other = variant.recorded_config.lora, variant.config.lora
+    if one is None or other is None:
+        return model_distance(recorded, changed, base)
+    return update_distance(recorded, changed, one.alpha / one.rank, other.alpha / other.rank)
+
+
+def _policy_kl(recorded: TrainedPolicy, changed: TrainedPolicy, rollouts: Sequence[Rollout]) -> float:
     total, positions = 0.0, 0
-    head_weight = changed.lm.get_output_embeddings().weight
+    heads = [policy.lm.get_output_embeddings().weight for policy in (changed, recorded)]
     for token_ids, index in limit_positions(map(_trained_tokens, rollouts), KL_POSITIONS):
         predicting = index - 1
         total += kl_sum(
-            changed.hidden_states(token_ids)[predicting], recorded.hidden_states(token_ids)[predicting], head_weight
+            changed.hidden_states(token_ids)[predicting], recorded.hidden_states(token_ids)[predicting], *heads
         )
         positions += len(index)
     return total / positions if positions else 0.0

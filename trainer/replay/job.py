@@ -10,6 +10,7 @@ from schemas.wire.codec import Codec
 from tentalis.kafka.codec import make_codec
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
+from tentalis.storage.version_files import read_weights
 from trainer.config.trainer_config import TrainerConfig
 from trainer.data.fetch import RolloutCache, fetch
 from trainer.distributed import runtime
@@ -26,7 +27,7 @@ class ReplayJob(BaseModel):
     """The plans that the ranks of a replay train, from a checkpoint or, without one, from the initial adapter.
 
     `start`: the step before the first plan, as this run counts steps; the checkpoint's run may count differently.
-    `keep_adapters`: also keep the adapter after each step, in `into`/adapters/<step>.
+    `keep_adapters`: also keep the version after each step, in `into`/adapters/<step>.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,8 +65,13 @@ def redistribute(plan: BatchPlan, world_size: int) -> BatchPlan:
 
 
 def adapter_folder(into: Path, step: int) -> Path:
-    """The folder of the adapter that a job keeps after a step."""
+    """The folder of the version that a job keeps after a step."""
     return into / "adapters" / f"{step:06d}"
+
+
+def kept_weights(into: Path, step: int) -> bytes | None:
+    """The weights that a job has kept after a step, None if there are none."""
+    return read_weights(adapter_folder(into, step))
 
 
 def run_job(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobResult:
@@ -103,42 +109,40 @@ def _train_rank(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobRe
     """Runs one rank of the replay's world. Only rank 0 writes."""
     from trainer.distributed.ranks import RankChannel, join_ranks
     from trainer.distributed.stop import stop_on_signals
-    from trainer.model.model import CONFIG_FILE, WEIGHTS_FILE, adapter_sha256
+    from trainer.model.policy import adapter_sha256
     from trainer.step.engine import TrainingEngine
     from trainer.step.step import train_step
 
-    rank_group, manifest = join_ranks(), job.manifest
+    rank_group, manifest = join_ranks(job.manifest.device), job.manifest
     runtime.configure_torch(manifest.threads, manifest.device)
     engine = TrainingEngine(job.config, job.model_folder, rank_group, manifest.device)
     channel = RankChannel(rank_group)
     sha256: dict[int, str] = {}
     metrics: dict[int, dict[str, float]] = {}
     if job.checkpoint is None:
-        engine.load_initial_adapter()
+        engine.load_initial_weights()
     else:
         checkpoint = Checkpoint.read(job.checkpoint)
-        engine.restore(checkpoint.adapter(), checkpoint.optimizer())
-    adapter = engine.policy.adapter_bytes()
-    sha256[job.start] = adapter_sha256(adapter)
+        engine.restore(checkpoint.weights(), checkpoint.optimizer())
+    weights = engine.policy.weights_bytes()
+    sha256[job.start] = adapter_sha256(weights)
     with stop_on_signals(exit_code=ExitCode.ERROR) as stop:
         for plan in job.plans:
             rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == rank_group.rank], RolloutCache())
             channel.barrier(f"ready/{plan.step}", stop.check)
             version = manifest.first_version + plan.step - 1
             output = train_step(engine, plan, version, rollouts, job.config.loss, rank_group, stop)
-            adapter = engine.policy.adapter_bytes()
-            sha256[plan.step], metrics[plan.step] = adapter_sha256(adapter), output.metrics
+            weights = engine.policy.weights_bytes()
+            sha256[plan.step], metrics[plan.step] = adapter_sha256(weights), output.metrics
             log.info("step %d: %s", plan.step, sha256[plan.step])
             if job.keep_adapters and rank_group.rank == 0:
-                files = {WEIGHTS_FILE: adapter, CONFIG_FILE: engine.policy.adapter_config()}
-                write_folder(adapter_folder(job.into, plan.step), files)
+                files = engine.policy.files()
+                write_folder(adapter_folder(job.into, plan.step), {**files.others, files.weights: weights})
     last_step = job.plans[-1].step if job.plans else job.start
     state = _final_state(job, last_step, sha256[last_step], engine.optimizer_state().steps)
     folder = job.into / state.folder_name
     if rank_group.rank == 0:
-        folder = save_checkpoint(
-            job.into, state, adapter, engine.policy.adapter_config(), engine.optimizer_state()
-        ).folder
+        folder = save_checkpoint(job.into, state, weights, engine.policy.files(), engine.optimizer_state()).folder
     return ReplayJobResult(sha256=sha256, metrics=metrics, checkpoint=folder)
 
 

@@ -21,13 +21,14 @@ from tentalis.service.settings import Settings
 from tentalis.storage.file_set import fetch_set, is_complete, read_file, read_manifest
 from tentalis.storage.location import Location
 from tentalis.storage.places import adapter_location, adapters_location
+from tentalis.storage.version_files import WEIGHTS_NAMES, read_weights
 from trainer.config.file import parse_config
 from trainer.config.trainer_config import TrainerConfig
 from trainer.distributed import runtime
 from trainer.distributed.environment import CONFIG_FILE, differences, environment
-from trainer.model.model import WEIGHTS_FILE, adapter_sha256
-from trainer.replay.compare import update_distance
-from trainer.replay.job import ReplayJob, ReplayJobResult, adapter_folder, redistribute, run_job
+from trainer.model.policy import adapter_sha256
+from trainer.replay.compare import model_distance, update_distance
+from trainer.replay.job import ReplayJob, ReplayJobResult, kept_weights, redistribute, run_job
 from trainer.replay.recording import CannotReplay, RunRecording, read_recording
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ def replay(
         comparable = result.step < recording.comparable_until
         distance = None
         if comparable and not same_size and not equal:
-            distance = _distance(settings, result, folder)
+            distance = _distance(settings, recording, result, folder, base_model)
         verdict = equal if comparable and (same_size or equal) else None
         steps.append(
             ReplayStep(
@@ -294,14 +295,22 @@ def recorded_adapter(settings: Settings, result: StepResult) -> bytes | None:
 def _read_unaltered(place: Location, sha256: str) -> bytes | None:
     data = None
     if place.folder is not None:
-        path = place.folder / WEIGHTS_FILE
-        data = path.read_bytes() if path.is_file() else None
+        data = read_weights(place.folder)
     elif (manifest := read_manifest(place)) is not None:
-        data = read_file(place, manifest, WEIGHTS_FILE)
+        data = next((read_file(place, manifest, name) for name in WEIGHTS_NAMES if name in manifest.files), None)
     return data if data is not None and adapter_sha256(data) == sha256 else None
 
 
-def _distance(settings: Settings, result: StepResult, folder: Path) -> float | None:
-    recorded = recorded_adapter(settings, result)
-    path = adapter_folder(folder, result.step) / WEIGHTS_FILE
-    return None if recorded is None or not path.is_file() else update_distance(recorded, path.read_bytes()).relative
+def _distance(
+    settings: Settings, recording: RunRecording, result: StepResult, folder: Path, base_model: str | None
+) -> float | None:
+    recorded, replayed = recorded_adapter(settings, result), kept_weights(folder, result.step)
+    if recorded is None or replayed is None:
+        return None
+    manifest = recording.run.first_manifest
+    assert manifest is not None  # a run with results has one
+    config = parse_config(manifest.config, f"the manifest {manifest.digest} of run {manifest.run_id}")
+    if config.lora is None:
+        base = resolve_model(base_model or config.base_model, settings.cache)
+        return model_distance(recorded, replayed, base).relative
+    return update_distance(recorded, replayed).relative

@@ -28,21 +28,26 @@ def main(
     emit: Callable[[Any], None] | None = None,
     ranks: int | None = None,
     changes: Mapping[str, str] | None = None,
+    verifier: str | None = None,
+    allow_unscored: bool = False,
 ) -> int:
     """`tentalis replay`: prints a table or passes the report to `emit`, and returns the exit code: 0 only if every step
-    is equal (with `ranks`: within the tolerance; with `changes`: trained and compared). Raises ConfigError."""
+    is equal (with `ranks`: within the tolerance; with `changes` or `verifier`: trained and compared). Raises
+    ConfigError."""
     steps: list[ReplayStep] = []
     problems: list[str] = []
     unreadable: list[str] = []
     try:
-        if changes:
+        if changes or verifier is not None:
             from trainer.replay.compare_report import write_report
             from trainer.replay.counterfactual import counterfactual
+            from trainer.replay.rescored_run import RewardSource
 
             comparison = counterfactual(
                 run_id,
                 settings,
-                changes,
+                changes or {},
+                rewards_from=None if verifier is None else RewardSource(verifier, allow_unscored),
                 from_step=from_step or 0,
                 to_step=to_step,
                 into=into,
@@ -65,7 +70,11 @@ def main(
         )
     except BadRollouts as error:
         problems = [str(problem) for problem in error.problems]
-        if not changes and all(problem.kind in ("missing", "forgotten") for problem in error.problems):
+        if (
+            not changes
+            and verifier is None
+            and all(problem.kind in ("missing", "forgotten") for problem in error.problems)
+        ):
             print("--allow-missing trains without the rollouts that are missing or forgotten", file=sys.stderr)
     except (CannotReplay, RanksFailed) as error:
         problems = [str(error)]

@@ -1,6 +1,7 @@
 """Checkpoints on disk: complete or absent, and named by the plan that produced them.
 
-A checkpoint is a folder `<step>-<attempt>-<owner>` with the adapter (float32), the optimizer's moments and state.json.
+A checkpoint is a folder `<step>-<attempt>-<owner>` with the version (an adapter or, with full fine-tuning, a whole
+model; float32), the optimizer's moments and state.json.
 It is written to a temporary folder, flushed, and renamed; every file's sha256 is in state.json. There is no random
 state to save: every step is seeded by its plan. state.json has a digest of its own content too.
 """
@@ -19,7 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from schemas.ids import sha256_hex
 from tentalis.service.settings import Settings
 from tentalis.storage.places import checkpoints_location
-from trainer.model.model import CONFIG_FILE, WEIGHTS_FILE
+from tentalis.storage.version_files import WEIGHTS_NAMES
+from trainer.model.policy import VersionFiles
 from trainer.step.engine import OptimizerState
 
 STATE_FILE = "state.json"
@@ -43,9 +45,9 @@ class CheckpointState(BaseModel):
     """state.json. `low_water` is, per partition, the first offset that no plan up to this step has considered. Together
     with the plans on the log (the consumed rollouts) it is all that reading needs to continue.
 
-    `rollouts_topic_id` is Kafka's id of the topic that `low_water` is about; None at the start of a run and in
-    checkpoints of earlier versions. `control_topic_ids` are those of the topics with the run's records, by name; None
-    likewise."""
+    `rollouts_topic_id` is Kafka's id of the topic that `low_water` is about; None in checkpoints of earlier versions,
+    and in one of step 0 that is made again for a run that has begun. `control_topic_ids` are those of the topics with
+    the run's records, by name; None likewise, and at step 0."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -97,9 +99,22 @@ class Checkpoint(BaseModel):
         except ValueError as error:
             raise BadCheckpoint(folder, f"{folder / STATE_FILE}: {error}") from error
 
-    def adapter(self) -> bytes:
-        """Returns the content of adapter_model.safetensors. Raises BadCheckpoint."""
-        return self._checked(WEIGHTS_FILE)
+    @property
+    def weights_name(self) -> str:
+        """The name of the file with the weights. Raises BadCheckpoint."""
+        for name in WEIGHTS_NAMES:
+            if name in self.state.files:
+                return name
+        raise BadCheckpoint(self.folder, f"{self.folder / STATE_FILE} names no {' or '.join(WEIGHTS_NAMES)}")
+
+    @property
+    def version_files(self) -> tuple[str, ...]:
+        """The names of the files that are published: all but the optimizer's."""
+        return tuple(sorted(self.state.files.keys() - {OPTIMIZER_FILE}))
+
+    def weights(self) -> bytes:
+        """Returns the content of the file with the weights. Raises BadCheckpoint."""
+        return self._checked(self.weights_name)
 
     def optimizer(self) -> OptimizerState:
         """Returns the optimizer's state. Raises BadCheckpoint."""
@@ -111,10 +126,8 @@ class Checkpoint(BaseModel):
         """Reads every file back and checks its sha256. Raises BadCheckpoint."""
         for name in self.state.files:
             self._checked(name)
-        if WEIGHTS_FILE not in self.state.files:
-            raise BadCheckpoint(self.folder, f"{self.folder / STATE_FILE} names no {WEIGHTS_FILE}")
-        if self.state.files[WEIGHTS_FILE] != self.state.adapter_sha256:
-            raise BadCheckpoint(self.folder, f"{self.folder}: the adapter is not the one that state.json names")
+        if self.state.files[self.weights_name] != self.state.adapter_sha256:
+            raise BadCheckpoint(self.folder, f"{self.folder}: the weights are not those that state.json names")
 
     def _checked(self, name: str) -> bytes:
         data = _read_file(self.folder, name)
@@ -142,14 +155,14 @@ def _digest_of(fields: Mapping[str, Any]) -> str:
 
 
 def save_checkpoint(
-    root: Path, state: CheckpointState, adapter: bytes, adapter_config: bytes, optimizer: OptimizerState
+    root: Path, state: CheckpointState, weights: bytes, version_files: VersionFiles, optimizer: OptimizerState
 ) -> Checkpoint:
     """Writes a checkpoint below `root` and returns it verified. An existing checkpoint of the same plan and content is
     kept. Raises BadCheckpoint."""
     from safetensors.torch import save as to_bytes
 
     moments = dict(sorted(optimizer.moments.items()))
-    files = {CONFIG_FILE: adapter_config, WEIGHTS_FILE: adapter, OPTIMIZER_FILE: to_bytes(moments)}
+    files = {**version_files.others, version_files.weights: weights, OPTIMIZER_FILE: to_bytes(moments)}
     state = state.model_copy(update={"files": {name: sha256_hex(data) for name, data in files.items()}})
     fields = json.loads(state.model_dump_json())
     state_bytes = json.dumps(fields | {DIGEST: _digest_of(fields)}, indent=2).encode() + b"\n"

@@ -1,10 +1,11 @@
 """Rank 0's decisions between steps: is there another step, may it begin, and which rollouts does it train on.
 
-    plan -> step -> commit (state.py) -> offset commit
+    plan -> step -> commit (commit.py) -> offset commit
 
-A plan is on the log before its step. After a crash at any point the newest checkpoint is found (resume.py), and a plan
-for the step after it is executed unchanged. If the newest checkpoints are lost, so are those of completed steps
-(rebuild.py). A plan whose step is not finite gets a next attempt, without the rollouts that cause it.
+A plan is on the log before its step. The commit runs on a thread: the next step may be planned and computed meanwhile,
+and begins its own commit after it. After a crash at any point the newest checkpoint is found (resume.py), and the plans
+for the steps after it, two at most, are executed unchanged. If the newest checkpoints are lost, so are those of
+completed steps (rebuild.py). A plan whose step is not finite gets a next attempt, without the rollouts that cause it.
 """
 
 import logging
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from schemas.records import BatchPlan
 from schemas.wire.codec import Codec
 from tentalis.kafka.consumer import Follower
 from tentalis.kafka.offsets import end_offsets
+from tentalis.policies.lineage import Node
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
 from trainer.config.trainer_config import TrainerConfig
@@ -31,6 +33,8 @@ from trainer.data.plan import BatchPlanner, next_attempt, plan_of
 from trainer.data.positions import offsets_of
 from trainer.run.backpressure import BackpressureReporter
 from trainer.run.backpressure_gate import BackpressureGate
+from trainer.run.commit import CommittedStep, commit_step
+from trainer.run.commit_thread import CommitThread
 from trainer.run.culprit_letters import write_culprits
 from trainer.run.metrics import TrainerMetrics
 from trainer.run.rebuild import RESTORE, CannotRebuild, check_rollouts, recorded_plan
@@ -56,7 +60,7 @@ PAUSE_REASONS = ("served", "window")
 @dataclass(slots=True)
 class Coordinator:
     """Rank 0's state and decisions between training steps. `recovered_step`: the last complete step at the start,
-    with or without a checkpoint."""
+    with or without a checkpoint; `planned_step`: the last one then with a plan on the log."""
 
     state: RunState
     codec: Codec
@@ -66,10 +70,12 @@ class Coordinator:
     training_hours: TrainingHours
     stop_condition: StopCondition
     recovered_step: int
+    planned_step: int
     backpressure: BackpressureReporter
+    commits: CommitThread[CommittedStep] = field(default_factory=CommitThread)
     reading_paused: bool = False
     offsets_anew: bool = False
-    """The plan of the next step, if it is on the log, has the offsets of a topic that was lost or moved."""
+    """The plans up to `planned_step` have the offsets of a topic that was lost or moved."""
     _end_offsets: dict[int, int] = field(default_factory=dict)
     _ends_read_at: float = 0.0
     _offers_changed: bool = True
@@ -115,6 +121,7 @@ class Coordinator:
             TrainingHours.of(config.windows, config.time_zone),
             stop_condition,
             max(state.step, state.run.last_step),
+            max((step for step, _ in state.run.plans), default=0),
             BackpressureReporter(
                 BackpressureGate(config.policy, state.run.run_id, config.max_staleness), state.writer, metrics
             ),
@@ -123,7 +130,7 @@ class Coordinator:
 
     @property
     def steps_done(self) -> int:
-        """Steps since the recovery, without those that are trained again."""
+        """Steps trained since the recovery, without those that are trained again."""
         return max(0, self.state.step - self.recovered_step)
 
     @property
@@ -143,7 +150,7 @@ class Coordinator:
     def rolled_back(self) -> bool:
         """True if a rollback to an earlier version was decided for this run."""
         self._follow_policy()
-        return due_rollback(self.state.run) is not None
+        return due_rollback(self.state.run, Node(self.state.run.run_id, self.state.step)) is not None
 
     @property
     def should_pause_reading(self) -> bool:
@@ -181,12 +188,11 @@ class Coordinator:
             return None
         else:
             plan = self.state.run.latest_plan(step)
-            if plan is None or self.offsets_anew:
+            if plan is None or self._has_old_offsets(step):
                 plan = self._new_plan(step, 1 if plan is None else plan.attempt + 1)
             else:
                 plan = self._resume_plan(plan)
         if plan is not None:
-            self.offsets_anew = self.offsets_anew and step <= self.recovered_step
             self.state.run.plans[step, plan.attempt] = plan
             self.planner.consume(((row.rollout_id, row.digest) for row in plan.rows), offsets_of(plan.low_water))
             self._offers_changed = True
@@ -195,16 +201,42 @@ class Coordinator:
             self.metrics.record_plan(drops, self.planner.pending)
         return plan
 
-    def commit_step(self, plan: BatchPlan, output: StepOutput, fetch_seconds: float) -> None:
-        """Commits a trained step. Raises the errors of `RunState.commit`."""
-        seconds = self.state.commit(plan, output, fetch_seconds)
+    def commit_step(
+        self, plan: BatchPlan, output: StepOutput, fetch_seconds: float, check: Callable[[], None]
+    ) -> list[dict[int, int]]:
+        """Waits until the step before is committed, then begins the commit of the step just trained. Returns the low
+        water of the steps that were committed meanwhile. A step that was trained again is committed at once: nothing
+        may be written before its adapter is the recorded one. Raises the errors of `commit_step`, and those of
+        `check`, which it calls while it waits."""
+        started_at = time.perf_counter()
+        committed = self.wait_for_commit(check)
+        seconds = {"fetch": fetch_seconds, "commit_wait": time.perf_counter() - started_at}
+        state = self.state
+        self.commits.begin(partial(commit_step, state.settings, state.writer, state.copy_step(plan, output, seconds)))
+        return committed + (self.wait_for_commit(check) if plan.step <= self.recovered_step else [])
+
+    def take_commit(self) -> list[dict[int, int]]:
+        """Returns the low water of the step whose commit has ended since the last call, if there is one. Raises the
+        error of that commit."""
+        return self._committed(self.commits.take())
+
+    def wait_for_commit(self, check: Callable[[], None]) -> list[dict[int, int]]:
+        """Waits until every trained step is committed; returns and raises as `commit_step`."""
+        return self._committed(self.commits.wait(check))
+
+    def _committed(self, committed: CommittedStep | None) -> list[dict[int, int]]:
+        if committed is None:
+            return []
+        plan, version = committed.plan, self.state.manifest.first_version + committed.plan.step
+        self.state.apply_commit(committed)
         self.state.run.drop_before(plan.step)
         if plan.step <= self.recovered_step:
             log.info("step %d was trained again from its plan, to the recorded adapter", plan.step)
-            self.metrics.set_position(plan.policy, plan.step, self.state.version)
-            return
-        self.backpressure.gate.set_step_duration(sum(seconds.values()))
-        self.metrics.record_step(plan.policy, plan.step, self.state.version, output.metrics, seconds)
+            self.metrics.set_position(plan.policy, plan.step, version)
+        else:
+            self.backpressure.gate.set_step_duration(sum(committed.seconds.values()))
+            self.metrics.record_step(plan.policy, plan.step, version, committed.metrics, committed.seconds)
+        return [committed.checkpoint.state.low_water]
 
     def drop_culprits(self, plan: BatchPlan, culprits: Mapping[str, str]) -> None:
         """Writes the next attempt of a plan whose step is not finite, without the culprits (key -> reason), which get a
@@ -223,8 +255,11 @@ class Coordinator:
         self.planner.release(culprits)
         self._recorded_drops = plan.step, len(plan.drops)
 
+    def _has_old_offsets(self, step: int) -> bool:
+        return self.offsets_anew and step <= self.planned_step
+
     def close(self) -> None:
-        """Releases backpressure and stops following promotions."""
+        """Releases backpressure and stops following promotions, after the last commit."""
         self.backpressure.release()
         self.promotions.close()
 
@@ -297,7 +332,8 @@ class Coordinator:
         state = self.state
         if not self._end_offsets or (not self._offers_changed and time.monotonic() - self._ends_read_at > ENDS_SECONDS):
             self._end_offsets, self._ends_read_at = end_offsets(state.settings, topics.ROLLOUTS), time.monotonic()
-        is_planned = state.run.latest_plan(state.step + 1) is not None and not self.offsets_anew
+        step = state.step + 1
+        is_planned = state.run.latest_plan(step) is not None and not self._has_old_offsets(step)
         return (
             not is_planned and self.planner.caught_up(self._end_offsets) and not self.planner.has_batch(state.version)
         )

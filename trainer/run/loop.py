@@ -5,7 +5,7 @@ Rank 0 also plans and publishes (coordinator.py, state.py). Live training is the
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 
 from schemas.ids import policy_name
@@ -31,10 +31,10 @@ from trainer.distributed.runtime import base_dtype_of, configure_torch, resolve_
 from trainer.distributed.stop import StopRequest, stop_on_signals
 from trainer.model.flops import measure_peak_flops
 from trainer.run.checkpoint import Checkpoint
+from trainer.run.commit import step_trace_name
 from trainer.run.coordinator import Coordinator
 from trainer.run.metrics import TrainerMetrics
 from trainer.run.rollouts_topic import WAYS_ON
-from trainer.run.state import step_trace_name
 from trainer.run.stop_condition import FOREVER, StopCondition
 from trainer.run.tracking import MetricTrackers
 from trainer.step.culprits import find_culprits
@@ -62,7 +62,7 @@ def run(
     transient.
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as stop_request:
-        rank_group, metrics = join_ranks(), TrainerMetrics()
+        rank_group, metrics = join_ranks(resolve_device(config)), TrainerMetrics()
         tracing.configure("trainer")
         try:
             with served(Health(metrics.exporter, metrics.not_ready), metrics_port if rank_group.rank == 0 else None):
@@ -104,7 +104,11 @@ def _run(
             metrics.use_trackers(
                 MetricTrackers.for_run(coordinator.state.config, config.run_id, settings.home), peak_flops
             )
-        rolled_back = _train_run(config, settings, stop, rank_group, metrics, codec, engine, channel, coordinator)
+        try:
+            rolled_back = _train_run(config, settings, stop, rank_group, metrics, codec, engine, channel, coordinator)
+        finally:
+            if coordinator is not None:
+                coordinator.commits.close()
         if coordinator is not None:
             steps_done += coordinator.steps_done
             coordinator.close()
@@ -116,7 +120,7 @@ def _peak_flops(config: TrainerConfig, device: str) -> float:
     """Returns the peak FLOP/s of one rank's device, for MFU."""
     if config.tracking.peak_tflops is not None:
         return config.tracking.peak_tflops * 1e12
-    return measure_peak_flops(base_dtype_of(config), device, *((8192, 8) if device == "cuda" else (768, 4)))
+    return measure_peak_flops(base_dtype_of(config, device), device, *((8192, 8) if device == "cuda" else (768, 4)))
 
 
 def _train_run(
@@ -164,7 +168,8 @@ def _train_run(
             case None:
                 if coordinator is not None:
                     coordinator.add_reports(channel.receive_reports())
-                    _send_next_command(coordinator, channel)
+                    _send_committed(coordinator.take_commit(), channel)
+                    _send_next_command(coordinator, channel, stop)
             case {"plan": text}:
                 plan = BatchPlan.model_validate_json(text)
                 version = start["first_version"] + plan.step - 1
@@ -183,11 +188,12 @@ def _train_run(
                         log.warning("%s", error)
                         culprits = find_culprits(*arguments)
                         if coordinator is not None:
+                            _send_committed(coordinator.wait_for_commit(stop.check), channel)
                             coordinator.drop_culprits(plan, culprits)
                         continue
                     if coordinator is not None:
-                        coordinator.commit_step(plan, output, fetch_seconds)
-                        channel.send_command({"done": coordinator.planner.low_water})
+                        committed = coordinator.commit_step(plan, output, fetch_seconds, stop.check)
+                        _send_committed(committed, channel)
             case {"done": low_water}:
                 reader.commit_offsets(_by_partition(low_water))
             case {"hold": paused}:
@@ -209,7 +215,7 @@ def _share_checkpoint(
     if rank_group.size == 1:
         return
     channel.barrier("checkpoint", stop.check)
-    own = None if checkpoint is None else (checkpoint.adapter(), checkpoint.optimizer())
+    own = None if checkpoint is None else (checkpoint.weights(), checkpoint.optimizer())
     adapter, optimizer = rank_group.broadcast(own)
     if checkpoint is None:
         engine.restore(adapter, optimizer)
@@ -224,8 +230,15 @@ def _step_span(plan: BatchPlan, rank_group: RankGroup, version: int) -> TraceSpa
     return tracing.span("rank", parent=tracing.derived(name), rank=rank_group.rank, step=plan.step)
 
 
-def _send_next_command(coordinator: Coordinator, channel: RankChannel) -> None:
+def _send_committed(low_waters: Iterable[Mapping[int, int]], channel: RankChannel) -> None:
+    for low_water in low_waters:
+        channel.send_command({"done": low_water})
+
+
+def _send_next_command(coordinator: Coordinator, channel: RankChannel, stop: StopRequest) -> None:
     coordinator.update_backpressure()
+    if coordinator.rolled_back or coordinator.end_reason is not None:
+        _send_committed(coordinator.wait_for_commit(stop.check), channel)
     if coordinator.rolled_back:
         channel.send_command({"finish": True})
     elif (reason := coordinator.end_reason) is not None:

@@ -15,6 +15,7 @@ from trainer.config.trainer_config import ConfigError, TrainerConfig, config_tex
 from trainer.data.positions import offsets_of, positions_of
 from trainer.distributed.environment import environment
 from trainer.distributed.runtime import instruction_set, package_versions, resolve_device, threads_of
+from trainer.model.full import BASE_INITIALISER
 from trainer.model.model import GIVEN_ADAPTER, SEEDED_INITIALISER
 from trainer.run.run_log import RunLog
 
@@ -65,6 +66,8 @@ def manifest_digest(manifest: RunManifest) -> str:
 
 
 def _adapter_initialiser(config: TrainerConfig) -> str:
+    if config.lora is None:
+        return BASE_INITIALISER
     return SEEDED_INITIALISER if config.initial_adapter is None else GIVEN_ADAPTER
 
 

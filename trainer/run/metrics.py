@@ -7,7 +7,7 @@ from schemas.records import Drop
 from tentalis.service.health import RECOVERING
 from tentalis.service.metrics import LONG_SECONDS, Exporter, Metric, MetricKind
 from trainer.data.batch_stats import AGE_BUCKETS, JOINED_KINDS
-from trainer.run.tracking import MetricTrackers
+from trainer.run.tracking import MetricTrackers, token_rate
 
 TRAINER_STEPS = Metric(
     "tentalis_trainer_steps_total", MetricKind.COUNTER, "Steps completed by this process.", ("trainer",), unit="steps"
@@ -34,7 +34,8 @@ TRAINER_STEP_SECONDS = Metric(
 TRAINER_PHASE_SECONDS = Metric(
     "tentalis_trainer_phase_seconds_total",
     MetricKind.COUNTER,
-    "Time of the steps by phase: fetch, pack, forward_backward, optimizer, publish.",
+    "Time of the steps by phase: fetch, pack, forward_backward, optimizer, commit_wait (for the commit of the step "
+    "before), publish (the commit, while the next step may be computed).",
     ("trainer",),
     ("phase",),
     "seconds",
@@ -47,7 +48,10 @@ TRAINER_TOKENS = Metric(
     unit="tokens",
 )
 TRAINER_SPEED = Metric(
-    "tentalis_trainer_tokens_per_second", MetricKind.GAUGE, "Tokens per second of the last step.", ("trainer",)
+    "tentalis_trainer_tokens_per_second",
+    MetricKind.GAUGE,
+    "Tokens per second of the last step, without its commit.",
+    ("trainer",),
 )
 TRAINER_ROLLOUTS = Metric(
     "tentalis_trainer_rollouts_total",
@@ -331,12 +335,11 @@ class TrainerMetrics:
         """Records a complete step: its metrics and phases, as in its StepResult."""
         self._steps.inc()
         self.set_position(policy, step, version)
-        total = sum(seconds.values())
-        self._step_seconds.observe(total)
+        self._step_seconds.observe(sum(seconds.values()))
         for phase, spent in seconds.items():
             self._phase_seconds.labels(phase).inc(spent)
         self._tokens.inc(step_metrics["tokens"])
-        self._speed.set(step_metrics["tokens"] / total)
+        self._speed.set(token_rate(step_metrics["tokens"], seconds))
         self._rollouts.labels("trained").inc(step_metrics["trained_rollouts"])
         self._rollouts.labels("idle").inc(step_metrics["rollouts"] - step_metrics["trained_rollouts"])
         for name, gauge in self._part_gauges.items():

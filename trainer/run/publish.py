@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Collection, Iterable
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -21,7 +22,7 @@ from tentalis.storage.location import Location
 from tentalis.storage.objects import delete_objects
 from tentalis.text.timestamps import now_ms
 from trainer.distributed.consumer_group import TrainerFenced, consumer_group
-from trainer.model.model import CONFIG_FILE, WEIGHTS_FILE, LoraPolicy, canary_tokens
+from trainer.model.policy import TrainedPolicy, canary_tokens
 from trainer.run.checkpoint import Checkpoint, write_folder
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,12 @@ class AdapterExists(Unmendable):
 
 
 class TransactionalWriter:
-    """Writes rank 0's records to the log, one transaction per record."""
+    """Writes rank 0's records to the log, one transaction per record, from any thread."""
 
     def __init__(self, settings: Settings, codec: Codec, policy: str) -> None:
         """Fences out every earlier trainer of the policy. Raises Forbidden, KafkaException."""
         self._settings, self._policy, self._codec = settings, policy, codec
+        self._lock = threading.Lock()
         # librdkafka rejects a delivery timeout above the transaction's.
         timeouts = {"delivery.timeout.ms": 50_000, "transaction.timeout.ms": 60_000}
         self._producer = Producer(producer_config(settings, transactional_id=consumer_group(policy)) | timeouts)
@@ -49,12 +51,13 @@ class TransactionalWriter:
         """Writes a record; returns when it is committed. Readers see it when the broker has written the transaction's
         markers, some milliseconds later. Raises RecordTooLarge, TrainerFenced, Forbidden, KafkaException."""
         value = checked_size(topic, record.key, self._codec.encode(topic, record))
+        headers = headers_of(record, "tentalis-trainer", traceparent)
         try:
-            self._producer.begin_transaction()
-            headers = headers_of(record, "tentalis-trainer", traceparent)
-            self._producer.produce(topic, value, record.key.encode(), headers=headers)
-            # The commit flushes first, and fails if a record was not delivered.
-            self._producer.commit_transaction(60.0)
+            with self._lock:
+                self._producer.begin_transaction()
+                self._producer.produce(topic, value, record.key.encode(), headers=headers)
+                # The commit flushes first, and fails if a record was not delivered.
+                self._producer.commit_transaction(60.0)
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
@@ -67,8 +70,8 @@ def publish_adapter(place: Location, version: int, checkpoint: Checkpoint) -> Lo
     """Copies the checkpoint's adapter to the place of the policy's adapters, from where servers load it; returns the
     version's own place. Raises AdapterExists, StorageError, OSError."""
     place = place / f"v{version}"
-    folder, weights = place.folder, checkpoint.adapter()
-    present_sha256 = _published_sha256(place)
+    folder, name = place.folder, checkpoint.weights_name
+    present_sha256 = _published_sha256(place, name)
     if present_sha256 not in (None, checkpoint.state.adapter_sha256):
         raise AdapterExists(
             f"{place} holds an adapter with sha256 {present_sha256}, but "
@@ -76,18 +79,19 @@ def publish_adapter(place: Location, version: int, checkpoint: Checkpoint) -> Lo
             "damaged, or it belongs to a log that is gone. Move the folder away; the trainer writes it again"
         )
     if folder is None:
-        write_set(place, checkpoint.folder, (CONFIG_FILE, WEIGHTS_FILE))
+        write_set(place, checkpoint.folder, checkpoint.version_files)
     elif present_sha256 is None:
-        write_folder(folder, {CONFIG_FILE: (checkpoint.folder / CONFIG_FILE).read_bytes(), WEIGHTS_FILE: weights})
+        files = {file: (checkpoint.folder / file).read_bytes() for file in checkpoint.version_files if file != name}
+        write_folder(folder, files | {name: checkpoint.weights()})
     return place
 
 
-def _published_sha256(place: Location) -> str | None:
-    """Returns the sha256 of the adapter at a place, None if there is none."""
+def _published_sha256(place: Location, name: str) -> str | None:
+    """Returns the sha256 of the weights at a place, in the file with this name; None if there are none."""
     if place.folder is not None:
-        return sha256_hex((place.folder / WEIGHTS_FILE).read_bytes()) if place.folder.exists() else None
+        return sha256_hex((place.folder / name).read_bytes()) if place.folder.exists() else None
     manifest = read_manifest(place)
-    return None if manifest is None or WEIGHTS_FILE not in manifest.files else manifest.files[WEIGHTS_FILE].sha256
+    return None if manifest is None or name not in manifest.files else manifest.files[name].sha256
 
 
 def prune_adapters(place: Location, keep: int, needed: Callable[[Collection[int]], Collection[int]]) -> None:
@@ -110,12 +114,17 @@ def prune_adapters(place: Location, keep: int, needed: Callable[[Collection[int]
             shutil.rmtree(place.folder / f"v{version}")
 
 
-def policy_update(
-    manifest: RunManifest, checkpoint: Checkpoint, place: Location, policy: LoraPolicy, base_model: str
-) -> PolicyUpdate:
-    """Returns the announcement of an adapter, with the trainer's own log-probs of the canary. `policy` must hold that
-    adapter."""
+def canary_of(policy: TrainedPolicy) -> Canary:
+    """Returns a fixed sequence of tokens with the policy's log-probs: a server's are compared with them."""
     tokens = canary_tokens(policy.vocab_size)
+    return Canary(token_ids=int32_bytes(tokens.numpy()), logprobs=float32_bytes(policy.token_logprobs(tokens).numpy()))
+
+
+def policy_update(
+    manifest: RunManifest, checkpoint: Checkpoint, place: Location, canary: Canary, rank: int, base_model: str
+) -> PolicyUpdate:
+    """Returns the announcement of an adapter. `canary`: of the policy with that adapter; `rank`: the adapter's, 0 for
+    a whole model."""
     return PolicyUpdate(
         policy=manifest.policy,
         version=manifest.first_version + checkpoint.state.step,
@@ -126,9 +135,6 @@ def policy_update(
         location=place.url,
         base_model=base_model,
         base_sha256=manifest.base_sha256,
-        rank=policy.rank,
-        canary=Canary(
-            token_ids=int32_bytes(tokens.numpy()),
-            logprobs=float32_bytes(policy.token_logprobs(tokens).numpy()),
-        ),
+        rank=rank,
+        canary=canary,
     )

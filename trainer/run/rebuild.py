@@ -4,7 +4,7 @@ The trainer continues from the newest intact checkpoint and executes the plans t
 step must give the recorded adapter. Nothing that is on the log or published is written again.
 """
 
-from schemas.records import BatchPlan
+from schemas.records import BatchPlan, StepResult
 from schemas.wire.codec import Codec
 from tentalis.service.lifecycle import Unmendable
 from tentalis.service.settings import Settings
@@ -49,9 +49,9 @@ def check_rollouts(settings: Settings, codec: Codec, plan: BatchPlan) -> None:
         )
 
 
-def check_reproduced(run: RunLog, plan: BatchPlan, adapter_sha256: str) -> None:
-    """Raises CannotRebuild if the log has another adapter for this attempt of the step than the one just trained."""
-    recorded = run.results.get((plan.step, plan.attempt))
+def check_reproduced(recorded: StepResult | None, plan: BatchPlan, adapter_sha256: str) -> None:
+    """Raises CannotRebuild if the log has another adapter than the one just trained. `recorded`: the result on the log
+    of this attempt of the step, None if there is none."""
     if recorded is not None and recorded.adapter_sha256 != adapter_sha256:
         raise CannotRebuild(
             f"step {plan.step} of run {plan.run_id} was trained again from its plan and gave the adapter "

@@ -13,8 +13,11 @@ from schemas.wire.codec import Codec
 from tentalis.policies.lineage import Node
 from tentalis.service.lifecycle import Unmendable
 from tentalis.service.settings import Settings
+from tentalis.storage.version_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_WEIGHTS
+from trainer.advantages.baseline import RunningBaseline
 from trainer.config.trainer_config import TrainerConfig
-from trainer.model.model import CONFIG_FILE, adapter_sha256
+from trainer.distributed.environment import CONFIG_FILE as BASE_CONFIG
+from trainer.model.policy import adapter_sha256
 from trainer.run.checkpoint import (
     BadCheckpoint,
     Checkpoint,
@@ -24,7 +27,7 @@ from trainer.run.checkpoint import (
     save_checkpoint,
     set_aside,
 )
-from trainer.run.control_topics import check_control_topics, control_topic_ids
+from trainer.run.control_topics import check_control_topics, check_without_checkpoint, control_topic_ids
 from trainer.run.manifest import manifest_of, start_positions
 from trainer.run.publish import TransactionalWriter
 from trainer.run.rebuild import recorded_plan
@@ -38,6 +41,7 @@ from trainer.run.rollback import (
     new_branch,
     parent_of,
 )
+from trainer.run.rollouts_topic import start_topic_id
 from trainer.run.run_log import RunLog, rollouts_trained_by
 from trainer.run.state import RunState
 from trainer.run.stored_checkpoints import fetch_checkpoint
@@ -127,12 +131,13 @@ def resume(
         raise CannotResume(
             f"run {config.run_id} trains {run.first_manifest.policy}, not {config.policy}: use another run_id for it"
         )
-    parent, start = parent_of(run), start_positions(config, run, settings)
+    parent, start, abandoned = parent_of(run), start_positions(config, run, settings), None
     target, cause = due_rollback(run), "rolled back to"
     if target is None:
         target, cause = last_version_if_overtaken(run, config.steps), "another run of the policy has begun after"
     if target is not None:
         parent, start = Node(target.run_id, target.step), branch_start(settings, codec, run)
+        abandoned = run.run_id
         run = new_branch(run, config.run_id)
         log.warning("%s %s: run %s starts from step %d of run %s", cause, target.name, run.run_id, *parent[::-1])
     config = config.model_copy(update={"run_id": run.run_id})
@@ -140,11 +145,16 @@ def resume(
     topic_ids = control_topic_ids(settings)
     check_control_topics(run, (each.state for each in read_checkpoints(root, [])), topic_ids)
     checkpoint, damaged = newest_checkpoint(settings, run)
+    if checkpoint is None or checkpoint.state.rollouts_topic_id is None:
+        check_without_checkpoint(settings)
+    # The first offsets of a run that has begun are those of its manifest, which does not have the id.
+    begun = run.first_manifest is not None
+    started_on = None if begun or checkpoint is not None else start_topic_id(settings, abandoned)
     origin = checkpoint_of(settings, run, parent) if parent is not None and checkpoint is None else None
     source = origin or checkpoint
     # Only the start of a run needs the initial adapter: its folder may be gone later.
     weights, moments = (
-        (engine.load_initial_adapter(), NO_MOMENTS) if source is None else (source.adapter(), source.optimizer())
+        (engine.load_initial_weights(), NO_MOMENTS) if source is None else (source.weights(), source.optimizer())
     )
     initial_sha256 = adapter_sha256(weights)
     sha256 = initial_sha256 if run.first_manifest is None else run.first_manifest.initial_adapter_sha256
@@ -168,26 +178,37 @@ def resume(
         run.relatives = (*run.relatives, manifest)
     owner = uuid.uuid4().hex
     if checkpoint is None:
-        first_state = _initial_state(manifest, owner, start, sha256, moments.steps)
-        checkpoint = save_checkpoint(root, first_state, weights, engine.policy.adapter_config(), moments)
+        first_state = _initial_state(manifest, owner, start, sha256, moments.steps, source, started_on)
+        checkpoint = save_checkpoint(root, first_state, weights, engine.policy.files(), moments)
     engine.restore(weights, moments)
     log.info("run %s continues after step %d", config.run_id, checkpoint.state.step)
     state = RunState(settings, config, engine, run, writer, manifest, owner, checkpoint, run.lineage)
     state.control_topic_ids = topic_ids
-    state.announce({})
+    state.announce_checkpoint()
     return state
 
 
 def _check_fits(checkpoint: Checkpoint, run: RunLog, manifest: RunManifest, engine: TrainingEngine) -> None:
-    """Raises CannotBranch if the checkpoint belongs to another base model, or was trained with another `lora`."""
+    """Raises CannotBranch if the checkpoint belongs to another base model or config.json of it, or was trained with
+    another `lora`."""
     state = checkpoint.state
     differences = []
-    bases = {relative.base_sha256 for relative in run.relatives if relative.run_id == state.run_id}
-    if bases and manifest.base_sha256 not in bases:
+    relatives = [relative for relative in run.relatives if relative.run_id == state.run_id]
+    if relatives and manifest.base_sha256 not in {relative.base_sha256 for relative in relatives}:
         differences.append("was trained on another base model")
-    then = json.loads((checkpoint.folder / CONFIG_FILE).read_bytes())
-    now = json.loads(engine.policy.adapter_config())
-    differences += [f"has {name} {then[name]}, not {now[name]}" for name in SHAPE_KEYS if then[name] != now[name]]
+    # The same weights under another config.json are another policy, and manifests of earlier releases do not tell.
+    recorded = {each.environment[BASE_CONFIG] for each in relatives if BASE_CONFIG in each.environment}
+    if recorded and manifest.environment[BASE_CONFIG] not in recorded:
+        differences.append(f"was trained with other settings in the {BASE_CONFIG} of its base model")
+    files = engine.policy.files()
+    if checkpoint.weights_name != files.weights:
+        kinds = {ADAPTER_WEIGHTS: "an adapter", MODEL_WEIGHTS: "the whole model (`lora: null`)"}
+        then, now = kinds[checkpoint.weights_name], kinds[files.weights]
+        differences.append(f"trained {then}, where the configuration now trains {now}")
+    elif files.weights == ADAPTER_WEIGHTS:
+        shape = json.loads((checkpoint.folder / ADAPTER_CONFIG).read_bytes())
+        own = json.loads(files.others[ADAPTER_CONFIG])
+        differences += [f"has {name} {shape[name]}, not {own[name]}" for name in SHAPE_KEYS if shape[name] != own[name]]
     if differences:
         raise CannotBranch(
             f"run {manifest.run_id} cannot start from step {state.step} of run {state.run_id}, which "
@@ -210,8 +231,15 @@ def consumed_rollouts(state: RunState, codec: Codec) -> dict[str, str]:
 
 
 def _initial_state(
-    manifest: RunManifest, owner: str, start: Mapping[int, int], sha256: str, optimizer_steps: int
+    manifest: RunManifest,
+    owner: str,
+    start: Mapping[int, int],
+    sha256: str,
+    optimizer_steps: int,
+    origin: Checkpoint | None,
+    topic_id: str | None,
 ) -> CheckpointState:
+    """Returns the state of step 0. A branch keeps the baseline of the step that it begins at, its `origin`."""
     return CheckpointState(
         run_id=manifest.run_id,
         policy=manifest.policy,
@@ -223,6 +251,7 @@ def _initial_state(
         low_water=dict(start),
         adapter_sha256=sha256,
         optimizer_steps=optimizer_steps,
-        metrics={},
+        metrics={} if origin is None else RunningBaseline.of_metrics(origin.state.metrics).metrics(),
         seconds={},
+        rollouts_topic_id=topic_id,
     )

@@ -31,8 +31,9 @@ def current_run(settings: Settings, codec: Codec, config: TrainerConfig) -> RunL
     return run if current == config.run_id else read_run(settings, codec, current, config.policy)
 
 
-def due_rollback(run: RunLog) -> PolicyUpdate | None:
-    """Returns the version to which the run must be rolled back, None if there is no such decision or it is done."""
+def due_rollback(run: RunLog, at: Node | None = None) -> PolicyUpdate | None:
+    """Returns the version to which the run must be rolled back, None if there is no such decision or it is done. `at`:
+    the last trained step; None: the last one with a result."""
     if run.first_manifest is None or not run.promotions:
         return None
     promotion, decided_at = run.promotions[-1]
@@ -46,7 +47,8 @@ def due_rollback(run: RunLog) -> PolicyUpdate | None:
         or run.updates[max(published_before, key=published_before.__getitem__)].run_id != run.run_id
     ):
         return None
-    return None if run.lineage.distance(run.last_node, Node(target.run_id, target.step)) == 0 else target
+    distance = run.lineage.distance(at or run.last_node, Node(target.run_id, target.step))
+    return None if distance == 0 else target
 
 
 def last_version_if_overtaken(run: RunLog, steps: int | None) -> PolicyUpdate | None:

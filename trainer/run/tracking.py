@@ -127,6 +127,13 @@ class QueuedTracker:
             log.error("tracking with %s stopped, training continues: %s", self._name, reason)
 
 
+def token_rate(tokens: float, seconds: Mapping[str, float]) -> float:
+    """Returns a step's tokens per second, 0 for a step that took no time. Its commit (the phase `publish`) does not
+    count, because the next step is computed meanwhile; waiting for the commit before it (`commit_wait`) does."""
+    computing = sum(duration for phase, duration in seconds.items() if phase != "publish")
+    return tokens / computing if computing else 0.0
+
+
 class MetricTrackers:
     """All configured trackers."""
 
@@ -152,9 +159,8 @@ class MetricTrackers:
         if self._trackers:
             values = {f"train/{name}": value for name, value in metrics.items()}
             values |= {f"seconds/{phase}": duration for phase, duration in seconds.items()}
-            total = sum(seconds.values())
-            if total and "tokens" in metrics:
-                values["train/tokens_per_second"] = metrics["tokens"] / total
+            if "tokens" in metrics:
+                values["train/tokens_per_second"] = token_rate(metrics["tokens"], seconds)
             for tracker in self._trackers:
                 tracker.step(step, values)
 

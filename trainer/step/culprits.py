@@ -11,7 +11,7 @@ from schemas.records import BatchPlan, Rollout
 from trainer.config.loss import LossConfig
 from trainer.distributed.ranks import RankGroup
 from trainer.distributed.stop import StopRequest
-from trainer.model.model import canary_tokens
+from trainer.model.policy import canary_tokens
 from trainer.step.engine import TrainingDiverged, TrainingEngine
 from trainer.step.step import is_finite
 

@@ -93,7 +93,8 @@ def accumulate(
     started_at = time.perf_counter()
     torch.manual_seed(plan.seed)
     rows = [row for row in plan.rows if row.rank == rank_group.rank]
-    advantages, examples = build_examples(rows, rollouts, loss, rank_group)
+    baseline = None if loss.baseline_decay is None else plan.baseline
+    advantages, examples = build_examples(rows, rollouts, loss, rank_group, baseline)
     statistics = _row_statistics(rows, rollouts, examples, version, loss)
     # The denominators are fixed over all ranks before the first micro-batch.
     totals = dict(
@@ -108,6 +109,7 @@ def accumulate(
     packed_at = time.perf_counter()
     sums = torch.zeros(len(SUM_NAMES) + 2, dtype=torch.float64)
     positions, flops = 0, 0.0
+    parts: list[torch.Tensor] = []
     shape = engine.policy.shape()
     for batch in micro_batches:
         stop.check()
@@ -118,9 +120,12 @@ def accumulate(
         engine.backward(total)
         positions += len(batch.input_ids)
         flops += packed_flops(batch.spans, len(batch.targets), shape)
-        sums[:-2] += torch.stack([batch_sums[name].cpu().double() for name in SUM_NAMES])
+        parts.append(torch.stack([batch_sums[name] for name in SUM_NAMES]))
     if not micro_batches:
         engine.backward(engine.zero_loss())
+    # Only now: a copy from a GPU waits for everything that was started there.
+    for part in parts:
+        sums[:-2] += part.cpu().double()
     sums[-2], sums[-1] = positions, flops
     totals |= dict(zip((*SUM_NAMES, "positions", "model_flops"), rank_group.sum(sums).tolist(), strict=True))
     return StepOutput(
@@ -130,11 +135,15 @@ def accumulate(
 
 
 def build_examples(
-    rows: Sequence[PlanRow], rollouts: Mapping[str, Rollout], loss: LossConfig, rank_group: RankGroup
+    rows: Sequence[PlanRow],
+    rollouts: Mapping[str, Rollout],
+    loss: LossConfig,
+    rank_group: RankGroup,
+    baseline: float | None = None,
 ) -> tuple[BatchAdvantages, list[list[TrainingExample]]]:
     """Returns the advantages of the batch, and this rank's examples by micro-batch, both in the plan's order. A
     collective."""
-    advantages = batch_advantages(rows, rollouts, loss, rank_group)
+    advantages = batch_advantages(rows, rollouts, loss, rank_group, baseline)
     examples = {
         row.rollout_id: example_of(
             rollouts[row.rollout_id], advantages=advantages.by_rollout.get(row.rollout_id), opd=row.opd, loss=loss
@@ -151,14 +160,19 @@ def pack_micro_batches(micro_batches: Iterable[Sequence[TrainingExample]], loss:
 
 
 def batch_advantages(
-    rows: Sequence[PlanRow], rollouts: Mapping[str, Rollout], loss: LossConfig, rank_group: RankGroup
+    rows: Sequence[PlanRow],
+    rollouts: Mapping[str, Rollout],
+    loss: LossConfig,
+    rank_group: RankGroup,
+    baseline: float | None = None,
 ) -> BatchAdvantages:
     """Returns the advantages of the whole batch, the same on every rank. `rows` and `rollouts` are this rank's. A
     collective: groups and sessions may be spread over several ranks."""
     own_samples = [
         sample for row in rows if row.rl and (sample := rewarded_sample(rollouts[row.rollout_id])) is not None
     ]
-    return estimate_advantages([sample for samples in rank_group.gather(own_samples) for sample in samples], loss)
+    samples = [sample for gathered in rank_group.gather(own_samples) for sample in gathered]
+    return estimate_advantages(samples, loss, baseline)
 
 
 def _micro_batches(rows: Iterable[PlanRow]) -> list[list[str]]:

@@ -14,13 +14,13 @@ from tentalis.kafka.consumer import read_to_end
 from tentalis.service.exit_codes import ExitCode
 from tentalis.storage.file_set import list_sets, read_file, read_manifest
 from tentalis.storage.location import Location
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.integration.trainer.test_trainer_run import Lab
 from tests.support import forked
 from tests.support.kafka_fixture import Kafka
 from tests.support.object_store import FULL, Fault, ObjectStore, environment_of, object_store
 from tests.support.trainer_lab import tiny_model
 from trainer.config.trainer_config import TrainerConfig
-from trainer.model.model import WEIGHTS_FILE
 from trainer.run.run_log import decode_record
 
 pytestmark = pytest.mark.broker
@@ -69,8 +69,8 @@ def served(lab: Lab) -> dict[int, str]:
         if isinstance(record, PolicyUpdate) and record.policy == lab.policy:
             place = Location.parse(record.location)
             manifest = read_manifest(place)
-            assert manifest is not None and manifest.files[WEIGHTS_FILE].sha256 == record.sha256
-            assert read_file(place, manifest, WEIGHTS_FILE)
+            assert manifest is not None and manifest.files[ADAPTER_WEIGHTS].sha256 == record.sha256
+            assert read_file(place, manifest, ADAPTER_WEIGHTS)
             found[record.version] = record.sha256
     return found
 

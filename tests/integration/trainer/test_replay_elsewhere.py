@@ -19,14 +19,17 @@ from tentalis.kafka.admin import publish_schemas
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.producer import Publisher
+from tentalis.kafka.topic_id_log import record_topics
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.ops.forget.core import redacted_rollout
 from tentalis.service.settings import Settings
+from tentalis.storage.version_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.integration.trainer.test_trainer_run import Lab
 from tests.support import forked
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.trainer_lab import tiny_model
-from trainer.model.model import CONFIG_FILE, WEIGHTS_FILE, LoraPolicy, adapter_sha256
+from trainer.model.model import LoraPolicy
+from trainer.model.policy import adapter_sha256
 from trainer.replay.replay import TOLERANCE
 from trainer.run.run_log import read_run
 
@@ -204,8 +207,8 @@ def test_the_folder_of_the_initial_adapter_is_needed_where_the_run_begins_and_ne
     given = tmp_path / "given"
     given.mkdir()
     policy = LoraPolicy(lab.model, "tiny-base", lab.config().lora, 5, "cpu", torch.float32)
-    (given / WEIGHTS_FILE).write_bytes(policy.adapter_bytes())
-    (given / CONFIG_FILE).write_bytes(policy.adapter_config())
+    (given / ADAPTER_WEIGHTS).write_bytes(policy.weights_bytes())
+    (given / ADAPTER_CONFIG).write_bytes(policy.files().others["adapter_config.json"])
     lab.put_groups(4)
     run_config = lab.config(steps=1, initial_adapter=str(given), keep_checkpoints=1)
     assert lab.train(run_config, "SIGKILL at save 0") == -signal.SIGKILL
@@ -214,7 +217,7 @@ def test_the_folder_of_the_initial_adapter_is_needed_where_the_run_begins_and_ne
     assert lab.train(run_config) == 0, lab.log_text(run_config)
     shutil.rmtree(given)
     assert lab.train(run_config.model_copy(update={"steps": 2})) == 0, lab.log_text(run_config)
-    assert lab.hashes(run_config)[0] == adapter_sha256(policy.adapter_bytes())
+    assert lab.hashes(run_config)[0] == adapter_sha256(policy.weights_bytes())
     code, report = lab.replay(run_config)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 3), report
 
@@ -233,7 +236,7 @@ class Elsewhere:
             "max.compaction.lag.ms": "1000",
             "max.message.bytes": topics.table()[topics.ROLLOUTS].config["max.message.bytes"],
         }
-        others = (topics.RUNS, topics.BATCHES, topics.POLICIES, topics.SCHEMAS)
+        others = (topics.RUNS, topics.BATCHES, topics.POLICIES, topics.SCHEMAS, topics.TOPIC_IDS)
         made = [NewTopic(name, 1, 1, config=topics.table()[name].config) for name in others]
         made += [NewTopic(topics.ROLLOUTS, 3, 1, config=config), NewTopic(topics.dlq(topics.ROLLOUTS), 3, 1)]
         for created in admin.create_topics(made).values():
@@ -245,6 +248,7 @@ class Elsewhere:
             changed.result(30)
         eventually(lambda: set(admin.list_topics(timeout=30).topics) >= {each.topic for each in made}, 30)
         publish_schemas(self.settings, all_current())
+        record_topics(self.settings)
         self.codec = make_codec(self.settings)
         self.publisher = Publisher(self.settings, "test", self.codec)
 

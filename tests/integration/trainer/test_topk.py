@@ -24,7 +24,7 @@ from trainer.data.candidates import offer_of
 from trainer.data.plan import BatchDraft, PlanContext, plan_of
 from trainer.distributed import ranks
 from trainer.distributed.stop import StopRequest
-from trainer.model.model import adapter_sha256
+from trainer.model.policy import adapter_sha256
 from trainer.step.engine import TrainingEngine
 from trainer.step.step import train_step
 
@@ -90,7 +90,7 @@ def test_hints_of_a_judge_move_the_policy_by_their_likeliest_tokens(tmp_path: Pa
         folder, loss={"opd_kind": "topk", "topk": {"k": 4}}, max_rollout_tokens=256, micro_batch_tokens=256
     )
     engine = TrainingEngine(run_config, folder, ranks.join_ranks(), "cpu")
-    before = adapter_sha256(engine.policy.adapter_bytes())
+    before = adapter_sha256(engine.policy.weights_bytes())
     offer = offer_of(rollout, 0, 0, 0, 256, run_config.loss)
     assert (offer.unfit, offer.rl, offer.opd) == (None, False, True)
     plan = plan_of(BatchDraft((offer,), (), {0: 1}, ()), PlanContext("run", "tiny", "m", 1, 256, 0, "owner"), 1, 1, 0)
@@ -100,4 +100,4 @@ def test_hints_of_a_judge_move_the_policy_by_their_likeliest_tokens(tmp_path: Pa
     metrics = outcome_of_step.metrics
     assert metrics["opd_tokens"] == len(result.response_token_ids) // 4
     assert metrics["opd_loss"] != 0.0 and metrics["opd_overlap"] > 0.0 and metrics["grad_norm"] > 0.0
-    assert adapter_sha256(engine.policy.adapter_bytes()) != before
+    assert adapter_sha256(engine.policy.weights_bytes()) != before

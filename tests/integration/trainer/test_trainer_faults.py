@@ -48,6 +48,21 @@ CUTS = (
     "committed PolicyUpdate 2",
     "offsets 3",
 )
+# The same while the next step is planned and computed: a thread stands at the first point until the other one is at the
+# second. A step whose checkpoint is saved is finished at the next start, before anything is computed beside it.
+OVERLAPS = (
+    "save 1 until committed BatchPlan 2",
+    "saved 1 until gradient 2",
+    "save 2 until committed BatchPlan 3",
+    "commit StepResult 2 until stepped 3",
+    "committed StepResult 3 until commit BatchPlan 4",
+    "publish {version_4} until gradient 5",
+    "save 5 until committed BatchPlan 6",
+    "commit PolicyUpdate 5 until stepped 6",
+    "gradient 7 until committed StepResult 6",
+    "stepped 8 until committed PolicyUpdate 7",
+)
+OVERLAPPED_STEPS = 8
 STEPS = 4
 PATIENCE = 180  # seconds, on a machine that does other things too
 
@@ -98,7 +113,7 @@ class Killed:
 def killed(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, model: Path) -> Killed:
     folder = tmp_path_factory.mktemp("killed")
     lab = Lab(kafka, f"killed-{os.urandom(4).hex()}", folder, model)
-    lab.put_groups(2 * STEPS + 1)
+    lab.put_groups(2 * OVERLAPPED_STEPS + 1)
     run_config, calm = lab.config("killed", steps=STEPS), lab.config("calm", steps=STEPS)
     for number, cut in enumerate(CUTS):
         code, log_file = ended(lab, run_config, f"{number:02d}", f"SIGKILL at {cut}")
@@ -123,6 +138,29 @@ def test_fault_01_a_run_killed_at_every_commit_step_trains_each_batch_once_to_th
     assert {attempt for _, attempt in killed.run.plans} == {1}, "a plan that is on the log is executed as it stands"
     code, report = killed.lab.replay(killed.run_config)
     assert (code, report["equal"], len(report["steps"])) == (0, True, STEPS + 1), report
+
+
+def test_fault_01_a_run_killed_while_it_commits_one_step_and_computes_the_next_has_the_same_bytes(
+    killed: Killed,
+) -> None:
+    lab = killed.lab
+    run_config = lab.config("overlapped", steps=OVERLAPPED_STEPS)
+    version_4 = lab.run_log(killed.calm_config).highest_version + 1 + 4
+    for number, cut in enumerate(each.format(version_4=version_4) for each in OVERLAPS):
+        code, log_file = ended(lab, run_config, f"{number:02d}", f"SIGKILL at {cut}")
+        assert code == -signal.SIGKILL, f"not killed at {cut}: {code}\n{log_file}"
+    code, log_file = ended(lab, run_config, "last")
+    assert code == 0, log_file
+    run = lab.run_log(run_config)
+    assert lab.hashes(run_config)[: STEPS + 1] == lab.hashes(killed.calm_config)
+    assert rows_of(run) == rows_of(killed.calm)
+    trained = [row.rollout_id for plan in run.plans.values() for row in plan.rows]
+    assert len(trained) == len(set(trained)) == 8 * OVERLAPPED_STEPS
+    assert {attempt for _, attempt in run.plans} == {1}, "a plan that is on the log is executed as it stands"
+    written = records_of(lab, run_config)
+    assert len(written) == len(set(written)), "each plan, result and version is written once"
+    code, report = lab.replay(run_config)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, OVERLAPPED_STEPS + 1), report
 
 
 def test_fault_04_in_flight_rollouts_keep_the_version_that_sampled_them(killed: Killed) -> None:
@@ -237,6 +275,29 @@ def test_fault_05_fault_07_zombies_write_nothing_and_a_restart_goes_no_further_a
     with trainer(lab, run_config, "f") as (_, log_file):
         eventually(lambda: waits in log_file.read_text(), PATIENCE, message=log_file.read_text)
     assert lab.run_log(run_config) == before
+
+
+def half_written(lab: Lab) -> set[Path]:
+    """The temporary folders of checkpoints and adapters."""
+    return {path for folder in ("checkpoints", "adapters") for path in (lab.settings.home / folder).glob("*/.*")}
+
+
+def test_a_full_disk_ends_the_trainer_and_the_next_one_continues_to_the_same_bytes(killed: Killed) -> None:
+    """The error of a commit ends the trainer, though it has trained the next step meanwhile."""
+    lab = killed.lab
+    run_config = lab.config("full", steps=STEPS)
+    first_version = lab.run_log(killed.calm_config).highest_version + 1
+    points = "save 2 until committed BatchPlan 3", f"publish {first_version + 3} until committed BatchPlan 4"
+    for name, point in zip(("checkpoint", "adapter"), points, strict=True):
+        before = half_written(lab)
+        code, text = ended(lab, run_config, name, f"ENOSPC at {point}")
+        assert code not in (0, None) and "No space left on device" in text, text
+        assert half_written(lab) <= before, "nothing half written stays, as it does after a kill"
+        run = lab.run_log(run_config)
+        assert (run.last_step, max(step for step, _ in run.plans)) == ((1, 3) if name == "checkpoint" else (3, 4))
+    code, text = ended(lab, run_config, "last")
+    assert code == 0, text
+    assert lab.hashes(run_config) == lab.hashes(killed.calm_config)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from tentalis.text.timestamps import now_ms
 from tests.support import forked
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.trainer_lab import config, rollout, rollouts, tiny_model
+from trainer.advantages.baseline import STEP_ANSWERS, STEP_REWARDS, RunningBaseline
 from trainer.config.trainer_config import TrainerConfig, config_text
 from trainer.data.candidates import Offer, ReadSegment, offer_of
 from trainer.data.fetch import BadRollouts
@@ -202,6 +203,28 @@ def test_a_run_publishes_and_replays_to_the_same_bytes(lab: Lab) -> None:
     assert [step.step for step in replay(run_config.run_id, lab.settings, to_step=0, verify_only=True)] == [0]
 
 
+def test_conversations_are_compared_with_earlier_ones_over_a_restart_and_a_replay(lab: Lab) -> None:
+    rewards = [float(index % 3 > 0) for index in range(24)]
+    lab.put(*(rollout(f"{lab.policy}-{i}", policy=lab.policy, reward=reward) for i, reward in enumerate(rewards)))
+    run_config = lab.config()
+    assert lab.train(run_config, "--steps", "2") == 0, lab.log_text(run_config)
+    assert lab.train(run_config) == 0, lab.log_text(run_config)
+    run = lab.run_log(run_config)
+    baseline = RunningBaseline()
+    decay = run_config.loss.baseline_decay
+    assert decay is not None
+    for step in (1, 2, 3):
+        plan, result = run.latest_plan(step), run.winning_result(step)
+        assert plan is not None and result is not None
+        assert plan.baseline == baseline.mean
+        own = [rewards[int(row.rollout_id.split("/")[0].rpartition("-")[2])] for row in plan.rows]
+        baseline = baseline.after({STEP_REWARDS: sum(own), STEP_ANSWERS: float(len(own))}, decay)
+        assert RunningBaseline.of_metrics(result.metrics) == baseline
+    assert baseline.mean is not None and 0.0 < baseline.mean < 1.0
+    code, report = lab.replay(run_config)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
+
+
 def test_two_policies_are_trained_beside_each_other_each_with_its_own_lineage(
     kafka: Kafka, unique: str, tmp_path: Path, model: Path
 ) -> None:
@@ -330,6 +353,7 @@ def test_two_nodes_without_a_common_folder_train_a_run_and_end_together(lab: Lab
     assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
 
 
+@pytest.mark.long  # fault_10 of test_trainer_faults.py holds the same against the log without the second launcher
 def test_a_restart_with_fewer_ranks_makes_a_new_attempt_and_replays(lab: Lab) -> None:
     """Somebody leaves before the restart: the new attempt is without what was theirs."""
     by_id = {rollout.rollout_id: rollout for rollout in lab.put_groups(7)}

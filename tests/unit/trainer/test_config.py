@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from schemas.records import PolicySpan, Sampling
 from schemas.tensors import uint8_bytes
+from tentalis.policies.guard import GuardMode, GuardRule
 from tests.support import ROOT
 from tests.support.trainer_lab import rollout
 from trainer.config import page as config_page
@@ -19,9 +21,10 @@ from trainer.config.aliases import (
     VARIABLE_ALIASES,
 )
 from trainer.config.commented import commented_yaml
+from trainer.config.conversation import ANCHOR, anchored
 from trainer.config.file import known_names, load_config, override_settings, parse_config, section_of
-from trainer.config.loss import KlConfig
-from trainer.config.trainer_config import ConfigError, TrainerConfig, config_text
+from trainer.config.loss import KlConfig, LossConfig, PairLossConfig
+from trainer.config.trainer_config import ConfigError, TrainerConfig, config_text, given_text
 from trainer.data.candidates import Offer, ReadSegment, malformed_reason, offer_of
 
 MINIMAL = "run_id: r\npolicy: p\nbase_model: smollm2\nbase_model_name: smollm2\n"
@@ -235,6 +238,36 @@ def test_an_offer_says_what_trains() -> None:
 
 
 @pytest.mark.parametrize(
+    ("loss", "rewards", "teacher", "parts", "unfit"),
+    [
+        (LossConfig(opd_weight=0), [0.5, 0.0], True, (True, False), None),
+        (LossConfig(opd_weight=0, dynamic_sampling=True), [0.5, 0.5], True, (False, False), "equal rewards"),
+        (LossConfig(dynamic_sampling=True), [0.5, 0.5], True, (False, True), None),
+        (LossConfig(opd_weight=0), None, True, (False, False), "a hint, which opd_weight 0 does not read"),
+        (LossConfig(rl_weight=0), [0.5, 0.0], True, (True, True), None),
+        (
+            LossConfig(rl_weight=0),
+            [0.5, 0.0],
+            False,
+            (True, False),
+            "no hint, and rl_weight 0 does not read the reward",
+        ),
+        (LossConfig(rl_weight=0, pair=PairLossConfig(weight=1)), [0.5, 0.0], False, (True, False), None),
+        (LossConfig(rl_weight=0, opd_weight=0), [0.5, 0.0], False, (True, False), None),
+    ],
+)
+def test_a_part_that_no_loss_reads_is_not_offered(
+    loss: LossConfig, rewards: list[float] | None, teacher: bool, parts: tuple[bool, bool], unfit: str | None
+) -> None:
+    given: dict[str, Any] = {} if rewards is None else {"reward": 0.5, "rewards": rewards, "n": 2}
+    of = rollout(teacher=[-1, -1, -1] if teacher else None, **given)
+    if rewards is None:
+        of = of.model_copy(update={"has_rl": False, "reward": None})
+    offer = offer_of(of, 0, 0, 0, 100, loss)
+    assert ((offer.rl, offer.opd), offer.unfit) == (parts, unfit)
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"sampling": Sampling(temperature=0.0)}, "greedy sampling"),
@@ -267,6 +300,22 @@ def test_contradicting_fields_are_malformed() -> None:
         == "7 tokens but 0 values in teacher_logprobs"
     )
     assert "nothing comes before it" in str(malformed_reason(good.model_copy(update={"loss_mask": b"\1" * 7}), 64))
+
+
+def test_a_conversation_is_anchored_at_the_base_model_unless_it_says_otherwise() -> None:
+    plain = parse_config(MINIMAL, "f")
+    held = anchored(plain)
+    assert held.loss.kl == ANCHOR and ANCHOR.coef > 0 and ANCHOR.against == "base"
+    assert held.model_copy(update={"loss": plain.loss}) == plain
+    assert parse_config(given_text(held), "f") == held, "the file that `tentalis up` writes has it"
+    for own in ("loss: {kl: {coef: 0.5}}", "loss: {kl: {coef: 0.0}}"):
+        chosen = parse_config(f"{MINIMAL}{own}\n", "f")
+        assert anchored(chosen) == chosen
+    assert config_page.CONVERSATIONS in config_page.render_page() and "coef: 0.02" in config_page.CONVERSATIONS
+
+
+def test_a_run_is_guarded_by_default() -> None:
+    assert GuardRule.of_config(config_text(parse_config(MINIMAL, "f"))).mode is GuardMode.GUARDED
 
 
 def test_segments_travel_as_json() -> None:

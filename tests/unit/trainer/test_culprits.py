@@ -63,21 +63,30 @@ def test_a_poisoned_rollout_is_found_and_the_step_without_it_gives_the_bytes_of_
     for step in range(2):
         honest = rollouts(2, 4, seed=step, prefix=f"h{step}-")
         batch = [*honest[:3], poisoned(f"p{step}"), *honest[3:]]
-        plan, before = planned(batch), struck.policy.adapter_bytes()
+        plan, before = planned(batch), struck.policy.weights_bytes()
         given_to = arguments(struck, run_config, plan, batch)
         with pytest.raises(StepNotFinite, match="not finite"):
             train_step(*given_to)
         assert find_culprits(*given_to) == {f"p{step}/0": "temperature out of bounds"}
-        assert struck.policy.adapter_bytes() == before
+        assert struck.policy.weights_bytes() == before
         next_plan = next_attempt(plan, CONTEXT, 0, {r.key: r for r in batch}, {f"p{step}/0": NOT_FINITE})
         assert [row.rollout_id for row in next_plan.rows] == [r.key for r in honest]
         assert (next_plan.attempt, next_plan.drops[-1].reason, next_plan.drops[-1].count) == (2, NOT_FINITE, 1)
         for engine in (struck, calm):
             train_step(*arguments(engine, run_config, next_plan, honest))
-    assert struck.policy.adapter_bytes() == calm.policy.adapter_bytes() != before
+    assert struck.policy.weights_bytes() == calm.policy.weights_bytes() != before
     theirs = calm.optimizer_state()
     assert struck.optimizer_state().steps == theirs.steps == 2
     assert all(torch.equal(moment, theirs.moments[name]) for name, moment in struck.optimizer_state().moments.items())
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e39, 1e308])
+def test_a_temperature_beyond_float32_is_found_too(run_config: TrainerConfig, temperature: float) -> None:
+    engine, batch = engine_of(run_config), [*HONEST, poisoned("p", temperature=temperature)]
+    given_to = arguments(engine, run_config, planned(batch), batch)
+    with pytest.raises(StepNotFinite, match="not finite"):
+        train_step(*given_to)
+    assert find_culprits(*given_to) == {"p/0": "temperature out of bounds"}
 
 
 def test_a_cause_that_no_bound_names_is_found_by_bisection(
@@ -97,17 +106,17 @@ def test_metrics_that_are_not_finite_update_nothing_either(run_config: TrainerCo
     distilled = run_config.model_copy(update={"loss": run_config.loss.model_copy(update={"rl_weight": 0.0})})
     engine = engine_of(distilled)
     batch = [*HONEST, rollout("p", reward=1.0)]
-    before = engine.policy.adapter_bytes()
+    before = engine.policy.weights_bytes()
     huge = with_digest(batch[-1].model_copy(update={"reward": 1e39}))
     with pytest.raises(StepNotFinite, match="rl_advantage_abs"):
         train_step(*arguments(engine, distilled, planned(batch), [*HONEST, huge]))
-    assert engine.policy.adapter_bytes() == before
+    assert engine.policy.weights_bytes() == before
 
 
 def test_a_policy_that_is_not_finite_is_not_the_fault_of_its_rollouts(run_config: TrainerConfig) -> None:
     engine = engine_of(run_config)
     with torch.no_grad():
-        engine.policy.adapter_parameters()[0][1].fill_(float("inf"))
+        engine.policy.trained_parameters()[0][1].fill_(float("inf"))
     given_to = arguments(engine, run_config, planned(HONEST), HONEST)
     with pytest.raises(StepNotFinite):
         train_step(*given_to)

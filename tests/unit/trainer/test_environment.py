@@ -61,6 +61,16 @@ def test_another_source_processor_or_variable_is_named(
     ]
 
 
+def test_a_replay_on_cuda_does_not_name_the_workspace_that_the_trainer_sets_itself(model: Path) -> None:
+    """The run was recorded after its rank had set it, and a replay compares before."""
+    name = "variable CUBLAS_WORKSPACE_CONFIG"
+    trained = environment(model, "cuda", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    assert differences(trained, environment(model, "cuda", {})) == {}
+    other = differences(trained, environment(model, "cuda", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}))
+    assert other == {name: (":4096:8", ":16:8")}
+    assert name not in environment(model, "cpu", {})
+
+
 def test_a_manifest_of_an_earlier_release_keeps_its_digest_and_is_not_compared(model: Path) -> None:
     before = loop_records.manifest()
     assert before.environment == {} and differences({}, environment(model, "cpu")) == {}

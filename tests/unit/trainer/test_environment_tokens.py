@@ -51,7 +51,7 @@ def gradient(policy: LoraPolicy, made: list[Rollout]) -> list[Tensor]:
     packed = pack_examples(batch)
     total, _ = objective(policy(packed), packed.token_targets, loss, LossCounts.of([batch], loss), None)
     total.backward()
-    return [p.grad.clone() for _, p in policy.adapter_parameters() if p.grad is not None]
+    return [p.grad.clone() for _, p in policy.trained_parameters() if p.grad is not None]
 
 
 def test_two_rollouts_that_differ_in_a_masked_log_prob_alone_have_the_same_gradient(policy: LoraPolicy) -> None:

@@ -32,7 +32,7 @@ def run_config(tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
 def checkpointed(engine: TrainingEngine, folder: Path) -> Checkpoint:
     policy = engine.policy
     written = save_checkpoint(
-        folder, state_of(engine), policy.adapter_bytes(), policy.adapter_config(), engine.optimizer_state()
+        folder, state_of(engine), policy.weights_bytes(), policy.files(), engine.optimizer_state()
     )
     return Checkpoint.read(written.folder)
 
@@ -41,7 +41,7 @@ def resumed(
     run_config: TrainerConfig, checkpoint: Checkpoint, optimizer: OptimizerState | None = None
 ) -> TrainingEngine:
     engine = engine_of(run_config)
-    engine.restore(checkpoint.adapter(), checkpoint.optimizer() if optimizer is None else optimizer)
+    engine.restore(checkpoint.weights(), checkpoint.optimizer() if optimizer is None else optimizer)
     return engine
 
 
@@ -50,7 +50,7 @@ def test_fault_02_the_moments_of_every_trained_parameter_come_back(run_config: T
     run_step(engine, run_config, BATCHES[0], 1)
     checkpoint = checkpointed(engine, tmp_path)
     before = engine.optimizer_state()
-    names = [name for name, _ in engine.policy.adapter_parameters()]
+    names = [name for name, _ in engine.policy.trained_parameters()]
     assert set(before.moments) == {f"{name}.{moment}" for name in names for moment in ("exp_avg", "exp_avg_sq")}
     same = resumed(run_config, checkpoint)
     after = same.optimizer_state()
@@ -62,9 +62,9 @@ def test_fault_02_the_moments_of_every_trained_parameter_come_back(run_config: T
     bare = resumed(run_config, checkpoint, OptimizerState({}, 0))
     for each in (engine, same, zeroed, bare):
         run_step(each, run_config, BATCHES[1], 2)
-    assert same.policy.adapter_bytes() == engine.policy.adapter_bytes()
+    assert same.policy.weights_bytes() == engine.policy.weights_bytes()
     for lost in (zeroed, bare):
-        assert lost.policy.adapter_bytes() != engine.policy.adapter_bytes(), "the bytes show it where they do not"
+        assert lost.policy.weights_bytes() != engine.policy.weights_bytes(), "the bytes show it where they do not"
 
 
 @st.composite
@@ -141,7 +141,7 @@ def test_fault_08_a_step_draws_from_its_plans_seed_and_from_nothing_that_came_be
         torch.manual_seed(disturb)
         torch.rand(disturb)
         run_step(engine, run_config, BATCHES[0], 1 + seeded_otherwise)
-        return engine.policy.adapter_bytes()
+        return engine.policy.weights_bytes()
 
     assert trained(1) == trained(2)
     assert trained(1) != trained(1, seeded_otherwise=1), "else nothing was drawn"
@@ -154,14 +154,14 @@ def test_fault_09_a_saved_adapter_gives_the_same_log_probs_also_on_a_bfloat16_ba
     engine = engine_of(half)
     run_step(engine, half, BATCHES[0], 1)
     checkpoint = checkpointed(engine, tmp_path)
-    assert {tensor.dtype for tensor in load(checkpoint.adapter()).values()} == {torch.float32}
+    assert {tensor.dtype for tensor in load(checkpoint.weights()).values()} == {torch.float32}
     assert {moment.dtype for moment in checkpoint.optimizer().moments.values()} == {torch.float32}
     again = resumed(half, checkpoint)
     tokens = torch.arange(1, 40)
     assert torch.equal(again.policy.token_logprobs(tokens), engine.policy.token_logprobs(tokens))
     first, second = (run_step(each, half, BATCHES[1], 2).metrics for each in (engine, again))
     assert first == second and first["rl_loss"] != 0.0
-    assert again.policy.adapter_bytes() == engine.policy.adapter_bytes()
+    assert again.policy.weights_bytes() == engine.policy.weights_bytes()
 
 
 def test_fault_07_a_checkpoint_that_is_there_is_not_taken_away_to_be_written_again(
@@ -188,4 +188,4 @@ def test_fault_07_a_checkpoint_that_is_there_is_not_taken_away_to_be_written_aga
     assert {path: path.stat().st_ino for path in first.folder.iterdir()} == files
     assert again.state == first.state and [path.name for path in late.iterdir()] == [again.folder.name]
     run_step(engine, run_config, BATCHES[1], 2)
-    assert checkpointed(engine, tmp_path).adapter() == engine.policy.adapter_bytes(), "another content replaces it"
+    assert checkpointed(engine, tmp_path).weights() == engine.policy.weights_bytes(), "another content replaces it"

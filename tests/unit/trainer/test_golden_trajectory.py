@@ -21,7 +21,7 @@ from trainer.data.plan import BatchDraft, PlanContext, plan_of
 from trainer.distributed import ranks, runtime
 from trainer.distributed.environment import processor
 from trainer.distributed.stop import StopRequest
-from trainer.model.model import adapter_sha256
+from trainer.model.policy import adapter_sha256
 from trainer.step.engine import TrainingEngine
 from trainer.step.step import train_step
 
@@ -63,7 +63,7 @@ def trajectory(folder: Path) -> list[dict[str, Any]]:
             )
             steps.append(
                 {name: output.metrics[name] for name in NAMES}
-                | {"sha256": adapter_sha256(engine.policy.adapter_bytes())}
+                | {"sha256": adapter_sha256(engine.policy.weights_bytes())}
             )
         return steps
     finally:

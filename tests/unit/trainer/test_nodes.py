@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from tentalis.local.ports import free_port
+from tentalis.local.ports import free_port, port_is_free
 from tentalis.service.ports import PortTaken
 from tests.support.kafka_fixture import eventually
 from trainer.distributed import nodes
@@ -189,6 +189,7 @@ def test_a_node_with_other_settings_waits_until_node_0_has_them_too(
         assert isinstance(old.exception(60), StopRequested)
 
     stopped_while_waiting()
+    eventually(lambda: port_is_free(places[0].port), 60, message="the store of the old settings is still open")
     for each in (launchers.begin(places[0], "seed: 2"), updated):
         each.result(60).check()
 

@@ -25,7 +25,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> LoraPolicy:
     model = tiny_model(tmp_path_factory.mktemp("model"))
     made = LoraPolicy(model, "tiny-base", LoraShape(rank=4, alpha=8.0), 0, "cpu", torch.float32)
     with torch.no_grad():
-        for name, parameter in made.adapter_parameters():
+        for name, parameter in made.trained_parameters():
             if ".lora_B." in name:
                 parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
     return made
@@ -103,7 +103,7 @@ def gradient(
         total, _ = objective(scores, batch.token_targets, loss, counts, base)
         total.backward()
         value += float(total.detach())
-    return value, [p.grad.clone() for _, p in policy.adapter_parameters() if p.grad is not None]
+    return value, [p.grad.clone() for _, p in policy.trained_parameters() if p.grad is not None]
 
 
 @CONFIGURED

@@ -29,7 +29,7 @@ def policy(model: Path) -> LoraPolicy:
     made = LoraPolicy(model, "tiny-base", LoraShape(rank=4, alpha=8.0), 0, "cpu", torch.float32)
     with torch.no_grad():
         # A trained adapter: with B = 0 nothing would depend on the low-rank path.
-        for name, parameter in made.adapter_parameters():
+        for name, parameter in made.trained_parameters():
             if ".lora_B." in name:
                 parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
     return made
@@ -42,8 +42,8 @@ def reference_of(model: Path, policy: LoraPolicy) -> Any:
 
     folder = model / "reference"
     folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_bytes(policy.adapter_config())
-    (folder / "adapter_model.safetensors").write_bytes(policy.adapter_bytes())
+    (folder / "adapter_config.json").write_bytes(policy.files().others["adapter_config.json"])
+    (folder / "adapter_model.safetensors").write_bytes(policy.weights_bytes())
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return PeftModel.from_pretrained(base, folder).eval()
 
@@ -102,13 +102,13 @@ def gradients(policy: LoraPolicy, packs: Sequence[Sequence[TrainingExample]]) ->
         batch = pack_examples(part)
         total, _ = objective(policy(batch), batch.token_targets, LossConfig(), counts)
         total.backward()
-    return [parameter.grad.clone() for _, parameter in policy.adapter_parameters() if parameter.grad is not None]
+    return [parameter.grad.clone() for _, parameter in policy.trained_parameters() if parameter.grad is not None]
 
 
 def test_neither_the_split_into_micro_batches_nor_the_order_changes_the_gradient(policy: LoraPolicy) -> None:
     made = examples(rollouts(3, 4))
     whole = gradients(policy, [made])
-    assert len(whole) == len(policy.adapter_parameters())
+    assert len(whole) == len(policy.trained_parameters())
     assert all(float(gradient.abs().max()) > 0 for gradient in whole)
     for other in ([made[:5], made[5:]], [[made[i]] for i in (7, 2, 5, 0, 11, 1, 3, 10, 4, 6, 9, 8)]):
         for left, right in zip(whole, gradients(policy, other), strict=True):

@@ -1,8 +1,10 @@
 """One step over two ranks is the step over one, also where groups and sessions lie on both."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch.distributed import TCPStore
 from schemas.records import Rollout, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes
 from tests.support.trainer_lab import VOCAB, config, rollouts, tiny_model
+from tests.unit.trainer import test_full
 from trainer.config.loss import LossConfig
 from trainer.data.candidates import offer_of
 from trainer.data.plan import BatchDraft, PlanContext, plan_of
@@ -64,24 +67,32 @@ def step(model: Path, name: str, size: int) -> tuple[dict[str, torch.Tensor], di
     assert {row.rank for row in plan.rows} == set(range(size))
     own = {r.rollout_id: r for r in made if any(row.rollout_id == r.rollout_id for row in plan.rows)}
     output = train_step(engine, plan, 0, own, loss, rank_group, StopRequest())
-    return {n: p.detach().clone() for n, p in engine.policy.adapter_parameters()}, output.metrics
+    return {n: p.detach().clone() for n, p in engine.policy.trained_parameters()}, output.metrics
 
 
-def test_a_step_over_two_ranks_is_the_step_over_one(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list["subprocess.Popen[bytes]"]]]:
+    """The folder of two ranks, and their processes, which end by themselves."""
+    folder = tmp_path_factory.mktemp("ranks")
+    model = tiny_model(folder / "model")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
     environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    command = [sys.executable, "-m", "tests.unit.trainer.test_ranks", str(model), str(tmp_path)]
+    command = [sys.executable, "-m", "tests.unit.trainer.test_ranks", str(model), str(folder)]
     ranks = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(2)]
     try:
-        alone = {name: step(model, name, 1) for name in LOSSES}
-        assert [process.wait(180) for process in ranks] == [0, 0]
+        yield folder, ranks
     finally:
         for process in ranks:
             process.kill()
             process.wait()
+
+
+def test_a_step_over_two_ranks_is_the_step_over_one(two: tuple[Path, list["subprocess.Popen[bytes]"]]) -> None:
+    folder, ranks = two
+    alone = {name: step(folder / "model", name, 1) for name in LOSSES}
+    assert [process.wait(400) for process in ranks] == [0, 0]
     for name, (parameters, metrics) in alone.items():
-        found = load_file(tmp_path / f"{name}.safetensors")
+        found = load_file(folder / f"{name}.safetensors")
         for key, value in parameters.items():
             torch.testing.assert_close(
                 found[key], value, atol=1e-5, rtol=1e-3, msg=lambda text, at=f"{name}: {key}": f"{at}: {text}"
@@ -91,7 +102,21 @@ def test_a_step_over_two_ranks_is_the_step_over_one(tmp_path: Path) -> None:
         assert metrics["grad_norm"] > 0
 
 
+def test_sharded_moments_give_the_same_bytes_again_and_over_a_checkpoint(
+    two: tuple[Path, list["subprocess.Popen[bytes]"]],
+) -> None:
+    folder, ranks = two
+    assert [process.wait(400) for process in ranks] == [0, 0]
+    plain, clipped = (json.loads((folder / f"{name}.json").read_text()) for name in test_full.RANKS_SETTINGS)
+    # Without clipping the parts are updated as the whole is. The norm is summed in another order.
+    assert len(set(plain.values())) == 1, plain
+    assert clipped["1"] == clipped["1 resumed"] and clipped["0"] == clipped["0 resumed"], clipped
+    assert clipped["1"] != plain["1"]
+
+
 if __name__ == "__main__":
+    for settings in test_full.RANKS_SETTINGS:
+        test_full.two_ranks(Path(sys.argv[2]), settings)
     for each in LOSSES:
         weights, measured = step(Path(sys.argv[1]), each, 2)
         if join_ranks().rank == 0:

@@ -5,7 +5,9 @@ from pathlib import Path
 from schemas.ids import sha256_hex
 from schemas.records import StepResult
 from tentalis.service.settings import Settings
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.loop_records import manifest, step_result
+from trainer.model.policy import VersionFiles
 from trainer.replay.recording import _first_step, find_beginning
 from trainer.run.checkpoint import CheckpointState, save_checkpoint
 from trainer.run.resume import NO_MOMENTS
@@ -29,7 +31,7 @@ def checkpoint(root: Path, run_id: str, step: int) -> None:
         metrics={},
         seconds={},
     )
-    save_checkpoint(root, state, ADAPTER, b"{}", NO_MOMENTS)
+    save_checkpoint(root, state, ADAPTER, VersionFiles(ADAPTER_WEIGHTS, {}), NO_MOMENTS)
 
 
 def branch() -> tuple[RunLog, list[StepResult]]:

@@ -1,9 +1,10 @@
 """The checkpoint that is trusted, the plan that comes next, and the channel between ranks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from schemas import topics
 from schemas.ids import sha256_hex
 from schemas.records import BatchPlan, PlanRow, StepResult
 from tentalis.kafka.identity import TopicLost
+from tentalis.storage.version_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_WEIGHTS
 from tests.support import loop_records
+from trainer.distributed.environment import CONFIG_FILE as CONFIG_JSON
 from trainer.distributed.ranks import RankChannel, join_ranks
 from trainer.distributed.stop import StopRequest, StopRequested
-from trainer.model.model import WEIGHTS_FILE
+from trainer.model.policy import VersionFiles
 from trainer.replay.recording import CannotReplay, recorded_steps
 from trainer.run.backpressure_gate import BackpressureGate
 from trainer.run.checkpoint import (
@@ -25,14 +28,17 @@ from trainer.run.checkpoint import (
     save_checkpoint,
     set_aside,
 )
+from trainer.run.commit import Announced, CommittedStep
 from trainer.run.control_topics import check_control_topics
 from trainer.run.coordinator import Coordinator
 from trainer.run.rebuild import CannotRebuild, check_reproduced, recorded_plan
-from trainer.run.resume import NO_MOMENTS, is_confirmed, resume_point
+from trainer.run.resume import NO_MOMENTS, _check_fits, is_confirmed, resume_point
+from trainer.run.rollback import CannotBranch
 from trainer.run.run_log import RunLog
-from trainer.step.step import StepOutput
 
 ADAPTER = b"weights"
+NO_FILES = VersionFiles(ADAPTER_WEIGHTS, {ADAPTER_CONFIG: b"{}"})
+SHAPE = VersionFiles(ADAPTER_WEIGHTS, {ADAPTER_CONFIG: b'{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}'})
 
 
 def plan(step: int, attempt: int = 1, owner: str = "me") -> BatchPlan:
@@ -109,7 +115,7 @@ def checkpoint_state(step: int, attempt: int = 1, owner: str = "me", manifest: s
 
 
 def checkpoint(root: Path, step: int, attempt: int = 1, owner: str = "me", manifest: str = "m") -> Checkpoint:
-    return save_checkpoint(root, checkpoint_state(step, attempt, owner, manifest), ADAPTER, b"{}", NO_MOMENTS)
+    return save_checkpoint(root, checkpoint_state(step, attempt, owner, manifest), ADAPTER, NO_FILES, NO_MOMENTS)
 
 
 def found(root: Path, run: RunLog) -> Checkpoint | None:
@@ -150,8 +156,8 @@ def change_low_water(path: Path) -> None:
     ("name", "damage"),
     [
         (OPTIMIZER_FILE, flip),
-        (WEIGHTS_FILE, lambda path: path.write_bytes(path.read_bytes()[:3])),
-        (WEIGHTS_FILE, Path.unlink),
+        (ADAPTER_WEIGHTS, lambda path: path.write_bytes(path.read_bytes()[:3])),
+        (ADAPTER_WEIGHTS, Path.unlink),
         (STATE_FILE, flip),
         (STATE_FILE, lambda path: path.write_text("")),
         (STATE_FILE, change_low_water),
@@ -198,10 +204,42 @@ def test_a_completed_step_is_trained_again_with_the_plan_that_won() -> None:
 
 def test_a_step_trained_again_to_other_bytes_is_not_committed() -> None:
     run = log_of([plan(1)], [result(0, 0), result(1, 1)])
-    check_reproduced(run, plan(1), "sha-1-1")
-    check_reproduced(run, plan(2), "new")
+    check_reproduced(run.results.get((1, 1)), plan(1), "sha-1-1")
+    check_reproduced(run.results.get((2, 1)), plan(2), "new")
     with pytest.raises(CannotRebuild, match="gave the adapter other, but the log has sha-1-1"):
-        check_reproduced(run, plan(1), "other")
+        check_reproduced(run.results.get((1, 1)), plan(1), "other")
+
+
+def test_a_run_does_not_continue_on_another_config_json_of_its_base_model(tmp_path: Path) -> None:
+    """The weights are the same, so their digest is; no replay could have both."""
+    engine: Any = SimpleNamespace(policy=SimpleNamespace(files=lambda: SHAPE))
+    checkpoint = save_checkpoint(tmp_path, checkpoint_state(1), ADAPTER, SHAPE, NO_MOMENTS)
+    then = loop_records.manifest("run").model_copy(update={"environment": {CONFIG_JSON: "then", "source": "a"}})
+    now = then.model_copy(update={"environment": {CONFIG_JSON: "now", "source": "b"}})
+    run = RunLog("run", "tiny", relatives=(then,))
+    _check_fits(checkpoint, run, then.model_copy(update={"environment": now.environment | then.environment}), engine)
+    with pytest.raises(CannotBranch, match=r"was trained with other settings in the config\.json of its base model"):
+        _check_fits(checkpoint, run, now, engine)
+    earlier = then.model_copy(update={"environment": {}})
+    _check_fits(checkpoint, replace(run, relatives=(earlier,)), now, engine)
+    with pytest.raises(CannotBranch, match="was trained on another base model"):
+        _check_fits(checkpoint, run, then.model_copy(update={"base_sha256": "other"}), engine)
+
+
+def test_a_whole_model_and_an_adapter_do_not_continue_each_other(tmp_path: Path) -> None:
+    whole = VersionFiles(MODEL_WEIGHTS, {})
+    manifest = loop_records.manifest("run")
+    for number, (of, now, words) in enumerate(
+        [
+            (whole, SHAPE, r"trained the whole model \(`lora: null`\), where the configuration now trains an adapter"),
+            (SHAPE, whole, r"trained an adapter, where the configuration now trains the whole model \(`lora: null`\)"),
+        ]
+    ):
+        engine: Any = SimpleNamespace(policy=SimpleNamespace(files=lambda now=now: now))
+        checkpoint = save_checkpoint(tmp_path / str(number), checkpoint_state(1), ADAPTER, of, NO_MOMENTS)
+        assert checkpoint.weights() == ADAPTER
+        with pytest.raises(CannotBranch, match=words):
+            _check_fits(checkpoint, RunLog("run", "tiny"), manifest, engine)
 
 
 def test_replay_follows_the_attempt_that_won() -> None:
@@ -241,22 +279,21 @@ def test_the_channel_keeps_order_and_forgets_what_was_read() -> None:
 def test_what_a_trainer_holds_of_its_run_does_not_grow_with_its_steps() -> None:
     run = RunLog("run", "tiny", plans={(1, 1): plan(1)}, results={(0, 0): result(0, 0)})
 
-    def commit(plan_of_step: BatchPlan, *_: object) -> dict[str, float]:
-        run.results[plan_of_step.step, 1] = result(plan_of_step.step, 1)
-        return {}
+    def apply_commit(committed: CommittedStep) -> None:
+        run.results[committed.plan.step, 1] = result(committed.plan.step, 1)
 
-    metrics = SimpleNamespace(record_step=lambda *_: None)
-    state, backpressure = (
-        SimpleNamespace(run=run, commit=commit, version=0),
-        SimpleNamespace(gate=BackpressureGate("p", "run", 0)),
-    )
-    coordinator = cast(
-        Coordinator, SimpleNamespace(state=state, metrics=metrics, backpressure=backpressure, recovered_step=0)
+    coordinator: Any = SimpleNamespace(
+        state=SimpleNamespace(run=run, apply_commit=apply_commit, manifest=SimpleNamespace(first_version=0)),
+        metrics=SimpleNamespace(record_step=lambda *_: None),
+        backpressure=SimpleNamespace(gate=BackpressureGate("p", "run", 0)),
+        recovered_step=0,
     )
     for step in range(1, 50):
-        run.plans[step, 1] = plan(step)
-        Coordinator.commit_step(coordinator, plan(step), StepOutput({}, {}), 0.0)
-        assert (set(run.plans), set(run.results), run.last_step) == ({(step, 1)}, {(step, 1)}, step)
+        run.plans[step, 1], run.plans[step + 1, 1] = plan(step), plan(step + 1)
+        checkpoint: Any = SimpleNamespace(state=checkpoint_state(step))
+        committed = CommittedStep(plan(step), checkpoint, Announced(None, None), {}, {})
+        assert Coordinator._committed(coordinator, committed) == [checkpoint_state(step).low_water]
+        assert (set(run.plans), set(run.results)) == ({(step, 1), (step + 1, 1)}, {(step, 1)})
 
 
 IDS = {topics.RUNS: "a", topics.BATCHES: "b", topics.POLICIES: "c"}
@@ -273,6 +310,14 @@ def test_a_control_topic_that_was_created_again_is_refused_if_the_log_lacks_the_
         check_control_topics(log, [state_of(1)], IDS | {lost: "new"})
     with pytest.raises(TopicLost, match=lost):
         check_control_topics(log, [state_of(1)], {name: each for name, each in IDS.items() if name != lost})
+
+
+def test_plans_that_were_lost_before_the_newest_was_written_are_refused_until_they_are_imported() -> None:
+    """The topic was created again, and the last step before the trainer noticed it is on the new one."""
+    results, changed = [result(0, 0), result(1, 1)], IDS | {topics.BATCHES: "new"}
+    with pytest.raises(TopicLost, match=f"{topics.BATCHES} deleted or created again: .* without the plan of step 1"):
+        check_control_topics(log_of([plan(2)], results), [state_of(2)], changed)
+    check_control_topics(log_of([plan(1), plan(2)], results), [state_of(2)], changed)
 
 
 def test_a_checkpoint_of_an_aborted_plan_is_no_loss_and_two_steps_without_one_are() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.records import PolicyUpdate, Position, Promotion
 from tentalis.kafka.codec import make_codec
+from tentalis.policies.lineage import Node
 from tentalis.service.settings import Settings
 from tentalis.storage.location import Location
 from tests.support.loop_records import T0, manifest, plan, step_result, update
@@ -44,6 +45,13 @@ def test_only_a_rollback_to_an_earlier_version_branches() -> None:
     target = decide(run_log(), 1, "rollback", 9)
     assert target is not None and target.name == "assistant@v1"
     assert due_rollback(RunLog("run-1", "assistant")) is None
+
+
+def test_a_rollback_to_the_last_committed_step_counts_while_the_next_one_is_being_committed() -> None:
+    run = run_log()
+    assert decide(run, 3, "rollback", 9) is None
+    target = due_rollback(run, Node("run-1", 4))
+    assert target is not None and target.name == "assistant@v3"
 
 
 def test_the_last_decision_counts_and_is_acted_on_once() -> None:

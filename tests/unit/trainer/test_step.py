@@ -14,7 +14,8 @@ from trainer.data.pack import pack_examples
 from trainer.data.plan import BatchDraft, PlanContext, plan_of
 from trainer.distributed import ranks
 from trainer.distributed.stop import StopRequest, StopRequested
-from trainer.model.model import BadAdapter, BadTargets, LoraPolicy, adapter_sha256, canary_tokens
+from trainer.model.model import BadAdapter, BadTargets, LoraPolicy
+from trainer.model.policy import adapter_sha256, canary_tokens
 from trainer.run.checkpoint import (
     OPTIMIZER_FILE,
     BadCheckpoint,
@@ -65,7 +66,7 @@ def test_a_step_is_that_of_plain_adamw(run_config: TrainerConfig) -> None:
     run_config = run_config.model_copy(update={"loss": run_config.loss.model_copy(update={"dual_clip": None})})
     engine = engine_of(run_config)
     plain = LoraPolicy(Path(run_config.base_model), "tiny-base", run_config.lora, run_config.seed, "cpu", torch.float32)
-    parameters = [parameter for _, parameter in plain.adapter_parameters()]
+    parameters = [parameter for _, parameter in plain.trained_parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=run_config.optimizer.lr, weight_decay=0.0, foreach=False)
     for step, batch in enumerate(BATCHES, 1):
         outcome = run_step(engine, run_config, batch, step)
@@ -81,7 +82,7 @@ def test_a_step_is_that_of_plain_adamw(run_config: TrainerConfig) -> None:
         optimizer.step()
         optimizer.zero_grad()
         assert outcome.metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
-    for (name, ours), theirs in zip(engine.policy.adapter_parameters(), parameters, strict=True):
+    for (name, ours), theirs in zip(engine.policy.trained_parameters(), parameters, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4, msg=name)
 
 
@@ -92,7 +93,7 @@ def test_trained_twice_and_over_a_checkpoint_the_bytes_are_the_same(run_config: 
         hashes.append([])
         for step, batch in enumerate(BATCHES, 1):
             run_step(engine, run_config, batch, step)
-            hashes[-1].append(adapter_sha256(engine.policy.adapter_bytes()))
+            hashes[-1].append(adapter_sha256(engine.policy.weights_bytes()))
     assert hashes[0] == hashes[1]
     assert len(set(hashes[0])) == 3
 
@@ -101,16 +102,16 @@ def test_trained_twice_and_over_a_checkpoint_the_bytes_are_the_same(run_config: 
     written = save_checkpoint(
         tmp_path,
         state_of(engine),
-        engine.policy.adapter_bytes(),
-        engine.policy.adapter_config(),
+        engine.policy.weights_bytes(),
+        engine.policy.files(),
         engine.optimizer_state(),
     )
     resumed = engine_of(run_config)
     found = Checkpoint.read(written.folder)
-    resumed.restore(found.adapter(), found.optimizer())
+    resumed.restore(found.weights(), found.optimizer())
     for step in (2, 3):
         run_step(resumed, run_config, BATCHES[step - 1], step)
-    assert adapter_sha256(resumed.policy.adapter_bytes()) == hashes[0][-1]
+    assert adapter_sha256(resumed.policy.weights_bytes()) == hashes[0][-1]
 
 
 def state_of(engine: TrainingEngine, step: int = 1) -> CheckpointState:
@@ -123,7 +124,7 @@ def state_of(engine: TrainingEngine, step: int = 1) -> CheckpointState:
         owner="owner",
         manifest_digest="m",
         low_water={0: 8},
-        adapter_sha256=adapter_sha256(engine.policy.adapter_bytes()),
+        adapter_sha256=adapter_sha256(engine.policy.weights_bytes()),
         optimizer_steps=engine.optimizer_state().steps,
         metrics={},
         seconds={},
@@ -133,7 +134,7 @@ def state_of(engine: TrainingEngine, step: int = 1) -> CheckpointState:
 def test_a_checkpoint_that_was_changed_is_refused_and_old_ones_go(run_config: TrainerConfig, tmp_path: Path) -> None:
     engine = engine_of(run_config)
     run_step(engine, run_config, BATCHES[0])
-    parts = engine.policy.adapter_bytes(), engine.policy.adapter_config(), engine.optimizer_state()
+    parts = engine.policy.weights_bytes(), engine.policy.files(), engine.optimizer_state()
     written = [save_checkpoint(tmp_path, state_of(engine, step), *parts) for step in range(4)]
     (tmp_path / ".000009-001-x.half").mkdir()
     remove_checkpoints(written[:2])
@@ -143,7 +144,7 @@ def test_a_checkpoint_that_was_changed_is_refused_and_old_ones_go(run_config: Tr
     weights = written[3].folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(BadCheckpoint, match="another sha256"):
-        written[3].adapter()
+        written[3].weights()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", "no-files"])
@@ -174,7 +175,7 @@ def test_a_checkpoint_is_read_back_before_anything_is_said_of_it(
         write_folder(folder, files | {OPTIMIZER_FILE: files[OPTIMIZER_FILE][:-1] + b"x"})
 
     monkeypatch.setattr("trainer.run.checkpoint.write_folder", damaged)
-    parts = engine.policy.adapter_bytes(), engine.policy.adapter_config(), engine.optimizer_state()
+    parts = engine.policy.weights_bytes(), engine.policy.files(), engine.optimizer_state()
     with pytest.raises(BadCheckpoint, match=f"{OPTIMIZER_FILE} has another sha256"):
         save_checkpoint(tmp_path, state_of(engine), *parts)
 
@@ -183,7 +184,7 @@ def test_micro_batches_change_the_weights_by_rounding_only(run_config: TrainerCo
     engines = [engine_of(run_config) for _ in range(2)]
     for engine, tokens in zip(engines, (16, 10_000), strict=True):
         run_step(engine, run_config, BATCHES[0], tokens=tokens)
-    for (name, one), (_, other) in zip(*(e.policy.adapter_parameters() for e in engines), strict=True):
+    for (name, one), (_, other) in zip(*(e.policy.trained_parameters() for e in engines), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4, msg=name)
 
 
@@ -254,6 +255,32 @@ def test_the_metrics_of_a_step_are_those_of_its_rollouts(run_config: TrainerConf
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
+def trained_bytes(run_config: TrainerConfig, rewards: list[float], baseline: float | None) -> bytes:
+    """The adapter after a step on single answers whose plan has a baseline."""
+    engine = engine_of(run_config)
+    batch = {each.key: each for each in (rollout(f"t{i}", reward=reward) for i, reward in enumerate(rewards))}
+    plan = plan_for(list(batch.values())).model_copy(update={"baseline": baseline})
+    metrics = train_step(engine, plan, 0, batch, run_config.loss, ranks.join_ranks(), StopRequest()).metrics
+    assert (metrics["single_answers"], metrics["single_rewards"]) == (len(rewards), sum(rewards))
+    return engine.policy.weights_bytes()
+
+
+def test_a_step_compares_single_answers_with_the_baseline_of_its_plan(run_config: TrainerConfig) -> None:
+    compared = trained_bytes(run_config, [1.0, 0.5], 0.25)
+    assert compared == trained_bytes(run_config, [0.75, 0.25], None)
+    assert compared != trained_bytes(run_config, [1.0, 0.5], None)
+    off = run_config.model_copy(update={"loss": run_config.loss.model_copy(update={"baseline_decay": None})})
+    assert trained_bytes(off, [1.0, 0.5], 0.25) == trained_bytes(off, [1.0, 0.5], None)
+
+
+def test_a_step_sums_the_rewards_for_the_next_baseline_as_they_are_compared(run_config: TrainerConfig) -> None:
+    """With the punishment of a long answer, from which the baseline is subtracted."""
+    overlong = run_config.loss.overlong.model_copy(update={"length": 3, "buffer": 2})
+    punished = run_config.model_copy(update={"loss": run_config.loss.model_copy(update={"overlong": overlong})})
+    metrics = run_step(engine_of(punished), punished, [rollout(f"t{i}", reward=0.5) for i in range(2)]).metrics
+    assert (metrics["single_answers"], metrics["single_rewards"], metrics["reward_mean"]) == (2.0, -1.0, 0.5)
+
+
 def test_a_step_says_at_which_rate_it_was_made(run_config: TrainerConfig) -> None:
     warming = run_config.model_copy(update={"optimizer": run_config.optimizer.model_copy(update={"warmup_steps": 4})})
     engine = engine_of(warming)
@@ -265,14 +292,14 @@ def test_a_batch_without_any_advantage_warns_and_leaves_the_adapter(
     run_config: TrainerConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_of(run_config)
-    before = engine.policy.adapter_bytes()
+    before = engine.policy.weights_bytes()
     metrics = run_step(
         engine, run_config, [rollout("g", i, reward=1.0, rewards=[1.0, 1.0], n=2) for i in range(2)]
     ).metrics
     assert metrics["trained_rollouts"] == 0.0
     assert metrics["reward_mean"] == 1.0
     assert "no rollout has an advantage" in caplog.text
-    assert engine.policy.adapter_bytes() == before
+    assert engine.policy.weights_bytes() == before
 
 
 def with_loss(run_config: TrainerConfig, **loss: Any) -> TrainerConfig:
@@ -297,12 +324,12 @@ def test_a_part_of_weight_0_is_not_computed_and_a_batch_of_nothing_else_warns(
     """A run of one part over rollouts of the other trains nothing, and shows that instead of healthy shares."""
     weightless = with_loss(run_config, **settings)
     engine = engine_of(weightless)
-    before = engine.policy.adapter_bytes()
+    before = engine.policy.weights_bytes()
     reward = 1.0 if teacher is None else None
     metrics = run_step(engine, weightless, [rollout(f"t{i}", reward=reward, teacher=teacher) for i in range(2)]).metrics
     assert (metrics["rollouts"], metrics["trained_rollouts"], metrics["positions"]) == (2.0, 0.0, 0.0)
     assert "a weight of 0); it trains nothing" in caplog.text
-    assert engine.policy.adapter_bytes() == before
+    assert engine.policy.weights_bytes() == before
     mixed = [rollout("both", reward=1.0, teacher=[-1.0, -2.0, -3.0])]
     outcome = run_step(engine, weightless, mixed).metrics
     assert outcome["trained_rollouts"] == 1.0 and [outcome[name] for name in names] == [0.0, 0.0]
@@ -319,21 +346,21 @@ def test_the_pull_of_the_masked_loss_holds_without_any_advantage_too(run_config:
 
 def test_a_gradient_that_is_not_finite_updates_nothing(run_config: TrainerConfig) -> None:
     engine = engine_of(run_config)
-    before = engine.policy.adapter_bytes()
+    before = engine.policy.weights_bytes()
     engine.backward(engine.zero_loss() * float("inf"))
     with pytest.raises(TrainingDiverged, match="not finite"):
         engine.step(1)
-    assert engine.policy.adapter_bytes() == before
+    assert engine.policy.weights_bytes() == before
 
 
 def test_a_stop_between_micro_batches_leaves_the_adapter(run_config: TrainerConfig) -> None:
     engine, stop = engine_of(run_config), StopRequest()
-    before = engine.policy.adapter_bytes()
+    before = engine.policy.weights_bytes()
     stop.request()
     plan = plan_for(BATCHES[0])
     with pytest.raises(StopRequested):
         train_step(engine, plan, 0, {r.key: r for r in BATCHES[0]}, run_config.loss, ranks.join_ranks(), stop)
-    assert engine.policy.adapter_bytes() == before
+    assert engine.policy.weights_bytes() == before
 
 
 def test_the_initial_adapter_is_the_base_model_and_depends_on_the_seed_alone(run_config: TrainerConfig) -> None:
@@ -341,7 +368,7 @@ def test_the_initial_adapter_is_the_base_model_and_depends_on_the_seed_alone(run
     made = [
         LoraPolicy(Path(run_config.base_model), "b", run_config.lora, seed, "cpu", torch.float32) for seed in (0, 0, 1)
     ]
-    assert made[0].adapter_bytes() == made[1].adapter_bytes() != made[2].adapter_bytes()
+    assert made[0].weights_bytes() == made[1].weights_bytes() != made[2].weights_bytes()
     assert torch.equal(made[0].token_logprobs(tokens), made[2].token_logprobs(tokens))
     assert float(made[0].token_logprobs(tokens)[0]) == 0.0
 
@@ -362,31 +389,31 @@ def test_checkpointed_layers_give_the_same_bytes(run_config: TrainerConfig) -> N
         kept.append(sum(sizes))
         run_step(engine, run_config, BATCHES[0])
     assert kept[1] < kept[0] / 2
-    assert engines[0].policy.adapter_bytes() == engines[1].policy.adapter_bytes()
+    assert engines[0].policy.weights_bytes() == engines[1].policy.weights_bytes()
 
 
 def test_a_run_goes_on_from_an_adapter_in_a_folder(run_config: TrainerConfig, tmp_path: Path) -> None:
     trained = engine_of(run_config)
     run_step(trained, run_config, BATCHES[0])
-    (tmp_path / "adapter_model.safetensors").write_bytes(trained.policy.adapter_bytes())
-    (tmp_path / "adapter_config.json").write_bytes(trained.policy.adapter_config())
+    (tmp_path / "adapter_model.safetensors").write_bytes(trained.policy.weights_bytes())
+    (tmp_path / "adapter_config.json").write_bytes(trained.policy.files().others["adapter_config.json"])
     goes_on = {"initial_adapter": str(tmp_path)}
     engine = engine_of(config(Path(run_config.base_model), **goes_on))
-    assert engine.load_initial_adapter() == engine.policy.adapter_bytes() == trained.policy.adapter_bytes()
+    assert engine.load_initial_weights() == engine.policy.weights_bytes() == trained.policy.weights_bytes()
     with pytest.raises(BadAdapter, match=r"has lora_alpha 8.*, but the run has 16"):
-        engine_of(config(Path(run_config.base_model), **goes_on, lora={"rank": 4, "alpha": 16})).load_initial_adapter()
+        engine_of(config(Path(run_config.base_model), **goes_on, lora={"rank": 4, "alpha": 16})).load_initial_weights()
     engine = engine_of(config(Path(run_config.base_model), initial_adapter=str(tmp_path / "none")))
-    engine.restore(trained.policy.adapter_bytes(), trained.optimizer_state())  # what has a checkpoint needs no folder
+    engine.restore(trained.policy.weights_bytes(), trained.optimizer_state())  # what has a checkpoint needs no folder
     with pytest.raises(BadAdapter, match="no adapter in"):
-        engine.load_initial_adapter()
+        engine.load_initial_weights()
 
 
 def test_a_run_begins_with_what_its_seed_draws_whatever_was_trained_before(run_config: TrainerConfig) -> None:
     engine = engine_of(run_config)
-    drawn = engine.policy.adapter_bytes()
+    drawn = engine.policy.weights_bytes()
     run_step(engine, run_config, BATCHES[0])
-    assert engine.policy.adapter_bytes() != drawn
-    assert engine.load_initial_adapter() == engine.policy.adapter_bytes() == drawn
+    assert engine.policy.weights_bytes() != drawn
+    assert engine.load_initial_weights() == engine.policy.weights_bytes() == drawn
 
 
 @pytest.mark.parametrize(
@@ -411,7 +438,7 @@ def test_a_target_that_would_not_be_trained_is_refused(
 
 def test_only_the_targets_are_adapted(run_config: TrainerConfig) -> None:
     adapted = config(Path(run_config.base_model), lora={"rank": 4, "alpha": 8, "targets": ["q_proj", "mlp.down_proj"]})
-    names = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in engine_of(adapted).policy.adapter_parameters()}
+    names = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in engine_of(adapted).policy.trained_parameters()}
     assert names == {"q_proj", "down_proj"}
 
 
@@ -422,8 +449,8 @@ def test_the_rate_of_a_step_is_the_schedules(run_config: TrainerConfig) -> None:
     moved = []
     for step in (1, 2, 4):
         engine = engine_of(scheduled)
-        before = [parameter.detach().clone() for _, parameter in engine.policy.adapter_parameters()]
+        before = [parameter.detach().clone() for _, parameter in engine.policy.trained_parameters()]
         run_step(engine, scheduled, BATCHES[0], step)
-        after = [parameter.detach() for _, parameter in engine.policy.adapter_parameters()]
+        after = [parameter.detach() for _, parameter in engine.policy.trained_parameters()]
         moved.append(max(float((new - old).abs().max()) for new, old in zip(after, before, strict=True)))
     assert moved == pytest.approx([0.005, 0.01, 0.0], rel=1e-3)

@@ -11,9 +11,9 @@ from tentalis.storage import file_set
 from tentalis.storage.errors import StoreFull
 from tentalis.storage.location import Location
 from tentalis.storage.places import adapters_location, checkpoints_location
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.object_store import FULL, Fault, ObjectStore, environment_of, object_store
 from tests.unit.trainer.test_resume import ADAPTER, checkpoint, log_of, plan, result
-from trainer.model.model import WEIGHTS_FILE
 from trainer.run.checkpoint import Checkpoint, checkpoint_root, remove_checkpoints
 from trainer.run.publish import AdapterExists, prune_adapters, publish_adapter
 from trainer.run.resume import newest_checkpoint
@@ -53,7 +53,7 @@ def test_another_machine_continues_from_the_newest_that_the_log_confirms(setting
     assert found is not None and found.state == saved[1].state and damaged == []
     assert files(found) == files(saved[1]) and found.folder.parent == checkpoint_root(there, "run")
     assert newest_checkpoint(settings, run) == (saved[1], []), "what is here is not fetched"
-    (saved[1].folder / WEIGHTS_FILE).write_bytes(b"damaged")
+    (saved[1].folder / ADAPTER_WEIGHTS).write_bytes(b"damaged")
     mended, damaged = newest_checkpoint(settings, run)
     assert mended is not None and files(mended) == files(found) and damaged == []
     assert len(list((root / "damaged").iterdir())) == 1
@@ -67,7 +67,7 @@ def test_a_damaged_one_in_the_store_is_passed_over_and_written_again(
     for each in saved:
         upload_checkpoint(settings, each)
     place = checkpoints_location(settings, "run") / saved[1].folder.name
-    (weights,) = (key for key in server.keys(place.url) if key.endswith(WEIGHTS_FILE))
+    (weights,) = (key for key in server.keys(place.url) if key.endswith(ADAPTER_WEIGHTS))
     server.put(f"{place}/{weights}", ADAPTER[:-1])
     there = elsewhere(settings, tmp_path)
     found, _ = newest_checkpoint(there, run)
@@ -118,7 +118,7 @@ def test_an_adapter_is_published_once_under_its_name(settings: Settings, server:
         published = publish_adapter(place, 1, saved)
         assert published.url == f"{settings.store}/adapters/tiny/v1"
     manifest = file_set.read_manifest(published)
-    assert manifest is not None and file_set.read_file(published, manifest, WEIGHTS_FILE) == ADAPTER
+    assert manifest is not None and file_set.read_file(published, manifest, ADAPTER_WEIGHTS) == ADAPTER
     other = saved.model_copy(update={"state": saved.state.model_copy(update={"adapter_sha256": "a" * 64})})
     shutil.rmtree(saved.folder)
     with pytest.raises(AdapterExists, match="holds an adapter with sha256"):

@@ -1,0 +1,43 @@
+"""Full fine-tuning on a real broker: trained from the topic, resumed from a checkpoint, replayed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from schemas.ids import sha256_hex
+from tests.integration.trainer.test_trainer_run import Lab
+from tests.support.kafka_fixture import Kafka
+from tests.support.trainer_lab import tiny_model
+from trainer.run.checkpoint import checkpoint_root
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def lab(kafka: Kafka, unique: str, tmp_path: Path) -> Lab:
+    return Lab(kafka, unique, tmp_path, tiny_model(tmp_path / "model"))
+
+
+def test_a_fully_trained_run_resumes_and_replays_to_the_same_bytes(lab: Lab) -> None:
+    lab.put_groups(7)
+    settings = {"lora": None, "optimizer": {"lr": 1e-3}, "loss": {"kl": {"coef": 0.1, "against": "base"}}}
+    run_config = lab.config(**settings)
+    assert lab.train(run_config, "steps=2") == 0, lab.log_text(run_config)
+    # The newest checkpoint is lost, so step 2 is trained again from its plan before step 3.
+    root = checkpoint_root(lab.settings, run_config.run_id)
+    shutil.rmtree(next(root.glob("000002-*")))
+    assert lab.train(run_config) == 0, lab.log_text(run_config)
+    assert "step 2 was trained again from its plan" in lab.log_text(run_config)
+    run = lab.run_log(run_config)
+    assert run.last_step == 3 and len(set(lab.hashes(run_config))) == 4
+    for step in range(4):
+        update, result = run.updates[step], run.winning_result(step)
+        assert result is not None and update.is_whole_model and update.sha256 == result.adapter_sha256
+        folder = Path(update.location.removeprefix("file://"))
+        assert sha256_hex((folder / "model.safetensors").read_bytes()) == update.sha256
+        assert (folder / "tokenizer.json").exists() and not (folder / "optimizer.safetensors").exists()
+    assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == 64
+    code, report = lab.replay(run_config)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
