@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from schemas.records import PolicyUpdate
-from tentalis.policies.replica import WEIGHTS, adapter_place, check_weights
+from tentalis.policies.replica import adapter_place, check_weights, weights_name
 from tentalis.storage.file_cache import FileCache
 
 PROVENANCE = "tentalis.json"
@@ -17,7 +17,7 @@ PROVENANCE = "tentalis.json"
 
 class ExportFormat(StrEnum):
     """gguf: a LoRA file for llama.cpp and Ollama. safetensors: the PEFT folder, for vLLM and others. merged: a whole
-    model with the adapter in its weights."""
+    model with the adapter in its weights. A version that is a whole model is copied by the last two."""
 
     GGUF = "gguf"
     SAFETENSORS = "safetensors"
@@ -42,12 +42,17 @@ def export_version(
 ) -> ExportedVersion:
     """Writes a version to the new folder `target`, which appears when it is whole. The adapter's sha256 is checked.
 
-    `base`: the folder of the base model, which gguf and merged need. Raises ExportRefused, AdapterRejected,
-    StorageError, MissingExtra, ModelNotFound, OSError.
+    `base`: the folder of the base model, which gguf and merged of an adapter need. Raises ExportRefused,
+    AdapterRejected, StorageError, MissingExtra, ModelNotFound, OSError.
     """
     if target.exists():
         raise ExportRefused(f"{target} exists: name a folder that does not")
-    if base is not None:
+    if update.is_whole_model and export_format is ExportFormat.GGUF:
+        raise ExportRefused(
+            "it is a whole model, and gguf is for adapters: use --format merged, and convert that folder with "
+            "llama.cpp's convert_hf_to_gguf.py"
+        )
+    if base is not None and not update.is_whole_model:
         _check_base(update, base)
     work = target.with_name(f".{target.name}.{os.getpid()}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,10 +60,10 @@ def export_version(
         with ExitStack() as use:
             place = adapter_place(update.location)
             if place.folder is not None:
-                check_weights(place.folder, update.sha256)
+                check_weights(place.folder, update)
                 adapter = place.folder
             else:
-                adapter = use.enter_context(cache.opened(place, {WEIGHTS: update.sha256}))
+                adapter = use.enter_context(cache.opened(place, {weights_name(update): update.sha256}))
             usage = _write(update, export_format, adapter, work, base)
         provenance = {"version": update.name, "sha256": update.sha256, "run": update.run_id, "step": update.step}
         provenance |= {"base_model": update.base_model, "base_sha256": update.base_sha256}
@@ -72,6 +77,9 @@ def export_version(
 
 def _write(update: PolicyUpdate, export_format: ExportFormat, adapter: Path, work: Path, base: Path | None) -> str:
     """Writes the folder and returns notes on its use."""
+    if update.is_whole_model:
+        shutil.copytree(adapter, work)
+        return "vLLM: vllm serve {folder}"
     if export_format is ExportFormat.SAFETENSORS:
         shutil.copytree(adapter, work)
         options = f"--enable-lora --max-lora-rank {update.rank} --lora-modules {update.policy}={{folder}}"

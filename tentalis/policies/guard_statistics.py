@@ -3,27 +3,53 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Shares of the wealth that the test bets on a drop of the score. A bet must stay below 1/2, as differences reach 2.
 BETS = (0.05, 0.1, 0.2, 0.4)
 Ngram = tuple[int, ...]
 
 
+def wealth_against(candidate: Sequence[float | None], reference: Sequence[float | None]) -> NDArray[np.float64]:
+    """The wealth after each pair of answers of a player who bets that the candidate scores worse than the reference.
+
+    Answers are paired by position; pairs without a score on a side are left out. Scores count within -1 to 1. The
+    wealth starts at 1. For a candidate whose expected score is no lower on any prompt, it is a mixture of nonnegative
+    supermartingales (Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting")."""
+    pairs = [(c, r) for c, r in zip(candidate, reference, strict=False) if c is not None and r is not None]
+    if not pairs:
+        return np.ones(1)
+    clipped = np.clip(np.asarray(pairs, dtype=np.float64), -1.0, 1.0)
+    gains = np.log1p(np.multiply.outer(np.asarray(BETS), clipped[:, 1] - clipped[:, 0]))
+    wealth: NDArray[np.float64] = np.exp(np.cumsum(gains, axis=1)).mean(axis=0)
+    return wealth
+
+
 def evidence_of_drop(candidate: Sequence[float | None], reference: Sequence[float | None]) -> float:
     """The greatest e-value, over the answers in order, against "the candidate scores no worse than the reference".
 
-    Answers are paired by position; pairs without a score on a side are left out. Scores count within -1 to 1. For a
-    candidate whose expected score is no lower on any prompt, the value is a mixture of nonnegative supermartingales
-    that start at 1. So the probability that it ever reaches 1/alpha is at most alpha (Ville's inequality), however
-    many answers follow and whatever the distribution of scores (Waudby-Smith and Ramdas, "Estimating means of bounded
-    random variables by betting")."""
-    pairs = [(c, r) for c, r in zip(candidate, reference, strict=False) if c is not None and r is not None]
-    if not pairs:
-        return 1.0
-    clipped = np.clip(np.asarray(pairs, dtype=np.float64), -1.0, 1.0)
-    gains = np.log1p(np.multiply.outer(np.asarray(BETS), clipped[:, 1] - clipped[:, 0]))
-    wealth = np.exp(np.cumsum(gains, axis=1)).mean(axis=0)
-    return float(max(1.0, wealth.max()))
+    If that is true, the probability that the value ever reaches 1/alpha is at most alpha (Ville's inequality), however
+    many answers follow and whatever the distribution of scores."""
+    return float(max(1.0, wealth_against(candidate, reference).max()))
+
+
+class DropTest:
+    """The test of `evidence_of_drop`, continued pair by pair. `greatest`: its value over all pairs so far."""
+
+    def __init__(self) -> None:
+        self.greatest = 1.0
+        self._log_wealth = np.zeros(len(BETS))
+
+    def add(self, candidate: float, reference: float) -> None:
+        """Adds a pair of scores."""
+        difference = float(np.clip(reference, -1.0, 1.0) - np.clip(candidate, -1.0, 1.0))
+        self._log_wealth += np.log1p(np.asarray(BETS) * difference)
+        self.greatest = max(self.greatest, float(np.exp(self._log_wealth).mean()))
+
+
+def doubts(candidate: Sequence[float | None], reference: Sequence[float | None]) -> bool:
+    """True if the scores so far speak for a drop more than against one."""
+    return bool(wealth_against(candidate, reference)[-1] > 1.0)
 
 
 def ngrams(tokens: Sequence[int], n: int) -> list[Ngram]:

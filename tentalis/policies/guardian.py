@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from schemas.ids import derived_id
@@ -9,9 +10,11 @@ from schemas.records import EvalResult, PolicyUpdate, Promotion, Task
 from schemas.wire.codec import Codec
 from tentalis.inference.protocol import Inference
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.evaluation import gather_evidence, prompts_of
-from tentalis.policies.guard import CANDIDATE, LIVE, ROLLBACK, GuardEvidence, GuardMode, judge
+from tentalis.policies.evaluation import TrialAnswers, all_or_none, prompts_of
+from tentalis.policies.guard import CANDIDATE, LIVE, ROLLBACK, GuardEvidence, GuardJudge, GuardMode
+from tentalis.policies.guard_decision import TrialDecision, decide, judge
 from tentalis.policies.live import ServedAnswers
+from tentalis.policies.trial_judge import TrialJudge, endpoint_of
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
 
@@ -52,7 +55,7 @@ class Guardian:
     """Tries candidates and checks served versions.
 
     Once there are as many prompts as the limits ask for, they stay the same for the life of the process: all versions
-    of a policy are compared on the same prompts, and none answers them twice."""
+    of a policy are compared on the same prompts, and none answers a prompt twice with the same seed."""
 
     def __init__(
         self,
@@ -66,11 +69,44 @@ class Guardian:
         self._settings, self._codec, self._server, self._log, self._by = settings, codec, server, log_state, by
         self._find_prompts = prompts
         self._prompts: dict[str, list[Task]] = {}
-        self._evidence: dict[tuple[str, ...], GuardEvidence] = {}
+        self._trials: dict[str, tuple[tuple[object, ...], TrialAnswers]] = {}
+        self._judges: dict[GuardJudge, TrialJudge] = {}
 
     async def try_candidate(self, update: PolicyUpdate) -> EvalResult | None:
         """The verdict on a candidate that the server has loaded, None while there are no prompts. Raises
-        InferenceError."""
+        InferenceError, ScorerAway, NoVote, and NoApiKey or BadSecurity of the judge."""
+        policy = update.policy
+        trial = await self._trial_of(update)
+        if trial is None:
+            return None
+        started_at = time.monotonic()
+        limits = self._log.rule(update).limits
+        promoted = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
+        served = None if promoted is None or promoted.name == update.name else promoted.name
+        trial.keep({update.name, update.base_model, *([] if served is None else [served])})
+        for rounds in range(1, trial.rounds + 1):
+            measured, base, *others = await all_or_none(
+                trial.evidence(update.name, rounds, measures_kl=True),
+                trial.evidence(update.base_model, rounds),
+                *([] if served is None else [trial.evidence(served, rounds)]),
+            )
+            served_evidence = others[0] if others else None
+            decision, reasons = decide(
+                measured, limits, base=base, served=served_evidence, complete=rounds == trial.rounds
+            )
+            if decision is not TrialDecision.MORE:
+                break
+        metrics = (
+            measured.metrics()
+            | base.metrics("base_")
+            | ({} if served_evidence is None else served_evidence.metrics("served_"))
+            | {"seconds": time.monotonic() - started_at}
+        )
+        return verdict_of(update, CANDIDATE, metrics, reasons, self._by)
+
+    async def _trial_of(self, update: PolicyUpdate) -> TrialAnswers | None:
+        """The answers to the policy's prompts, None while there are none. They are sampled anew for other prompts and
+        for other limits."""
         limits, policy = self._log.rule(update).limits, update.policy
         tasks = self._prompts.get(policy, [])
         if len(tasks) < limits.prompts + len(limits.fixture):
@@ -78,23 +114,26 @@ class Guardian:
             self._prompts[policy] = tasks
         if not tasks:
             return None
+        identity = (update.base_model, limits, tuple(task.task_id for task in tasks))
+        known, trial = self._trials.get(policy, (None, None))
+        if trial is None or known != identity:
+            trial = TrialAnswers(self._server, update.base_model, tasks, limits, self._judge_of(limits.judge))
+            self._trials[policy] = identity, trial
+        return trial
 
-        async def evidence_of(model: str) -> GuardEvidence:
-            key = (model, *(task.task_id for task in tasks))
-            if key not in self._evidence:
-                self._evidence[key] = await gather_evidence(self._server, model, update.base_model, tasks, limits)
-            return self._evidence[key]
+    def _judge_of(self, settings: GuardJudge) -> TrialJudge | None:
+        """The configured judge. Raises NoApiKey or BadSecurity."""
+        endpoint = endpoint_of(settings)
+        if endpoint is None:
+            return None
+        if settings not in self._judges:
+            self._judges[settings] = TrialJudge(endpoint)
+        return self._judges[settings]
 
-        served = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
-        measured, base = await evidence_of(update.name), await evidence_of(update.base_model)
-        served_evidence = None if served is None or served.name == update.name else await evidence_of(served.name)
-        reasons = judge(measured, limits, base=base, served=served_evidence)
-        metrics = (
-            measured.metrics()
-            | base.metrics("base_")
-            | ({} if served_evidence is None else served_evidence.metrics("served_"))
-        )
-        return verdict_of(update, CANDIDATE, metrics, reasons, self._by)
+    async def close(self) -> None:
+        """Closes the connections to the judges."""
+        for each in self._judges.values():
+            await each.close()
 
     def refusal_rollback(self, update: PolicyUpdate) -> Promotion:
         """The decision after a refusal: the served version stays, and the run continues from it."""
@@ -121,7 +160,8 @@ class Guardian:
         target_evidence = None if target is None else answers.evidence(target.name)
         if target_evidence is not None and target_evidence.answers < limits.live_answers:
             target_evidence = None
-        reasons = judge(measured, limits, base=base_evidence, served=target_evidence)
+        drop = None if target is None or target_evidence is None else answers.evidence_of_drop(served.name, target.name)
+        reasons = judge(measured, limits, base=base_evidence, served=target_evidence, drop=drop)
         if not reasons:
             return None
         metrics = measured.metrics() | (target_evidence.metrics("served_") if target_evidence else {})

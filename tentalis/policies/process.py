@@ -28,11 +28,15 @@ from tentalis.policies.guardian import Guardian
 from tentalis.policies.live import LiveRollouts
 from tentalis.policies.replica import AdapterRejected, AdapterServer
 from tentalis.policies.sync import AdapterSync, ServerAck
+from tentalis.rewards import ScorerAway
+from tentalis.rewards.chat import NoApiKey
+from tentalis.rewards.votes import NoVote
 from tentalis.service import tracing
 from tentalis.service.health import Health, LoopWatch, served
 from tentalis.service.heartbeat import Heart
 from tentalis.service.lifecycle import run_service
 from tentalis.service.metrics import Exporter
+from tentalis.service.security import BadSecurity
 from tentalis.service.settings import Settings
 from tentalis.storage.places import adapter_cache
 
@@ -164,6 +168,7 @@ class PolicyService:
                 self._trial.cancel()
             if self._live is not None:
                 self._live.close()
+            await self._guardian.close()
             self._reader.close()
             self._owner.close()
 
@@ -234,7 +239,7 @@ class PolicyService:
         self._next_trial_at = time.monotonic() + TRY_AGAIN_S
         try:
             verdict = trial.result()
-        except (InferenceError, AdapterRejected) as error:
+        except (InferenceError, AdapterRejected, ScorerAway, NoVote, NoApiKey, BadSecurity) as error:
             log.warning("the candidate cannot be tried, retrying in %g s: %s", TRY_AGAIN_S, error)
             return
         if verdict is None:

@@ -19,12 +19,12 @@ from tentalis.service.packages import MissingExtra
 from tentalis.storage.errors import StorageError
 from tentalis.storage.file_cache import FileCache
 from tentalis.storage.location import BadLocation, Location
+from tentalis.storage.version_files import ADAPTER_WEIGHTS, MODEL_WEIGHTS
 
 log = logging.getLogger(__name__)
 
 # The largest difference between the trainer's and a server's log-probs of the canary, by the server's precision.
 CANARY_TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
-WEIGHTS = "adapter_model.safetensors"
 FIRST_RETRY_S, LONGEST_RETRY_S = 15.0, 600.0
 
 
@@ -64,18 +64,25 @@ def adapter_place(location: str) -> Location:
         raise AdapterRejected(f"adapter {error}") from error
 
 
-def check_weights(folder: Path, sha256: str) -> None:
-    """Checks that the folder's weights have this sha256 (hex). Raises AdapterRejected."""
+def weights_name(update: PolicyUpdate) -> str:
+    """The name of the file with a version's weights."""
+    return MODEL_WEIGHTS if update.is_whole_model else ADAPTER_WEIGHTS
+
+
+def check_weights(folder: Path, update: PolicyUpdate) -> None:
+    """Checks that the weights in the folder of a version are its own. Raises AdapterRejected."""
+    sha256, file = update.sha256, folder / weights_name(update)
     try:
-        found = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+        with file.open("rb") as content:
+            found = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise AdapterRejected(
-            f"{folder / WEIGHTS} cannot be read: {error.strerror}. Restore it, or, if it is its run's newest, move the "
+            f"{file} cannot be read: {error.strerror}. Restore it, or, if it is its run's newest, move the "
             "rest of the folder away: the trainer's next start writes it again"
         ) from error
     if found != sha256:
         raise AdapterRejected(
-            f"{folder / WEIGHTS} is damaged: it has sha256 {found}, the update says {sha256}. Restore the right file, "
+            f"{file} is damaged: it has sha256 {found}, the update says {sha256}. Restore the right file, "
             "or, if it is its run's newest, move the folder away: the trainer's next start writes it again"
         )
 
@@ -109,7 +116,7 @@ class ReplicaAdapters:
         self.loaded: set[str] = set()
         self.away = ""
         self._server, self._files, self._dtype = server, files, dtype
-        self._loads_urls, self._declared = False, "float32"
+        self._loads_urls, self._loads_models, self._declared = False, False, "float32"
         self._verified: set[str] = set()
         self._refusals: dict[str, _Refusal] = {}
 
@@ -123,6 +130,7 @@ class ReplicaAdapters:
         self.away = ""
         self._declared = declared_dtype(cards)
         self._loads_urls = any(card.get("loads_urls") is True for card in cards)
+        self._loads_models = any(card.get("loads_models") is True for card in cards)
         self.loaded = {str(card["id"]) for card in cards}
         self._verified &= self.loaded
         return True
@@ -180,16 +188,22 @@ class ReplicaAdapters:
         self._verified.discard(name)
 
     async def _load(self, update: PolicyUpdate) -> None:
+        if update.is_whole_model and not self._loads_models:
+            raise AdapterRejected(
+                f"{update.name} is a whole model (its run has lora: null), and the server loads adapters only. Serve "
+                "it with `tentalis serve model`, or write it to a folder with `tentalis policy export` and start the "
+                "server on that"
+            )
         place = adapter_place(update.location)
         try:
             if place.folder is not None:
-                check_weights(place.folder, update.sha256)
+                check_weights(place.folder, update)
                 await self._server.load_adapter(update.name, str(place.folder))
             elif self._loads_urls:
                 await self._server.load_adapter(update.name, place.url, sha256=update.sha256)
             else:
                 with ExitStack() as use:
-                    opened = self._files.opened(place, {WEIGHTS: update.sha256})
+                    opened = self._files.opened(place, {weights_name(update): update.sha256})
                     folder = await asyncio.to_thread(use.enter_context, opened)
                     await self._server.load_adapter(update.name, str(folder))
         except (RequestRefused, StorageError, MissingExtra) as error:

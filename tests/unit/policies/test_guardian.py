@@ -1,24 +1,30 @@
 """The guard at work, against a server in memory: what it tries, what it refuses, and what it goes back to."""
 
 import asyncio
+import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import numpy as np
 import pytest
 
 from schemas import topics
-from schemas.records import EvalResult, LogprobsMode, PolicyUpdate, Promotion, RunManifest, Task, Verifier
-from tentalis.inference.protocol import Completion, Float32, Generation
+from schemas.records import EvalResult, LogprobsMode, PolicyUpdate, Promotion, RunManifest, Sampling, Task, Verifier
+from tentalis.inference.protocol import Completion, Float32, Generation, RequestRefused, ServerUnavailable
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Stored
 from tentalis.policies import evaluation
 from tentalis.policies.core import PolicyLog
 from tentalis.policies.evaluation import divergence, fixture_task, prompts_of
 from tentalis.policies.guard import LIVE, ROLLBACK, GuardEvidence, GuardLimits
+from tentalis.policies.guard_statistics import evidence_of_drop
 from tentalis.policies.guardian import Guardian, verdict_of
-from tentalis.policies.live import ServedAnswers
+from tentalis.policies.live import PAIRED_TASKS, ServedAnswers
 from tentalis.policies.process import PolicyService
+from tentalis.rewards import ScorerAway
+from tentalis.rewards.chat import ChatClient
 from tentalis.service.settings import Settings
 from tests.support.loop_records import manifest, promotion, task, update
 from tests.support.loop_server import LoopServer
@@ -36,6 +42,8 @@ class Speaker(LoopServer):
         self.moved: dict[str, float] = {}
         self.says: dict[str, str] = {}
         self.seeds: list[tuple[str, int]] = []
+        self.scored: list[str] = []
+        self.only_at_1 = False
 
     async def generate(self, model: str, prompt: Any, **sampling: Any) -> Generation:
         self.seeds.append((model, sampling["seed"]))
@@ -47,7 +55,10 @@ class Speaker(LoopServer):
         )
 
     async def score(self, model: str, token_ids: Any, temperature: float = 1.0) -> Float32:
-        return np.full(len(token_ids), -1.0, dtype=np.float32)
+        if self.only_at_1 and temperature != 1.0:
+            raise RequestRefused(400, "this server scores at temperature 1 only")
+        self.scored.append(model)
+        return np.full(len(token_ids), -1.0 + self.moved.get(model, 0.0), dtype=np.float32)
 
 
 def run(config: str = GUARDED, first: int = 0) -> RunManifest:
@@ -125,21 +136,168 @@ def test_a_policy_that_answers_tasks_with_a_rule_worse_than_what_is_served_is_re
     assert better is not None and better.passed
 
 
-@pytest.mark.parametrize(("least", "answers"), [(0, 2), (64, 64), (65, 66)])
-def test_answers_are_spread_over_the_prompts_with_one_seed_for_each_and_judged_in_pairs(
-    least: int, answers: int
-) -> None:
-    config = f"promotion: guarded\nguard: {{min_answers: {least}}}\n"
+SUMS = [task(f"t{i}", environment="math", verifier=Verifier(name="math", data='{"answer": "4"}')) for i in range(2)]
+RIGHT, WRONG = r"\boxed{4}", r"\boxed{5}"
+
+
+def trial_of_sums(settings: str, answers: dict[str, str]) -> tuple[EvalResult, Speaker]:
+    """The verdict on v1 after v0 on two sums. `answers`: by model; the base model's are wrong by default."""
+    config = f"promotion: guarded\nguard: {{{settings}}}\n"
     log = log_of(run(config), version(0), promotion(0, "guarded", "s0"), version(1))
-    sums = [task(f"t{i}", environment="math", verifier=Verifier(name="math", data='{"answer": "4"}')) for i in range(2)]
     server = Speaker()
-    server.says = {"assistant@v0": r"\boxed{4}", "assistant@v1": r"\boxed{5}"}
-    verdict = asyncio.run(guardian(log, server, sums).try_candidate(version(1)))
-    assert verdict is not None and ("worse in pairs of answers" in verdict.details) is (least > 0)
+    server.says = {"m": WRONG} | answers
+    verdict = asyncio.run(guardian(log, server, SUMS).try_candidate(version(1)))
+    assert verdict is not None
+    return verdict, server
+
+
+@pytest.mark.parametrize(("least", "answers"), [(0, 2), (64, 64), (65, 66)])
+def test_answers_are_spread_over_the_prompts_with_one_seed_for_each_prompt_and_round(least: int, answers: int) -> None:
+    verdict, server = trial_of_sums(f"min_answers: {least}", {"assistant@v0": RIGHT, "assistant@v1": RIGHT})
+    assert verdict.passed and verdict.metrics["seconds"] >= 0.0
     assert verdict.metrics["answers"] == verdict.metrics["base_answers"] == answers
     assert "scores" not in verdict.metrics and verdict.metrics["unfinished"] == 0.0
     seeds = {model: [seed for asked, seed in server.seeds if asked == model] for model, _ in server.seeds}
+    assert len(seeds) == 3
     assert all(len(set(each)) == answers and each == seeds["assistant@v0"] for each in seeds.values())
+
+
+def test_a_trial_ends_as_soon_as_the_scores_show_a_drop() -> None:
+    verdict, _ = trial_of_sums("min_answers: 64", {"assistant@v0": RIGHT, "assistant@v1": WRONG})
+    assert not verdict.passed and "worse in pairs of answers" in verdict.details
+    assert verdict.metrics["answers"] < 32
+
+
+def test_a_trial_ends_after_a_round_if_the_candidate_is_far_from_every_limit() -> None:
+    verdict, server = trial_of_sums("min_answers: 64, early_pass: 0.75", {"assistant@v0": RIGHT, "assistant@v1": RIGHT})
+    assert verdict.passed and verdict.metrics["answers"] == verdict.metrics["served_answers"] == 2
+    assert server.scored == ["m"], "the divergence is measured on half of the answers"
+    verdict, _ = trial_of_sums("min_answers: 64, early_pass: 0.75", {"assistant@v0": RIGHT, "assistant@v1": WRONG})
+    assert not verdict.passed
+
+
+def test_no_model_answers_a_prompt_twice_with_one_seed_over_several_candidates() -> None:
+    config = "promotion: guarded\nguard: {min_answers: 8, early_pass: 0.75}\n"
+    log = log_of(run(config), version(0), promotion(0, "guarded", "s0"), version(1), version(2))
+    server = Speaker()
+    of = guardian(log, server, SUMS)
+    metrics: dict[str, float] = {}
+    for number in (1, 2):
+        # The second is longer, so that all rounds are needed.
+        server.words["assistant@v2"] = 60
+        verdict = asyncio.run(of.try_candidate(version(number)))
+        assert verdict is not None and verdict.passed
+        metrics = verdict.metrics
+        log.apply(promotion(number, "guarded", f"s{number}"), 9 + number)
+    assert metrics["answers"] == metrics["served_answers"] == 8
+    asked = [each for each in server.seeds if each[0] != "assistant@v0"]
+    assert len(asked) == len(set(asked)) == 8 + 8 + 8
+
+
+class FailingOnce(Speaker):
+    """Is away for the first request to another model while the candidate's are under way. These end only when the
+    candidate is tried again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed, self.tried_again = False, asyncio.Event()
+        self.under_way = 0
+
+    async def generate(self, model: str, prompt: Any, **sampling: Any) -> Generation:
+        if model == "assistant@v1":
+            self.under_way += 1
+            try:
+                if self.failed:
+                    self.tried_again.set()
+                await self.tried_again.wait()
+            finally:
+                self.under_way -= 1
+        elif not self.failed:
+            self.failed = True
+            raise ServerUnavailable("http://model", "away for a moment")
+        return await super().generate(model, prompt, **sampling)
+
+
+def test_a_trial_that_failed_leaves_no_answers_under_way_that_the_next_try_would_count_twice() -> None:
+    async def twice(server: FailingOnce) -> EvalResult | None:
+        log = log_of(run("promotion: guarded\nguard: {min_answers: 4}\n"), version(0), promotion(0, "guarded", "s0"))
+        log.apply(version(1), 9)
+        of = guardian(log, server, SUMS)
+        with pytest.raises(ServerUnavailable):
+            await of.try_candidate(version(1))
+        assert server.under_way == 0
+        return await of.try_candidate(version(1))
+
+    server = FailingOnce()
+    verdict = asyncio.run(twice(server))
+    assert verdict is not None and verdict.metrics["answers"] == verdict.metrics["base_answers"] == 4
+    seeds = {model: sorted(seed for name, seed in server.seeds if name == model) for model in ("assistant@v1", "m")}
+    assert seeds["assistant@v1"] == sorted(set(seeds["m"])) and len(seeds["assistant@v1"]) == 4
+
+
+def test_a_server_that_scores_at_temperature_1_only_compares_both_models_there() -> None:
+    server = Speaker()
+    server.only_at_1 = True
+    server.moved["assistant@v1"] = 0.5
+    log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1))
+    warm = [each.model_copy(update={"sampling": Sampling(temperature=0.7)}) for each in QUESTIONS]
+    verdict = asyncio.run(guardian(log, server, warm).try_candidate(version(1)))
+    assert verdict is not None and verdict.metrics["kl"] == pytest.approx(np.exp(-0.5) - 1.0 + 0.5)
+    assert sorted(set(server.scored)) == ["assistant@v1", "m"]
+
+
+def test_a_task_whose_rule_this_process_lacks_is_tried_without_a_score(caplog: pytest.LogCaptureFixture) -> None:
+    log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1))
+    unknown = [task(f"t{i}", verifier=Verifier(name="elsewhere")) for i in range(2)]
+    verdict = asyncio.run(guardian(log, Speaker(), unknown).try_candidate(version(1)))
+    assert verdict is not None and verdict.passed and "score" not in verdict.metrics
+    assert [each.message for each in caplog.records if "'elsewhere'" in each.message]
+    assert len(caplog.records) == 1
+
+
+def judged(answer: Callable[[str], httpx.Response], judge_url: str = "http://judge:1") -> tuple[EvalResult, list[str]]:
+    """The verdict on v1, whose answers a judge grades; `answer` gives the judge's reply to a question."""
+    asked: list[str] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        question = json.loads(request.content)["messages"][-1]["content"]
+        asked.append(question)
+        return answer(question)
+
+    config = f"promotion: guarded\nguard: {{min_answers: 64, judge: {{url: '{judge_url}', model: grader}}}}\n"
+    log = log_of(run(config), version(0), promotion(0, "guarded", "s0"), version(1))
+    server = Speaker()
+    server.says = {"assistant@v0": "This answers it.", "assistant@v1": "Bananas.", "m": "This answers it."}
+    of = guardian(log, server)
+    with pytest.MonkeyPatch.context() as patch:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url=judge_url)
+        patch.setattr(ChatClient, "_http", client)
+        verdict = asyncio.run(of.try_candidate(version(1)))
+    assert verdict is not None
+    return verdict, asked
+
+
+def said_by_judge(text: str) -> httpx.Response:
+    return httpx.Response(200, json={"choices": [{"message": {"content": text}, "finish_reason": "stop"}]})
+
+
+def test_where_no_rule_scores_the_answers_a_configured_judge_does() -> None:
+    verdict, asked = judged(lambda q: said_by_judge(r"\boxed{-1}" if "Bananas" in q else r"Good: \boxed{1}"))
+    assert not verdict.passed and "worse in pairs of answers" in verdict.details
+    assert verdict.metrics["score"] == -1.0 and verdict.metrics["base_score"] == 1.0
+    assert any("question 1" in each for each in asked)
+    verdict, _ = judged(lambda q: said_by_judge(r"\boxed{1}"))
+    assert verdict.passed
+
+
+def test_a_judge_that_is_away_leaves_the_candidate_waiting() -> None:
+    with pytest.raises(ScorerAway):
+        judged(lambda q: httpx.Response(503))
+
+
+def test_a_grade_that_cannot_be_read_leaves_its_pair_out() -> None:
+    verdict, _ = judged(lambda q: said_by_judge("no grade"))
+    assert verdict.passed and "score" not in verdict.metrics
 
 
 def test_candidates_are_tried_on_the_policys_latest_tasks_and_on_what_nobody_asks(
@@ -196,8 +354,10 @@ def said(name: int, *reasons: str, experiment: str = "guard") -> EvalResult:
     return verdict_of(version(name), experiment, {"base_length": 20.0}, list(reasons), "guard/test")
 
 
-def answered(answers: ServedAnswers, number: int, length: int, reward: float = 0.5, count: int = 8) -> None:
-    for i in range(count):
+def answered(
+    answers: ServedAnswers, number: int, length: int, reward: float = 0.5, count: int = 8, first: int = 0
+) -> None:
+    for i in range(first, first + count):
         made = rollout(
             f"t{number}-{i}",
             policy="assistant",
@@ -255,6 +415,98 @@ def test_worse_rewards_than_before_are_a_fall_too() -> None:
     found = of.check_served(version(1), answers)
     assert found is not None and "it fell by more than 0.2" in found[0].details
     assert found[1] is not None and found[1].version == 0, "the initial adapter needs no verdict to go back to"
+
+
+PAIRED = run("promotion: guarded\nguard: {live_answers: 4, min_answers: 64, max_similarity: 0.6}\n")
+
+
+def test_live_rewards_are_compared_task_by_task_so_that_chance_is_no_fall() -> None:
+    log = log_of(PAIRED, version(0), version(1), said(1), promotion(1, "guarded", "s1"))
+    of = guardian(log, Speaker())
+    few, many = ServedAnswers(), ServedAnswers()
+    for answers, count in ((few, 6), (many, 24)):
+        answered(answers, 0, 20, 0.5, count)
+        answered(answers, 1, 20, -0.2, count)
+    assert of.check_served(version(1), few) is None
+    found = of.check_served(version(1), many)
+    assert found is not None and "worse in pairs of answers" in found[0].details
+    # Many samples of few tasks are no more than these tasks.
+    grouped = ServedAnswers()
+    for number, reward in ((0, 0.5), (1, -0.2)):
+        for index in range(24):
+            grouped.apply(rollout(f"t{index // 6}", index, policy="assistant", version=number, reward=reward))
+    assert grouped.evidence_of_drop("assistant@v1", "assistant@v0") == evidence_of_drop((-0.2,) * 4, (0.5,) * 4)
+
+
+def test_a_bad_hour_after_a_good_one_is_no_fall() -> None:
+    """The test goes over all pairs. A window over the last of them would be tested again and again, until it errs."""
+    log = log_of(PAIRED, version(0), version(1), said(1), promotion(1, "guarded", "s1"))
+    of, answers = guardian(log, Speaker()), ServedAnswers()
+    for turn in range(16):
+        served, target = (1.0, 0.0) if turn < 8 else (0.0, 1.0)
+        answered(answers, 1, 20, served, first=8 * turn)
+        answered(answers, 0, 20, target, first=8 * turn)
+        assert of.check_served(version(1), answers) is None
+
+
+def test_each_live_task_is_in_one_pair_however_often_the_version_is_checked() -> None:
+    rng = np.random.default_rng(0)
+    scores = {number: rng.choice([0.0, 1.0], 200, p=[1 - good, good]).tolist() for number, good in ((0, 0.7), (1, 0.5))}
+    answers, given = ServedAnswers(), {0: 0, 1: 0}
+    for chunk in (1, 7, 30, 0, 2, 60, 60, 40):
+        for number in (0, 1):
+            for score in scores[number][given[number] : given[number] + chunk]:
+                answered(answers, number, 3, score, 1, given[number])
+                given[number] += 1
+        so_far = [scores[number][: given[number]] for number in (1, 0)]
+        for _ in range(3):
+            assert answers.evidence_of_drop("assistant@v1", "assistant@v0") == pytest.approx(evidence_of_drop(*so_far))
+    assert given == {0: 200, 1: 200} and answers.evidence_of_drop("assistant@v1", "assistant@v0") > 20.0
+    # Another pair of versions is a test of its own; a version without tasks gives no pair.
+    back = [scores[number][-PAIRED_TASKS:] for number in (0, 1)]
+    assert answers.evidence_of_drop("assistant@v0", "assistant@v1") == pytest.approx(evidence_of_drop(*back))
+    assert answers.evidence_of_drop("assistant@v1", "assistant@v2") == 1.0
+
+
+def test_tasks_wait_for_their_pair_and_the_oldest_are_left_out() -> None:
+    answers = ServedAnswers()
+    answered(answers, 0, 3, 1.0, 3)
+    answered(answers, 1, 3, 1.0, 1)
+    assert answers.evidence_of_drop("assistant@v1", "assistant@v0") == 1.0
+    answered(answers, 1, 3, 0.0, 1, first=1)
+    answers.apply(rollout("t1-1", 1, policy="assistant", version=1, reward=0.5))
+    assert answers.evidence_of_drop("assistant@v1", "assistant@v0") == evidence_of_drop([1.0, 0.25], [1.0, 1.0])
+    answered(answers, 1, 3, 1.0, 20, first=2)
+    answered(answers, 1, 3, 0.0, PAIRED_TASKS, first=22)
+    assert answers.evidence_of_drop("assistant@v1", "assistant@v0") == pytest.approx(
+        evidence_of_drop([1.0, 0.25, 0.0], [1.0, 1.0, 1.0])
+    )
+    answered(answers, 0, 3, 1.0, 1, first=3)
+    assert answers.evidence_of_drop("assistant@v1", "assistant@v0") == pytest.approx(
+        evidence_of_drop([1.0, 0.25, 0.0, 0.0], [1.0] * 4)
+    )
+
+
+def test_live_answers_that_are_the_same_to_every_prompt_are_a_fall() -> None:
+    log = log_of(PAIRED, version(0), version(1), passed_with(1, base_similarity=0.1), promotion(1, "guarded", "s1"))
+    of = guardian(log, Speaker())
+    for repeated in (False, True):
+        answers = ServedAnswers()
+        for index in range(8):
+            said_ = [7] * 20 if repeated else range(100 * index + 50, 100 * index + 70)
+            answers.apply(
+                rollout(f"t{index}", policy="assistant", version=1, prompt=(3, index), response=[*said_], reward=None)
+            )
+        found = of.check_served(version(1), answers)
+        assert (found is not None and "similarity of 1.00" in found[0].details) is repeated
+    same_prompt = ServedAnswers()
+    for index in range(8):
+        same_prompt.apply(rollout(f"t{index}", policy="assistant", version=1, response=[7] * 20, reward=None))
+    assert of.check_served(version(1), same_prompt) is None, "one prompt may have one answer"
+
+
+def passed_with(name: int, **metrics: float) -> EvalResult:
+    return verdict_of(version(name), "guard", {"base_length": 20.0} | metrics, [], "guard/test")
 
 
 def test_without_a_version_to_roll_back_to_the_verdict_is_recorded_and_the_version_stays_served() -> None:

@@ -13,17 +13,12 @@ from tentalis.inference.protocol import ServerUnavailable
 from tentalis.policies import sync as sync_module
 from tentalis.policies.core import PolicyLog, surplus
 from tentalis.policies.guard import ROLLBACK
-from tentalis.policies.replica import (
-    WEIGHTS,
-    AdapterRejected,
-    adapter_place,
-    canary_difference,
-    check_weights,
-)
+from tentalis.policies.replica import AdapterRejected, adapter_place, canary_difference, check_weights
 from tentalis.policies.sync import AdapterSync, ServerAck
 from tentalis.storage.file_cache import FileCache
 from tentalis.storage.file_set import write_set
 from tentalis.storage.location import Location
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.loop_records import ack, manifest, promotion, update
 from tests.support.loop_server import LoopServer
 from tests.support.object_store import environment_of, object_store
@@ -55,7 +50,7 @@ class Bench:
     def publish(self, version: int, promote: bool = True, weights: bytes = b"weights") -> PolicyUpdate:
         folder = self.folder / f"v {version}"
         folder.mkdir(exist_ok=True)
-        (folder / WEIGHTS).write_bytes(weights)
+        (folder / ADAPTER_WEIGHTS).write_bytes(weights)
         sha256 = hashlib.sha256(b"weights").hexdigest()
         published = update(version, sha256=sha256, location=folder.as_uri())
         self.put(published)
@@ -153,12 +148,12 @@ def test_what_is_not_served_is_named_with_the_file_and_the_remedy_until_it_is(
     bench.round()
     said = bench.sync.problem
     assert said.startswith("assistant@v2 is not served, assistant@v1 is served instead: ")
-    assert str(bench.folder / "v 2" / WEIGHTS) in said and "move the folder away" in said
-    (bench.folder / "v 2" / WEIGHTS).unlink()
+    assert str(bench.folder / "v 2" / ADAPTER_WEIGHTS) in said and "move the folder away" in said
+    (bench.folder / "v 2" / ADAPTER_WEIGHTS).unlink()
     clock(60.0)
     bench.round()
     assert "cannot be read" in bench.sync.problem
-    (bench.folder / "v 2" / WEIGHTS).write_bytes(b"weights")
+    (bench.folder / "v 2" / ADAPTER_WEIGHTS).write_bytes(b"weights")
     clock(120.0)
     bench.round()
     assert bench.sync.problem == ""
@@ -200,7 +195,7 @@ def test_the_canarys_tolerance_is_that_of_the_servers_precision(
 def test_adapters_in_an_object_store_are_fetched_by_the_server_or_for_it(bench: Bench, tmp_path: Path) -> None:
     weights = tmp_path / "made"
     weights.mkdir()
-    (weights / WEIGHTS).write_bytes(b"weights")
+    (weights / ADAPTER_WEIGHTS).write_bytes(b"weights")
     sha256 = hashlib.sha256(b"weights").hexdigest()
     with object_store() as store, environment_of(store):
         url = store.bucket()
@@ -208,14 +203,14 @@ def test_adapters_in_an_object_store_are_fetched_by_the_server_or_for_it(bench: 
             bench.put(update(version, sha256=sha256, location=f"{url}/v{version}"))
             bench.put(promotion(version, sha256=sha256))
             if version < 3:
-                write_set(Location.parse(f"{url}/v{version}"), weights, [WEIGHTS])
+                write_set(Location.parse(f"{url}/v{version}"), weights, [ADAPTER_WEIGHTS])
             # Our own server fetches; for another one, such as vLLM, the policies process does.
             bench.server.card = {"loads_urls": True} if version == 1 else {}
             bench.round()
             if version == 1:
                 assert bench.server.loaded == {"assistant@v1": f"{url}/v1"} and bench.server.sha256 == sha256
         loaded = Path(bench.server.loaded["assistant@v2"])
-        assert loaded.is_relative_to(tmp_path / "cache") and (loaded / WEIGHTS).read_bytes() == b"weights"
+        assert loaded.is_relative_to(tmp_path / "cache") and (loaded / ADAPTER_WEIGHTS).read_bytes() == b"weights"
     assert bench.said() == [(1, True), (2, True), (3, False), (2, True)], "v3 was never written: v2 stays"
     assert "never written completely" in bench.sync.problem and "assistant@v3" not in bench.server.loaded
 
@@ -228,6 +223,24 @@ def test_a_refused_version_is_tried_again_after_a_while(bench: Bench, clock: Cal
     bench.round()
     assert bench.said() == [(1, False)]
     assert "not for this base model" in (bench.acks[0].error or "")
+    clock(60.0)
+    bench.round()
+    assert bench.said() == [(1, False), (1, True)]
+
+
+def test_a_whole_model_is_loaded_only_by_a_server_that_takes_them(
+    bench: Bench, tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    bench.put(update(1, sha256=sha256, location=tmp_path.as_uri(), rank=0))
+    bench.put(promotion(1, sha256=sha256))
+    bench.round()
+    assert bench.said() == [(1, False)] and "p@v1" not in bench.server.loaded
+    assert "is a whole model (its run has lora: null), and the server loads adapters only" in (
+        bench.acks[0].error or ""
+    )
+    bench.server.card = {"loads_models": True}
     clock(60.0)
     bench.round()
     assert bench.said() == [(1, False), (1, True)]
@@ -364,7 +377,7 @@ def test_an_adapters_location_is_a_folder_or_an_object_store(tmp_path: Path) -> 
 
 def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(AdapterRejected, match="cannot be read"):
-        check_weights(tmp_path, "s")
+        check_weights(tmp_path, update(0))
 
 
 def test_canary_difference() -> None:

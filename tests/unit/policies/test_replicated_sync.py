@@ -10,9 +10,10 @@ from schemas.records import PolicyUpdate
 from tentalis.inference.protocol import ServerUnavailable
 from tentalis.policies import replica as replica_module
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.replica import WEIGHTS, AdapterRejected
+from tentalis.policies.replica import AdapterRejected
 from tentalis.policies.sync import AdapterSync, ServerAck
 from tentalis.storage.file_cache import FileCache
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.loop_records import promotion, update
 from tests.support.loop_server import LoopServer
 
@@ -44,7 +45,7 @@ class Replicas:
     def promote(self, version: int) -> PolicyUpdate:
         folder = self.folder / f"v{version}"
         folder.mkdir(exist_ok=True)
-        (folder / WEIGHTS).write_bytes(b"weights")
+        (folder / ADAPTER_WEIGHTS).write_bytes(b"weights")
         published = update(version, sha256=SHA256, location=folder.as_uri())
         self.log.apply(published, 2 * version)
         self.log.apply(promotion(version, sha256=SHA256), 2 * version + 1)
