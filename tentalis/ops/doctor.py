@@ -207,13 +207,17 @@ def broker(settings: Settings) -> Iterator[Finding]:
     protocol = settings.security.protocol
     yield Finding(Level.OK, "kafka", f"{settings.bootstrap} answers ({protocol}, as {settings.security.principal})")
     from tentalis.kafka.admin import KafkaAdmin, missing_schemas, plan
+    from tentalis.kafka.topic_id_log import unrecorded_topics
     from tentalis.kafka.topology import topic_table
 
     table = topic_table()
     changes = plan(table, KafkaAdmin(settings).current(table.topics))
-    missing = missing_schemas(settings)
-    if changes or missing:
-        found = f"{len(changes)} differ from schemas/topics.yaml, {len(missing)} schemas are not published"
+    missing, unrecorded = missing_schemas(settings), unrecorded_topics(settings)
+    if changes or missing or unrecorded:
+        found = (
+            f"{len(changes)} differ from schemas/topics.yaml, {len(missing)} schemas are not published, "
+            f"{len(unrecorded)} ids are not recorded"
+        )
         yield Finding(
             Level.FAIL, "topics", found, "`tentalis topics diff` shows them, `tentalis topics apply` repairs them"
         )

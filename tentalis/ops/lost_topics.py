@@ -1,17 +1,19 @@
 """Finds topics that were lost, without starting an application: deleted, created again, or cut off.
 
-In: the broker, and the checkpoints below TENTALIS_HOME. Out: a description of each loss, as the application that it
-concerns reports it at its start.
+In: the broker, with the ids on tentalis.topic-ids.v1, and below TENTALIS_HOME the checkpoints and the record of the
+brokers on which a local stack has made its topics. Out: a description of
+each loss, as the application that it concerns reports it at its start.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas import topics
 from schemas.records import BatchPlan
-from tentalis.kafka import topology
+from tentalis.kafka import topic_ids, topology
+from tentalis.kafka.audit_log import not_given_up
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.identity import (
@@ -28,7 +30,10 @@ from tentalis.kafka.identity import (
 from tentalis.kafka.moved_topics import moves, was_moved
 from tentalis.kafka.reader import records_to_end
 from tentalis.kafka.topic_client import TopicClient, committed_notes
+from tentalis.kafka.topic_id_log import read_topic_ids, recorded_names
+from tentalis.kafka.topic_ids import LostTopic
 from tentalis.kafka.topology import Application
+from tentalis.local.made_topics import empty_broker
 from tentalis.ops.repartition.plan import MARKER
 from tentalis.service.settings import Settings
 
@@ -38,25 +43,60 @@ def lost_topics(settings: Settings) -> list[str]:
     client = TopicClient(settings)
     names = {name for each in topology.streams() for name in (*each.consumes, *each.changelogs)}
     names |= {topics.ROLLOUTS, *topics.CONTROL}
-    there = client.identities(names | {MARKER})
+    there = client.identities(names | {MARKER, topics.TOPIC_IDS})
     if MARKER in there:
         return [
             "a move of the topics to more partitions is not finished: `tentalis topics repartition` with the same "
             "number and --yes finishes it"
         ]
     if not there:
-        return []  # a new broker: nothing that was recorded on it can be lost
+        emptied = empty_broker(settings)  # else a new broker: nothing that was recorded on it can be lost
+        return [] if emptied is None else [emptied]
+    records = read_topic_ids(settings)
+    recorded = records.all_topics or {}
+    names |= recorded.keys() & {*recorded_names()}
     identities = client.known_identities(names)
-    # Without any of its topics, the committed offsets of an application are gone too: nothing tells of a loss.
-    streams = [each for each in topology.streams() if {*each.consumes, *each.changelogs} & identities.keys()]
+    # Without any of its topics, the committed offsets of an application are gone too: only recorded ids tell of a loss.
+    streams = [
+        each
+        for each in topology.streams()
+        if {*each.consumes, *each.changelogs} & identities.keys() or records.of(each.app_id)
+    ]
     # The positions come before the ends of the logs: processes that run move both, and a position that is read later
     # may be behind an end that was read before.
     committed = {each.name: committed_notes(settings, each.consumer_group(), _places(each)) for each in streams}
     runs = [run for path in _newest_checkpoints(settings.home) if (run := _run_position(path)) is not None]
     ranges = client.ranges((name, p) for name, there in identities.items() for p in range(there.partitions))
-    found = [_of_stream(settings, each, identities, committed[each.name], ranges) for each in streams]
+    # A log may have been trimmed up to what was read, but not committed yet, when the offsets were asked for.
+    late = [
+        each
+        for each in streams
+        if any(at in ranges and done.offset < ranges[at].begin for at, done in committed[each.name].items())
+    ]
+    committed |= {each.name: committed_notes(settings, each.consumer_group(), _places(each)) for each in late}
+    found = [
+        _of_stream(settings, each, identities, committed[each.name], ranges, records.of(each.app_id))
+        for each in streams
+    ]
     found += [_of_run(settings, run, identities, ranges) for run in runs]
+    lost = topic_ids.lost(recorded, names, identities)
+    found += [_of_others(each) for each in lost.values() if not any(f"{each.topic} " in text for text in found)]
     return [text for text in found if text]
+
+
+def lost_broker(settings: Settings) -> str | None:
+    """Describes the loss of the whole broker of a local stack: it has none of the topics any more. None without it.
+    Raises Forbidden, KafkaException, Unreachable."""
+    names = {*recorded_names(), topics.TOPIC_IDS, MARKER}
+    return None if TopicClient(settings).identities(names) else empty_broker(settings)
+
+
+def _of_others(lost: LostTopic) -> str:
+    """Describes a lost topic of which no stream application and no run has a record."""
+    readers = [
+        each.name for each in topology.APPLICATIONS if not each.stream and lost.topic in (*each.consumes, *each.reads)
+    ]
+    return f"{', '.join(readers)}: {lost}" if readers else str(lost)
 
 
 def _partitions(application: Application) -> range:
@@ -73,6 +113,7 @@ def _of_stream(
     identities: dict[str, TopicIdentity],
     committed: dict[tuple[str, int], CommittedOffset],
     ranges: dict[tuple[str, int], OffsetRange],
+    registered: Mapping[int, Mapping[str, str]],
 ) -> str:
     (changelog,) = application.changelogs
     partitions, places = _partitions(application), _places(application)
@@ -84,7 +125,7 @@ def _of_stream(
     losses = []
     for partition in partitions:
         own = {topic: committed[topic, partition] for topic in application.consumes if (topic, partition) in committed}
-        record = PartitionRecord(own, sources.get(partition))
+        record = PartitionRecord(own, sources.get(partition), registered=registered.get(partition, {}))
         losses += partition_losses(partition, application.consumes, changelog, record, identities, ranges)
     return f"{application.name}: {described(losses)}" if losses else ""
 
@@ -109,7 +150,7 @@ class _RunPosition:
 
     run_id: str
     step: int
-    plan_id: str
+    plan_id: str | None
     topic_id: str
     low_water: dict[int, int]
     control_topic_ids: dict[str, str]
@@ -123,8 +164,10 @@ def _run_position(path: Path) -> _RunPosition | None:
         step, plan_id, control = int(state["step"]), state["plan_id"], state.get("control_topic_ids") or {}
     except (OSError, ValueError, KeyError):
         return None  # the trainer names a damaged checkpoint, and falls back to the one before it
-    if topic_id is None or plan_id is None:
-        return None  # of an earlier version, or of the start of a run
+    if topic_id is None:
+        return None  # of an earlier version
+    if plan_id is None:
+        control = {}  # the start of a run: no step is on the log
     return _RunPosition(state["run_id"], step, plan_id, topic_id, low_water, control)
 
 
@@ -143,6 +186,8 @@ def _of_run(
         if was_moved(found, run.topic_id, there.topic_id):
             return ""  # the trainer reads it from the beginning
     losses = position_losses(topics.ROLLOUTS, run.topic_id, run.low_water, identities, ranges)
+    if there is not None:
+        losses = not_given_up(settings, make_codec(settings), losses, run.run_id)
     return f"trainer, run {run.run_id}: {described(losses)}" if losses else ""
 
 

@@ -9,7 +9,8 @@ from tentalis.agents.environments.protocol import (
     EnvironmentFault,
     EnvironmentOptions,
     Observation,
+    RecordsEnding,
     Transition,
 )
 
-__all__ = ["Environment", "EnvironmentFault", "EnvironmentOptions", "Observation", "Transition"]
+__all__ = ["Environment", "EnvironmentFault", "EnvironmentOptions", "Observation", "RecordsEnding", "Transition"]

@@ -31,10 +31,19 @@ def remove_folder(folder: Path) -> None:
 
     By programs of the system, because an episode can nest folders deeper than a path or Python's stack is long.
     """
-    for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-        done = subprocess.run([*command, "--", folder], capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode != 0 and folder.exists():
-            log.warning("%s was not removed: %s", folder, done.stderr[:1000].strip())
+    make_accessible(folder)
+    done = subprocess.run(["rm", "-rf", "--", folder], capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0 and folder.exists():
+        log.warning("%s was not removed: %s", folder, done.stderr[:1000].strip())
+
+
+def make_accessible(folder: Path) -> None:
+    """Gives this user the rights to all files and folders in a folder back, which an episode may have taken away. Links
+    are not followed."""
+    command = ["chmod", "-R", "u+rwX", "--", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0 and folder.exists():
+        log.warning("the rights in %s were not changed: %s", folder, done.stderr[:1000].strip())
 
 
 def remove_abandoned() -> list[Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.sandbox import Wall
@@ -21,7 +21,7 @@ class EnvironmentOptions:
     """Options of an environment in this process.
 
     `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
-    `tasks`: the folder of task folders (`terminal`), or None.
+    `tasks`: the folder of task folders (`terminal`) or instances (`swe`), or None.
     """
 
     wall: Callable[[], Wall]
@@ -76,6 +76,15 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Frees what the episode holds. Called once after every reset, also after a fault."""
+        ...
+
+
+@runtime_checkable
+class RecordsEnding(Protocol):
+    """An environment that records what an episode left, such as a patch or the output of checks."""
+
+    def ending_calls(self) -> tuple[ToolCall, ...]:
+        """Returns the records that no transition had. Called after `score`: without `done`, no step has them."""
         ...
 
 

@@ -19,6 +19,7 @@ from tentalis.service.packages import require
 BUILT_IN = {
     "echo": "tentalis.agents.environments.echo:EchoEnvironment",
     "llm": "tentalis.agents.environments.llm:LlmEnvironment",
+    "swe": "tentalis.agents.environments.swe:SweEnvironment",
     "terminal": "tentalis.agents.environments.terminal:TerminalEnvironment",
     "toolcall": "tentalis.agents.environments.toolcall:ToolcallEnvironment",
 }
@@ -26,7 +27,7 @@ BUILT_IN = {
 EXTRA = "environments"
 WITHOUT_EXTRA = frozenset({"echo", "llm"})
 """Built-in environments that run no actions and need no package of the extra."""
-TURNS = {"terminal": 50}
+TURNS = {"swe": 50, "terminal": 50}
 """Turns of an episode where they are not 10."""
 
 

@@ -6,25 +6,24 @@ checks of the task come to the folder only then. The verifier's data are `Termin
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from schemas.records import Message, Task, ToolCall
-from tentalis.agents.environments.command_output import ended, shown
+from tentalis.agents.environments.command_output import shown
 from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
+from tentalis.agents.environments.shell_steps import in_thread, recorded_call, recorded_output
 from tentalis.agents.environments.shown_paths import ShownPaths
-from tentalis.agents.environments.terminal_checks import AGENT, BadReward, CheckedEpisode, agent_paths, checked
+from tentalis.agents.environments.terminal_checks import AGENT, CheckedEpisode, agent_paths, checked
 from tentalis.agents.environments.terminal_shell import FILES, STATE, CommandStops, TerminalShell, agent_variables
 from tentalis.agents.environments.terminal_task import (
     HOME,
     TEMPORARY,
     BadTasks,
-    TaskRefused,
     TerminalTask,
+    check_out_of_reach,
     copy_files,
     load_task,
     task_names,
@@ -36,17 +35,13 @@ from tentalis.agents.environments.terminal_turns import (
     TerminalTurn,
     parsed_turn,
 )
-from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, SandboxFault
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits
 from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
-from tentalis.text.tool_output import head_and_tail, readable_text
 
 SHOWN_CHARACTERS = 4000
 """Characters of a command's output that the policy sees: its head and tail."""
-RECORDED_CHARACTERS = 8000
-"""Characters of each stream of a command that the result records."""
 _OUTPUT_BYTES = 1 << 18
 _SETUP_S = 60.0
-T = TypeVar("T")
 
 
 class TerminalData(VerifierData):
@@ -66,18 +61,13 @@ class TerminalEnvironment:
         self._wall = options.wall()
         self._tasks = options.tasks.resolve()
         task_names(self._tasks)
-        for readable in self._wall.readable:
-            if self._tasks.is_relative_to(readable):
-                where = "; without a wall there is no place for it" if readable == Path("/") else ""
-                raise BadTasks(
-                    f"commands of the agent may read {readable}, and with it the checks and solutions of the tasks in "
-                    f"{self._tasks}: move that folder{where}"
-                )
+        check_out_of_reach(self._tasks, self._wall.readable)
         self._folder: Path | None = None
         self._task: TerminalTask | None = None
         self._shell: TerminalShell | None = None
         self._paths = ShownPaths({})
         self._checked: CheckedEpisode | None = None
+        self._unrecorded: CheckedEpisode | None = None
         self._turns = self._commands = self._bad_turns = 0
         self._seconds = 0.0
 
@@ -89,15 +79,15 @@ class TerminalEnvironment:
     async def reset(self, task: Task) -> Observation:
         """See Environment.reset: the task's messages with the task folder's instruction."""
         self._turns = self._commands = self._bad_turns = 0
-        self._seconds, self._checked = 0.0, None
+        self._seconds, self._checked, self._unrecorded = 0.0, None, None
         name, digest = _named(task)
-        loaded = await self._faulted(lambda stop: load_task(self._tasks, name))
+        loaded = await in_thread(lambda stop: load_task(self._tasks, name))
         if digest is not None and digest != loaded.digest:
             raise EnvironmentFault(
                 f"the task folder {name} has changed: its digest is {loaded.digest}, and the task names {digest}"
             )
         self._task = loaded
-        await self._faulted(lambda stop: self._prepare(loaded, stop))
+        await in_thread(lambda stop: self._prepare(loaded, stop))
         return Observation(_prompt(task, name, loaded))
 
     def _prepare(self, task: TerminalTask, stop: CommandStops) -> None:
@@ -143,7 +133,7 @@ class TerminalEnvironment:
         """See Environment.step."""
         task, shell = self._task, self._shell
         assert task is not None and shell is not None, "step before reset"
-        calls = [] if self._turns else [_call("task", {"task": task.name, "digest": task.digest}, None)]
+        calls = [] if self._turns else [recorded_call("task", {"task": task.name, "digest": task.digest}, None)]
         self._turns += 1
         turn = parsed_turn(action)
         content = turn.problem or ""
@@ -154,19 +144,27 @@ class TerminalEnvironment:
             self._bad_turns += bool(content)
         else:
             output = await self._ran(shell, real)
-            calls.append(_call("bash", {"command": turn.command}, self._recorded(output)))
+            calls.append(recorded_call("bash", {"command": turn.command}, recorded_output(output, self._paths)))
             content = self._shown(output, turn)
         over = task.agent_s is not None and self._seconds >= task.agent_s
         if not (turn.done or over or self._turns >= task.settings.steps):
             return Transition(Observation((Message(role="user", content=content),)), tool_calls=tuple(calls))
-        found = await self._checks(task)
-        calls.append(_call("checks", {"task": task.name}, self._recorded(found.output) | {"reward": found.reward}))
+        await self._checks(task)
+        calls += self.ending_calls()
         return Transition(done=True, tool_calls=tuple(calls))
+
+    def ending_calls(self) -> tuple[ToolCall, ...]:
+        """See RecordsEnding: the output of the checks, once."""
+        found, self._unrecorded = self._unrecorded, None
+        if found is None or self._task is None:
+            return ()
+        result = recorded_output(found.output, self._paths) | {"reward": found.reward}
+        return (recorded_call("checks", {"task": self._task.name}, result),)
 
     async def _ran(self, shell: TerminalShell, command: str) -> CommandOutput:
         self._commands += 1
         started = asyncio.get_running_loop().time()
-        output = await self._faulted(lambda stop: shell.run(command, stop))
+        output = await in_thread(lambda stop: shell.run(command, stop))
         self._seconds += asyncio.get_running_loop().time() - started
         return output
 
@@ -177,16 +175,6 @@ class TerminalEnvironment:
         if turn.left_out:
             content += f"\n[only the first command of a turn is run; {turn.left_out} not run]"
         return content
-
-    def _recorded(self, output: CommandOutput) -> dict[str, object]:
-        streams = (
-            head_and_tail(self._paths.shown(readable_text(stream)), RECORDED_CHARACTERS)
-            for stream in (output.stdout, output.stderr)
-        )
-        return dict(zip(("output", "error"), streams, strict=True)) | {
-            "exit_code": output.exit_code,
-            "ending": ended(output),
-        }
 
     async def score(self) -> Mapping[str, float]:
         """See Environment.score: the checks run once, when the episode has ended."""
@@ -199,19 +187,9 @@ class TerminalEnvironment:
         if self._checked is None:
             folder = self._folder
             assert folder is not None, "checks before reset"
-            self._checked = await self._faulted(lambda stop: checked(self._wall, task, folder, stop))
+            self._checked = await in_thread(lambda stop: checked(self._wall, task, folder, stop))
+            self._unrecorded = self._checked
         return self._checked
-
-    async def _faulted(self, work: Callable[[CommandStops], T]) -> T:
-        """Runs work in a thread. Raises EnvironmentFault if the infrastructure or the task failed."""
-        stop = CommandStops()
-        try:
-            return await asyncio.to_thread(work, stop)
-        except asyncio.CancelledError:
-            stop.request()
-            raise
-        except (SandboxFault, TaskRefused, BadReward, OSError, ValueError) as error:
-            raise EnvironmentFault(str(error)) from error
 
     async def close(self) -> None:
         """See Environment.close: removes the folder."""
@@ -240,8 +218,3 @@ def _prompt(task: Task, name: str, loaded: TerminalTask) -> tuple[Message, ...]:
     where = f"Your folder is {loaded.workdir}."
     last = Message(role="user", content=f"{loaded.instruction}\n\n{where}")
     return (Message(role="system", content=rules), *said, last)
-
-
-def _call(name: str, arguments: Mapping[str, str], result: Mapping[str, object] | None) -> ToolCall:
-    recorded = None if result is None else json.dumps(dict(result), ensure_ascii=False)
-    return ToolCall(name=name, arguments=json.dumps(dict(arguments), ensure_ascii=False), result=recorded)

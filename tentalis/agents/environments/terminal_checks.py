@@ -11,9 +11,11 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tentalis.agents.environments.agent_repositories import disarm, is_repository
 from tentalis.agents.environments.folders import remove_folder
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.terminal_shell import FILES, CommandStops, clean_variables
@@ -41,7 +43,7 @@ class CheckedEpisode:
     output: CommandOutput
 
 
-class BadReward(Exception):
+class BadReward(ValueError):
     """A reward of the checks that is not in [-1, 1]."""
 
 
@@ -62,6 +64,7 @@ def checked(wall: Wall, task: TerminalTask, episode: Path, stop: CommandStops) -
     _copy_tests(task, checks / "tests", paths)
     for name, command in task.settings.runs.items():
         _record_run(wall, task, episode, name, command, stop)
+    disarm_repositories(episode / AGENT)
     variables = clean_variables(checks / "home", checks / "tmp")
     variables |= {
         "PYTHONNOUSERSITE": "1",
@@ -129,22 +132,44 @@ def remove_outside_links(folder: Path) -> None:
     into are removed: a chain of short links can lead there. Call it when no process of the agent is left.
     """
     inside = folder.resolve()
-    modes: list[tuple[Path, int]] = []
-    try:
-        for link in list(_links(folder, modes)):
+    with _accessible() as modes:
+        links = [entry for entries in _entries(folder, modes) for entry in entries if entry.is_symlink()]
+        for link in map(Path, links):
             try:
                 target = link.resolve()
             except (OSError, RuntimeError):  # links that go in a circle, or to a name that is too long
                 target = Path("/")
             if not any(target.is_relative_to(allowed) for allowed in (inside, *_SYSTEM)):
                 link.unlink()
+
+
+def disarm_repositories(folder: Path) -> None:
+    """Removes hooks and settings that name programs from the git repositories in a folder, at any depth. Call it after
+    `remove_outside_links`."""
+    with _accessible() as modes:
+        found = [
+            Path(entries[0].path).parent
+            for entries in _entries(folder, modes)
+            if entries and is_repository(frozenset(entry.name for entry in entries))
+        ]
+        for repository in found:
+            disarm(repository)
+
+
+@contextmanager
+def _accessible() -> Iterator[list[tuple[Path, int]]]:
+    """Gives a list for folders and the modes that they had, and sets these modes again at the end."""
+    modes: list[tuple[Path, int]] = []
+    try:
+        yield modes
     finally:
         for path, mode in reversed(modes):
             path.chmod(mode)
 
 
-def _links(folder: Path, modes: list[tuple[Path, int]]) -> Iterator[Path]:
-    """Yields the links in a folder. Makes all folders accessible, and adds the modes that they had to `modes`."""
+def _entries(folder: Path, modes: list[tuple[Path, int]]) -> Iterator[list[os.DirEntry[str]]]:
+    """Yields the entries of a folder and of each one below. Makes all folders accessible, and adds the modes that they
+    had to `modes`."""
     folders = [folder]
     while folders:
         path = folders.pop()
@@ -156,11 +181,9 @@ def _links(folder: Path, modes: list[tuple[Path, int]]) -> Iterator[Path]:
             path.chmod(mode | stat.S_IRWXU)
             modes.append((path, mode))
         with os.scandir(path) as found:
-            for entry in found:
-                if entry.is_symlink():
-                    yield Path(entry.path)
-                elif entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
+            entries = list(found)
+        folders += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        yield entries
 
 
 def _reward(task: TerminalTask, logs: Path, output: CommandOutput) -> tuple[float, dict[str, float]]:

@@ -7,7 +7,7 @@ its own changes of the state, and nothing that a command does to the shell ends 
 
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tentalis.agents.sandbox import CommandOutput, Limits, Wall
@@ -70,10 +70,11 @@ class CommandStops:
 
 
 class TerminalShell:
-    """A shell in `folder`, which is the agent's and must have the folders FILES and STATE."""
+    """A shell in `folder`, which is the agent's and must have the folders FILES and STATE. `readable`: see Wall.run."""
 
-    def __init__(self, wall: Wall, folder: Path, limits: Limits) -> None:
+    def __init__(self, wall: Wall, folder: Path, limits: Limits, readable: Sequence[Path] = ()) -> None:
         self._wall = wall
+        self._readable = readable
         self._folder = folder
         self._limits = limits
         self._state = folder / STATE / "shell"
@@ -86,7 +87,7 @@ class TerminalShell:
     def run(self, command: str, stop: CommandStops) -> CommandOutput:
         """Runs a command. Raises SandboxFault."""
         words = ["/bin/bash", "--noprofile", "--norc", "-c", _SHELL, "bash", str(self._state), command]
-        return self._wall.run(words, self._folder, self._limits, stop=stop.event())
+        return self._wall.run(words, self._folder, self._limits, readable=self._readable, stop=stop.event())
 
 
 def agent_variables(home: Path, temporary: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,16 @@ def task_names(tasks: Path) -> list[str]:
             f"the folder of tasks {tasks} has no task: each task is a folder in it with task.toml or task.yaml"
         )
     return found
+
+
+def check_out_of_reach(
+    place: Path, readable: Sequence[Path], what: str = "the checks and solutions of the tasks in"
+) -> None:
+    """Raises BadTasks if commands of the agent may read a folder or file; `what` it holds that they must not see."""
+    for each in readable:
+        if place.is_relative_to(each):
+            where = "; without a wall there is no place for it" if each == Path("/") else ""
+            raise BadTasks(f"commands of the agent may read {each}, and with it {what} {place}: move it{where}")
 
 
 def _is_task(folder: Path) -> bool:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 DONE = "<done>"
 LONGEST_COMMAND = 64 * 1024
 """Bytes of a command; the operating system passes at most twice as many."""
-_THOUGHT = re.compile(r"\A.*</think>", re.DOTALL)
+THOUGHT = re.compile(r"\A.*</think>", re.DOTALL)
 # A block that is not closed goes to the end of the turn: a stop string may have taken its end.
-_BLOCK = re.compile(
+BLOCK = re.compile(
     r"^[ \t]*```(?:bash|sh|shell|console)?[ \t]*\n(?P<fenced>.*?)(?:^[ \t]*```[ \t]*$|\Z)"
     r"|<command>(?P<tagged>.*?)(?:</command>|\Z)",
     re.DOTALL | re.MULTILINE,
@@ -39,9 +39,9 @@ class TerminalTurn:
 
 def parsed_turn(text: str) -> TerminalTurn:
     """Returns the command of a turn, and True for `done` if it ends the episode. Thoughts are passed over."""
-    said = _THOUGHT.sub("", text)
-    blocks = [(match["fenced"] or match["tagged"] or "").strip("\n") for match in _BLOCK.finditer(said)]
-    done = DONE in _BLOCK.sub("", said)
+    said = THOUGHT.sub("", text)
+    blocks = [(match["fenced"] or match["tagged"] or "").strip("\n") for match in BLOCK.finditer(said)]
+    done = DONE in BLOCK.sub("", said)
     commands = [block for block in blocks if block.strip()]
     if not commands:
         return TerminalTurn(None, done, None if done else NO_COMMAND)

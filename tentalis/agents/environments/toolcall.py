@@ -194,14 +194,7 @@ class ToolcallEnvironment:
     async def score(self) -> Mapping[str, float]:
         """See Environment.score."""
         parts = {"calls": float(self._calls), "refused_calls": float(self._refused)}
-        if self._data.answer is None:
-            return parts
-        stated = None if self._answer is None else stated_answer(self._answer) or self._answer.strip()
-        right = stated is not None and same_latex(stated, self._data.answer)
-        wrong = self._data.wrong
-        if self._data.encourage_calls:
-            wrong = min(-0.6, -1.0 + 0.05 * (self._calls - 2))
-        return parts | {"answer": float(right), "reward": 1.0 if right else max(-1.0, wrong)}
+        return parts | answer_parts(self._data, self._answer, self._calls)
 
     async def close(self) -> None:
         """See Environment.close: ends the servers and removes the folder."""
@@ -211,6 +204,16 @@ class ToolcallEnvironment:
         if self._folder is not None:
             await asyncio.to_thread(remove_folder, self._folder)
             self._folder = None
+
+
+def answer_parts(data: ToolcallData, answer: str | None, calls: float) -> dict[str, float]:
+    """Returns the reward of an answer after `calls` calls and its parts; nothing without a reference."""
+    if data.answer is None:
+        return {}
+    stated = None if answer is None else stated_answer(answer) or answer.strip()
+    right = stated is not None and same_latex(stated, data.answer)
+    wrong = min(-0.6, -1.0 + 0.05 * (calls - 2)) if data.encourage_calls else data.wrong
+    return {"answer": float(right), "reward": 1.0 if right else max(-1.0, wrong)}
 
 
 def shown_text(output: bytes) -> str:

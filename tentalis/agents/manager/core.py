@@ -5,7 +5,8 @@ that it writes has a derived id, so writing one again changes nothing.
 
 Pacing is AReaL's capacity rule, counted over the steps without a plan: issue a task while
 accepted + running < (served step + 1 + max staleness) * batch. Rollouts that a plan took, or that are too old for the
-next step, do not count, nor those of a group of equal rewards if the run samples dynamically (DAPO, arXiv 2503.14476).
+next step, do not count, nor those that no part of the loss reads: groups of equal rewards if the run samples
+dynamically (DAPO, arXiv 2503.14476), hints if `opd_weight` is 0, answers without a hint if no other weight is above 0.
 So each rollout that cannot be trained is replaced, and the trainer does not starve.
 """
 
@@ -27,7 +28,9 @@ from schemas.records import (
     Record,
     Result,
     RunManifest,
+    Source,
     Task,
+    Terms,
 )
 from tentalis.policies.backpressure import Backpressure
 from tentalis.policies.lineage import Lineage, Node
@@ -36,7 +39,7 @@ from tentalis.policies.served import ServedVersions
 # Metadata key of a task: the number of steps of its run that were served when it was issued.
 ROUND = "round"
 
-# Batches of equal rewards that one version may sample before the manager gives the run up.
+# The trainer's default, for manifests that do not have the setting.
 MAX_EQUAL_BATCHES = 10
 
 _TRAINED_KINDS = (OutcomeKind.RL, OutcomeKind.OPD, OutcomeKind.BOTH)
@@ -49,13 +52,22 @@ class BadManifest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The demand of a run: `steps` optimizer steps of `batch_rollouts` rollouts each. `drops_equal`: the trainer leaves
-    out the RL part of groups whose rewards are all equal."""
+    """The demand of a run: `steps` optimizer steps of `batch_rollouts` rollouts each.
+
+    Attributes:
+        drops_equal: the trainer leaves out the RL part of groups whose rewards are all equal.
+        max_equal_batches: batches with nothing to learn that one version may sample before the run is given up.
+        distils: the trainer reads hints and the teacher's log-probs.
+        distils_alone: it reads nothing else.
+    """
 
     steps: int
     batch_rollouts: int
     max_staleness: int
     drops_equal: bool = False
+    max_equal_batches: int = MAX_EQUAL_BATCHES
+    distils: bool = True
+    distils_alone: bool = False
 
     @classmethod
     def of_config(cls, config: str, run_id: str) -> "Pace":
@@ -64,11 +76,16 @@ class Pace:
         try:
             loss = values.get("loss") or {}
             dynamic = loss.get("dynamic_sampling")
+            distils = float(loss.get("opd_weight", 1.0)) > 0
+            rewarded = float(loss.get("rl_weight", 1.0)) > 0 or float((loss.get("pair") or {}).get("weight", 0.0)) > 0
             return cls(
                 int(values["steps"]),
                 int(values["batch_rollouts"]),
                 int(values["max_staleness"]),
                 loss.get("kind") == "dapo" if dynamic is None else bool(dynamic),
+                int(loss.get("max_equal_batches", MAX_EQUAL_BATCHES)),
+                distils,
+                distils and not rewarded,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadManifest(
@@ -91,7 +108,11 @@ def trains(outcome: Outcome) -> bool:
     """Returns True if the trainer can use the sample: its OPD part, or its RL part in a group of two or more."""
     if outcome.kind not in _TRAINED_KINDS or outcome.rollout_id is None or outcome.not_trainable is not None:
         return False
-    return outcome.has_opd or (outcome.has_rl and (outcome.head.n_samples == 1 or outcome.n_closed > 1))
+    return outcome.has_opd or _has_rl(outcome)
+
+
+def _has_rl(outcome: Outcome) -> bool:
+    return outcome.has_rl and (outcome.head.n_samples == 1 or outcome.n_closed > 1)
 
 
 @dataclass(slots=True)
@@ -117,10 +138,12 @@ class _TaskState:
 
 @dataclass(frozen=True, slots=True)
 class _Trainable:
-    """A rollout on which the trainer can train. `version`: the one that sampled last."""
+    """A rollout on which the trainer can train: its RL part, its OPD part or both. `version`: the one that sampled
+    last."""
 
     version: int
     task_id: str
+    has_rl: bool
     has_opd: bool
 
 
@@ -190,7 +213,9 @@ class ManagerState:
         if outcome.has_rl and outcome.reward is not None:
             task.rewards.append(outcome.reward)
         if trains(outcome) and outcome.rollout_id is not None and outcome.rollout_id not in self._taken:
-            self._trainable[outcome.rollout_id] = _Trainable(_version_of(outcome), task_id, outcome.has_opd)
+            self._trainable[outcome.rollout_id] = _Trainable(
+                _version_of(outcome), task_id, _has_rl(outcome), outcome.has_opd
+            )
         return True
 
     def _plan(self, plan: BatchPlan) -> bool:
@@ -207,6 +232,9 @@ class ManagerState:
         return self.planned > before
 
     def _result(self, result: Result) -> bool:
+        terms = result.task.terms
+        if {terms.rl, terms.opd} <= {None, Source.RESULT}:
+            return False  # nothing of the sample comes from feedback
         feedback_id = feedback_id_of(result.result_id)
         if feedback_id in self._answered or feedback_id in self._unanswered:
             return False
@@ -297,16 +325,21 @@ class ManagerState:
 
     @property
     def hopeless(self) -> str | None:
-        """The reason to give the run up, or None: the served version has sampled many batches of which every group has
-        equal rewards, so it has nothing to learn from."""
-        if self.pace is None or not self.pace.drops_equal:
+        """The reason to give the run up, or None: the served version has sampled many batches with nothing to learn,
+        because rewards are equal in every group, or no answer has a hint."""
+        if self.pace is None or not (self.pace.drops_equal or self.pace.distils_alone):
             return None
-        equal = sum(map(self._drops, self._recent()))
-        if equal < MAX_EQUAL_BATCHES * self.pace.batch_rollouts * (1 + self.pace.max_staleness):
+        dropped = sum(map(self._drops, self._recent()))
+        if dropped < self.pace.max_equal_batches * self.pace.batch_rollouts * (1 + self.pace.max_staleness):
             return None
-        return (
-            f"run {self.run_id} waits for step {self.planned + 1}, and {equal} answers of its newest version are in "
-            "groups whose rewards are all equal: from these nothing can be learned. Give partial credit, other "
+        waits = f"run {self.run_id} waits for step {self.planned + 1}, and {dropped} answers of its newest version "
+        if self.pace.distils_alone:
+            return waits + (
+                "have no hint, which alone trains them (loss.rl_weight is 0). Give hints to more answers, or train on "
+                "rewards too"
+            )
+        return waits + (
+            "are in groups whose rewards are all equal: from these nothing can be learned. Give partial credit, other "
             "prompts, more samples for a prompt or a higher temperature"
         )
 
@@ -322,8 +355,12 @@ class ManagerState:
         return [each for each in found if each.version in recent]
 
     def _drops(self, rollout: _Trainable) -> bool:
-        """True if the trainer drops a rollout for the equal rewards of its group."""
-        if self.pace is None or not self.pace.drops_equal or rollout.has_opd:
+        """True if no part of the loss reads a rollout, so that the trainer drops it. As `offer_of` of the trainer."""
+        if self.pace is None or (rollout.has_opd and self.pace.distils):
+            return False
+        if not rollout.has_rl or self.pace.distils_alone:
+            return True
+        if not self.pace.drops_equal:
             return False
         task = self._tasks.get(rollout.task_id)
         return task is not None and task.equal
@@ -331,6 +368,11 @@ class ManagerState:
     def pressed(self, now_ms: int) -> BackPressure | None:
         """Returns the trainer's backpressure if it would discard samples made now, else None."""
         return None if self.manifest is None else self._pressure.closed(self.manifest.policy, now_ms)
+
+    def terms(self, given: Terms) -> Terms:
+        """Returns the terms of the next task: without a hint if the trainer does not read it."""
+        reads = self.pace is None or self.pace.distils or given.rl is None
+        return given if reads else given.model_copy(update={"opd": None})
 
     def owed(self) -> list[Result]:
         """Returns the results that have no feedback yet."""

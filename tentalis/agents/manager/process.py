@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 STUCK_S = 300.0
+FEEDBACK_S = 1.0
+"""Seconds after which a turn gives no more feedback: a hint may come from a slow function of the user. The process
+shows its supervisor that it works between turns, and issues tasks then."""
 TOPICS = (
     topics.RUNS,
     topics.POLICIES,
@@ -165,19 +168,20 @@ class Manager:
             self._traces.pop(record.result.result_id, None)
 
     def _answer(self) -> None:
-        owed = self.state.owed()
-        written = [
-            self._scenario.feedback(result, feedback_id_of(result.result_id), event_time=now_ms()) for result in owed
-        ]
-        for result, feedback in zip(owed, written, strict=True):
+        until = time.monotonic() + FEEDBACK_S
+        given = complaints = 0
+        for result in self.state.owed():
+            feedback = self._scenario.feedback(result, feedback_id_of(result.result_id), event_time=now_ms())
             with tracing.span("feedback", parent=self._traces.pop(result.result_id, None)) as span:
                 send_feedback(self._publisher, feedback, span.traceparent)
-        if written:
+            self.state.apply(feedback)
+            self.metrics.feedback.labels("complaint" if feedback.text else "silent").inc()
+            given, complaints = given + 1, complaints + bool(feedback.text)
+            if time.monotonic() >= until:
+                break
+        if given:
             self._publisher.flush()
-            for feedback in written:
-                self.state.apply(feedback)
-                self.metrics.feedback.labels("complaint" if feedback.text else "silent").inc()
-            log.info("feedback on %d results, %d complaints", len(written), sum(bool(f.text) for f in written))
+            log.info("feedback on %d results, %d complaints", given, complaints)
 
     def _issue(self, count: int) -> None:
         for _ in range(count):
@@ -208,7 +212,7 @@ class Manager:
             n_samples=self._n_samples,
             sampling=self._scenario.sampling,
             verifier=question.verifier,
-            terms=self._scenario.terms,
+            terms=state.terms(self._scenario.terms),
             manager_id=self._options.manager_id,
             run_id=state.run_id,
             user_id=question.user_id,

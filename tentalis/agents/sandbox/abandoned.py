@@ -1,16 +1,18 @@
 """The mark of a process on the commands that it runs, so that a later process ends those that a killed one left.
 
-A command may have started processes in sessions of their own, which live on if the process that holds its wall is
+A command may have started processes in separate sessions, which live on if the process that holds its wall is
 killed. So each command begins with a mark: its hard limit of file locks, which Linux does not enforce. Processes
-inherit it, and without privileges it can be lowered but never raised or removed. The mark names its holder by process
-id and a random number. The holder has the mark as its soft limit alone, and an unlimited hard limit, so that no command
-can pose as a holder, and so that its other children are no commands.
+inherit it, and without privileges it can never be raised or removed; a wall answers the calls that would lower it
+(`attributes.OwnLimits`). The mark names its holder by process id and a random number, and has a checksum, so that a
+limit that somebody else set is not taken for one. The holder has the mark as its soft limit alone, and an unlimited
+hard limit, so that no command can pose as a holder, and so that its other children are no commands.
 """
 
 import logging
 import os
 import re
 import secrets
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -19,11 +21,10 @@ import psutil
 log = logging.getLogger(__name__)
 
 LEAST = 1 << 61
-"""The least mark. No system sets such a limit by itself."""
-_PID_BITS = 22
+"""The bit above those of a mark: no system sets such a limit by itself. Below: random number, checksum, process id."""
+_PID_BITS, _CHECK_BITS, _RANDOM_BITS = 22, 16, 23
 _UNLIMITED = -1
 _ROUNDS = 100
-_CONFINED = re.compile(r"^NoNewPrivs:\s*1$.*^Seccomp:\s*2$", re.MULTILINE | re.DOTALL)
 _NESTED = re.compile(r"^NSpid:\s*\d+\s+\d+", re.MULTILINE)
 
 
@@ -36,7 +37,7 @@ def mark() -> int | None:
     if this.rlimit(psutil.RLIMIT_LOCKS)[1] != _UNLIMITED:
         log.warning("this process has a limit of file locks: processes that its commands leave are not found later")
         return None
-    number: int = LEAST | secrets.randbits(60 - _PID_BITS) << _PID_BITS | this.pid
+    number = _mark(secrets.randbits(_RANDOM_BITS), this.pid)
     this.rlimit(psutil.RLIMIT_LOCKS, (number, _UNLIMITED))
     return number
 
@@ -64,17 +65,25 @@ def _is_abandoned(process: psutil.Process) -> bool:
         if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
             return False
         limit = process.rlimit(psutil.RLIMIT_LOCKS)[1]
-        if limit == _UNLIMITED:
+        if not _is_mark(limit):
             return False
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         if _NESTED.search(status):  # of another container, whose process ids are others
             return False
-        if limit >= LEAST:
-            return not _holds(limit)
-        # A process that lowered its mark to hide: no system sets such a limit on a process behind a wall.
-        return _CONFINED.search(status) is not None
+        return not _holds(limit)
     except (psutil.Error, OSError):  # it has ended, or belongs to somebody else
         return False
+
+
+def _mark(random: int, pid: int) -> int:
+    checksum = zlib.crc32(f"{random} {pid}".encode()) & (1 << _CHECK_BITS) - 1
+    return LEAST | random << _CHECK_BITS + _PID_BITS | checksum << _PID_BITS | pid
+
+
+def _is_mark(limit: int) -> bool:
+    """Returns True if a process set this limit as a mark."""
+    random = limit >> _CHECK_BITS + _PID_BITS & (1 << _RANDOM_BITS) - 1
+    return limit == _mark(random, limit & (1 << _PID_BITS) - 1)
 
 
 def _holds(number: int) -> bool:

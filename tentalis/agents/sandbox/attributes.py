@@ -24,6 +24,7 @@ AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = -100, 0x100, 0x1000
 _RIGHTS = 0o777
 """Bits of a mode that a command may set: no set-user-id, set-group-id or sticky bit."""
 _UNCHANGED = 0xFFFFFFFF
+_RLIMIT_LOCKS = 10
 _TIMES = 32
 """Bytes of the two timespecs of utimensat."""
 _LONGEST_PATH = 4096
@@ -78,7 +79,6 @@ class FileAttributes:
             "fchownat": AnsweredCall(lambda ctx: _chown(*ctx.args[2:4])),
             "utimensat": AnsweredCall(self._utimensat),
             "ioctl": AnsweredCall(_ioctl),
-            "prlimit64": AnsweredCall(_prlimit),
             # Tools that copy attributes accept that a file system has none, and not that they are refused.
             **{name: AnsweredCall(_no_attributes) for name in _ATTRIBUTE_CALLS},
         }
@@ -135,6 +135,33 @@ class FileAttributes:
             return opened
         os.close(opened)
         raise PermissionError(errno.EPERM, "outside of the folder")
+
+
+class OwnLimits:
+    """Lets a process of a command change its own limits, but for the mark by which the command is found later.
+
+    The limits of another process of this user may be the worker's. `marked`: the shell that begins the command sets the
+    mark; each later change of that limit is refused.
+    """
+
+    def __init__(self, marked: bool) -> None:
+        self._lock = threading.Lock()
+        self._awaited = marked
+
+    def answer(self) -> AnsweredCall:
+        """Returns the answer to `prlimit64`."""
+        return AnsweredCall(self._prlimit)
+
+    def _prlimit(self, ctx: HandlerCtx) -> NotifAction:
+        pid, limit, changed = ctx.args[:3]
+        if pid not in (0, ctx.pid):
+            return NotifAction.errno(errno.EPERM)
+        if changed and limit & 0xFFFFFFFF == _RLIMIT_LOCKS:
+            with self._lock:
+                if not self._awaited:
+                    return NotifAction.errno(errno.EPERM)
+                self._awaited = False
+        return NotifAction.continue_()
 
 
 class Leader:
@@ -210,11 +237,6 @@ def _ioctl(ctx: HandlerCtx) -> NotifAction:
 
 def _no_attributes(ctx: HandlerCtx) -> NotifAction:
     return NotifAction.errno(errno.EOPNOTSUPP)
-
-
-def _prlimit(ctx: HandlerCtx) -> NotifAction:
-    """Lets a process change its own limits: those of another one of this user may be the worker's."""
-    return NotifAction.continue_() if ctx.args[0] in (0, ctx.pid) else NotifAction.errno(errno.EPERM)
 
 
 def _signed(value: int) -> int:

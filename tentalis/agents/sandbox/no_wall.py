@@ -91,7 +91,7 @@ class UnconfinedCommand:
 
 
 def _popen(command: Sequence[str], folder: Path, stdin: int) -> subprocess.Popen[bytes]:
-    """Starts a command in a process group of its own. Raises SandboxFault."""
+    """Starts a command in a separate process group. Raises SandboxFault."""
     try:
         return subprocess.Popen(
             command,

@@ -15,7 +15,8 @@ from typing import IO
 
 from sandlock import ExitReason, Process, Sandbox, SandlockError, StdioMode
 
-from tentalis.agents.sandbox.attributes import FILE_CALLS, FileAttributes, Leader
+from tentalis.agents.sandbox.abandoned import mark
+from tentalis.agents.sandbox.attributes import FILE_CALLS, FileAttributes, Leader, OwnLimits
 from tentalis.agents.sandbox.streams import AttendedOutput, OutputPipes
 from tentalis.agents.sandbox.wall import (
     MIB,
@@ -35,7 +36,15 @@ DENIED_CALLS = (
     *("open_tree", "open_tree_attr", "fsopen", "fspick", "fsconfig", "fsmount", "mount_setattr", "fanotify_init"),
     *("syslog", "vhangup"),
     *("utime", "utimes", "futimesat", "file_setattr", "mknod", "mknodat", "chroot", "pivot_root"),
-    *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
+    *(
+        "setrlimit",
+        "setpriority",
+        "ioprio_set",
+        "sched_setaffinity",
+        "sched_setscheduler",
+        "sched_setparam",
+        "sched_setattr",
+    ),
 )
 _PIPES = {"stdin": StdioMode.PIPED, "stdout": StdioMode.PIPED, "stderr": StdioMode.PIPED}
 _BEGIN = 'cd . && exec >"$0" 2>"$1" && shift && exec "$@"'
@@ -154,7 +163,8 @@ def _run(
     timer = threading.Timer(limits.time_s, time_is_over)
     timer.daemon = True
     timer.start()
-    answers = {**FileAttributes(folder).answers(), "chdir": leader.answer()}
+    limited = OwnLimits(marked=mark() is not None)
+    answers = {**FileAttributes(folder).answers(), "chdir": leader.answer(), "prlimit64": limited.answer()}
     try:
         found = sandbox.run_with_handlers(command, list(answers.items()))
     except (SandlockError, RuntimeError, OSError) as error:

@@ -4,19 +4,28 @@ The folder has a file of prompts (`prompt_file`), perhaps a second one of held-o
 """
 
 import json
+import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from schemas.records import Feedback, Message, Result, Sampling, Source, Terms, Verifier
+from schemas.records import Feedback, Message, Result, Sampling, Source, Status, Terms, Verifier
 from tentalis.agents.scenarios.base import Question
 from tentalis.agents.scenarios.permutation import permuted
 from tentalis.agents.scenarios.prompt_file import BadPrompts, Prompt, PromptFile, file_digest
+from tentalis.opd.hint_function import HintColumn, HintFunction, HintProvider
+from tentalis.rewards.functions import BadFunction, FunctionError, FunctionSettings
+from tentalis.rewards.verdict import ScorerAway
+from tentalis.service.lifecycle import Unmendable
+
+log = logging.getLogger(__name__)
 
 SET_FILE = "set.json"
 TRAINED, HELD_OUT = "prompts", "heldout"
 VERIFIER = "reward"
+_CONTINUE = "Put back what it was, and the same command continues the run; or begin another run with --new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,8 @@ class PromptSet:
         prompts: number of prompts in that file.
         held_out: number of them that are held out; with a file of held-out prompts, the number of that file's.
         held_out_sha256: of the file of held-out prompts; None if they are a part of the prompts.
+        hints: the source of hints: {"column": NAME}, or the settings of a function; None for no hints.
+        hinter: name of the hint function, which has the digest of its source; None for a column or no hints.
     """
 
     seed: int
@@ -42,6 +53,8 @@ class PromptSet:
     prompts: int
     held_out: int
     held_out_sha256: str | None = None
+    hints: Mapping[str, Any] | None = None
+    hinter: str | None = None
 
     @property
     def held_out_inside(self) -> int:
@@ -80,16 +93,19 @@ class PromptSet:
 
 
 class PromptScenario:
-    """The scenario of a prepared folder. `question` reads one prompt from disk."""
+    """The scenario of a prepared folder. `question` reads one prompt from disk; `feedback` has the hint of the user's
+    function or column, if the folder names one."""
 
     name = "prompts"
     policy = "learn"
     environment = "chat"
-    owes_feedback = False
-    terms = Terms(rl=Source.RESULT, opd=None, deadline_ms=900_000)
 
     def __init__(self, folder: Path) -> None:
         self.set = PromptSet.read(folder)
+        self.owes_feedback = self.set.hints is not None
+        # A hint waits for the model server, which may be restarting: two minutes cover a restart.
+        opd = Source.MANAGER if self.owes_feedback else None
+        self.terms = Terms(rl=Source.RESULT, opd=opd, deadline_ms=900_000, opd_window_ms=120_000)
         self.n_samples = self.set.samples
         self.sampling = Sampling(temperature=self.set.temperature, max_tokens=self.set.max_tokens)
         self._trained = PromptFile(folder, TRAINED)
@@ -134,9 +150,59 @@ class PromptScenario:
         metadata = {"prompts": sha256, "line": str(prompt.line)}
         return Question(messages_of(prompt), verifier_of(prompt), None, metadata)
 
+    @cached_property
+    def _hints(self) -> HintProvider:
+        assert self.set.hints is not None, "only a folder with hints owes feedback"
+        if "column" in self.set.hints:
+            return HintColumn(self.set.hints["column"])
+        return _hint_function(FunctionSettings.model_validate(self.set.hints), self.set.hinter)
+
+    def _hint(self, result: Result) -> str | None:
+        try:
+            return self._hints.hint(result)
+        except ScorerAway as error:
+            log.warning("the hint function is loaded again: %s", error)
+            del self._hints
+            return self._hints.hint(result)
+
     def feedback(self, result: Result, feedback_id: str, event_time: int) -> Feedback:
-        """Raises NotImplementedError: the terms of this scenario do not name its users as a source."""
-        raise NotImplementedError("prompts have no feedback")
+        """Returns feedback whose text is the hint; without a text if there is none, or the function failed.
+
+        Raises:
+            Unmendable: the hint function has changed since the run began, or can no longer be loaded.
+            ScorerAway: its process does not start again.
+        """
+        text = None
+        if result.status is Status.OK:
+            try:
+                text = self._hint(result)
+            except FunctionError as error:
+                log.warning("no hint for result %s: %s", result.result_id, error)
+        return Feedback(
+            feedback_id=feedback_id,
+            event_time=event_time,
+            task_id=result.task.task_id,
+            sample_index=result.sample_index,
+            source=Source.MANAGER,
+            author="hint",
+            text=text or "",
+            result=result,
+        )
+
+
+def _hint_function(settings: FunctionSettings, name: str | None) -> HintFunction:
+    """Returns the hint function of a run, whose name had the digest of its source when the run began.
+
+    Raises Unmendable.
+    """
+    try:
+        function = HintFunction(settings)
+    except BadFunction as error:
+        raise Unmendable(f"the hint function {settings.target} cannot be used: {error}. {_CONTINUE}") from error
+    if function.name != name:
+        function.close()
+        raise Unmendable(f"the hint function {settings.target} has changed since the run began. {_CONTINUE}")
+    return function
 
 
 def messages_of(prompt: Prompt) -> tuple[Message, ...]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from schemas.ids import derived_id
 from schemas.records import Ending, Message, Result, Status, Task, ToolCall, result_id
-from tentalis.agents.environments import Environment, EnvironmentFault, Observation
+from tentalis.agents.environments import Environment, EnvironmentFault, Observation, RecordsEnding
 from tentalis.agents.workers.answer import seed_of
 from tentalis.agents.workers.episode_tokens import EpisodeTokens, appended_tokens
 from tentalis.agents.workers.policy_calls import PolicyCalls
@@ -165,6 +165,8 @@ class EpisodePlayer:
         try:
             async with asyncio.timeout(self._limits.environment_s):
                 episode.rewards = _checked_rewards(await environment.score())
+            if isinstance(environment, RecordsEnding):
+                episode.calls += environment.ending_calls()
         except TimeoutError as error:
             raise InfrastructureFault(f"the environment's score took over {self._limits.environment_s:g} s") from error
 

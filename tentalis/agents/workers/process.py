@@ -32,6 +32,8 @@ from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import GroupConsumer, Lags, Stored
 from tentalis.kafka.errors import RecordTooLarge
+from tentalis.kafka.identity import PartitionLoss, described
+from tentalis.kafka.loss_audit import loss_audit
 from tentalis.kafka.metrics import CONSUMER_LAG
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.reader import Reader
@@ -84,14 +86,16 @@ class TaskConsumer:
     worker has its own group for the tasks that target it, and the shared group skips targeted tasks.
     """
 
-    def __init__(self, settings: Settings, group: str, *, targeted: bool) -> None:
+    def __init__(
+        self, settings: Settings, group: str, on_loss: Callable[[list[PartitionLoss]], None], *, targeted: bool
+    ) -> None:
         self.targeted = targeted
         self.progress = OffsetProgress()
         self.queue: deque[Stored] = deque()
         self.held: deque[tuple[Stored, Task]] = deque()
         self.member = False
         self._consumer = GroupConsumer(
-            settings, group, [topics.TASKS], on_assign=self._assigned, on_revoke=self._revoked
+            settings, group, [topics.TASKS], on_assign=self._assigned, on_revoke=self._revoked, on_loss=on_loss
         )
 
     def _assigned(self, partitions: list[TopicPartition]) -> None:
@@ -195,8 +199,8 @@ class Worker:
         self._publisher = Publisher(settings, f"tentalis/worker/{options.worker_id}", codec)
         shared = topology.named("worker").consumer_group(environment=options.environment)
         self._consumers = (
-            TaskConsumer(settings, shared, targeted=False),
-            TaskConsumer(settings, f"{shared}-{options.worker_id}", targeted=True),
+            self._task_consumer(settings, shared, targeted=False),
+            self._task_consumer(settings, f"{shared}-{options.worker_id}", targeted=True),
         )
         self._answerer: Answerer | EpisodePlayer
         self._policies = PolicyCalls(
@@ -223,6 +227,16 @@ class Worker:
             lambda: self._lag,
             routers,
         )
+
+    def _task_consumer(self, settings: Settings, group: str, *, targeted: bool) -> TaskConsumer:
+        def record(losses: list[PartitionLoss]) -> None:
+            """Records tasks that cannot be answered any more. The join gives each an outcome when its time is over."""
+            log.warning("%s; reading from the beginning of the log", described(losses))
+            for loss in losses:
+                self._publisher.send(topics.AUDIT, loss_audit(loss, topology.named("worker").app_id, group))
+            self._publisher.flush()
+
+        return TaskConsumer(settings, group, record, targeted=targeted)
 
     async def run(self, stop: threading.Event) -> None:
         """Runs until `stop`; then drops the tasks under way without a commit."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas import topics
-from schemas.ids import derived_id
+from schemas.ids import derived_id, original_name
 from schemas.records import (
     Feedback,
     Forget,
@@ -103,11 +103,19 @@ class Sweep:
         place = partition, rollout.rollout_id
         if rollout.forgotten:
             self.owed.pop(place, None)
-        elif self.request.concerns(rollout.head, rollout.event_time):
+        elif self._concerns(rollout):
             # Of two records under one key the first is genuine: a redacted rollout must not confirm a forged one.
             self.owed.setdefault(place, redacted_rollout(rollout))
             self.matched.add(rollout.rollout_id)
             self.tasks.add(rollout.head.task_id)
+
+    def _concerns(self, rollout: Rollout) -> bool:
+        """Returns True also for a copy with other rewards, which is under the name of a counterfactual's policy, if the
+        request names the policy that answered."""
+        head = rollout.head
+        names = {head.policy, original_name(head.policy)}
+        heads = (head.model_copy(update={"policy": name}) for name in names)
+        return any(self.request.concerns(each, rollout.event_time) for each in heads)
 
 
 @dataclass(slots=True)

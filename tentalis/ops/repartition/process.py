@@ -15,13 +15,14 @@ from schemas import topics
 from schemas.ids import derived_id
 from schemas.place import RecordPlace
 from schemas.records import AuditRecord
-from tentalis.kafka import topology
+from tentalis.kafka import topic_ids, topology
 from tentalis.kafka.admin import Description
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.identity import CommitNote, CommittedOffset, OffsetRange, TopicIdentity
 from tentalis.kafka.moved_topics import MOVED, moved_text
 from tentalis.kafka.offsets import commit_noted
 from tentalis.kafka.producer import Publisher
+from tentalis.kafka.topic_id_log import read_topic_ids, write_topic_ids
 from tentalis.ops.repartition.broker import MoveBroker
 from tentalis.ops.repartition.copying import Copied, Writer, copy_topic, copy_unchanged, read_back
 from tentalis.ops.repartition.digests import PartitionDigests
@@ -303,7 +304,7 @@ class Repartition:
 
     def _resume(self, move: UnfinishedMove) -> None:
         """Writes what tells the processes that these are their topics: ids on the changelogs, committed offsets with
-        notes, and a record for the trainer."""
+        notes, the records of topic ids, and a record for the trainer."""
         ids = {name: each.topic_id for name, each in self._broker.identities(self._names).items()}
         used = {each.name: any(each.counts) for each in move.topics}
         for mover in self._movers:
@@ -330,6 +331,12 @@ class Repartition:
                     for p, offset in enumerate(offsets)
                 },
             )
+        records = topic_ids.moved(
+            read_topic_ids(self._settings),
+            {each.name: (each.topic_id, ids[each.name]) for each in move.topics},
+            {each.app_id: move.partitions for each in topology.streams()},
+        )
+        write_topic_ids(self._settings, SOURCE, records)
         publisher = Publisher(self._settings, SOURCE, make_codec(self._settings))
         for each in move.topics:
             if each.name in (topics.ROLLOUTS, topics.HALVES):

@@ -15,7 +15,8 @@ def check(log: Log, *, allow_open: bool = False) -> VerifyReport:
 
     Counts are of distinct records by identity. `repeats` are further copies of the same key or id; at-least-once
     delivery makes them, and they are harmless if they are equal. Undecodable records on a compacted topic are listed as
-    `unreadable`, but are not problems of the run, because their dead letters may have expired.
+    `unreadable`, but are not problems of the run, because their dead letters may have expired. `given_up` are samples
+    and `rollouts_given_up` rollouts that were lost with a topic, if an operator accepted the loss.
     """
     index, trained = Index.of(log), TrainedRuns.of(log)
     problems = [problem for rule in (*samples.RULES, *rollouts.RULES) for problem in rule(index)]
@@ -43,7 +44,8 @@ def check(log: Log, *, allow_open: bool = False) -> VerifyReport:
         "rollouts": len(index.rollouts),
         "superseded": kinds[OutcomeKind.SUPERSEDED.value],
         "late": kinds[OutcomeKind.LATE.value],
-        "given_up": kinds["given_up"],
+        "given_up": kinds["given_up"] + samples.given_up_with_halves(index),
+        "rollouts_given_up": len(index.lost_rollouts),
         "steps": len(trained.winners.get(log.run, {})),
         "steps_under_way": len(trained.open_steps()),
         "trained": fates["trained"],

@@ -19,6 +19,7 @@ from schemas.records import (
     Status,
     Task,
 )
+from tentalis.ops.verify.losses import AcceptedLosses, lost_rollouts
 from tentalis.ops.verify.model import Log, LoggedRecord
 
 R = TypeVar("R", bound=Record)
@@ -55,7 +56,10 @@ def grouped(seen: Iterable[LoggedRecord[R]], key: Callable[[R], K]) -> dict[K, l
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The indexes of a log. Each mapping has all copies of a record in log order; the rules compare them."""
+    """The indexes of a log. Each mapping has all copies of a record in log order; the rules compare them.
+
+    `lost_rollouts` are the ids of rollouts that were lost with their topic, whose loss was accepted.
+    """
 
     log: Log
     tasks: Mapping[str, Sequence[LoggedRecord[Task]]]
@@ -68,6 +72,8 @@ class Index:
     half_at: Mapping[RecordPlace, Half]
     outcomes: Mapping[str, Sequence[LoggedRecord[Outcome]]]
     rollouts: Mapping[str, Sequence[LoggedRecord[Rollout]]]
+    losses: AcceptedLosses
+    lost_rollouts: frozenset[str]
 
     @classmethod
     def of(cls, log: Log) -> "Index":
@@ -78,6 +84,9 @@ class Index:
             sample = half.record.sample
             by_id[half_id(half.record)].append(half)
             by_slot[sample.head.task_id, sample.sample_index].append(half)
+        losses = AcceptedLosses.of(log.losses)
+        outcomes = grouped(log.outcomes, lambda outcome: outcome.outcome_key)
+        rollouts = grouped(log.rollouts, lambda rollout: rollout.rollout_id)
         return cls(
             log,
             grouped(log.tasks, lambda task: task.task_id),
@@ -88,8 +97,10 @@ class Index:
             dict(by_id),
             dict(by_slot),
             {half.place: half for half in halves},
-            grouped(log.outcomes, lambda outcome: outcome.outcome_key),
-            grouped(log.rollouts, lambda rollout: rollout.rollout_id),
+            outcomes,
+            rollouts,
+            losses,
+            lost_rollouts(losses, rollouts, outcomes, (plan.record for plan in log.plans)),
         )
 
     def main_outcome(self, slot: Slot) -> Outcome | None:
@@ -109,6 +120,16 @@ class Index:
     def live_tasks(self) -> dict[str, Task]:
         """Returns the tasks that were not dead-lettered, each once."""
         return {task_id: copies[0].record for task_id, copies in self.tasks.items() if not self.dead(copies)}
+
+    def halves_lost(self, task_id: str) -> bool:
+        """Returns True if halves of a task may be lost with their topic, whose loss was accepted."""
+        first = self.tasks[task_id][0]
+        return self.losses.halves_lost(first.partition, first.timestamp)
+
+    def has_no_half(self, task: Task) -> bool:
+        """Returns True if the log has nothing by which the join would know a task."""
+        samples = (half for i in range(task.n_samples) for half in self.halves_of.get((task.task_id, i), ()))
+        return task.task_id not in self.opens and not any(answers_terms(half.record) for half in samples)
 
     def forgotten(self, task: Task) -> bool:
         """Returns True if a Forget concerns the task's session or user; then its halves are rightly missing."""

@@ -22,6 +22,7 @@ from schemas.records import (
     StepResult,
     Task,
 )
+from tentalis.kafka.loss_audit import AcceptedLoss
 
 R = TypeVar("R", bound=Record, covariant=True)
 HOUR_MS = 3_600_000
@@ -54,8 +55,8 @@ class Log:
     cannot be decoded on topics whose owners always run, `unreadable` those on other topics. `manifests`, `plans` and
     `steps` are those of all runs of the policy, because a run may continue another. `feedback_horizon_ms` is the
     setting of scoring and hinting: the greatest distance in append time between feedback and a result that it does not
-    carry. `halves_moved`: the halves topic was moved to more partitions, so that offsets noted before are of another
-    topic.
+    carry. `losses` are the lost topics whose loss was accepted. `halves_moved`: the halves topic was moved to more
+    partitions, so that offsets noted before are of another topic.
     """
 
     run: str
@@ -78,6 +79,7 @@ class Log:
     undecodable: list[tuple[RecordPlace, str]] = field(default_factory=list)
     unreadable: list[tuple[RecordPlace, str]] = field(default_factory=list)
     halves_moved: bool = False
+    losses: list[AcceptedLoss] = field(default_factory=list)
 
 
 class ProblemKind(StrEnum):

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from schemas import topics
 from schemas.place import RecordPlace
 from schemas.records import (
+    AuditRecord,
     BatchPlan,
     Feedback,
     Forget,
@@ -24,9 +26,11 @@ from schemas.records import (
     Task,
 )
 from schemas.wire.codec import DecodeError
+from tentalis.kafka.audit_log import audit_records
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Stored, read_to_end
 from tentalis.kafka.errors import NoSuchTopic
+from tentalis.kafka.loss_audit import TOPIC_LOST, AcceptedLoss, accepted_loss
 from tentalis.kafka.moved_topics import moves
 from tentalis.kafka.offsets import end_offsets
 from tentalis.ops.verify.check import check
@@ -93,6 +97,13 @@ def asked_by(run: str, manifests: Sequence[RunManifest]) -> frozenset[str]:
     return frozenset({*path, *(stem for each in path if (stem := lineage.stem(each)) is not None)})
 
 
+def placed_anew(losses: Sequence[AcceptedLoss], moved: Sequence[AuditRecord]) -> list[AcceptedLoss]:
+    """Returns the losses by the partitions of today. Partitions from before a move of the topics have other records
+    now, so that such a loss counts for the whole topic."""
+    last = max((each.event_time for each in moved), default=0)
+    return [replace(each, partition=None, first=0, end=None) if each.at < last else each for each in losses]
+
+
 def _concerns(key: str | None, task_ids: set[str]) -> bool:
     """Returns True if a key such as task_id/0/late/x is of one of the tasks. Ids may contain slashes."""
     parts = (key or "").split("/")
@@ -124,7 +135,8 @@ class _RunReader:
     def read(self) -> Log:
         manifests = self._manifests()
         self._asked_by = asked_by(self.log.run, manifests)
-        self.log.halves_moved = bool(moves(self._settings, self._codec, topics.HALVES))
+        moved = moves(self._settings, self._codec, topics.HALVES)
+        self.log.halves_moved = bool(moved)
         ends = {topic: end_offsets(self._settings, topic) for topic in DOWNSTREAM_FIRST}
         for topic in reversed(DOWNSTREAM_FIRST):
             dead = _dead(self._settings, topic) if topics.dlq(topic) in topics.table().topics else {}
@@ -132,6 +144,9 @@ class _RunReader:
                 self._take(stored, dead)
             if topic == topics.TASKS and not self.log.tasks:
                 self._nothing(any(manifest.run_id == self.log.run for manifest in manifests))
+        # Last, so that no loss is missing whose consequences were read.
+        losses = [accepted_loss(each) for each in audit_records(self._settings, self._codec, TOPIC_LOST)]
+        self.log.losses = placed_anew(losses, moved)
         return self.log
 
     def _manifests(self) -> list[RunManifest]:

@@ -94,11 +94,15 @@ def rollouts_are_of_one_result(index: Index) -> Iterator[VerifyProblem]:
             yield mixed(f"tokens, log-probs, sampling or policy are not those of result {rollout.result_id}")
         score: Score | None = None
         hint: Hint | None = None
+        lost = False
         for origin in rollout.provenance:
             place = RecordPlace(origin.topic, origin.partition, origin.offset)
             half = index.half_at.get(place)
             if half is None or half_id(half.record) != origin.half_id:
                 half = index.moved_half(origin.half_id)
+            if half is None and index.losses.halves_lost(copies[0].partition, rollout.event_time):
+                lost = True
+                continue
             if half is None:
                 yield mixed(f"no half {origin.half_id} is at {place}")
                 continue
@@ -108,6 +112,8 @@ def rollouts_are_of_one_result(index: Index) -> Iterator[VerifyProblem]:
                 score = half.record
             else:
                 hint = half.record
+        if lost:
+            continue  # what its halves said is not known any more
         if rollout.has_rl != (rollout.reward is not None) or (rollout.has_rl and score is None):
             yield mixed("has_rl, its reward and its provenance do not agree")
         scored: tuple[Any, ...] = (None, {}, b"", ())
@@ -188,6 +194,8 @@ def outcomes_and_rollouts_agree(index: Index) -> Iterator[VerifyProblem]:
         if outcome.rollout_id is None:
             continue
         rollouts = index.rollouts.get(outcome.rollout_id)
+        if outcome.rollout_id in index.lost_rollouts:
+            continue
         if rollouts is None:
             yield VerifyProblem(ProblemKind.LOST, "missing-rollout", outcome.rollout_id, f"outcome {key} names it")
             continue
@@ -225,7 +233,8 @@ def rewards_are_the_scores(index: Index) -> Iterator[VerifyProblem]:
             for half in halves
             if isinstance(half.record, Score) and half.record.sample.result_id == outcome.result_id
         ]
-        if (outcome.reward, outcome.components) not in scored:
+        lost = not scored and index.losses.halves_lost(copies[0].partition, outcome.event_time)
+        if (outcome.reward, outcome.components) not in scored and not lost:
             yield VerifyProblem(
                 ProblemKind.WRONG,
                 "outcome-reward",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schemas.records import Feedback, Opens, Outcome, OutcomeKind, Source, Task
+from schemas.records import Feedback, Opens, Outcome, OutcomeKind, Record, Source, Task
 from tentalis.ops.verify.index import Half, Index, Slot, answers_terms, half_id, says_something
 from tentalis.ops.verify.model import LoggedRecord, ProblemKind, VerifyProblem
 
@@ -38,7 +38,8 @@ def tasks_are_alive(index: Index) -> Iterator[VerifyProblem]:
 def tasks_open(index: Index) -> Iterator[VerifyProblem]:
     """Every task that opens immediately has its Open on the halves log, unless it was given up with that log."""
     for task_id, task in index.live_tasks().items():
-        if task.terms.opens is Opens.AT_ONCE and task_id not in index.opens and not _given_up(index, task):
+        missing = task.terms.opens is Opens.AT_ONCE and task_id not in index.opens
+        if missing and not index.halves_lost(task_id) and not _given_up(index, task):
             yield VerifyProblem(ProblemKind.LOST, "missing-open", task_id, "no Open on the halves log")
 
 
@@ -55,15 +56,49 @@ def _awaits_feedback(index: Index, task: Task) -> bool:
     return not any(answers_terms(half.record) for half in halves)
 
 
+def _without_outcome(index: Index, task: Task) -> list[int]:
+    """Returns the samples of a task that have no outcome."""
+    task_id, samples = task.task_id, range(task.n_samples)
+    missing = [i for i in samples if index.main_outcome((task_id, i)) is None]
+    if len(missing) == task.n_samples:  # the Open may have come too late, and then each sample has a `late` outcome
+        opens = {item.record.open_id for item in index.opens.get(task_id, ())}
+        missing = [i for i in samples if not any(f"{task_id}/{i}/late/{id_}" in index.outcomes for id_ in opens)]
+    return missing
+
+
+def _unknown(index: Index, task: Task) -> bool:
+    """Returns True if the join cannot know a task: its halves were lost with their topic, and the loss was accepted."""
+    return index.halves_lost(task.task_id) and index.has_no_half(task)
+
+
+def given_up_with_halves(index: Index) -> int:
+    """Returns the number of samples that were given up without an outcome: their halves were lost together with the
+    state of the join."""
+    outcomes = [copies[0].record for copies in index.outcomes.values()]
+    too_late = {  # those of an Open that came too late
+        (each.head.task_id, each.sample_index)
+        for each in outcomes
+        if each.kind is OutcomeKind.LATE and each.result_id is None
+    }
+    graded = {
+        (seen.record.task_id, seen.record.source)
+        for seen in index.log.feedback
+        if index.losses.halves_lost(seen.partition, seen.timestamp)
+    }
+    count = 0
+    for task_id, task in index.live_tasks().items():
+        sources = (task.terms.rl, task.terms.opd)
+        opened = task.terms.opens is Opens.AT_ONCE or any((task_id, source) in graded for source in sources)
+        if opened and _unknown(index, task):
+            count += sum((task_id, sample) not in too_late for sample in _without_outcome(index, task))
+    return count
+
+
 def samples_have_outcomes(index: Index) -> Iterator[VerifyProblem]:
     """Every sample of every task has its outcome, at the latest when the task's deadline has passed."""
     for task_id, task in index.live_tasks().items():
-        samples = range(task.n_samples)
-        missing = [i for i in samples if index.main_outcome((task_id, i)) is None]
-        if len(missing) == task.n_samples:  # the Open may have come too late, and then each sample has a `late` outcome
-            opens = {item.record.open_id for item in index.opens.get(task_id, ())}
-            missing = [i for i in samples if not any(f"{task_id}/{i}/late/{id_}" in index.outcomes for id_ in opens)]
-        if not missing or _awaits_feedback(index, task):
+        missing = _without_outcome(index, task)
+        if not missing or _unknown(index, task) or _awaits_feedback(index, task):
             continue
         seen = index.tasks[task_id][0]
         opened = min((item.record.opened_at for item in index.opens.get(task_id, ())), default=seen.timestamp)
@@ -101,6 +136,11 @@ def outcomes_are_written_once(index: Index) -> Iterator[VerifyProblem]:
                 break
 
 
+def _halves_lost(index: Index, seen: LoggedRecord[Record]) -> bool:
+    """Returns True if the halves that a record led to, or was made of, may be lost with their topic."""
+    return index.losses.halves_lost(seen.partition, seen.timestamp)
+
+
 def _key_of(outcome: Outcome) -> str:
     main = f"{outcome.head.task_id}/{outcome.sample_index}"
     if outcome.kind is OutcomeKind.SUPERSEDED:
@@ -135,7 +175,8 @@ def outcomes_belong(index: Index) -> Iterator[VerifyProblem]:
             if main is not None and main.result_id == outcome.result_id:
                 yield stray("the sample is bound to the result that this outcome calls superseded")
         opens = {item.record.open_id for item in index.opens.get(slot[0], ())}
-        if outcome.kind is OutcomeKind.LATE and outcome.half_id not in index.halves and outcome.half_id not in opens:
+        missing = outcome.half_id not in index.halves and outcome.half_id not in opens
+        if outcome.kind is OutcomeKind.LATE and missing and not _halves_lost(index, copies[0]):
             yield stray(f"no half {outcome.half_id} is on the log")
 
 
@@ -164,7 +205,8 @@ def results_are_accounted_for(index: Index) -> Iterator[VerifyProblem]:
             if half.record.sample.result_id == result_id and half.place not in index.log.dead
         ]
         if task.terms.rl is Source.RESULT and result_id not in scored:
-            yield VerifyProblem(ProblemKind.LOST, "unscored-result", result_id, f"{copies[0]} has no score")
+            if not _halves_lost(index, copies[0]):
+                yield VerifyProblem(ProblemKind.LOST, "unscored-result", result_id, f"{copies[0]} has no score")
             continue
         main = index.main_outcome(slot)
         if main is None or main.given_up or not halves or index.forgotten(task):
@@ -207,7 +249,7 @@ def feedback_is_answered(index: Index) -> Iterator[VerifyProblem]:
         task = tasks.get(feedback.task_id)
         if task is None:
             continue
-        live = [copy for copy in copies if copy.place not in index.log.dead]
+        live = [copy for copy in copies if copy.place not in index.log.dead and not _halves_lost(index, copy)]
         owed = {result_id for copy in live for result_id in _spoken_of(index, task, copy)}
         for source, found, half in ((task.terms.rl, scores, "score"), (task.terms.opd, hints, "hint")):
             missing = sorted(result_id for result_id in owed if (feedback_id, result_id) not in found)
@@ -226,7 +268,7 @@ def _used(index: Index, slot: Slot, half: Half) -> bool:
         return False
     if not answers_terms(record):
         return False
-    if main.rollout_id is None or not says_something(record):
+    if main.rollout_id is None or main.rollout_id in index.lost_rollouts or not says_something(record):
         return True
     rollouts = index.rollouts.get(main.rollout_id, ())
     used = {half.half_id for rollout in rollouts for half in rollout.record.provenance}

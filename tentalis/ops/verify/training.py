@@ -3,26 +3,31 @@
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from schemas.digest import record_digest
 from schemas.ids import parse_policy_name
 from schemas.records import BatchPlan, PolicyUpdate, Rollout, RunManifest, StepResult
 from tentalis.ops.verify.index import Index
+from tentalis.ops.verify.losses import AcceptedLosses
 from tentalis.ops.verify.model import Log, ProblemKind, VerifyProblem
 from tentalis.policies.lineage import Lineage
 
 
 @dataclass(frozen=True)
 class TrainedRuns:
-    """The runs on the runs and batches topics; `winners` maps run -> step -> the plan that was trained."""
+    """The runs on the runs and batches topics; `winners` maps run -> step -> the plan that was trained.
+
+    `losses` tell which offsets of plans and manifests are of a rollouts topic that was lost.
+    """
 
     run: str
     manifests: dict[str, list[RunManifest]]
     plans: dict[tuple[str, int], dict[int, BatchPlan]]
     steps: dict[tuple[str, int], list[StepResult]]
     winners: dict[str, dict[int, BatchPlan]]
+    losses: AcceptedLosses = field(default_factory=AcceptedLosses)
 
     @classmethod
     def of(cls, log: Log) -> "TrainedRuns":
@@ -40,7 +45,8 @@ class TrainedRuns:
             plan_of = plans.get((run, step_number), {}).get(results[0].attempt)
             if plan_of is not None:
                 winners[run][step_number] = plan_of
-        return cls(log.run, dict(manifests), dict(plans), dict(steps), dict(winners))
+        losses = AcceptedLosses.of(log.losses)
+        return cls(log.run, dict(manifests), dict(plans), dict(steps), dict(winners), losses)
 
     @cached_property
     def lineage(self) -> Lineage:
@@ -64,7 +70,28 @@ class TrainedRuns:
         manifests, steps = self.manifests.get(run, []), self.winners.get(run, {})
         start = {at.partition: at.offset for at in manifests[0].start} if manifests else {}
         low_water = {at.partition: at.offset for at in steps[max(steps)].low_water} if steps else start
-        return {p: (start.get(p, 0), low_water.get(p, 0)) for p in start.keys() | low_water.keys()}
+        found = {p: (start.get(p, 0), low_water.get(p, 0)) for p in start.keys() | low_water.keys()}
+        if manifests and self.losses.rollouts:
+            begun = manifests[0].event_time
+            read = steps[max(steps)].event_time if steps else begun
+            for partition, (first, end) in found.items():
+                if self.losses.first_lost(partition, begun) is not None:
+                    first = 0  # the trainer began anew in this partition
+                found[partition] = first, self.still_there(partition, end, read)
+        return found
+
+    def still_there(self, partition: int, end: int, at: int) -> int:
+        """Returns how much of a range of offsets up to `end`, noted at a time (ms), is of the rollouts topic that is
+        there now: the end of that part."""
+        lost = self.losses.first_lost(partition, at)
+        return end if lost is None else min(end, lost)
+
+    def dropped(self, plan: BatchPlan) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yields the partition and the half-open range of each drop of a plan, without the offsets that were lost."""
+        for drop in plan.drops:
+            end = self.still_there(drop.partition, drop.last_offset + 1, plan.event_time)
+            if drop.first_offset < end:
+                yield drop.partition, (drop.first_offset, end)
 
     def open_steps(self) -> list[int]:
         """Returns the steps of the run that have a plan but no result."""
@@ -97,8 +124,8 @@ class Fates:
         plans = [plan for run in family for plan in training.winners.get(run, {}).values()]
         dropped: dict[int, list[tuple[int, int]]] = defaultdict(list)
         passed: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for drop in (drop for plan in plans for drop in plan.drops):
-            dropped[drop.partition].append((drop.first_offset, drop.last_offset + 1))
+        for partition, offsets in (drop for plan in plans for drop in training.dropped(plan)):
+            dropped[partition].append(offsets)
         for partition, offsets in (item for run in family for item in training.considered(run).items()):
             passed[partition].append(offsets)
         self._trained = {row.rollout_id for plan in plans for row in plan.rows}
@@ -152,7 +179,12 @@ def drops_say_how_many(index: Index, training: TrainedRuns) -> Iterator[VerifyPr
     """
     policies = {manifest.policy for manifest in training.manifests.get(training.run, ())}
     plans = training.winners.get(training.run, {})
-    rows = {(row.partition, row.offset) for plan in plans.values() for row in plan.rows}
+    rows = {
+        (row.partition, row.offset)
+        for plan in plans.values()
+        for row in plan.rows
+        if not training.losses.rollout_lost(row.partition, row.offset, plan.event_time)
+    }
     untrained: dict[int, list[int]] = defaultdict(list)
     for copy in (copy for copies in index.rollouts.values() for copy in copies):
         known = copy.record.head.policy in policies and copy.place not in index.log.dead
@@ -163,7 +195,7 @@ def drops_say_how_many(index: Index, training: TrainedRuns) -> Iterator[VerifyPr
     for step, plan in sorted(plans.items()):
         for partition in sorted({drop.partition for drop in plan.drops}):
             drops = [drop for drop in plan.drops if drop.partition == partition]
-            ranges = _merged((drop.first_offset, drop.last_offset + 1) for drop in drops)
+            ranges = _merged(offsets for at, offsets in training.dropped(plan) if at == partition)
             lying = untrained[partition]
             covered = sum(bisect_left(lying, end) - bisect_left(lying, start) for start, end in ranges)
             stated = sum(drop.count for drop in drops)
@@ -179,6 +211,8 @@ def plans_name_what_is_there(index: Index, training: TrainedRuns) -> Iterator[Ve
         for row in plan.rows:
             where = f"{training.run}/{step} {row.rollout_id}"
             copies = index.rollouts.get(row.rollout_id)
+            if row.rollout_id in index.lost_rollouts:
+                continue
             if copies is None:
                 if any(row.rollout_id.startswith(f"{task_id}/") for task_id in ids):
                     yield VerifyProblem(
@@ -200,7 +234,9 @@ def plans_name_what_is_there(index: Index, training: TrainedRuns) -> Iterator[Ve
                 )
             # Compaction keeps only the last copy, so the planned place may be gone: the key identifies the rollout.
             there = any((copy.partition, copy.offset) == (row.partition, row.offset) for copy in copies)
-            if not there and all(copy.offset < row.offset for copy in copies):
+            # A rollout that was imported after its topic was lost has another place.
+            moved = training.losses.rollout_lost(row.partition, row.offset, plan.event_time)
+            if not there and not moved and all(copy.offset < row.offset for copy in copies):
                 message = f"planned at {row.partition}@{row.offset}, but it was never at that offset"
                 yield VerifyProblem(ProblemKind.WRONG, "plan-row", where, message)
         if any(row.rank >= plan.world_size for row in plan.rows):

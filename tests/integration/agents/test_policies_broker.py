@@ -14,7 +14,7 @@ from tentalis.inference.protocol import Completion, Float32, Generation, ServerU
 from tentalis.kafka.consumer import read_to_end
 from tentalis.policies.guard import ROLLBACK
 from tentalis.policies.process import PolicyService
-from tentalis.policies.replica import WEIGHTS
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support import ROOT
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab, running
@@ -42,7 +42,7 @@ class Policy:
     def publish(self, version: int, weights: bytes = b"w", said: bytes | None = None, **more: Any) -> None:
         folder = self.folder / f"v{version}"
         folder.mkdir()
-        (folder / WEIGHTS).write_bytes(weights)
+        (folder / ADAPTER_WEIGHTS).write_bytes(weights)
         values = more | {"policy": self.lab.name, "sha256": hashlib.sha256(said or weights).hexdigest()}
         self.lab.put(topics.POLICIES, update(version, location=folder.as_uri(), **values))
 
@@ -127,6 +127,27 @@ def test_an_operator_takes_back_a_bad_adapter_as_the_page_says(policy: Policy, t
         operator.follow(commands_of(ROOT / "docs" / "operations" / "disaster.md"))
         policy.serves(1)
     assert [(each.version, each.mode) for each in policy.promotions()][-1] == (1, ROLLBACK)
+
+
+@pytest.mark.parametrize(
+    "runbook",
+    [
+        ROOT / "docs" / "operations" / "runbooks" / "tentalis-adapter-refused.md",
+        ROOT / "docs" / "operations" / "runbooks" / "tentalis-policy-not-served.md",
+    ],
+    ids=lambda page: page.stem,
+)
+def test_an_operator_looks_at_a_refused_adapter_as_the_runbook_says(
+    runbook: Path, policy: Policy, tmp_path: Path
+) -> None:
+    """The server refuses version 2: its file has another sha256 than announced."""
+    variables = {"TENTALIS_BOOTSTRAP": policy.lab.settings.require_bootstrap(), "POLICY": policy.lab.name}
+    with running(policy.run), PageShell(tmp_path / "operator", variables) as operator:
+        policy.publish(1)
+        policy.serves(1)
+        policy.publish(2, said=b"something else")
+        eventually(lambda: (2, False) in [(each.version, each.ok) for each in policy.acks()], 30)
+        operator.follow(commands_of(runbook))
 
 
 def test_without_the_guard_nothing_is_promoted(policy: Policy) -> None:

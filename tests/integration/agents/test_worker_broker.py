@@ -6,15 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException, TopicPartition
 
 from schemas import topics
 from schemas.records import AssignmentScope, BackPressure, Task
 from tentalis.agents.workers.process import Worker, WorkerOptions
 from tentalis.inference.protocol import Inference
+from tentalis.kafka.consumer import GroupConsumer, Stored
+from tentalis.kafka.identity import LossKind, PartitionLoss
+from tentalis.kafka.loss_audit import TOPIC_LOST
 from tentalis.kafka.offsets import committed_offsets, end_offsets
+from tentalis.local.broker import EmbeddedBroker
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.text.timestamps import now_ms
-from tests.support.kafka_fixture import Kafka, eventually
+from tests.support.kafka_fixture import Kafka, eventually, remove_before
 from tests.support.loop_lab import Lab, running
 from tests.support.loop_records import ack, assignment, assignment_ack, task
 from tests.support.loop_server import LoopServer
@@ -206,3 +211,80 @@ def test_a_task_for_one_worker_is_answered_by_that_one_wherever_it_lies(lab: Lab
     by_worker = Counter(r.worker_id for r in results(lab) if r.task.target_worker)
     assert by_worker == {"w2": 16}
     assert not {t.task_id for t in nobody} & {r.task.task_id for r in results(lab)}
+
+
+def remove_all(lab: Lab, group: str) -> int:
+    """Removes all records of the topic of tasks; returns the number of those after the group's committed offsets."""
+    ends = end_offsets(lab.settings, topics.TASKS)
+    committed = committed_offsets(lab.settings, group, [topics.TASKS])
+    remove_before(lab.settings, topics.TASKS, {p: end for p, end in ends.items() if end})
+    return sum(ends[partition] - offset for (_, partition), offset in committed.items())
+
+
+def given_up(lab: Lab) -> list[Any]:
+    return lab.records(topics.AUDIT, lambda r: r.record_type == TOPIC_LOST and r.component == "tentalis-worker")
+
+
+def test_tasks_that_were_removed_before_the_worker_read_them_are_on_record(
+    own_broker: EmbeddedBroker, unique: str
+) -> None:
+    lab = Lab(own_broker.bootstrap, unique)
+    server, group, first = ready(lab), f"tentalis-worker-{unique}", tasks(lab, 16)
+    lab.put(topics.TASKS, *first)
+    with running(worker(lab, server).run) as end:
+        eventually(lambda: uncommitted(lab, group) == 0, 60)
+        end()
+    assert given_up(lab) == [], "the group and the log begin at the same place"
+    lab.put(topics.TASKS, *tasks(lab, 24, first=16))
+    unread = remove_all(lab, group)
+    after = tasks(lab, 4, first=40)
+    lab.put(topics.TASKS, *after)
+    with running(worker(lab, server).run) as end:
+        eventually(exactly(lab, [*first, *after]), 60)
+        end()
+    found = given_up(lab)
+    assert unread and sum(each.offset for each in found) == 2 * unread, "the group of all workers, and its own"
+    assert all(each.topic == topics.TASKS and "has lost records" in each.record_id for each in found)
+
+
+def test_a_member_whose_next_records_are_removed_ends_and_tells_of_it_at_its_next_start(
+    own_broker: EmbeddedBroker, unique: str
+) -> None:
+    lab, losses = Lab(own_broker.bootstrap, unique), list[PartitionLoss]()
+    read, assigned = list[Stored](), list[TopicPartition]()
+    lab.put(topics.TASKS, *tasks(lab, 16))
+
+    def member() -> GroupConsumer:
+        return GroupConsumer(lab.settings, unique, [topics.TASKS], on_assign=assigned.extend, on_loss=losses.extend)
+
+    def read_all(consumer: GroupConsumer, count: int) -> None:
+        def enough() -> bool:
+            read.extend(consumer.poll(0.5))
+            return len(read) == count
+
+        eventually(enough, 60)
+
+    first = member()
+    try:
+        read_all(first, 16)
+        first.commit(read)
+        first._consumer.pause(assigned)
+        lab.put(topics.TASKS, *tasks(lab, 24, first=16))
+        unread = remove_all(lab, unique)
+        first._consumer.resume(assigned)
+        with pytest.raises(KafkaException, match="out of range"):
+            eventually(lambda: first.poll(0.5), 60)
+    finally:
+        first.close()
+    assert losses == []
+    lab.put(topics.TASKS, *tasks(lab, 4, first=40))
+    second = member()
+    try:
+        read_all(second, 20)
+    finally:
+        second.close()
+    assert (
+        unread
+        and sum(each.records for each in losses) == unread
+        and {each.kind for each in losses} == {LossKind.UNREAD}
+    )

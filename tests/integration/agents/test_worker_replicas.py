@@ -15,10 +15,10 @@ from tentalis.inference.replicas import router
 from tentalis.inference.replicas.client import ReplicatedClient
 from tentalis.local.ports import free_port
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.replica import WEIGHTS
 from tentalis.policies.served import ServedVersions
 from tentalis.policies.sync import AdapterSync, ServerAck
 from tentalis.storage.file_cache import FileCache
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.loop_records import T0, promotion, task, update
 from tests.support.replica_process import ReplicaProcess, replicas
 from tests.support.replica_server import TOKENS, version_of_tokens
@@ -50,7 +50,7 @@ class WorkerOfReplicas:
     async def promote(self, version: int) -> None:
         folder = self._folder / f"v{version}"
         folder.mkdir()
-        (folder / WEIGHTS).write_bytes(b"weights")
+        (folder / ADAPTER_WEIGHTS).write_bytes(b"weights")
         sha256 = hashlib.sha256(b"weights").hexdigest()
         self._log.apply(update(version, sha256=sha256, location=folder.as_uri()), 2 * version)
         self._log.apply(promotion(version, sha256=sha256), 2 * version + 1)

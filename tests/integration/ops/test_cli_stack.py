@@ -3,6 +3,7 @@ The page of the first steps on a laptop is executed on the way."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from schemas.wire.avro import all_current
 from tentalis.cli.shared.metrics_page import exported_by
 from tentalis.kafka.topology import APPLICATIONS, InStack
+from tests.docker.promtool import queries
 from tests.support import ROOT
 from tests.support.inference_lab import make_model
 from tests.support.kafka_fixture import eventually
@@ -76,18 +78,25 @@ def stack_of_the_page(laptop: PageShell, model: Path) -> None:
         measured = {name: process["port"] for name, process in shown["processes"].items() if process["port"]}
         wanted = (InStack.ALWAYS, InStack.WITH_GATEWAY)
         assert set(measured) == {*(each.name for each in APPLICATIONS if each.in_stack in wanted), "aggregation-2"}
+        exposed = set[str]()
         for name, port in measured.items():
             eventually(lambda port=port: get(port, "/readyz")[0] == 200, 120, message=f"{name} is not ready")
             assert get(port, "/healthz")[0] == 200
             families = {f.name for f in text_string_to_metric_families(get(port, "/metrics")[1])}
             wanted = exported_by(name.removesuffix("-2"))
             assert families == {metric.name.removesuffix("_total") for metric in wanted}, name
+            exposed |= families
+        shown_metrics = {name for _, query in queries() for name in re.findall(r"\b(?:tentalis|process)_\w+", query)}
+        ends = re.compile(r"_(?:total|bucket|sum|count)$")
+        missing = {ends.sub("", name) for name in shown_metrics} - exposed
+        assert len(shown_metrics) > 20 and not missing, "no process of the stack exposes what a dashboard shows"
         assert str(measured["trainer"]) in run(home, "status").stdout
         families = {f.name: f for f in text_string_to_metric_families(get(shown["port"], "/metrics")[1])}
         assert {"tentalis_supervisor_process_state", "tentalis_broker_reachable"} <= families.keys()
         assert families["tentalis_broker_memory_bytes"].samples[0].value > 1e8
         sizes = {sample.labels["topic"]: sample.value for sample in families["tentalis_broker_log_bytes"].samples}
         assert sizes["tentalis.schemas.v1"] > 0 and "__consumer_offsets" in sizes
+        laptop.follow(commands_of(ROOT / "docs" / "operations" / "observability.md"))
         operated(home, shown["processes"])
         # Without a bootstrap server named, the running stack of the state directory is the one that is meant.
         assert run(home, "topics", "diff").returncode == 0

@@ -10,11 +10,12 @@ from schemas import topics
 from schemas.ids import policy_name
 from schemas.records import LogprobsMode, PolicySpan, Result, Source, Status, Task, Terms, result_id, sample_of
 from schemas.tensors import float32_bytes, int32_bytes
-from streams.apps.scoring.core import opened_by_task, score_of_result
+from streams.apps.scoring.core import opened_by_task
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.rewards import Verdict
+from tentalis.rewards.score import score_of_result
 from tentalis.text.timestamps import now_ms
 from tests.support import forget_lab
 from tests.support.forget_lab import POLICY, RUN
@@ -26,7 +27,7 @@ from trainer.data.fetch import BadRollouts, look_up_rollouts
 from trainer.replay.replay import replay
 from trainer.run.run_log import read_run
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]  # test_forget_live_broker.py forgets amid a conversation
 
 LEAVER = "session-of-the-leaver"
 MARK = "zanzibar"

@@ -12,10 +12,13 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from schemas import keyed_partitions, topics
 from schemas.records import Outcome, OutcomeKind, Result, Score, Source, Task, Terms
+from tentalis.kafka import topology
 from tentalis.kafka.config import client_config
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.partitioner import partition_of
 from tentalis.kafka.producer import Publisher
+from tentalis.kafka.topic_client import TopicClient
+from tentalis.kafka.topic_id_log import read_topic_ids
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.ops.repartition.plan import MARKER, SUFFIX
 from tentalis.ops.verify import verify
@@ -140,6 +143,10 @@ def test_partitions_grown_in_mid_run_are_moved_to_and_nothing_is_lost(
         diff = [sys.executable, "-m", "tentalis.cli", "topics", "diff", "--bootstrap-server", own_broker.bootstrap]
         same = subprocess.run(diff, capture_output=True, text=True, timeout=60, check=False)
         assert same.returncode == 0, same.stdout + same.stderr
+        (state_topic,) = topology.named("join").changelogs
+        now = TopicClient(settings).identities([topics.HALVES, state_topic])
+        recorded = {name: each.topic_id for name, each in now.items()}
+        assert read_topic_ids(settings).of("tentalis-join") == dict.fromkeys(range(PARTITIONS), recorded)
         # One that began before the move knows the old numbers of partitions for minutes.
         apps.publisher = Publisher(settings, "test", apps.codec)
         # The same instances: with RocksDB they meet the databases of the old changelogs.

@@ -20,8 +20,8 @@ from tentalis.kafka.consumer import GroupConsumer, read_to_end
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.topology import CONTROL_GROUP
 from tentalis.local.ports import free_port
-from tentalis.policies.replica import WEIGHTS
 from tentalis.service.settings import Settings
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.kafka_fixture import eventually, known
 from tests.support.loop_records import manifest, update
 from tests.support.security_lab import Application, SafeBroker, environment, safe_broker
@@ -88,6 +88,19 @@ class Stage:
 
         eventually(checked, 300, 0.3, self.said)
 
+    def wait_for(self, expected: Any, found: Any) -> None:
+        """Until `found` returns what is expected; the last that it returned is in the error."""
+
+        def as_expected() -> bool:
+            last = found()
+            assert last == expected
+            return True
+
+        self.wait(as_expected)
+
+    def count(self, topic: str, kind: type[Record]) -> int:
+        return len(self.read(topic, kind))
+
 
 @pytest.fixture
 def stage(lab: SafeBroker, tmp_path: Path) -> Iterator[Stage]:
@@ -102,7 +115,7 @@ def published(folder: Path, version: int) -> tuple[str, Record]:
     place = folder / f"v{version}"
     place.mkdir()
     weights = f"weights {version}".encode()
-    (place / WEIGHTS).write_bytes(weights)
+    (place / ADAPTER_WEIGHTS).write_bytes(weights)
     more = {"run_id": RUN, "step": version, "base_model": "base", "location": place.as_uri()}
     return topics.POLICIES, update(version, sha256=hashlib.sha256(weights).hexdigest(), **more)
 
@@ -122,17 +135,17 @@ def test_a_conversation_its_lesson_and_its_policies_under_the_least_acls(
     # A run under the guard: its first version is promoted, loaded and acknowledged.
     guarded = manifest(RUN, first=0).model_copy(update={"config": "promotion: guarded\nguard: {live_answers: 4}\n"})
     stage.put("trainer", (topics.RUNS, guarded), published(tmp_path, 0))
-    stage.wait(lambda: [ack.version for ack in stage.read(topics.POLICY_ACKS, PolicyAck) if ack.ok] == [0])
+    stage.wait_for([0], lambda: [ack.version for ack in stage.read(topics.POLICY_ACKS, PolicyAck) if ack.ok])
 
     with httpx.Client(base_url=url, headers={"x-session-id": "s"}, timeout=60) as client:
 
-        def ready() -> bool:
+        def ready() -> int | str:
             try:
-                return client.get("/readyz").status_code == 200
-            except httpx.TransportError:
-                return False
+                return client.get("/readyz").status_code
+            except httpx.TransportError as error:
+                return str(error)
 
-        stage.wait(ready)
+        stage.wait_for(200, ready)
         talk = [{"role": "user", "content": "What is the weather like?"}]
         for said in ("Please answer in one sentence.", ""):
             answer = client.post("/v1/chat/completions", json={"model": POLICY, "messages": talk})
@@ -148,30 +161,29 @@ def test_a_conversation_its_lesson_and_its_policies_under_the_least_acls(
         assert client.post("/tasks/result", json=result).status_code == 201
         assert client.post("/feedback", json=told).status_code == 201
 
-        def known() -> bool:
+        def known() -> tuple[object, ...]:
             status, training = client.get("/tasks/posted/status").json(), client.get("/training/status").json()
             policies = {each["policy"]: each for each in training["policies"]}
-            return (
-                status["status"] == "completed"
-                and policies[POLICY]["promoted_version"] == 0
-                and training["components"]["sessions"] == training["components"]["join"] == "active"
-                and None not in [group["lag"] for group in training["consumer_groups"].values()]
-            )
+            components = [training["components"][name] for name in ("sessions", "join")]
+            without_lag = [name for name, group in training["consumer_groups"].items() if group["lag"] is None]
+            return status["status"], policies[POLICY]["promoted_version"], components, without_lag
 
-        stage.wait(known)
-    stage.wait(lambda: len(stage.read(topics.TASKS, Task)) == len(stage.read(topics.RESULTS, Result)) == 3)
-    stage.wait(lambda: len([f for f in stage.read(topics.FEEDBACK, Feedback) if f.source is Source.NEXT_STATE]) == 2)
-    stage.wait(lambda: len(stage.read(topics.HALVES, Hint)) == 2)
+        stage.wait_for(("completed", 0, ["active", "active"], []), known)
+    stage.wait_for((3, 3), lambda: (stage.count(topics.TASKS, Task), stage.count(topics.RESULTS, Result)))
+    told_by = lambda source: [each for each in stage.read(topics.FEEDBACK, Feedback) if each.source is source]  # noqa: E731
+    stage.wait_for(2, lambda: len(told_by(Source.NEXT_STATE)))
+    stage.wait_for(2, lambda: stage.count(topics.HALVES, Hint))
     session = {event.session_id for event in stage.read(topics.SESSIONS, SessionEvent)}
     assert {hint.sample.head.session_id for hint in stage.read(topics.HALVES, Hint)} == session and len(session) == 1
 
     # The guard tries the next version on the tasks of the log, and watches what is served by its rollouts.
     stage.put("trainer", published(tmp_path, 1))
-    stage.wait(lambda: [each.passed for each in stage.read(topics.EVALS, EvalResult)] == [True])
-    stage.wait(lambda: [each.version for each in stage.read(topics.POLICIES, Promotion)] == [0, 1])
+    stage.wait_for([True], lambda: [each.passed for each in stage.read(topics.EVALS, EvalResult)])
+    promoted = lambda: [each.version for each in stage.read(topics.POLICIES, Promotion)]  # noqa: E731
+    stage.wait_for([0, 1], promoted)
     live = [rollout(f"live-{i}", policy=POLICY, version=1, response=[7]) for i in range(4)]
     stage.put("join", *((topics.ROLLOUTS, each) for each in live))
-    stage.wait(lambda: [each.version for each in stage.read(topics.POLICIES, Promotion)] == [0, 1, 0])
+    stage.wait_for([0, 1, 0], promoted)
 
     # How far a trainer is behind, the gateway tells without reading what it trains on.
     member = GroupConsumer(stage.lab.role("trainer"), TRAINING, [topics.ROLLOUTS])

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ids import policy_name
-from schemas.records import BackPressure, Feedback, OutcomeKind, Record, RunManifest, Source
+from schemas.records import BackPressure, Feedback, OutcomeKind, Record, RunManifest, Source, Terms
 from tentalis.agents.manager.core import (
-    MAX_EQUAL_BATCHES,
     ROUND,
     BadManifest,
     ManagerState,
@@ -123,9 +122,20 @@ def test_nothing_is_issued_before_the_manifest_and_a_served_version_of_this_run(
     assert state.to_issue(4) == 2
 
 
-def dynamic(**more: Any) -> RunManifest:
-    plain = manifest(**more)
-    return plain.model_copy(update={"config": f"{plain.config}loss: {{kind: clipped, dynamic_sampling: true}}\n"})
+def with_loss(loss: str) -> Callable[..., RunManifest]:
+    """Returns a function that makes the manifest of a run with this loss."""
+
+    def made(**more: Any) -> RunManifest:
+        plain = manifest(**more)
+        return plain.model_copy(update={"config": f"{plain.config}loss: {{{loss}}}\n"})
+
+    return made
+
+
+dynamic = with_loss("kind: clipped, dynamic_sampling: true")
+rewards_alone = with_loss("dynamic_sampling: true, opd_weight: 0.0")
+hints_alone = with_loss("dynamic_sampling: false, rl_weight: 0, max_equal_batches: 2")
+pairs_and_hints = with_loss("rl_weight: 0.0, pair: {weight: 0.5}")
 
 
 def group(state: ManagerState, index: int, rewards: list[float | None], *, opd: bool = False) -> None:
@@ -144,9 +154,14 @@ def group(state: ManagerState, index: int, rewards: list[float | None], *, opd: 
         (dynamic, [0.7, 0.7, 0.6], False, 3),
         (dynamic, [0.7, 0.7, 0.7], True, 3),
         (manifest, [0.7, 0.7, 0.7], False, 3),
+        (rewards_alone, [0.7, 0.7, 0.7], True, 0),
+        (rewards_alone, [0.7, 0.7, 0.6], True, 3),
+        (hints_alone, [0.7, 0.7, 0.6], False, 0),
+        (hints_alone, [0.7, 0.7, 0.7], True, 3),
+        (pairs_and_hints, [0.7, 0.7, 0.6], False, 3),
     ],
 )
-def test_a_group_of_equal_rewards_is_replaced_if_the_trainer_drops_it(
+def test_a_group_that_no_part_of_the_loss_reads_is_replaced(
     config: Callable[..., RunManifest], rewards: list[float | None], opd: bool, usable: int
 ) -> None:
     records: list[Record] = [config(batch=3), ack(1)]
@@ -173,7 +188,7 @@ def test_the_same_reward_for_everything_is_said_after_ten_batches_and_not_for_ol
     state = ManagerState(RUN, owes_feedback=False)
     state.apply(dynamic(batch=4))
     state.apply(ack(1))
-    for index in range(2 * MAX_EQUAL_BATCHES):
+    for index in range(2 * 10):
         assert state.hopeless is None
         group(state, index, [1.0, 1.0])
     assert str(state.hopeless).startswith(
@@ -181,6 +196,42 @@ def test_the_same_reward_for_everything_is_said_after_ten_batches_and_not_for_ol
     )
     state.apply(plan(1, ["other/0"]))
     assert state.hopeless is None, "these are of the version before"
+
+
+def test_the_number_of_batches_before_a_run_is_given_up_is_a_setting() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    state.apply(with_loss("dynamic_sampling: true, max_equal_batches: 1")(batch=4))
+    state.apply(ack(1))
+    group(state, 0, [1.0, 1.0])
+    assert state.hopeless is None
+    group(state, 1, [1.0, 1.0])
+    assert state.hopeless is not None
+
+
+def test_answers_without_hints_are_said_where_hints_alone_train() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    state.apply(hints_alone(batch=2))
+    state.apply(ack(1))
+    for index in range(2):
+        assert state.hopeless is None
+        group(state, 2 * index, [1.0, 0.0])
+        group(state, 2 * index + 1, [1.0, 0.0], opd=True)
+    assert "4 answers of its newest version have no hint" in str(state.hopeless)
+
+
+def test_a_run_that_reads_no_hints_asks_for_none() -> None:
+    hinted = Terms(rl=Source.RESULT, opd=Source.USER)
+    for loss, opd in (("opd_weight: 0.0", None), ("opd_weight: 0.5", Source.USER)):
+        state = ManagerState(RUN, owes_feedback=True)
+        assert state.terms(hinted) == hinted
+        state.apply(with_loss(loss)())
+        assert state.terms(hinted).opd is opd
+        of = task("t", n=1).model_copy(update={"terms": state.terms(hinted)})
+        state.apply(of)
+        state.apply(result(of))
+        assert len(state.owed()) == (opd is not None)
+    only = Terms(rl=None, opd=Source.USER)
+    assert state.terms(only) == only
 
 
 def test_a_run_without_an_end_has_no_pace() -> None:

@@ -29,25 +29,19 @@ from tentalis.agents.environments.mcp_pipes import MESSAGE_BYTES, BoundedLines
 from tentalis.agents.environments.mcp_results import BadServerTool, result_bytes, server_tool
 from tentalis.agents.environments.toolcall import SHOWN_CHARACTERS, ToolcallEnvironment
 from tentalis.agents.environments.tools import BadTools, argument_problem, read_tools
-from tentalis.agents.sandbox import NO_WALL, Wall, WallMissing, choose_wall
+from tentalis.agents.sandbox import NO_WALL
 from tentalis.agents.sandbox.no_wall import NoWall
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.policies.served import ServedVersions
 from tests.support import ROOT
 from tests.support.episode_server import EpisodeServer
 from tests.support.loop_records import T0, ack, task
+from tests.support.walls import available_wall
 from tests.support.worker_lab import policy_calls
 
 SERVER = ROOT / "tests/support/mcp_server.py"
 PACKAGES = Path(mcp.__file__).parents[1]
 PATIENCE_S = 60.0
-
-
-def wall() -> Wall:
-    try:
-        return choose_wall()
-    except WallMissing as error:
-        pytest.skip(str(error))
 
 
 def entry(name: str = "tests", **settings: Any) -> dict[str, Any]:
@@ -110,7 +104,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     found = Seen()
 
     async def play() -> None:
-        environment = ToolcallEnvironment(EnvironmentOptions(wall, tools))
+        environment = ToolcallEnvironment(EnvironmentOptions(available_wall, tools))
         try:
             found.prompt = (await environment.reset(task(environment="toolcall", n=1))).messages[0].content
             place, pid = (await output_of(environment, "place")).split()
@@ -200,7 +194,7 @@ def test_a_server_that_dies_is_no_failure_of_the_policy(tmp_path: Path) -> None:
     player = EpisodePlayer(
         server,
         policy_calls(served, patience_s=0.1),
-        lambda: ToolcallEnvironment(EnvironmentOptions(wall, tools)),
+        lambda: ToolcallEnvironment(EnvironmentOptions(available_wall, tools)),
         EpisodeLimits(attempts=1),
         worker_id="w",
         server_id="local",
@@ -232,7 +226,7 @@ asyncio.run(hold())
 
 
 def test_nothing_is_left_after_sigkill_of_the_worker(tmp_path: Path) -> None:
-    wall()
+    available_wall()
     tools = written(tmp_path, entry())
     with subprocess.Popen(
         [sys.executable, "-c", HELD, str(tools)], stdout=subprocess.PIPE, cwd=ROOT, text=True

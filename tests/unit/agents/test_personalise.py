@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from schemas.records import OutcomeKind, Record
+from schemas.records import EvalResult, OutcomeKind, Record
 from tests.bench import personalise
 from tests.bench.personalise import (
     Loop,
@@ -25,6 +27,7 @@ from tests.bench.personalise import (
     mean_by_chance,
     now_in,
     summary,
+    talk,
     untrained,
     wilson,
     write_page,
@@ -116,6 +119,79 @@ def test_a_turn_is_counted_once_and_one_that_came_to_nothing_does_not_wait_for_t
     assert loop.unsettled(2, batch=2) is None
     assert dict(loop.outcomes) == {"both": 1, "empty": 1} and dict(loop.rewards) == {"+1": 1}
     assert loop.unsettled(3, batch=2) == "2 of 3 turns are decided"
+
+
+def verdict(version: int, passed: bool, policy: str = "assistant") -> EvalResult:
+    return EvalResult(
+        eval_id=f"{policy}-{version}",
+        event_time=0,
+        experiment="guard",
+        scenario=RUN,
+        policy=f"{policy}@v{version}",
+        passed=passed,
+    )
+
+
+def test_a_refused_version_is_waited_for_until_the_branch_after_it_is_served() -> None:
+    loop = Loop(RUN)
+    branch = f"{RUN}.1"
+    story: list[tuple[Record, str | None]] = [
+        (manifest(first=1), None),
+        (ack(1), None),
+        (plan(1, ["t0/0"]), "step 1 is being trained"),
+        (step_result(1, 2), "1 steps are trained, 0 are served"),
+        (verdict(2, passed=False), "1 steps are trained, 0 are served"),
+        (verdict(3, passed=False, policy="other"), "1 steps are trained, 0 are served"),
+        (manifest(branch, first=3), "0 steps are trained, 0 are served"),
+        (ack(3), None),
+        (plan(1, ["t0/0"], run_id=branch), "step 1 is being trained"),
+        (step_result(1, 4, run_id=branch), "1 steps are trained, 0 are served"),
+        (verdict(4, passed=True), "1 steps are trained, 0 are served"),
+        (ack(4), None),
+        (plan(1, ["x"], run_id=f"{RUN}-other"), None),
+    ]
+    for record, why in story:
+        loop.apply(record)
+        assert loop.unsettled(0, batch=1) == why, record
+    assert (loop.steps, loop.trained, dict(loop.verdicts)) == (1, 2, {"refused": 1, "passed": 1})
+
+
+def test_a_user_gives_a_thumb_before_each_reply() -> None:
+    asked: list[Any] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append((self.path, body))
+            turns = sum(path == "/v1/chat/completions" for path, _ in asked)
+            text = "No. It is wrong, I am afraid." if turns == 1 else "Well done, that is a good try, keep it up!"
+            message = {"role": "assistant", "content": text}
+            choice = {"index": 0, "finish_reason": "stop", "message": message}
+            answer = {"id": f"c{turns}", "object": "chat.completion", "created": 1, "model": "assistant@v1"}
+            data = json.dumps(answer | {"choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("x-request-id", f"r{turns}")
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            """Prints nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        talk(url, USERS["teacher"], 0, 0, leaves=False, thumbs=True)
+        thumbs = [(at, body) for at, (path, body) in enumerate(asked) if path == "/v1/feedback"]
+        assert thumbs == [
+            (1, {"completion_id": "r1", "thumb": "down"}),
+            (3, {"completion_id": "r2", "thumb": "up"}),
+        ]
+        asked.clear()
+        talk(url, USERS["teacher"], 0, 0, leaves=False)
+        assert {path for path, _ in asked} == {"/v1/chat/completions"}
+        server.shutdown()
 
 
 def test_another_policys_records_mean_nothing() -> None:

@@ -13,18 +13,10 @@ import psutil
 import pytest
 
 from tentalis.agents.environments.toolcall import PYTHON
-from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall, WallMissing, choose_wall
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
 
 LIMITS = Limits(time_s=20.0, cpu_s=10, memory_mb=256, processes=8, open_files=64, file_mb=4, output_bytes=20_000)
 SECRET = "the-secret-of-the-worker"
-
-
-@pytest.fixture(scope="module")
-def wall() -> Wall:
-    try:
-        return choose_wall()
-    except WallMissing as error:
-        pytest.skip(str(error))
 
 
 def made_place(folder: Path) -> Path:

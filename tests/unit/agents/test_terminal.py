@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from schemas.records import Ending, Message, Status, Task, Verifier
 from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, Transition
+from tentalis.agents.environments.agent_repositories import disarm
 from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand, parsed_dockerfile
 from tentalis.agents.environments.registry import default_turns, has_episodes, maker_of, prepared_environment
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.terminal import SHOWN_CHARACTERS, TerminalEnvironment
 from tentalis.agents.environments.terminal_task import BadTasks, TaskRefused, load_task, task_digest
 from tentalis.agents.environments.terminal_turns import LONGEST_COMMAND, NO_COMMAND, parsed_turn
-from tentalis.agents.sandbox import Wall, WallMissing, choose_wall
+from tentalis.agents.sandbox import Wall, choose_wall
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.cli.main import app
 from tentalis.policies.served import ServedVersions
@@ -27,14 +28,6 @@ from tests.support.loop_records import T0, ack, task
 from tests.support.worker_lab import policy_calls
 
 TASKS = Path(__file__).parents[2] / "support/terminal_tasks"
-
-
-@pytest.fixture(scope="module")
-def wall() -> Wall:
-    try:
-        return choose_wall()
-    except WallMissing as error:
-        pytest.skip(str(error))
 
 
 def harbor_task(folder: Path, test: str = "echo 1 >/logs/verifier/reward.txt", **files: str) -> Path:
@@ -447,3 +440,69 @@ def test_the_commands_that_list_show_and_play_tasks(wall: Wall) -> None:
     assert tried.exit_code == 0 and "[score] bad_turns 0, commands 1, reward 1" in tried.stdout, tried.output
     refused = run.invoke(app, ["env", "try", "terminal", "sort-names"])
     assert refused.exit_code == 2 and "--tasks FOLDER" in refused.output
+
+
+ARMED = """mkdir repository && cd repository && git init -q && git commit -q --allow-empty -m begin
+win='touch ../solved #'
+for hook in pre-commit post-commit post-index-change post-checkout reference-transaction; do
+  printf '#!/bin/sh\\ntouch "%s/solved"\\n' "$(cd .. && pwd)" >.git/hooks/$hook; chmod +x .git/hooks/$hook
+done
+printf '#!/bin/sh\\ntouch "%s/solved"\\n' "$(cd .. && pwd)" >.git/run; chmod +x .git/run; run=$PWD/.git/run
+echo '* filter=f diff=d' >.gitattributes; echo x >file
+cat >>.git/config <<END
+[core] fsmonitor = $run
+[CORE]
+ HooksPath = $PWD/.git/hooks
+[filter "f"]
+ clean = $run
+ smudge = $run
+[diff] external = $run
+[diff "d"]
+ textconv = $run
+[extensions]
+ worktreeConfig = true
+[include]
+ path = more
+[alias]
+ st = !touch solved
+END
+printf '[core]\\nfsmonitor = %s\\n' $run >.git/config.worktree; cp .git/config.worktree .git/more
+mkdir ../other ../shared; cp -r .git/objects .git/refs .git/hooks .git/config ../shared/
+cp .git/HEAD ../other/; echo "$PWD/../shared" >../other/commondir
+mkdir ../plain; echo "gitdir: ../other" >../plain/.git; echo x >../plain/file"""
+GIT_CHECK = """for each in repository plain; do
+  cd /app/$each; git status --short; git add -A; git -c user.name=a -c user.email=a commit -qm end; git diff HEAD~1
+done
+git -C /app/repository config user.name; git -C /app/repository log --oneline | wc -l
+if [ -e /app/solved ]; then echo 1; else echo 0; fi >/logs/verifier/reward.txt"""
+
+
+def test_a_check_that_runs_git_runs_no_program_of_the_agents_repository(wall: Wall, tmp_path: Path) -> None:
+    tasks = harbor_task(tmp_path, GIT_CHECK)
+    armed = f"```bash\n{ARMED}\n```"
+    transitions, score = played(wall, tasks, armed, "```bash\nrm -f solved\n```", "<done>")
+    checks = json.loads(transitions[-1].tool_calls[-1].result or "{}")
+    assert score["reward"] == 0.0, checks
+    assert "2\n" in checks["output"], "the repository works"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tentalis.agents.environments.terminal_checks.disarm_repositories", lambda folder: None)
+        assert played(wall, tasks, armed, "```bash\nrm -f solved\n```", "<done>")[1]["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (
+            '[remote "origin"]\n\turl = https://a.example/x.git\n',
+            '[remote "origin"]\n\turl = "https://a.example/x.git"\n',
+        ),
+        ("[user] name = A B\n[core]\n bare=true ; no comment\n", '[user]\n\tname = "A B"\n'),
+        ("[core] fsmonitor = a\n[alias]\n\tst = !touch x\n", ""),
+        ("[core] ignorecase = true\\\n\n", ""),
+        ('[user]\n\tname = "a\\n[core]\\n"\n', ""),
+    ],
+)
+def test_settings_that_name_no_program_are_kept(tmp_path: Path, config: str, kept: str) -> None:
+    (tmp_path / "config").write_text(config)
+    disarm(tmp_path)
+    assert (tmp_path / "config").read_text() == kept

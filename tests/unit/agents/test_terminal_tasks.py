@@ -11,20 +11,12 @@ import pytest
 from schemas.records import Task, Verifier
 from tentalis.agents.environments import EnvironmentOptions, Transition
 from tentalis.agents.environments.terminal import TerminalEnvironment
-from tentalis.agents.sandbox import Wall, WallMissing, choose_wall
+from tentalis.agents.sandbox import Wall
 from tests.support.capabilities import output_under_rights
 from tests.support.loop_records import task
 
 TASKS = Path(__file__).parents[2] / "support/terminal_tasks"
 NAMES = sorted(each.name for each in TASKS.iterdir())
-
-
-@pytest.fixture(scope="module")
-def wall() -> Wall:
-    try:
-        return choose_wall()
-    except WallMissing as error:
-        pytest.skip(str(error))
 
 
 def of_folder(name: str) -> Task:

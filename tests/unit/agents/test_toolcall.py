@@ -15,17 +15,11 @@ from tentalis.agents.environments.folders import new_folder, remove_abandoned, r
 from tentalis.agents.environments.registry import BadEnvironment, has_episodes, known_environments, maker_of
 from tentalis.agents.environments.toolcall import SHOWN_CHARACTERS, ToolcallEnvironment
 from tentalis.agents.environments.tools import BadTools, argument_problem, read_tools, requested_calls
-from tentalis.agents.sandbox import Wall, WallMissing, choose_wall
+from tentalis.agents.sandbox import WallMissing, choose_wall
 from tentalis.rewards.episode import EpisodeScorer
 from tentalis.text.tool_output import head_and_tail, readable_text
 from tests.support.loop_records import task
-
-
-def wall() -> Wall:
-    try:
-        return choose_wall()
-    except WallMissing as error:
-        pytest.skip(str(error))
+from tests.support.walls import available_wall
 
 
 def called(name: str, **arguments: Any) -> str:
@@ -45,7 +39,7 @@ def played(*turns: Turn, tools: Path | None = None, **data: Any) -> tuple[list[T
     """Plays turns, each a text or a function of the last observation."""
 
     async def play() -> tuple[list[Transition], dict[str, float]]:
-        made = ToolcallEnvironment(EnvironmentOptions(wall, tools))
+        made = ToolcallEnvironment(EnvironmentOptions(available_wall, tools))
         seen, transitions = "", []
         await made.reset(question(**data))
         try:
@@ -253,7 +247,7 @@ def test_bad_data_of_a_task_are_not_the_policys_fault() -> None:
 
 def test_a_system_message_keeps_its_place() -> None:
     async def begun() -> tuple[Message, ...]:
-        made = ToolcallEnvironment(EnvironmentOptions(wall))
+        made = ToolcallEnvironment(EnvironmentOptions(available_wall))
         said = (Message(role="system", content="Be brief."), Message(role="user", content="6 * 7?"))
         observation = await made.reset(question().model_copy(update={"messages": said}))
         await made.close()
@@ -291,7 +285,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypa
 def test_environments_are_found_by_name() -> None:
     assert "toolcall" in [entry.name for entry in known_environments()]
     assert has_episodes("toolcall") and not has_episodes("chat") and maker_of("toolcall") is ToolcallEnvironment
-    with pytest.raises(BadEnvironment, match="known: echo, llm, terminal, toolcall"):
+    with pytest.raises(BadEnvironment, match="known: echo, llm, swe, terminal, toolcall"):
         maker_of("nowhere")
 
 

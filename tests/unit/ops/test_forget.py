@@ -125,6 +125,20 @@ def test_a_sweep_owes_a_redacted_rollout_for_content_that_no_redacted_rollout_fo
     assert sweep.owed[1, "t1/0"].digest == mine.digest
 
 
+def test_a_sweep_for_one_policy_takes_the_copies_with_other_rewards_too() -> None:
+    mine = full("t1")
+
+    def swept(policy: str, named: str) -> int:
+        sweep = Sweep(Forget(forget_id="f", event_time=0, user_id=mine.head.user_id, policy=named))
+        sweep.take(0, mine.model_copy(update={"head": mine.head.model_copy(update={"policy": policy})}))
+        return len(sweep.owed)
+
+    copy = "assistant.cf-0123abcd"
+    assert swept("assistant", "assistant") == swept(copy, "assistant") == swept(copy, copy) == 1
+    assert swept(f"{copy}.cf-89abcdef", "assistant") == 1
+    assert swept("assistant", copy) == swept("assistant.cf-mine", "assistant") == swept(copy, "other") == 0
+
+
 def test_a_census_finds_what_names_no_more_than_the_task() -> None:
     task = Task(
         task_id="a/b",

@@ -36,6 +36,13 @@ def test_a_consistent_run_has_no_problems() -> None:
     assert report.numbers | expected == report.numbers
 
 
+def test_versions_that_are_whole_models_are_no_problem() -> None:
+    log = consistent()
+    for index in range(len(log.updates)):
+        altered(log.updates, index, rank=0)
+    assert log.updates[0].record.is_whole_model and check(log).problems == []
+
+
 def test_equal_repeats_are_counted_and_are_no_problem() -> None:
     log = consistent()
     for records in (log.tasks, log.results, log.feedback, log.scores, log.hints, log.outcomes, log.rollouts):
