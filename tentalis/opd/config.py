@@ -33,6 +33,12 @@ class RuleHinterSettings(_StrictSettings):
     kind: Literal["rule"]
 
 
+class GivenHinterSettings(_StrictSettings):
+    """The text of the feedback is the hint, as it is: for feedback that a function wrote, not a person or a tool."""
+
+    kind: Literal["given"]
+
+
 class NoHinterSettings(_StrictSettings):
     """No hints; the halves record that there are none."""
 
@@ -94,7 +100,11 @@ class Hinters(_StrictSettings):
     """The whole file: a hinter per environment (`*`: all others), the teacher, and the model that extracts lessons."""
 
     hinters: dict[
-        str, Annotated[RuleHinterSettings | NoHinterSettings | JudgeHinterSettings, Field(discriminator="kind")]
+        str,
+        Annotated[
+            RuleHinterSettings | GivenHinterSettings | NoHinterSettings | JudgeHinterSettings,
+            Field(discriminator="kind"),
+        ],
     ] = {ANY_ENVIRONMENT: RuleHinterSettings(kind="rule")}
     teacher: TeacherSettings = TeacherSettings()
     lesson: LessonSettings | None = None
@@ -123,4 +133,4 @@ def load_hinters(path: Path) -> Hinters:
     try:
         return Hinters.model_validate(data)
     except ValidationError as error:
-        raise BadHinters(f"{path}: {problems(error, 'file', unsaid=('judge', 'rule', 'none'))}") from error
+        raise BadHinters(f"{path}: {problems(error, 'file', unsaid=('judge', 'rule', 'given', 'none'))}") from error

@@ -15,7 +15,7 @@ from tentalis.signals import TOOL_ROLES
 from tentalis.signals.phrases import correction
 from tentalis.signals.spoken import spoken
 
-NO_HINTER = "none/1"
+NO_HINTER, GIVEN_HINTER = "none/1", "given/1"
 NOTHING_SAID, PRAISE, EVIDENCE, OFF = "nothing_said", "praise", "evidence", "off"
 JUDGE_PROMPT = "2"
 """Version of the prompt and of the parser of its answers; part of every judge's name."""
@@ -62,7 +62,7 @@ class RuleHinter:
     """`rule_hint`: the feedback's own request is the hint. For machines without a judge model, and for tests.
 
     The next message of a conversation need not be about the answer. Only a message that corrects the answer or asks for
-    another gives a hint (`tentalis.signals`, English only); thanks and new questions do not. Tool output never does, in
+    another gives a hint (`tentalis.signals`); thanks and new questions do not. Tool output never does, in
     whichever role it comes, nor do quotations, pasted documents and code: a third party may have written them.
     """
 
@@ -75,6 +75,16 @@ class RuleHinter:
             return HintProposal(reason=VoteStatus.DECLINED.value)
         hint = rule_hint(spoken(feedback.text))
         return HintProposal(reason=VoteStatus.TOO_SHORT.value) if hint is None else HintProposal((hint,))
+
+
+class GivenHinter:
+    """The feedback's text is the hint: `tentalis learn` writes feedback with the hints of a function or a column."""
+
+    name = GIVEN_HINTER
+
+    async def propose(self, feedback: Feedback, result: Result) -> HintProposal:
+        """See Hinter."""
+        return HintProposal((feedback.text.strip(),))
 
 
 class NoHinter:

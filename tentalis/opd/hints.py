@@ -2,7 +2,7 @@
 
 import re
 
-RULE_HINTER = "rule/5"
+RULE_HINTER = "rule/6"
 """Name/version of the rule: part of every hint's id, so a changed rule needs a new version."""
 
 MIN_CHARS = 10

@@ -8,8 +8,15 @@ from functools import partial
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import InferenceError, ServerUnavailable
 from tentalis.inference.replicas.client import ReplicatedClient, inference_client, routers_of
-from tentalis.opd.config import Hinters, JudgeHinterSettings, LessonSettings, NoHinterSettings, TeacherSettings
-from tentalis.opd.hinters import Hinter, JudgeHinter, NoHinter, RuleHinter, VoteSettings
+from tentalis.opd.config import (
+    GivenHinterSettings,
+    Hinters,
+    JudgeHinterSettings,
+    LessonSettings,
+    NoHinterSettings,
+    TeacherSettings,
+)
+from tentalis.opd.hinters import GivenHinter, Hinter, JudgeHinter, NoHinter, RuleHinter, VoteSettings
 from tentalis.opd.lesson import LessonJudge
 from tentalis.opd.models import FixedModel, SamplerModel
 from tentalis.opd.teacher import Teacher
@@ -34,6 +41,8 @@ def make_hinters(settings: Hinters, env: Mapping[str, str] = os.environ) -> dict
             return JudgeHinter(
                 ChatClient(hinter_settings.endpoint, env), model_identity, vote_settings, hinter_settings.name
             )
+        if isinstance(hinter_settings, GivenHinterSettings):
+            return GivenHinter()
         return NoHinter() if isinstance(hinter_settings, NoHinterSettings) else RuleHinter()
 
     return {environment: hinter_of(hinter_settings) for environment, hinter_settings in settings.hinters.items()}

@@ -10,9 +10,10 @@ from pydantic import TypeAdapter as Adapter
 
 from schemas.records import Feedback, Result, Source, Task
 from schemas.records import Verifier as Named
+from tentalis.rewards.call import call_scorer
 from tentalis.rewards.grade import grade
 from tentalis.rewards.naming import versioned
-from tentalis.rewards.thread_runner import THREAD_S, time_limit_of, verify_in_thread
+from tentalis.rewards.thread_runner import THREAD_S, time_limit_of
 from tentalis.rewards.verdict import (
     BadVerifierData,
     FeedbackJudge,
@@ -204,13 +205,8 @@ class CombinedScorer:
         if isinstance(scorer, FeedbackJudge) and feedback is not None and feedback.source in scorer.sources:
             async with asyncio.timeout(scorer.time_limit_s):
                 return await scorer.judge_feedback(task, result, feedback)
-        if isinstance(scorer, Judge):
-            async with asyncio.timeout(scorer.time_limit_s):
-                return await scorer.judge(task, result)
         assert not isinstance(scorer, FeedbackJudge), "_answers has excluded it"
-        if not scorer.slow:
-            return scorer.verify(task, result)
-        return await verify_in_thread(scorer, task, result)
+        return await call_scorer(scorer, task, result)
 
 
 async def _verdict_or_error(call: Any) -> Verdict | Exception:

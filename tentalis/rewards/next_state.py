@@ -1,7 +1,7 @@
 r"""The next-state judge: a model judges from the next message whether an answer did its job.
 
 The judge asks for m votes concurrently. The last `\boxed{}` of each vote counts and the majority decides (OpenClaw-RL's
-binary judge, with a prompt of our own). Votes that cannot change the decision are cancelled.
+binary judge, with our own prompt). Votes that cannot change the decision are cancelled.
 """
 
 from collections.abc import Mapping, Sequence

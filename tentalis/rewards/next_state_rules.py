@@ -1,4 +1,4 @@
-"""The rule-based next-state judge, for machines without a judge model: patterns over English text."""
+"""The rule-based next-state judge, for machines without a judge model: patterns over text in six languages."""
 
 from collections.abc import Collection, Mapping
 
@@ -14,7 +14,7 @@ class NextStateRules:
 
     An explicit grade before the next message is the reward. Else any signal is -1. Else evidence of success is 1:
     thanks or praise without a doubt, or a tool that reports its success. Everything else is unknown, and is not
-    trained: a new request, a language other than English, and tool output that does not say how it went.
+    trained: a new request, a language that the rules do not read, and tool output that does not say how it went.
 
     The scorer's name contains `next_state_rules` and the detectors that are switched off.
 
@@ -30,7 +30,7 @@ class NextStateRules:
     def __init__(self, signals: Collection[str] = NAMES) -> None:
         self._signals = frozenset(signals)
         disabled = sorted(NAMES - self._signals)
-        self.name = "-".join(("next_state_rules/2", *(["without", *disabled] if disabled else [])))
+        self.name = "-".join(("next_state_rules/3", *(["without", *disabled] if disabled else [])))
 
     def check(self, task: Task) -> None:
         """Raises BadVerifierData if the task's terms do not fit this judge."""

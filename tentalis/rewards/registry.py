@@ -37,6 +37,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
         "math": BoxedMathVerifier(),
         "reasoning_gym": ReasoningGymVerifier(),
     },
+    "swe": {"episode": EpisodeScorer()},
     "terminal": {"episode": EpisodeScorer()},
     "toolcall": {
         "episode": EpisodeScorer(),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.records import Source
 from tentalis.rewards import registry
+from tentalis.rewards.answer_judge import AnswerJudge, AnswerJudgeSettings
 from tentalis.rewards.chat import ChatClient, ChatEndpoint, NoApiKey
 from tentalis.rewards.combined import CombinedScorer, CombinedSettings
 from tentalis.rewards.composite import CompositeScorer, CompositeSettings
@@ -45,6 +46,7 @@ ScorerSettings = Annotated[
     NextStateSettings
     | NextStateRulesSettings
     | StepJudgeSettings
+    | AnswerJudgeSettings
     | CombinedSettings
     | CompositeSettings
     | CustomSettings
@@ -57,6 +59,7 @@ _KINDS: dict[str, type[BaseModel]] = {
         NextStateSettings,
         NextStateRulesSettings,
         StepJudgeSettings,
+        AnswerJudgeSettings,
         CombinedSettings,
         CompositeSettings,
         CustomSettings,
@@ -151,12 +154,14 @@ def _scorer(
     made: Mapping[str, Scorer],
     folder: Path,
 ) -> Scorer:
-    if isinstance(settings, NextStateSettings | StepJudgeSettings):
+    if isinstance(settings, NextStateSettings | StepJudgeSettings | AnswerJudgeSettings):
         if settings.judge not in chats:
             raise BadScorers(f"{where}: there is no judge {settings.judge!r}{_suggestion(settings.judge, chats)}")
         if settings.votes > 1 and settings.temperature == 0.0:
             raise BadScorers(f"{where}: at temperature 0 {settings.votes} votes are equal: raise it or set votes: 1")
         chat = chats[settings.judge]
+        if isinstance(settings, AnswerJudgeSettings):
+            return AnswerJudge(chat, settings)
         return NextStateJudge(chat, settings) if isinstance(settings, NextStateSettings) else StepJudge(chat, settings)
     if isinstance(settings, CombinedSettings):
         return _combined(where, environment, settings, made)

@@ -1,11 +1,13 @@
 """The verdict of a scorer, the protocols of verifiers and judges, and the errors in a task's verifier."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.bounds import MAX_STEP_SCORE
 from schemas.problems import problems
 from schemas.records import Feedback, Result, Source, Task
 
@@ -62,6 +64,24 @@ class Verdict:
     def unknown(cls, **components: float) -> "Verdict":
         """The verdict of a verification that could not be carried out."""
         return cls(None, {"unverified": 1.0, **components})
+
+
+class BadVerdict(ValueError):
+    """A verdict with values that a Score must not have."""
+
+
+def checked_verdict(verdict: Verdict) -> Verdict:
+    """Returns the verdict. Raises BadVerdict."""
+    if verdict.reward is not None and not -1.0 <= verdict.reward <= 1.0:
+        raise BadVerdict(f"the reward is {verdict.reward}: it must lie in [-1, 1]")
+    wrong = [name for name, value in verdict.components.items() if not math.isfinite(value)]
+    if wrong:
+        raise BadVerdict(f"components must be finite numbers: {', '.join(wrong)}")
+    if not all(0 <= step.start <= step.end and abs(step.score) <= MAX_STEP_SCORE for step in verdict.steps):
+        raise BadVerdict(
+            f"scored steps must be spans of tokens with scores from -{MAX_STEP_SCORE:g} to {MAX_STEP_SCORE:g}"
+        )
+    return verdict
 
 
 INFRASTRUCTURE_FAILED = Verdict(None, {"infra": 1.0})

@@ -2,7 +2,7 @@
 
 Run by `process.py` as `python -m tentalis.rewards.functions.child REQUESTS REPLIES TRACES`, three file descriptors. In:
 the targets, then calls, pickled. Out: JSON. Standard output and error are the functions' own. Synchronous functions run
-in the main thread, one call after another, so that they may use signals and event loops of their own; if all functions
+in the main thread, one call after another, so that they may use signals and their own event loops; if all functions
 are coroutines, calls run at the same time.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from tentalis.rewards.functions import frames, traceback_text
 from tentalis.rewards.functions.arguments import Call, Logged, arguments
 from tentalis.rewards.functions.targets import BadFunctionName, LoadedFunction, functions_of, is_file, module_of, split
-from tentalis.rewards.functions.values import BadValue, listed, numbers, read
+from tentalis.rewards.functions.values import BadValue, Returned, listed, numbers, read, read_text
 
 MAX_PARTS, MAX_NAME = 64, 100
 
@@ -47,7 +47,7 @@ def main() -> None:
     if functions is None:
         return
     calls: queue.SimpleQueue[tuple[int, float, bytes]] = queue.SimpleQueue()
-    scoring = _Scoring(functions, folders, replies)
+    scoring = _Scoring(functions, folders, replies, setup["returns"])
     together = all(each.signature.coroutine for each in functions)
     runner = asyncio.Runner()
     loop = runner.get_loop()
@@ -119,8 +119,10 @@ def _described(function: LoadedFunction, target: int, file: str | None) -> dict[
 class _Scoring:
     """Scores calls by all functions and replies."""
 
-    def __init__(self, functions: Sequence[LoadedFunction], folders: Sequence[Path], replies: int) -> None:
-        self._functions, self._folders, self._replies = functions, folders, replies
+    def __init__(
+        self, functions: Sequence[LoadedFunction], folders: Sequence[Path], replies: int, returns: Returned
+    ) -> None:
+        self._functions, self._folders, self._replies, self._returns = functions, folders, replies, returns
 
     def score_in_turn(self, number: int, call: bytes, runner: asyncio.Runner) -> None:
         """Scores one call in the main thread; coroutines of the same call run at the same time, afterwards."""
@@ -173,6 +175,8 @@ class _Scoring:
 
     def _read(self, function: LoadedFunction, returned: Any, given: "_Given") -> dict[str, Any]:
         try:
+            if self._returns == "text":
+                return {"text": read_text(returned, function.signature.convention), "changed": given.changed()}
             value = read(returned, function.signature.convention)
             parts = {**value.parts, **numbers(given.logged.metrics), **numbers(given.logged.extras)}
             if len(parts) > MAX_PARTS:

@@ -1,7 +1,7 @@
 """The process of reward functions, as scoring sees it: it starts, is called within limits, is killed, and starts again.
 
 A call that hangs or kills the process costs its own reward only. If the process ends by itself, the calls that were
-under way are made again, each in a process of its own, so that the one at fault is found.
+under way are made again, each in a separate process, so that the one at fault is found.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from tentalis.rewards.functions.errors import FunctionError, FunctionTimeout, Pr
 from tentalis.rewards.functions.output import BoundedOutput
 from tentalis.rewards.functions.reply import BadReply, Hello, Reply, read_hello, read_reply
 from tentalis.rewards.functions.traceback_text import where_in_fault
+from tentalis.rewards.functions.values import Returned
 
 log = logging.getLogger(__name__)
 output_log = logging.getLogger("tentalis.rewards.functions.output")
@@ -40,12 +41,14 @@ _DUMP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """`targets`: FILE:FUNCTION or MODULE:FUNCTION. `folders`: added to the module path. `form`: of completions."""
+    """`targets`: FILE:FUNCTION or MODULE:FUNCTION. `folders`: added to the module path. `form`: of completions.
+    `returns`: what the functions return, rewards or texts."""
 
     targets: tuple[str, ...]
     folders: tuple[Path, ...]
     form: str
     memory_mb: int
+    returns: Returned = "reward"
 
 
 class _Ended(Exception):
@@ -114,7 +117,7 @@ class FunctionProcess:
         except _Ended as error:
             if error.certain:
                 raise
-            log.info("a call is made again in a process of its own: %s", error)
+            log.info("a call is made again in a separate process: %s", error)
         self.steps += 1
         with self._alone:
             running = self._started()
@@ -263,6 +266,7 @@ class _Running:
             "folders": [str(folder) for folder in self._settings.folders],
             "form": self._settings.form,
             "memory_mb": self._settings.memory_mb,
+            "returns": self._settings.returns,
         }
         frames.write(self._requests, pickle.dumps(setup), time.monotonic() + START_S)
         timer = threading.Timer(START_S, self.kill)

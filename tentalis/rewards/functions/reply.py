@@ -63,10 +63,11 @@ class Hello(_Part):
 
 
 class FunctionValue(_Part):
-    """The value of one function: a reward (None for unknown) with its parts, or an error. `changed`: arguments that it
-    has changed."""
+    """The value of one function: a reward (None for unknown) with its parts, or a text (None for none), or an error.
+    `changed`: arguments that it has changed."""
 
     reward: Number | None = None
+    text: str | None = None
     parts: dict[str, Number] = {}
     changed: tuple[str, ...] = ()
     error: Failure | None = None

@@ -21,6 +21,7 @@ from tentalis.rewards.functions.reply import Failure, FunctionInfo, FunctionValu
 from tentalis.rewards.functions.source import BadSource, digest
 from tentalis.rewards.functions.targets import BadFunctionName, is_file, split
 from tentalis.rewards.functions.total import total
+from tentalis.rewards.functions.values import Returned
 from tentalis.rewards.naming import versioned
 from tentalis.rewards.verdict import BadVerifierData, CallSeconds, ScorerAway, Verdict, VerifierData, data_of
 
@@ -91,12 +92,13 @@ class RewardDescription:
 
 
 class FunctionScorer:
-    """Scores answers by reward functions in a process of their own. Thread-safe.
+    """Scores answers by reward functions in a separate process. Thread-safe.
 
     Its name has a digest of the source, so that a changed function is another scorer.
 
     Args:
         base: the folder that relative paths start from.
+        returns: what the functions return; texts are read with `values`.
 
     Raises:
         BadFunction: a function is missing, cannot be imported or has an unknown signature.
@@ -106,7 +108,7 @@ class FunctionScorer:
     limits_itself = True
     """The process ends calls at their time limit; the wait for other calls does not count."""
 
-    def __init__(self, settings: FunctionSettings, base: Path = Path()) -> None:
+    def __init__(self, settings: FunctionSettings, base: Path = Path(), returns: Returned = "reward") -> None:
         targets = tuple(_absolute(target, base) for target in settings.targets)
         folders = [Path(where).parent for where, _ in map(split, targets) if is_file(where)]
         python_path = [(base / folder).resolve() for folder in settings.python_path]
@@ -116,7 +118,9 @@ class FunctionScorer:
         self.time_limit_s = settings.time_limit_s
         self._range, self._memory_mb = settings.range, settings.memory_mb
         paths = tuple(dict.fromkeys([*folders, *python_path]))
-        self._process = FunctionProcess(ProcessSettings(targets, paths, settings.completion, settings.memory_mb))
+        self._process = FunctionProcess(
+            ProcessSettings(targets, paths, settings.completion, settings.memory_mb, returns)
+        )
         # Read before the functions are: a file that changes between the two is found before the next start.
         before = {where: _digest([where], python_path) for where, _ in map(split, targets) if is_file(where)}
         self._functions = self._process.start().functions
@@ -155,7 +159,11 @@ class FunctionScorer:
                 )
 
     def verify(self, task: Task, result: Result) -> Verdict:
-        """Returns the functions' verdict.
+        """Returns the functions' verdict. Raises the errors of `values`."""
+        return total(self._functions, self.values(task, result), self._weights, self._range)
+
+    def values(self, task: Task, result: Result) -> Sequence[FunctionValue]:
+        """Returns the value of each function.
 
         Raises:
             FunctionTimeout, FunctionError: a function failed on this answer.
@@ -184,7 +192,7 @@ class FunctionScorer:
         for function, value in zip(self._functions, reply.values, strict=True):
             if value.error is not None:
                 raise _raised(function, value.error, self.time_limit_s, self._memory_mb)
-        return total(self._functions, reply.values, self._weights, self._range)
+        return reply.values
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns None: a function only grades."""
@@ -200,7 +208,7 @@ class FunctionScorer:
             self._tell(
                 f"change by {function.place}",
                 f"{function.place}: {function.name} changes its arguments ({', '.join(value.changed)}): each call "
-                "gets arguments of its own, so nothing else sees the change",
+                "gets its own arguments, so nothing else sees the change",
             )
 
     def _tell(self, key: str, message: str) -> None:

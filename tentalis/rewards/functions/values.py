@@ -4,7 +4,7 @@ import math
 import reprlib
 from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tentalis.rewards.functions.signature import Convention
 
@@ -12,6 +12,10 @@ _MAX_SHOWN = 80
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _MAX_SHOWN
 _REWARD_KEYS = ("score", "reward")
+
+
+Returned = Literal["reward", "text"]
+"""The kind of a function's value."""
 
 
 class BadValue(ValueError):
@@ -47,6 +51,15 @@ def read(returned: Any, convention: Convention) -> Value:
     return Value(_number(returned, "it must return a number, a dict of numbers, or None for unknown"))
 
 
+def read_text(returned: Any, convention: Convention) -> str | None:
+    """Returns the text in a returned value, None for none. Raises BadValue."""
+    if convention == "trl":
+        returned = _only(returned, "texts")
+    if returned is None or isinstance(returned, str):
+        return returned
+    raise BadValue(f"it returned {_shown(returned)}: it must return a text, or None for none")
+
+
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Returns the finite numbers among values; texts and other things are left out."""
     found = {}
@@ -60,17 +73,17 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _only(returned: Any) -> Any:
+def _only(returned: Any, kind: str = "rewards") -> Any:
     if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
         raise BadValue(
-            f"it returned {_shown(returned)}: a function of `completions` must return a list with one reward per "
-            "completion, each a number or None"
+            f"it returned {_shown(returned)}: a function of `completions` must return a list with one "
+            f"{kind.removesuffix('s')} per completion, each a {'number' if kind == 'rewards' else 'text'} or None"
         )
     values = returned.tolist() if hasattr(returned, "tolist") else list(returned)
     if not isinstance(values, list) or len(values) != 1:
         count = len(values) if isinstance(values, list) else 0
         raise BadValue(
-            f"it returned {count} rewards for 1 completion ({_shown(returned)}): it must return one per completion"
+            f"it returned {count} {kind} for 1 completion ({_shown(returned)}): it must return one per completion"
         )
     return values[0]
 

@@ -28,11 +28,13 @@ def reward(text: str, author: str = "user") -> float | None:
     [
         "And how do I get from Oslo to Bergen by train?",
         "We're closed on Sundays, and the shop opens at nine.",
-        "Das ist leider nicht das, was ich wollte: die Frist ist falsch.",
-        "Nein, das stimmt nicht.",
         "No, está bien así, gracias.",
-        "No, eso está mal, te pedí cuatro.",
-        "这不是我要的答案，请重新写一遍。",
+        "Non, c'est bon comme ça.",
+        "Non c'est parfait, c'était juste pour comprendre",
+        "Je veux que la liste ne montre pas les fichiers cachés.",
+        "Wenn der Test nicht durchläuft, sag mir Bescheid.",
+        "¿Puedes explicarlo de otra forma para mi hijo?",
+        "如果测试不通过，请告诉我。",
         "それは違います。もう一度お願いします。",
         "Great, now the build fails and I lost two hours.",
         "Oh wonderful, another error in the same line.",
@@ -44,6 +46,27 @@ def reward(text: str, author: str = "user") -> float | None:
 )
 def test_without_evidence_the_reward_is_unknown(text: str) -> None:
     assert reward(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Das ist leider nicht das, was ich wollte: die Frist ist falsch.", -1.0),
+        ("Nein, das stimmt nicht.", -1.0),
+        ("Super, vielen Dank! Und wie geht es weiter?", 1.0),
+        ("Danke, aber das ist falsch.", -1.0),
+        ("No, eso está mal, te pedí cuatro.", -1.0),
+        ("Muchas gracias, me sirvió.", 1.0),
+        ("Ça ne marche toujours pas.", -1.0),
+        ("Merci, c'est parfait !", 1.0),
+        ("Você esqueceu a segunda parte.", -1.0),
+        ("Obrigada, ficou ótimo.", 1.0),
+        ("这不是我要的答案，请重新写一遍。", -1.0),
+        ("太好了，谢谢！", 1.0),
+    ],
+)
+def test_complaints_and_thanks_are_read_in_six_languages(text: str, expected: float) -> None:
+    assert reward(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ In: a file of prompts, reward functions, a model. Out: a run on the log, an adap
 held-out prompts. Begin reading in `play.py`; `sources.py` and `columns.py` read the data, `runs.py` begins a run.
 """
 
-from tentalis.learn.errors import LearnError
-from tentalis.learn.options import LearnOptions
+from tentalis.learning.errors import LearnError
+from tentalis.learning.options import LearnOptions
 
 __all__ = ["LearnError", "LearnOptions"]

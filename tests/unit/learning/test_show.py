@@ -9,13 +9,13 @@ import pytest
 
 from tentalis.demo.report import html_of
 from tentalis.demo.stats import RunStats
-from tentalis.learn.check import solve_rate
-from tentalis.learn.compare import compare
-from tentalis.learn.findings import judge_rewards
-from tentalis.learn.options import LearnOptions
-from tentalis.learn.play import JUDGED_ANSWERS, LearnShow
-from tentalis.learn.result import LearnResult, SamplePair, _report
-from tentalis.learn.sample import ScoredAnswer
+from tentalis.learning.check import solve_rate
+from tentalis.learning.compare import compare
+from tentalis.learning.findings import judge_rewards
+from tentalis.learning.options import LearnOptions
+from tentalis.learning.play import JUDGED_ANSWERS, LearnShow
+from tentalis.learning.result import LearnResult, SamplePair, _report
+from tentalis.learning.sample import ScoredAnswer
 from tentalis.service.settings import Settings
 from tests.support.loop_records import RUN, T0, ack, manifest, outcome, task, update
 
@@ -61,6 +61,31 @@ def test_a_reward_that_was_good_is_not_judged_again() -> None:
     assert watching.watch.notice is not None
     assert watching.watch.notice(stats_of([0.0, 1.0] * 32)) is None
     assert watching.watch.notice(stats_of([0.0] * 64)) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "groups", "sign"),
+    [
+        ("dynamic_sampling: true, opd_weight: 0, max_equal_batches: 4", 2, True),
+        ("dynamic_sampling: true, opd_weight: 0, max_equal_batches: 4", 1, False),
+        ("dynamic_sampling: true, opd_weight: 0, max_equal_batches: 1", 1, True),
+        ("dynamic_sampling: false, opd_weight: 0, max_equal_batches: 1", 1, False),
+        ("dynamic_sampling: true, opd_weight: 1, max_equal_batches: 1", 1, False),
+    ],
+)
+def test_equal_rewards_are_said_before_the_run_is_given_up(loss: str, groups: int, sign: bool) -> None:
+    watching, stats = show(), RunStats(RUN)
+    plain = manifest(steps=1, batch=8)
+    stats.apply(plain.model_copy(update={"config": f"{plain.config}loss: {{{loss}}}\n"}), T0)
+    for number in range(groups + 1):
+        of = task(f"t{number}", n=8)
+        stats.apply(of, T0)
+        for index in range(8):
+            reward = 0.75 if number < groups else index / 8  # the last group is not equal
+            stats.apply(outcome(of, index, version=3, reward=reward), T0)
+    said = watching.watch.notice(stats) if watching.watch.notice else None
+    assert (said is not None and f"The last {groups} batches of version 3 had equal rewards" in said) == sign
+    assert watching.watch.notice is not None and watching.watch.notice(stats) is None
 
 
 def result(**more: Any) -> LearnResult:

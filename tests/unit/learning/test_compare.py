@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tentalis.learn.compare import compare, mean_of, p_paired
-from tentalis.learn.findings import judge_rewards
+from tentalis.learning.compare import compare, mean_of, p_paired
+from tentalis.learning.findings import judge_rewards
 
 
 def test_pairs_with_an_unknown_reward_are_left_out_and_counted() -> None:

@@ -2,29 +2,35 @@
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
+from tentalis.agents.manager.core import Pace
 from tentalis.agents.scenarios.prompt_file import Prompt
-from tentalis.agents.scenarios.prompts import PromptScenario
+from tentalis.agents.scenarios.prompts import VERIFIER, PromptScenario
 from tentalis.demo.answers import checked
 from tentalis.demo.play import STOP_S, log_to
 from tentalis.demo.prepare import prepare
-from tentalis.demo.runs import Configured
+from tentalis.demo.runs import Configured, unused_applications
 from tentalis.demo.stats import RunStats
+from tentalis.demo.view import Snapshot
 from tentalis.demo.watch import Interrupted, Processes, RunWatch
 from tentalis.kafka.lag import groups_of
-from tentalis.learn import runs
-from tentalis.learn.compare import compare
-from tentalis.learn.findings import judge_rewards
-from tentalis.learn.options import STDIN, LearnOptions
-from tentalis.learn.prepare import copy_stdin
-from tentalis.learn.result import LearnResult, SamplePair, emit_result
-from tentalis.learn.runs import Data, LearnRun
-from tentalis.learn.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.learning import runs
+from tentalis.learning.compare import compare
+from tentalis.learning.findings import judge_rewards
+from tentalis.learning.options import STDIN, LearnOptions
+from tentalis.learning.prepare import copy_stdin
+from tentalis.learning.result import LearnResult, SamplePair, emit_result
+from tentalis.learning.runs import Data, LearnRun
+from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.rewards.functions import FunctionScorer
+from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
 
@@ -33,26 +39,45 @@ if TYPE_CHECKING:
 
     from tentalis.local.state import StateDir
 
-# Nothing reads hints where the terms of the tasks name no source for them.
-WITHOUT = frozenset({"hinting"})
-# Answers after which a useless reward is reported, while the run goes on.
+# Answers after which a useless reward is reported, while the run continues.
 JUDGED_ANSWERS = 64
 SHOWN = 3
 
 
 def learn(options: LearnOptions, settings: Settings, configured: Configured) -> int:
-    """Trains a run to its end. Returns 0, or INTERRUPTED after Ctrl-C; raises LearnError, RunFailed and what the stack
-    raises."""
+    """Trains a run to its end, for the command. Returns 0, or INTERRUPTED after Ctrl-C; raises what `train` raises."""
     from rich.console import Console
 
     from tentalis.local.shutdown import signals_unwind, stop_signals
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    log_to(console)
+    with signals_unwind():
+        concluded = train(options, settings, configured, console, stop_signals)
+    return ExitCode.OK if concluded else ExitCode.INTERRUPTED
+
+
+def train(
+    options: LearnOptions,
+    settings: Settings,
+    configured: Configured,
+    console: "Console",
+    stopping: Callable[[], AbstractContextManager[threading.Event]],
+    view: Callable[[Snapshot], None] | None = None,
+) -> bool:
+    """Begins or continues a run and trains it to its end; returns False if it was stopped before.
+
+    Args:
+        stopping: yields the event that stops the run, for the time in which the processes run.
+        view: shows the progress, instead of the console.
+
+    Raises LearnError, RunFailed and what the stack raises.
+    """
     from tentalis.local.stack import StackOptions, build_stack
     from tentalis.local.state import StateDir
     from tentalis.local.supervisor import Supervisor
 
-    console = Console(stderr=True, markup=False, highlight=False)
-    log_to(console)
-    with signals_unwind(), StateDir(settings.home) as state:
+    with StateDir(settings.home) as state:
         run = _opened(state, options, settings, configured, console)
         scenario = PromptScenario(run.prompts)
         begun = "continuing" if run.resumed else "beginning"
@@ -66,23 +91,31 @@ def learn(options: LearnOptions, settings: Settings, configured: Configured) -> 
                 environment=scenario.environment,
                 manager=("--prompts", str(run.prompts), "--run", run.run_id),
                 scorers=run.scorers,
-                without=WITHOUT,
+                hinters=run.hinters if run.hinters.exists() else None,
+                without=unused_applications(run.config),
             )
         )
-        with stop_signals() as stop:
+        with stopping() as stop:
             supervisor = Supervisor(state, stack.specs)
             supervisor.start()
             try:
-                show = LearnShow(run, options, scenario, stack.settings, stack.server, supervisor, console, stop)
+                show = LearnShow(run, options, scenario, stack.settings, stack.server, supervisor, console, stop, view)
                 show.play()
             except Interrupted:
                 console.print("stopping ...", soft_wrap=True)
             finally:
                 supervisor.stop(STOP_S)
+                _close_scorer(scenario)
             if not show.concluded:
                 console.print(f"stopped. `{options.command}` continues run {run.run_id}", soft_wrap=True)
-                return ExitCode.INTERRUPTED
-    return ExitCode.OK
+        return show.concluded
+
+
+def _close_scorer(scenario: PromptScenario) -> None:
+    """Ends the process of the reward functions, which the comparison started in this process."""
+    scorer = ENVIRONMENTS[scenario.environment][VERIFIER]
+    if isinstance(scorer, FunctionScorer):
+        scorer.close()
 
 
 def data_of(state: "StateDir", options: LearnOptions) -> Data:
@@ -130,6 +163,7 @@ class LearnShow:
     processes: Processes
     console: "Console"
     stop: threading.Event
+    view: Callable[[Snapshot], None] | None = None
     concluded: bool = False
     watch: RunWatch = field(init=False)
 
@@ -147,8 +181,10 @@ class LearnShow:
             groups_of(self.scenario.environment, self.scenario.policy, started),
             "tentalis learn",
             self._notice,
+            self.view,
         )
         self._judged = False
+        self._equal_said: set[int] = set()
 
     def play(self) -> None:
         """Watches the run to its end and shows the result. Raises Interrupted or RunFailed."""
@@ -156,6 +192,30 @@ class LearnShow:
         self._conclude()
 
     def _notice(self, stats: RunStats) -> str | None:
+        """Returns a new remark on the rewards, or None. Where hints alone train, there is none."""
+        if self.options.trained == "opd":
+            return None
+        return self._useless(stats) or self._equal(stats)
+
+    def _equal(self, stats: RunStats) -> str | None:
+        """Returns the sign that a run is about to end with nothing to learn: half of the batches that its newest
+        version may sample have equal rewards. Once for each version."""
+        scores = stats.scores()
+        if stats.config is None or not scores or scores[-1].version in self._equal_said:
+            return None
+        pace = Pace.of_config(stats.config, stats.run_id)
+        version = scores[-1].version
+        most = pace.max_equal_batches * (1 + pace.max_staleness)
+        batches = stats.equal_answers(version, self.options.group) // pace.batch_rollouts
+        if not pace.drops_equal or pace.distils or batches < max(1, most // 2):
+            return None
+        self._equal_said.add(version)
+        return (
+            f"The last {batches} batches of version {version} had equal rewards for all answers to a prompt, from "
+            f"which nothing can be learned. After {most} of them the run ends (loss.max_equal_batches)."
+        )
+
+    def _useless(self, stats: RunStats) -> str | None:
         """Returns what is wrong with the reward after the first JUDGED_ANSWERS answers, if the reward is useless or
         never reaches its middle."""
         scored = stats.outcomes.total()
@@ -189,7 +249,7 @@ class LearnShow:
             wall_seconds=self.watch.elapsed,
             resumed=self.run.resumed,
             prompts=f"{self.options.source}: {self.scenario.set.prompts}, {self.scenario.set.held_out} held out",
-            rewards=self.options.rewards,
+            rewards=self.options.rewards or (f"judge {self.options.judge}",),
             config=self.run.config.read_text(encoding="utf-8"),
         )
         emit_result(result, self.settings.home / "reports" / self.run.run_id, self.options.emit, self.console)

@@ -14,10 +14,10 @@ import yaml
 from tentalis.agents.scenarios.prompt_file import BadPrompts
 from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.demo.runs import unchanged
-from tentalis.learn.errors import LearnError
-from tentalis.learn.options import LearnOptions
-from tentalis.learn.prepare import copy_stdin, held_out_count, source_digest, unusable_file
-from tentalis.learn.runs import Data, LearnRun, begin, continued, kind_of, unfinished
+from tentalis.learning.errors import LearnError
+from tentalis.learning.options import LearnOptions
+from tentalis.learning.prepare import copy_stdin, held_out_count, source_digest, unusable_file
+from tentalis.learning.runs import Data, LearnRun, begin, continued, kind_of, unfinished
 
 REWARD = "def score(completions, answer, **columns):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
 

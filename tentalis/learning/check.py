@@ -10,12 +10,12 @@ from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.demo.answers import checked
 from tentalis.demo.play import STOP_S, log_to, printable
 from tentalis.demo.watch import Interrupted, Processes, RunFailed
-from tentalis.learn.findings import Findings, judge_rewards
-from tentalis.learn.options import LearnOptions
-from tentalis.learn.play import data_of
-from tentalis.learn.result import shown
-from tentalis.learn.runs import LearnRun, prepare_run
-from tentalis.learn.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.learning.findings import Findings, judge_rewards
+from tentalis.learning.options import LearnOptions
+from tentalis.learning.play import data_of
+from tentalis.learning.result import shown
+from tentalis.learning.runs import LearnRun, prepare_run
+from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
 from tentalis.service.stdout import data

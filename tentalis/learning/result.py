@@ -12,8 +12,8 @@ from tentalis.demo.report import DemoReport, comparison, write_report
 from tentalis.demo.stats import RunStats
 from tentalis.demo.summary import AnswerPair, Summary, summarise
 from tentalis.demo.view import sparkline
-from tentalis.learn.compare import Comparison
-from tentalis.learn.sample import ScoredAnswer
+from tentalis.learning.compare import Comparison
+from tentalis.learning.sample import ScoredAnswer
 from tentalis.service.stdout import data
 from tentalis.storage.location import Location
 

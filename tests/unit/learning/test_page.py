@@ -3,11 +3,17 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from typer.main import get_command
 
 from tentalis.cli.main import app
-from tentalis.learn.columns import prompt_of
+from tentalis.learning.columns import prompt_of
+from tentalis.python import learn as python_learn
+from tentalis.python.learn_arguments import checked_arguments
+from tentalis.python.learned_run import LearnedRun
 from tentalis.rewards.functions import load
 from tests.support import ROOT
 from tests.support.loop_records import result, task
@@ -20,7 +26,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_function_scores_answers_to_the_prompts(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+    code = blocks("python")[0]
     (tmp_path / "rewards.py").write_text(code, encoding="utf-8")
     from tentalis.agents.scenarios.prompts import messages_of, verifier_of
 
@@ -40,3 +46,17 @@ def test_the_commands_have_their_options() -> None:
     named |= set(re.findall(r"`(--[a-z-]+)", PAGE))
     command = get_command(app).commands["learn"].load()  # type: ignore[attr-defined]
     assert named <= {option for parameter in command.params for option in parameter.opts}
+
+
+def test_the_call_of_the_page_has_arguments_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(
+        python_learn,
+        "learn",
+        lambda *words, **named: given.append((words, named)) or SimpleNamespace(curve=(), adapter="", held_out=None),
+    )
+    exec(blocks("python")[-1], {"score": test_the_commands_have_their_options})
+    (((rows, _), named),) = given
+    checked_arguments(named)
+    assert prompt_of(rows[0], 1)[0].columns == {"topic": "bread"}
+    assert set(re.findall(r"`run\.(\w+)", PAGE)) <= set(dir(LearnedRun)) | set(LearnedRun.__slots__)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from uuid import UUID
 
-from tentalis.learn.errors import LearnError
+from tentalis.learning.errors import LearnError
 
 _CHUNK = 2**20
 _FIELD_BYTES = 2**24

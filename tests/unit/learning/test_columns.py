@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tentalis.agents.scenarios.prompt_file import Prompt
-from tentalis.learn.columns import MOST_BYTES, UnusableRow, prompt_of
+from tentalis.learning.columns import MOST_BYTES, UnusableRow, prompt_of
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filter(str.strip)
 USER = {"role": "user", "content": "Why?"}

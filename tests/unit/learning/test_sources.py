@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tentalis.learn.errors import LearnError
-from tentalis.learn.sources import SourceRow, plain, read_rows
+from tentalis.learning.errors import LearnError
+from tentalis.learning.sources import SourceRow, plain, read_rows
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
 VALUES = st.recursive(
@@ -47,7 +47,7 @@ def test_an_array_and_lines_give_the_same_rows(folder: Path, rows: list[dict[str
 
 
 def test_an_array_longer_than_what_is_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tentalis.learn.sources._CHUNK", 3)
+    monkeypatch.setattr("tentalis.learning.sources._CHUNK", 3)
     rows = [{"prompt": "a" * size, "n": [size, {"x": "]"}]} for size in range(12)]
     assert [row.values for row in rows_of(folder / "long.json", "  " + json.dumps(rows))] == rows
     cut = rows_of(folder / "cut.json", '[12345, {"a": 1}]')
@@ -98,7 +98,7 @@ def test_rows_that_can_be_read_but_are_ambiguous_are_named(folder: Path) -> None
 
 def test_nothing_behind_an_array_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows_of(folder / "arrays.json", '[{"a": 1}]\n \n')) == 1
-    monkeypatch.setattr("tentalis.learn.sources._CHUNK", 3)
+    monkeypatch.setattr("tentalis.learning.sources._CHUNK", 3)
     for more in ('[{"a": 1}]\n[{"a": 2}]', '[{"a": 1}]          \n{"a": 2}'):
         with pytest.raises(LearnError, match=r"arrays\.json, after row 1: the array ends, and more follows"):
             rows_of(folder / "arrays.json", more)

@@ -12,9 +12,9 @@ import pytest
 
 from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.inference.client import OpenAIClient
-from tentalis.learn.options import LearnOptions
-from tentalis.learn.runs import Data, prepare_run
-from tentalis.learn.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.learning.options import LearnOptions
+from tentalis.learning.runs import Data, prepare_run
+from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
 
 REWARD = """
 import time

@@ -1,21 +1,30 @@
 """The examples: their commands parse, their rows can be used, and their functions give the rewards stated here."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from schemas.records import Task
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import messages_of, verifier_of
-from tentalis.cli.learn import parse_columns, parse_range
+from tentalis.cli.learn import criterion_of, parse_columns, parse_range
 from tentalis.cli.main import app
-from tentalis.learn.columns import prompt_of
-from tentalis.learn.sources import read_rows
+from tentalis.learning.columns import prompt_of
+from tentalis.learning.options import LearnOptions
+from tentalis.learning.runs import Data, prepare_run
+from tentalis.learning.sources import read_rows
+from tentalis.rewards.answer_judge import AnswerJudge
 from tentalis.rewards.functions import FunctionScorer, load
+from tentalis.rewards.scorer_file import load_scorers
+from tentalis.rewards.verdict import Verdict
 from tests.support import ROOT
 from tests.support.examples import FOLDER, NAMES, learn_arguments
+from tests.support.judge_server import judge_in_thread, says
 from tests.support.loop_records import result, task
 
 ROWS, MOST_LINES = 10, 40
@@ -89,9 +98,12 @@ def example(request: pytest.FixtureRequest) -> Iterator[ExampleRun]:
     scorer.close()
 
 
+JUDGED = "style-judge"
+
+
 def test_every_example_is_tested_and_short() -> None:
-    assert sorted(each.name for each in FOLDER.iterdir() if each.is_dir()) == sorted(ANSWERS)
-    assert [*NAMES] == [*ANSWERS]
+    assert sorted(each.name for each in FOLDER.iterdir() if each.is_dir()) == sorted([*ANSWERS, JUDGED])
+    assert [*NAMES] == [*ANSWERS, JUDGED]
     for name in ANSWERS:
         assert len((FOLDER / name / "rewards.py").read_text(encoding="utf-8").splitlines()) < MOST_LINES
 
@@ -118,3 +130,30 @@ def test_the_rewards_of_right_half_right_and_wrong_answers(example: ExampleRun) 
     verdicts = [example.scorer.verify(of, result(of, index, text=text)) for index, (text, _) in enumerate(answers)]
     assert [verdict.reward for verdict in verdicts] == [pytest.approx(reward) for _, reward in answers]
     assert verdicts[0].components == COMPONENTS[example.name]
+
+
+async def graded(scorer: AnswerJudge, of: Task) -> Verdict:
+    async with scorer._chat:
+        return await scorer.judge(of, result(of, text="Keep it in a linen bag."))
+
+
+def test_the_judge_of_an_example_grades_by_its_criterion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = options_of(JUDGED)
+    assert given["prompts"] == f"examples/{JUDGED}/prompts.jsonl" and not given["reward"]
+    monkeypatch.chdir(ROOT)
+    rows = [*read_rows(Path(given["prompts"]))]
+    assert [row.problem for row in rows] == [""] * ROWS
+    criterion = criterion_of(given["criterion"])
+    assert criterion is not None and criterion.startswith("The answer is one friendly sentence")
+    prompt, _ = prompt_of(rows[0].values or {}, 1)
+    of = task(messages=messages_of(prompt), verifier=verifier_of(prompt))
+    with judge_in_thread([says("short and kind \\boxed{8}")]) as server:
+        options = LearnOptions(given["prompts"], (), judge=server.url, judge_model="judge", criterion=criterion, seed=1)
+        prepare_run(tmp_path, options, Data(Path(given["prompts"]), None), print)
+        ((_, _, scorer),) = load_scorers(tmp_path / "scorers.yaml")
+        assert isinstance(scorer, AnswerJudge)
+        scorer.check(of)
+        verdict = asyncio.run(graded(scorer, of))
+    assert verdict.reward == 0.8
+    asked = server.asked[0]["messages"][1]["content"]
+    assert criterion in asked and "Keep it in a linen bag." in asked and prompt.messages[-1][1] in asked

@@ -4,22 +4,30 @@ import errno
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from schemas.problems import problems
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, VERIFIER, PromptScenario, PromptSet
 from tentalis.demo.runs import Configured, RunKind, trainer_config
-from tentalis.learn.errors import LearnError
-from tentalis.learn.options import STDIN, LearnOptions
-from tentalis.learn.prepare import PreparedPrompts, held_out_count, source_digest, unusable_file, write_prompts
-from tentalis.rewards.functions import BadFunction, FunctionScorer
+from tentalis.learning.errors import LearnError
+from tentalis.learning.options import STDIN, LearnOptions
+from tentalis.learning.prepare import PreparedPrompts, held_out_count, source_digest, unusable_file, write_prompts
+from tentalis.opd.config import ANY_ENVIRONMENT
+from tentalis.opd.hint_function import HintFunction
+from tentalis.rewards.answer_judge import CRITERION
+from tentalis.rewards.chat import ChatEndpoint, NoApiKey
+from tentalis.rewards.functions import BadFunction, FunctionScorer, FunctionSettings
 from tentalis.rewards.functions.arguments import missing_columns
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
+from tentalis.rewards.verdict import Scorer
 
 _KIND_FILE = "learn.json"
 _PREPARING = "learn-preparing"
@@ -47,6 +55,11 @@ class LearnRun:
         return self.folder / "prompts"
 
     @property
+    def hinters(self) -> Path:
+        """The file of hinters; missing in a run without hints."""
+        return self.folder / "hinters.yaml"
+
+    @property
     def scorers(self) -> Path:
         """The file of scorers."""
         return self.folder / "scorers.yaml"
@@ -70,7 +83,11 @@ def kind_of(options: LearnOptions) -> dict[str, Any]:
         "source": options.source if options.source == STDIN else str(Path(options.source).resolve()),
         "held_out": None if options.held_out is None else str(Path(options.held_out).resolve()),
         "rewards": [absolute_target(target) for target in options.rewards],
+        "python_path": [str(Path(folder).resolve()) for folder in options.python_path],
         "weights": list(options.weights),
+        "judge": judge_of(options),
+        "hints": hints_of(options),
+        "loss": options.trained,
         "reward_range": None if options.reward_range is None else list(options.reward_range),
         "reward_seconds": options.reward_seconds,
         "reward_memory_mb": options.reward_memory_mb,
@@ -85,13 +102,59 @@ def kind_of(options: LearnOptions) -> dict[str, Any]:
     }
 
 
-def absolute_target(target: str) -> str:
-    """Returns PATH.py:NAME with an absolute path. Raises LearnError."""
+def judge_of(options: LearnOptions) -> dict[str, Any] | None:
+    """Returns the judge of the options: its endpoint and criterion; None if functions give the rewards.
+
+    Raises LearnError if both or none are given, or an option of the other.
+    """
+    if bool(options.rewards) == (options.judge is not None):
+        raise LearnError("give reward functions (--reward) or a judge (--judge), and not both")
+    if options.judge is None:
+        of_judge = {
+            "--judge-model": options.judge_model,
+            "--judge-key-env": options.judge_key_env,
+            "--criterion": options.criterion,
+        }
+        if given := next((name for name, value in of_judge.items() if value is not None), None):
+            raise LearnError(f"{given} is of a judge: name its server with --judge, or leave {given} out")
+        return None
+    if options.reward_range is not None:
+        raise LearnError(
+            "--reward-range is of reward functions: leave it out with --judge, whose grades become rewards from 0 to 1"
+        )
+    return {
+        "endpoint": {"url": options.judge, "model": options.judge_model, "api_key_env": options.judge_key_env},
+        "criterion": options.criterion or CRITERION,
+    }
+
+
+def hints_of(options: LearnOptions) -> dict[str, Any] | None:
+    """Returns the source of hints for `PromptSet`; None for no hints. Raises LearnError."""
+    if options.hint is None:
+        return None
+    if options.trained == "rl":
+        raise LearnError("--loss rl reads no hints: leave --hint out, or give --loss opd or both")
+    if ":" not in options.hint:
+        return {"column": options.hint}
+    return {
+        "kind": "function",
+        "target": absolute_target(options.hint, "--hint"),
+        "python_path": [str(Path(folder).resolve()) for folder in options.python_path],
+        "time_limit_s": options.reward_seconds,
+        "memory_mb": options.reward_memory_mb,
+    }
+
+
+def absolute_target(target: str, option: str = "--reward") -> str:
+    """Returns PATH.py:NAME with an absolute path, or MODULE:NAME as it is. Raises LearnError."""
     path, colon, name = target.rpartition(":")
-    if not colon or not path.endswith(".py") or not name.isidentifier():
-        raise LearnError(f"--reward {target}: name a file and a function in it, such as rewards.py:score")
+    is_module = all(part.isidentifier() for part in path.split(".")) and find_spec(path.partition(".")[0]) is not None
+    if not colon or not name.isidentifier() or not (path.endswith(".py") or is_module):
+        raise LearnError(f"{option} {target}: name a file and a function in it, such as rewards.py:score")
+    if not path.endswith(".py"):
+        return target
     if not Path(path).is_file():
-        raise LearnError(f"--reward {target}: there is no file {path}")
+        raise LearnError(f"{option} {target}: there is no file {path}")
     return f"{Path(path).resolve()}:{name}"
 
 
@@ -101,13 +164,21 @@ def absolute_model(model: str | None) -> str | None:
 
 
 def scorer_file_of(kind: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of the file of scorers for the reward functions of a run."""
+    """Returns the content of the file of scorers for the reward functions or the judge of a run."""
+    if (judge := kind["judge"]) is not None:
+        graded = {"kind": "answer", "judge": "judge", "criterion": judge["criterion"]}
+        return {
+            "judges": {"judge": judge["endpoint"]},
+            "environments": {PromptScenario.environment: {VERIFIER: graded}},
+        }
     settings: dict[str, Any] = {
         "kind": "function",
         "target": kind["rewards"],
         "time_limit_s": kind["reward_seconds"],
         "memory_mb": kind["reward_memory_mb"],
     }
+    if kind["python_path"]:
+        settings["python_path"] = kind["python_path"]
     if kind["weights"]:
         settings["weights"] = kind["weights"]
     if kind["reward_range"] is not None:
@@ -115,7 +186,28 @@ def scorer_file_of(kind: Mapping[str, Any]) -> dict[str, Any]:
     return {"environments": {PromptScenario.environment: {VERIFIER: settings}}}
 
 
-def loaded_scorer(path: Path) -> FunctionScorer:
+def first_model(endpoint: Mapping[str, Any]) -> str:
+    """Returns the name of the first model that a server lists. Raises LearnError."""
+    import httpx
+
+    try:
+        asked = ChatEndpoint(**{**endpoint, "model": "-"})
+        key = asked.api_key()
+        headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+        answer = httpx.get(f"{asked.url}/v1/models", headers=headers, timeout=10.0).raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except ValidationError as error:
+        raise LearnError(f"--judge: {problems(error, 'judge')}") from error
+    except NoApiKey as error:
+        raise LearnError(f"--judge-key-env: {error}") from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise LearnError(
+            f"--judge {endpoint['url']}: it lists no models ({error or type(error).__name__}). Start the server, or "
+            "name its model with --judge-model"
+        ) from error
+
+
+def loaded_scorer(path: Path) -> Scorer:
     """Registers the scorer of a run in this process and returns it. Its name has the digest of the function's source.
 
     Raises LearnError.
@@ -124,21 +216,50 @@ def loaded_scorer(path: Path) -> FunctionScorer:
         ((_, _, scorer),) = load_scorers(path)
     except BadScorers as error:
         # The file is made of the options, and the user never sees it.
-        reason = error.__cause__ if isinstance(error.__cause__, BadFunction) else error
-        raise LearnError(f"the reward function cannot be used: {reason}") from error
-    assert isinstance(scorer, FunctionScorer), "the file has the kind function"
-    scorer.close()  # its process starts again with the next call
+        if isinstance(error.__cause__, BadFunction):
+            raise LearnError(f"the reward function cannot be used: {error.__cause__}") from error
+        raise LearnError(f"the reward cannot be used: {error}") from error
+    if isinstance(scorer, FunctionScorer):
+        scorer.close()  # its process starts again with the next call
     return scorer
 
 
-def missing_of(scorer: FunctionScorer) -> Callable[[Prompt], str | None]:
+def missing_of(scorer: Scorer) -> Callable[[Prompt], str | None]:
     """Returns a function that gives the reason why the reward functions cannot score answers to a prompt, or None."""
 
     def reason(prompt: Prompt) -> str | None:
+        if not isinstance(scorer, FunctionScorer):
+            return None
         for each in scorer.description.functions:
             if missing := missing_columns(each.signature, prompt.columns):
                 return f"{each.name} of {each.place} needs the column {', '.join(missing)}"
         return None
+
+    return reason
+
+
+def loaded_hints(hints: Mapping[str, Any]) -> HintFunction:
+    """Returns the hint function of a run. Raises LearnError."""
+    try:
+        function = HintFunction(FunctionSettings.model_validate(hints))
+    except BadFunction as error:
+        raise LearnError(f"the hint function cannot be used: {error}") from error
+    function.close()  # its process starts again with the next call
+    return function
+
+
+def without_hint(hints: Mapping[str, Any], function: HintFunction | None) -> Callable[[Prompt], str | None]:
+    """Returns a function that gives the reason why a prompt cannot have hints, or None."""
+
+    def reason(prompt: Prompt) -> str | None:
+        if function is not None:
+            missing = function.missing(prompt.columns)
+            return f"the hint function {function.name} needs the column {', '.join(missing)}" if missing else None
+        name = hints["column"]
+        if name not in prompt.columns:
+            return f"no column {name}, which --hint names"
+        value = prompt.columns[name]
+        return None if value is None or isinstance(value, str) else f"the hint in the column {name} must be a text"
 
     return reason
 
@@ -170,6 +291,12 @@ def continued(run: LearnRun, data: Data) -> LearnRun:
     if loaded_scorer(run.scorers).name != described["scorer"]:
         raise LearnError(
             f"the reward function has changed since run {run.run_id} began, which is unfinished: put the earlier "
+            "function back to continue it, or begin another run with --new"
+        )
+    hints = described["kind"]["hints"]
+    if hints is not None and "target" in hints and loaded_hints(hints).name != described["hinter"]:
+        raise LearnError(
+            f"the hint function has changed since run {run.run_id} began, which is unfinished: put the earlier "
             "function back to continue it, or begin another run with --new"
         )
     PromptScenario(run.prompts).check()
@@ -221,8 +348,11 @@ def _begun(
     settings = trainer_config(
         run.run_id, RunKind(scenario.name, options.steps, str(model()), options.changes), scenario
     ) | {"seed": options.seed}
+    # The process that promotes does not have the reward function, which alone says what a good answer is.
+    settings["promotion"] = "always"
+    settings.pop("guard", None)
     # No part of the loss reads a group of equal rewards, so further prompts are drawn in its place.
-    settings["loss"] |= {"dynamic_sampling": True}
+    settings["loss"] |= {"dynamic_sampling": True, "rl_weight": 0.0 if options.trained == "opd" else 1.0}
     (folder / _KIND_FILE).write_text(json.dumps(described, indent=1), encoding="utf-8")
     config = yaml.safe_dump(configured(settings, options.changes), sort_keys=False)
     run.config.write_text(config, encoding="utf-8")
@@ -239,13 +369,27 @@ def prepare_run(
     Raises LearnError.
     """
     kind = kind_of(options)
+    if kind["judge"] is not None and kind["judge"]["endpoint"]["model"] is None:
+        judge = kind["judge"]
+        # The kind stays without the name, so that the same command continues the run.
+        named = judge | {"endpoint": judge["endpoint"] | {"model": first_model(judge["endpoint"])}}
+        kind, shown = kind | {"judge": named}, kind
+    else:
+        shown = kind
     run = LearnRun("", folder, resumed=False)
     run.scorers.write_text(yaml.safe_dump(scorer_file_of(kind), sort_keys=False), encoding="utf-8")
     scorer = loaded_scorer(run.scorers)
+    hints = kind["hints"]
+    function = loaded_hints(hints) if hints is not None and "target" in hints else None
+    hinter = None if function is None else function.name
+    refusals = [missing_of(scorer)]
+    if hints is not None:
+        run.hinters.write_text(yaml.safe_dump({"hinters": {ANY_ENVIRONMENT: {"kind": "given"}}}), encoding="utf-8")
+        refusals.append(without_hint(hints, function))
     run.prompts.mkdir()
     listed = None if final is None else LearnRun("", final, resumed=False).prompts
     try:
-        prepared = _prepare(options, data, run.prompts, missing_of(scorer), remark, listed)
+        prepared = _prepare(options, data, run.prompts, refusals, hinter, remark, listed)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -253,7 +397,7 @@ def prepare_run(
             f"{run.prompts}: {error.strerror}: the data are copied there. Make room, or set TENTALIS_HOME to a folder "
             "on another disk"
         ) from error
-    return prepared | {"kind": kind, "scorer": scorer.name}
+    return prepared | {"kind": shown, "scorer": scorer.name, "hinter": hinter}
 
 
 def _described(run: LearnRun) -> dict[str, Any]:
@@ -275,13 +419,19 @@ def _prepare(
     options: LearnOptions,
     data: Data,
     folder: Path,
-    refusal: Callable[[Prompt], str | None],
+    refusals: Sequence[Callable[[Prompt], str | None]],
+    hinter: str | None,
     remark: Remark,
     listed: Path | None,
 ) -> dict[str, Any]:
-    """Writes the prompts; returns the digests of the sources. `listed`: the later name of the folder, or None."""
+    """Writes the prompts; returns the digests of the sources. `refusals`: the first one holds for held-out prompts too.
+    `hinter`: name of the hint function, or None. `listed`: the later name of the folder, or None."""
+
+    def refused(prompt: Prompt) -> str | None:
+        return next((reason for refusal in refusals if (reason := refusal(prompt)) is not None), None)
 
     def written(source: Path, name: str, shown: str) -> PreparedPrompts:
+        refusal = refused if name == TRAINED else refusals[0]
         prepared = write_prompts(source, folder, name, dict(options.columns), refusal)
         if said := prepared.remark(shown, None if listed is None else unusable_file(listed, name)):
             remark(said)
@@ -308,6 +458,8 @@ def _prepare(
         trained.prompts,
         count,
         None if held_out is None else held_out.sha256,
+        hints_of(options),
+        hinter,
     ).write(folder)
     return {
         "source": source_digest(data.source),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tentalis.agents.scenarios.prompt_file import Prompt, PromptWriter
-from tentalis.learn.columns import UnusableRow, prompt_of
-from tentalis.learn.errors import LearnError
-from tentalis.learn.sources import line_word, read_rows
+from tentalis.learning.columns import UnusableRow, prompt_of
+from tentalis.learning.errors import LearnError
+from tentalis.learning.sources import line_word, read_rows
 
 SHOWN = 10
 TENTH = 10
