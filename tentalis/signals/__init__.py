@@ -1,4 +1,4 @@
-"""Implicit signals: signs that an answer was bad, without an explicit grade. Pure functions, English only.
+"""Implicit signals: signs that an answer was bad, without an explicit grade. Pure functions, in six languages.
 
 In: a turn and the event after it (a message, a tool result, the session's end). Out: signals, as Feedback.
 Begin with `detect` in core.py.

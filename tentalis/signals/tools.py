@@ -35,11 +35,14 @@ _FAILURE_START = re.compile(
       | segmentation\ fault | killed\b | aborted\b | out\ of\ memory | timeout\b
       | (?:element|file|page|resource|user|item|key)\ not\ found\b
       | !\ \[rejected\]
+      | (?:wrong|incorrect)(?:\ \w{1,20}){1,2}\s?[!.]?\s*$
+      | your\ (?:proposed\ )?(?:edit|change|command|patch)\b[^.\n]{0,40}\b(?:error|failed|rejected|did\ not\ apply)
+      | execution\ timed\ out\b
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
 _SHELL = re.compile(
-    r"^\s*(?:[\w./-]+: ){1,3}(?:[^:\n]{0,120}: )?(?:no such file or directory|permission denied|command not found"
+    r"^\s*(?:[\w./-]+: ){1,3}(?:[^:\n]{0,120}: )?(?:no such file(?: or directory)?|permission denied|command not found"
     r"|not a directory|is a directory|cannot [^:\n]+|not found|operation not permitted|connection refused)\b"
     r"|^\s*[\w./-]+: command not found: \S+"
     r"|^\s*[\w./-]+: (?:unknown|unrecognized|invalid|illegal|bad) \w+",
