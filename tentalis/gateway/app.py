@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from schemas.wire.codec import Codec
 from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.served import ServedView
+from tentalis.gateway.calls.earlier_turns import EarlierTurns
 from tentalis.gateway.calls.pass_through import PATHS, PassThrough
 from tentalis.gateway.calls.proxy import ModelProxy
 from tentalis.gateway.http.errors import APIError, openai_error
@@ -53,6 +54,7 @@ class GatewayDependencies:
         usage_store: keeps the usage of the API keys over a restart.
         metrics: the metrics; `metrics.exporter` takes more.
         local: no API key is required, so only programs of this machine are answered.
+        earlier_turns: the recorded turns that responses continue; `earlier_turns.source` is set by what reads the log.
         on_shutdown: called on the event loop at shutdown, to end work that would not end by itself.
     """
 
@@ -67,6 +69,7 @@ class GatewayDependencies:
     usage_store: UsageStore
     metrics: GatewayMetrics
     local: bool = False
+    earlier_turns: EarlierTurns = field(default_factory=EarlierTurns)
     on_shutdown: list[Callable[[], None]] = field(default_factory=list)
 
     def caller(self, request: Request, scope: Scope) -> Caller:
@@ -100,7 +103,7 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
     saver = UsageSaver(usage, deps.usage_store)
     saver.restore()
     deps.metrics.watch_keys(usage, deps.keys)
-    proxy = ModelProxy(deps.settings, deps.keys, deps.backends, deps.served, deps.recorder, deps.metrics, usage)
+    proxy = _model_proxy(deps, usage)
 
     failures: list[str] = []
 
@@ -173,6 +176,19 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
         install(app, deps)
     app.state.health = health
     return app
+
+
+def _model_proxy(deps: GatewayDependencies, usage: KeyUsage) -> ModelProxy:
+    return ModelProxy(
+        deps.settings,
+        deps.keys,
+        deps.backends,
+        deps.served,
+        deps.recorder,
+        deps.metrics,
+        usage,
+        deps.earlier_turns,
+    )
 
 
 def not_ready_reason(deps: GatewayDependencies) -> str | None:

@@ -24,6 +24,7 @@ def install(app: FastAPI, deps: GatewayDependencies) -> None:
         max_records=max_records,
         limits=settings.limits,
     )
+    deps.earlier_turns.source = bridge
     deps.on_shutdown.append(bridge.events.close)
     app.include_router(
         router(

@@ -202,12 +202,13 @@ class BridgeLogFollower:
         if metadata.error is not None:
             raise NoSuchTopic(f"{topic}: {metadata.error.str()}. `tentalis topics apply` creates it")
         positions = [TopicPartition(topic, p, since_ms or 0) for p in sorted(metadata.partitions)]
+        # Before the times: what is appended in between comes after these ends and is read.
+        ranges = [consumer.get_watermark_offsets(position, timeout=TIMEOUT_S) for position in positions]
         if since_ms is not None:
             # Gives -1, the end, if no record is that recent.
             positions = consumer.offsets_for_times(positions, timeout=TIMEOUT_S)
             max_newest = self._max_records // len(positions)
-        for position in positions:
-            low, high = consumer.get_watermark_offsets(position, timeout=TIMEOUT_S)
+        for position, (low, high) in zip(positions, ranges, strict=True):
             self._unread[topic, position.partition] = high
             first = high if position.offset < 0 else max(low, position.offset)
             next_offset = self._next_offsets.get((topic, position.partition))

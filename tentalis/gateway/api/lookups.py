@@ -26,6 +26,16 @@ class Lookups:
     def __init__(self, log: RecordLog, offset_index: OffsetIndex) -> None:
         self._log, self._offset_index = log, offset_index
 
+    def knows_turn(self, event_id: str) -> bool:
+        """True if a turn with this id is within the horizon."""
+        return self._offset_index.by_id(topics.SESSIONS, event_id) is not None
+
+    async def turn(self, event_id: str) -> SessionEvent | None:
+        """The turn with this id, if it is within the horizon and the log still holds it."""
+        ref = self._offset_index.by_id(topics.SESSIONS, event_id)
+        found = await self._log.records([] if ref is None else [ref], SessionEvent)
+        return found[0][1] if found else None
+
     def has_task(self, task_id: str) -> bool:
         """True if a task, or a result of it, is within the horizon."""
         return any(self._offset_index.by_key(topic, task_id) for topic in (topics.TASKS, topics.RESULTS))

@@ -19,7 +19,7 @@ R = TypeVar("R", bound=Record)
 PATIENCE_S = 5.0
 # Of one answer, per partition.
 MOST_BYTES = 64 * 2**20
-# From an offset before the first one, the reader goes on at the first: many old records may be gone at once.
+# From an offset before the first one, the reader continues at the first: many old records may be gone at once.
 FETCH = {"fetch.wait.max.ms": 50, "auto.offset.reset": "earliest"}
 MOST_WAITING = 256
 

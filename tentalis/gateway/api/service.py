@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from schemas import topics
 from schemas.ids import derived_id, turn_task_id
-from schemas.records import Feedback, Task
+from schemas.records import Feedback, SessionEvent, Task
 from tentalis import rewards
 from tentalis.gateway.api import log_ids, mapping
 from tentalis.gateway.api.bodies import (
@@ -66,7 +66,7 @@ class Bridge:
         horizon_ms: maximum age (by append time) of records that are found: for the status of a task, for feedback that
             names a turn, and for detecting a repeated post.
         max_records: maximum number of records in the offset index.
-        limits: those of every key that has none of its own; of them, `feedback_per_turn`.
+        limits: those of every key without own limits; of them, `feedback_per_turn`.
     """
 
     def __init__(
@@ -116,6 +116,21 @@ class Bridge:
             key = task_id
         if self._offset_index.add(ref, key, now_ms()) and ref.topic == topics.RESULTS:
             self._long_polls.wake(ref.topic, key)
+
+    # Turns that responses continue: see tentalis.gateway.calls.earlier_turns.TurnSource
+
+    @property
+    def horizon_s(self) -> float:
+        """See TurnSource."""
+        return self._offset_index.horizon_ms / 1000
+
+    def knows_turn(self, event_id: str) -> bool:
+        """See TurnSource."""
+        return self._lookups.knows_turn(event_id)
+
+    async def turn(self, event_id: str) -> SessionEvent | None:
+        """See TurnSource."""
+        return await self._lookups.turn(event_id)
 
     # Posts
 

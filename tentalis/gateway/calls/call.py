@@ -15,6 +15,7 @@ from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.routing import CallRoute, next_fallback, route
 from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.calls.backend_request import BackendRequest, backend_request, refuse_templates
+from tentalis.gateway.calls.earlier_turns import EarlierTurns
 from tentalis.gateway.calls.session_id import (
     CHAT_ENVIRONMENT,
     MAIN,
@@ -22,6 +23,7 @@ from tentalis.gateway.calls.session_id import (
     WORKER_ID,
     CallSession,
     call_session,
+    client_session,
     recorded,
 )
 from tentalis.gateway.http.bodies import body_of
@@ -32,6 +34,7 @@ from tentalis.gateway.http.usage import KeyUsage
 from tentalis.gateway.metrics import GatewayMetrics
 from tentalis.gateway.protocols.messages import checked
 from tentalis.gateway.protocols.openai import ClientProtocol
+from tentalis.gateway.protocols.responses import ResponsesProtocol, previous_response
 from tentalis.gateway.settings import GatewaySettings
 from tentalis.inference.chat_messages import normalised, unspoken
 from tentalis.service.tracing import TRACEPARENT
@@ -109,9 +112,11 @@ class CallBuilder:
         served: ServedView,
         metrics: GatewayMetrics,
         usage: KeyUsage,
+        earlier_turns: EarlierTurns,
     ) -> None:
         self._settings, self._keys, self._backends = settings, keys, backends
         self._served, self._metrics, self._usage = served, metrics, usage
+        self._earlier_turns = earlier_turns
 
     async def build(self, request: Request, protocol: ClientProtocol) -> GatewayCall:
         """Builds the call of a request. Raises APIError."""
@@ -120,22 +125,30 @@ class CallBuilder:
         self._usage.admit(caller)
         limits = self._usage.limits_of(caller)
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
+        headers = request.headers
+        user_id = caller.user_id(headers.get(USER_ID))
+        namespace = caller.namespace(user_id)
+        continued = ""
+        if isinstance(protocol, ResponsesProtocol):
+            protocol, continued = await self._continuing(client_body, namespace, user_id, stored=recorded(headers))
         body = protocol.body(client_body)
         if not self._settings.client_templates:
             refuse_templates(body)
         checked_messages = checked(protocol.messages(body), limits.messages)
         messages = normalised(checked_messages)
-        headers = request.headers
-        user_id = caller.user_id(headers.get(USER_ID))
+        request_extras = unspoken(body, checked_messages) if protocol.chat else ""
+        if isinstance(protocol, ResponsesProtocol):
+            request_extras = protocol.recorded_request(client_body, request_extras)
         worker_id = headers.get(WORKER_ID, "")[:200]
         session = call_session(
             headers,
             client_body,
             messages,
-            namespace=caller.namespace(user_id),
+            namespace=namespace,
             owner=caller.key_id,
             user_id=user_id,
             default=self._settings.turn_type if protocol.chat else "side",
+            continued=continued,
         )
         self._metrics.turns.labels(
             session.turn_type, session.decided_by.value, session.session_by.value, session.reason or "none"
@@ -158,12 +171,24 @@ class CallBuilder:
             recordable=recordable,
             body=body,
             messages=messages,
-            request_extras=unspoken(body, checked_messages) if protocol.chat else "",
+            request_extras=request_extras,
             route=call_route,
             backend_request=request_to_send,
             asks_token_ids=asks_token_ids,
             traceparent=headers.get(TRACEPARENT),
         )
+
+    async def _continuing(
+        self, client_body: dict[str, Any], namespace: str, user_id: str, *, stored: bool
+    ) -> tuple[ResponsesProtocol, str]:
+        """Returns the protocol of a call of the responses API, and the session of the turn that it continues, as the
+        client knows it ("" if it continues none). Raises APIError."""
+        stored = stored and self._earlier_turns.source is not None
+        response_id = previous_response(client_body)
+        if response_id is None:
+            return ResponsesProtocol(stored=stored), ""
+        turn = await self._earlier_turns.find(response_id, namespace=namespace, user_id=user_id)
+        return ResponsesProtocol(turn, stored=stored), client_session(namespace, turn.session_id)
 
     async def route(self, model: Any, user_id: str, worker_id: str, session_id: str) -> CallRoute:
         """Returns the route of a request for this model. All calls of a session have the same assignment. Raises

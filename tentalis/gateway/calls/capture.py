@@ -77,6 +77,11 @@ class AnswerCapture:
         )
 
     @property
+    def call_ids(self) -> tuple[str, ...]:
+        """The backend's ids of `tool_calls`, "" for one without."""
+        return tuple(_clean(call.identifier) for _, call in sorted(self._calls.items()) if call.name)
+
+    @property
     def tokens(self) -> int:
         """Tokens of prompt and answer: as the backend reports them, else counted, else a quarter of the characters."""
         total = (self.usage or {}).get("total_tokens")
@@ -138,6 +143,8 @@ class AnswerCapture:
     def _add_tool_call(self, position: int, call: dict[str, Any]) -> None:
         index = call.get("index", position)
         tool_call = self._calls.setdefault(index if isinstance(index, int) else position, _PartialToolCall())
+        if isinstance(identifier := call.get("id"), str):
+            tool_call.identifier = tool_call.identifier or identifier
         function = call.get("function")
         if isinstance(function, dict):
             if isinstance(name := function.get("name"), str):

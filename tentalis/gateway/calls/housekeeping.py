@@ -35,7 +35,7 @@ _SYSTEM_ROLES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "title",
         _pattern(
-            rf"{_DOES}[^.\n]{{0,80}}\b{_TITLE} (generator|writer|maker)\b",
+            rf"{_DOES}[^.\n]{{0,80}}\b({_TITLE}|titling) (generator|writer|maker|assistant)\b",
             rf"{_DOES}[^.\n]{{0,60}}\b{_THREAD} {_TITLE}\b",
             rf"{_DOES}[^.\n]{{0,80}}\b{_TITLE}\b( \([^)\n]{{0,40}}\))?,? (for|of|based on|from|summari[sz]\w{{1,4}}) "
             rf"[^.\n]{{0,60}}\b{_THREAD}\b",
@@ -43,6 +43,7 @@ _SYSTEM_ROLES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r".{0,60}(会话|对话|聊天).{0,60}(标题|主题|名称)",
         ),
     ),
+    ("commit", _pattern(rf"{_ROLE}[^.\n]{{0,80}}\b(generat|writ|creat)\w{{1,4}} [^.\n]{{0,60}}\bcommit messages?\b")),
     ("tags", _pattern(r"\W{0,10}extract any file paths that this command\b", rf"{_ROLE} process bash commands\b")),
 )
 # Signs in the last message of the user, or at the beginning of a system message.
@@ -83,6 +84,12 @@ _TASKS: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"|will (continue|resume|replace|receive)|unresolved (tasks|problems|questions)|summary text"
             r"|prompt instructions|another (llm|language model|model|agent|assistant))\b",
             r"总结.{0,20}(对话|会话|聊天).{0,20}(上下文|后续)",
+            r"\bprogressively summari[sz]e the (conversation|lines of conversation)\b",
+            r"^\W{0,10}summari[sz]e the following tool output\b",
+            r"\bsummary of (our|the|this) (conversation|chat|session) so far\b[^\n]{0,400}"
+            r"\bcontinue (our|the|your) work\b",
+            r"\b(fass\w*|zusammen\w*|résum\w+|resum\w+)\b[^\n]{0,160}\b(kontext\w*|contexte|contexto)\b",
+            r"\bsummari[sz]e the user's [^.\n]{0,40}\bin (this|the) (conversation|chat|session)\b",
         ),
     ),
     (
@@ -99,7 +106,9 @@ _TASKS: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"|autocomplet)",
             r"\banaly[sz]e if this message indicates a new (conversation )?topic\b",
             r"^\s*\[suggestion mode\b",
-            r"\brephrase the follow[ -]?up (question|input)\b.{0,40}\bstandalone (question|query)\b",
+            r"\b(generate|suggest|propose) [^.\n]{0,60}\b(follow-?up|related) questions\b[^.\n]{0,40}\bthe user\b",
+            r"\brephrase the follow[ -]?up( question| input)?\b.{0,40}\bstandalone (question|query)\b",
+            r"\bdetermine who should (logically )?speak next\b",
         ),
     ),
 )
@@ -108,6 +117,8 @@ _ASKS_FOR_TITLE = _pattern(
     rf"\b(give|name) (this|the|our) {_TALK} an? (\w{{1,20}} ){{0,2}}(name|title)\b",
     rf"\b(this|the|that|our|following)( \w{{1,20}})? {_TALK}\b[^\n]{{0,80}}\b{_TITLE}\b",
     rf"\bsummari[sz]e (this|the|our) {_TALK}( topic)? in (under |at most )?(\d|1\d|20) words\b",
+    r"\b(thema|titel|sujet|titre|tema|título)\b.{0,160}\b(ohne satzzeichen|sans ponctuation|sin puntuación"
+    r"|sem [^.\n]{0,60}\bpontuação)",
     r"(标题|简要主题).{0,60}(会话|对话|聊天|这句话)",
     r"(会话|对话|聊天|这句话).{0,60}(标题|简要主题)",
 )
@@ -128,6 +139,7 @@ _FORM = _pattern(
     rf"\b({_TALK}|prompt)( message)?: \"",
     r"\b(chat|conversation|session|thread)[.:]\s{0,8}\n\s{0,8}\n",
     r"^\s*(user|human): .{0,800}\n\s*(assistant|ai): ",
+    r"\b(ohne satzzeichen|sans ponctuation|sin puntuación|pontuação)\b",
     r"个字|字以内|不(要|需要).{0,10}标点|直接(返回|回复)",
 )
 _OK = (
@@ -150,7 +162,8 @@ def side_sign(messages: Sequence[Message], body: Mapping[str, Any]) -> str | Non
     for name, pattern in _SYSTEM_ROLES:
         if pattern.match(system):
             return name
-    user = messages[-1].content[:SEARCHED_CHARS] if messages and messages[-1].role == "user" else ""
+    # A system message after the conversation is its task, as some front ends send it.
+    user = messages[-1].content[:SEARCHED_CHARS] if messages and messages[-1].role in ("user", "system") else ""
     for name, pattern in _TASKS:
         if pattern.search(user) or pattern.match(system):
             return name

@@ -24,6 +24,7 @@ from tentalis.gateway.calls.call import CallBuilder, GatewayCall
 from tentalis.gateway.calls.call_span import call_span, note_answer
 from tentalis.gateway.calls.capture import AnswerCapture, strip_unrequested
 from tentalis.gateway.calls.count_tokens import TokenCounter
+from tentalis.gateway.calls.earlier_turns import EarlierTurns
 from tentalis.gateway.calls.session_id import MAIN, RECORD, USER_ID, call_session, recorded
 from tentalis.gateway.calls.streaming import MALFORMED_ANSWER, StreamRelay
 from tentalis.gateway.calls.turn_writer import TurnNotRecorded, TurnWriter
@@ -54,10 +55,11 @@ class ModelProxy:
         recorder: TurnRecorder,
         metrics: GatewayMetrics,
         usage: KeyUsage,
+        earlier_turns: EarlierTurns,
     ) -> None:
         self._settings, self._keys, self._backends, self._metrics = settings, keys, backends, metrics
         self._usage = usage
-        self._calls = CallBuilder(settings, keys, backends, served, metrics, usage)
+        self._calls = CallBuilder(settings, keys, backends, served, metrics, usage, earlier_turns)
         self.count_tokens = TokenCounter(settings, keys, self._calls, backends, usage).answer
         self._backend_call = BackendCall(backends, self._calls, metrics, settings.hold_s)
         self._turn_writer = TurnWriter(recorder, metrics, settings.gateway_id)

@@ -31,6 +31,7 @@ _SESSION_ID_PATTERN = re.compile(r"[\x21-\x7e]{1,200}")
 class DecidedBy(StrEnum):
     HEADER = "header"
     BODY = "body"
+    PREVIOUS_RESPONSE = "previous_response"
     DEFAULT = "default"
     HEURISTIC = "heuristic"
 
@@ -84,6 +85,11 @@ def namespaced(namespace: str, client_session_id: str) -> str:
     return f"{namespace}/{client_session_id}" if namespace else client_session_id
 
 
+def client_session(namespace: str, session_id: str) -> str:
+    """The client's id of a session on the log; the inverse of `namespaced`."""
+    return session_id.removeprefix(f"{namespace}/") if namespace else session_id
+
+
 def call_session(
     headers: Mapping[str, str],
     body: Mapping[str, Any],
@@ -93,14 +99,18 @@ def call_session(
     owner: str,
     user_id: str,
     default: str,
+    continued: str = "",
 ) -> CallSession:
     """Determines the session and turn type of a call.
 
-    `headers`: with lower-case names. `namespace`: see `namespaced`. `default`: main, side, or guess.
+    `headers`: with lower-case names. `namespace`: see `namespaced`. `default`: main, side, or guess. `continued`: the
+    session of the turn that the call continues, which the client need not name.
     Raises APIError (400) for invalid values.
     """
     client_session_id, session_by = _declared(headers, body, SESSION_ID, "session_id")
-    if client_session_id is None:
+    if client_session_id is None and continued:
+        client_session_id, session_by = continued, DecidedBy.PREVIOUS_RESPONSE
+    elif client_session_id is None:
         client_session_id, session_by = derived_session_id(owner, user_id, messages), DecidedBy.HEURISTIC
     elif not _SESSION_ID_PATTERN.fullmatch(client_session_id):
         raise APIError(400, "a session id must have 1 to 200 visible ASCII characters, without spaces")

@@ -12,6 +12,8 @@ from tentalis.gateway.calls.call import RETRY_AFTER_S, GatewayCall
 from tentalis.gateway.calls.capture import AnswerCapture
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.metrics import GatewayMetrics
+from tentalis.gateway.protocols.responses import ResponsesProtocol
+from tentalis.gateway.protocols.responses_history import with_call_ids
 from tentalis.gateway.recording.recorder import NotRecorded, TurnRecorder
 from tentalis.text.timestamps import now_ms
 
@@ -77,6 +79,12 @@ class TurnWriter:
         """Waits for turns that are being recorded."""
         await asyncio.gather(*self._pending, return_exceptions=True)
 
+    def _request(self, call: GatewayCall, capture: AnswerCapture) -> str:
+        """The rest of the request. A turn of the responses API keeps the ids of its tool calls, which the items of a
+        request that continues it name."""
+        kept = isinstance(call.protocol, ResponsesProtocol)
+        return with_call_ids(call.request_extras, capture.call_ids) if kept else call.request_extras
+
     def _event(self, call: GatewayCall, capture: AnswerCapture, status: Status) -> SessionEvent:
         tokens = capture.encoded_tokens() if call.asks_token_ids else None
         prompt, response, logprobs = tokens or (b"", b"", b"")
@@ -102,7 +110,7 @@ class TurnWriter:
             decided_by=call.session.decided_by.value,
             user_id=call.user_id or None,
             policy=call.route.policy,
-            request=call.request_extras,
+            request=self._request(call, capture),
             tool_calls=capture.tool_calls,
             logprobs_mode=logprobs_mode(call.backend_request.body, call.route) if logprobs else LogprobsMode.NONE,
             sampling=sampling_of(call.backend_request.body) or Sampling(),

@@ -36,8 +36,8 @@ class OriginGuard:
 def check_local_request(headers: Headers) -> None:
     """Raises APIError (403) for a request that a page of another site may have sent.
 
-    A page can post to any address that its browser reaches; Origin then names its site. A site can also point a name
-    of its own at our address (DNS rebinding); Host then holds that name.
+    A page can post to any address that its browser reaches; Origin then names its site. A site can also point its
+    own name at our address (DNS rebinding); Host then holds that name.
     """
     by_name = dict(headers)
     for header in (b"host", b"origin"):

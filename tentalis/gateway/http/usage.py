@@ -40,7 +40,7 @@ class KeyUsage:
     it is a program of this machine, or the operator has chosen to require no keys. Use it on the event loop only.
 
     Args:
-        limits: those of every key that has none of its own.
+        limits: those of every key without own limits.
         clock: seconds of a clock that never steps back; `wall_clock`: seconds since the epoch.
     """
 

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from schemas.records import SessionEvent
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.protocols.messages import joined
 from tentalis.gateway.protocols.openai import ChatProtocol, StreamFormat
-from tentalis.gateway.protocols.responses_answer import ResponsesStream, response_object
+from tentalis.gateway.protocols.responses_answer import Kept, ResponsesStream, response_object
+from tentalis.gateway.protocols.responses_history import conversation, is_instructed, with_instructed
 
 # Fields with the same name and meaning in both APIs.
 _SHARED_FIELDS = (
@@ -20,10 +22,10 @@ _SHARED_FIELDS = (
     "turn_type",
     "session_done",
 )
-_NOT_KEPT = "the gateway keeps no answers to continue from: send the whole conversation as input"
+PREVIOUS = "previous_response_id"
+_NOT_KEPT = "the gateway keeps no such thing: send previous_response_id, or the whole conversation as input"
 # Fields that would change the answer, and that nothing here can follow.
 _REFUSED_FIELDS = {
-    "previous_response_id": _NOT_KEPT,
     "conversation": _NOT_KEPT,
     "prompt": "the gateway keeps no prompts: send instructions and input",
     "background": "no answer is made in the background: ask for a stream",
@@ -32,11 +34,29 @@ _REFUSED_FIELDS = {
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
 
+def previous_response(request_body: Mapping[str, Any]) -> str | None:
+    """The id of the response that a request continues. Raises APIError (400) for a value that is no id."""
+    given = request_body.get(PREVIOUS)
+    if given is None or given == "":
+        return None
+    return _string(given, PREVIOUS)
+
+
 class ResponsesProtocol(ChatProtocol):
-    """POST /v1/responses, without state: every request holds its whole conversation."""
+    """POST /v1/responses. A request holds its whole conversation, or names the response that it continues.
+
+    Args:
+        earlier: the recorded turn that the request continues.
+        stored: a later request can continue the answer.
+    """
+
+    def __init__(self, earlier: SessionEvent | None = None, *, stored: bool = False) -> None:
+        self._earlier = earlier
+        self._kept = Kept(None if earlier is None else f"resp_{earlier.session_event_id}", stored)
 
     def body(self, request_body: dict[str, Any]) -> dict[str, Any]:
-        """See ClientProtocol."""
+        """See ClientProtocol. New instructions replace those of the turn that is continued. System and developer items
+        stay."""
         for name, reason in _REFUSED_FIELDS.items():
             if request_body.get(name):
                 raise APIError(400, f"{name}: {reason}")
@@ -46,7 +66,8 @@ class ResponsesProtocol(ChatProtocol):
         if isinstance(include, list) and "message.output_text.logprobs" in include:
             raise APIError(400, f"include: {_REFUSED_FIELDS['top_logprobs']}")
         body = {name: request_body[name] for name in _SHARED_FIELDS if request_body.get(name) is not None}
-        body["messages"] = _instructions(request_body.get("instructions")) + _messages(request_body.get("input"))
+        instructions = _instructions(request_body.get("instructions"))
+        body["messages"] = instructions + self._history(bool(instructions)) + _messages(request_body.get("input"))
         body |= _limit(request_body.get("max_output_tokens"))
         body |= _tools(request_body.get("tools"), request_body.get("tool_choice"))
         body |= _text(_object(request_body, "text"))
@@ -59,11 +80,24 @@ class ResponsesProtocol(ChatProtocol):
 
     def answer(self, answer: dict[str, Any], event_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """See ClientProtocol."""
-        return response_object(answer, event_id, body)
+        return response_object(answer, event_id, body, self._kept)
 
     def stream(self, event_id: str, body: Mapping[str, Any]) -> StreamFormat:
         """See ClientProtocol."""
-        return ResponsesStream(event_id, body)
+        return ResponsesStream(event_id, body, self._kept)
+
+    def recorded_request(self, request_body: Mapping[str, Any], request: str) -> str:
+        """Returns the rest of a request (`unspoken`) as it is recorded: with a note if the first message holds
+        instructions, of this request or of the turn that it continues. `request_body`: what `body` has translated."""
+        kept = self._earlier is not None and is_instructed(self._earlier)
+        return with_instructed(request) if kept or request_body.get("instructions") else request
+
+    def _history(self, instructed: bool) -> list[dict[str, Any]]:
+        """The messages of the turn that is continued. `instructed`: the request has instructions of its own."""
+        if self._earlier is None:
+            return []
+        messages = conversation(self._earlier)
+        return messages[1:] if instructed and is_instructed(self._earlier) else messages
 
 
 def _object(request_body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -121,7 +155,7 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], where: st
         case "reasoning":
             pass  # a backend cannot use the thinking of another model
         case "item_reference":
-            raise APIError(400, f"{where}: {_NOT_KEPT}, with store set to false")
+            raise APIError(400, f"{where}: {_NOT_KEPT}")
         case other:
             raise APIError(400, f"{where}: items of type {other!r} are not supported")
 

@@ -1,11 +1,11 @@
 """Translates an answer to OpenAI's responses API: the whole one, and its stream events. Pure."""
 
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tentalis.gateway.protocols.responses_history import missing_call_id
 from tentalis.text.timestamps import now_ms
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -14,11 +14,21 @@ _GIVEN_UP = ("abort", "error")
 _NO_TOOL = {"type": "function", "description": None, "parameters": None, "strict": None}
 
 
-def response_object(answer: Mapping[str, Any], event_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The response that an answer continues, and whether a later request can continue the answer."""
+
+    previous_response_id: str | None = None
+    stored: bool = False
+
+
+def response_object(
+    answer: Mapping[str, Any], event_id: str, body: Mapping[str, Any], kept: Kept = Kept()
+) -> dict[str, Any]:
     """Returns a whole chat completion as a response. `body`: the request, as a chat completion's."""
     choice = (answer.get("choices") or [{}])[0]
     message = choice.get("message") or {}
-    collected = _ResponseParts(event_id, body)
+    collected = _ResponseParts(event_id, body, kept)
     collected.note(answer)
     collected.note_end(choice)
     if message.get("content"):
@@ -72,6 +82,7 @@ class _ResponseParts:
 
     event_id: str
     body: Mapping[str, Any]
+    kept: Kept = Kept()
     items: list[_Item] = field(default_factory=list)
     begun: int = 0
     model: str = ""
@@ -107,7 +118,8 @@ class _ResponseParts:
         item = next((item for item in self.items if item.call == index), None)
         if item is None:
             given = call.get("id")
-            item = _Item(index, call_id=given if isinstance(given, str) and given else f"call_{uuid.uuid4().hex}")
+            made = missing_call_id(self.event_id, index if isinstance(index, int) else position)
+            item = _Item(index, call_id=given if isinstance(given, str) and given else made)
             self.items.append(item)
         if item.place is None:
             item.name += function.get("name") or ""
@@ -160,8 +172,8 @@ class _ResponseParts:
             "model": self.model,
             "output": [item.shown(self.item_status(item)) for item in self.output] if finished else [],
             "usage": self.usage if finished else None,
-            "store": False,
-            "previous_response_id": None,
+            "store": self.kept.stored,
+            "previous_response_id": self.kept.previous_response_id,
             "truncation": "disabled",
             "max_output_tokens": self.body.get("max_tokens"),
             "temperature": self.body.get("temperature"),
@@ -198,8 +210,8 @@ class ResponsesStream:
     The pieces of several calls may interleave, as those of a chat completion do: each event names its item.
     """
 
-    def __init__(self, event_id: str, body: Mapping[str, Any]) -> None:
-        self._answer = _ResponseParts(event_id, body)
+    def __init__(self, event_id: str, body: Mapping[str, Any], kept: Kept = Kept()) -> None:
+        self._answer = _ResponseParts(event_id, body, kept)
         self._started = False
         self._number = 0
 

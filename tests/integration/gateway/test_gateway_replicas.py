@@ -152,7 +152,7 @@ def test_the_turns_of_a_session_go_to_one_replica(tmp_path: Path) -> None:
         gateway.chat("hello")
         health = gateway.deps.backends["local"].router.health
         wait_for(lambda: all(each.versions for each in health().values()), "both have listed their versions")
-        for session in range(8):
+        for session in range(20):
             before = len(one.bodies), len(other.bodies)
             for _ in range(3):
                 assert gateway.chat("hello", headers={"X-Session-Id": f"s{session}"}).status_code == 200

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from schemas import topics
 from schemas.place import RecordPlace
@@ -114,3 +114,25 @@ def test_what_cannot_be_decoded_while_the_schemas_are_away_is_read_again() -> No
         return [indexed.offset for found in taken for indexed, _ in found.records]
 
     assert asyncio.run(follow()) == [0, 1, 2]
+
+
+def test_a_record_that_comes_while_the_follower_looks_for_its_start_is_read() -> None:
+    class Appending:
+        """A topic of one partition whose records are older than asked for, until one comes with the question."""
+
+        end = 5
+
+        def list_topics(self, topic: str, timeout: float) -> Any:
+            return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=[0])})
+
+        def get_watermark_offsets(self, _: TopicPartition, timeout: float) -> tuple[int, int]:
+            return 0, self.end
+
+        def offsets_for_times(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+            self.end += 1
+            return [TopicPartition(each.topic, each.partition, -1) for each in asked]
+
+    following = BridgeLogFollower(Settings(bootstrap="127.0.0.1:9"), CODEC, since_ms=7, max_records=10)
+    consumer: Any = Appending()
+    (start,) = following._start_positions(consumer, topics.TASKS, since_ms=7)
+    assert start.offset == 5 == consumer.end - 1

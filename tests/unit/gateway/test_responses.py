@@ -114,7 +114,6 @@ def test_a_text_and_its_form() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"previous_response_id": "resp_1"}, "whole conversation"),
         ({"conversation": "conv_1"}, "whole conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
@@ -128,7 +127,7 @@ def test_a_text_and_its_form() -> None:
         ({"input": [{"role": "user", "content": 1}]}, r"input\[0\].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "'input_file'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "image_url"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "store set to false"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "keeps no such thing"),
         ({"input": [{"type": "computer_call"}]}, "'computer_call'"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": {}}]}, "arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "call_id"),
