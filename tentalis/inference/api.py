@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from tentalis.inference import wire
 from tentalis.inference.adapter_cache import AdapterCache, AdapterCacheFull
 from tentalis.inference.engine import InferenceEngine
 from tentalis.inference.engine_bridge import Disconnected, EngineBridge, EngineStream, collect, unless_disconnected
 from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk
-from tentalis.inference.lora import AdapterMissing, AdapterRefused, LoraAdapter
+from tentalis.inference.lora import AdapterMissing, AdapterRefused
 from tentalis.inference.scoring import ScoredTokens
 from tentalis.inference.text import longest_token_bytes, text_bytes
+from tentalis.inference.whole_model import ServedVersion
 from tentalis.service.packages import MissingExtra
 from tentalis.storage.errors import StorageError
 from tentalis.storage.location import BadLocation
@@ -77,14 +79,18 @@ class InferenceApi:
             app.add_exception_handler(kind, _on_error)
 
     async def _parse(self, request: Request, kind: type[_Body]) -> _Body:
-        """Parse the body as `kind`. Raises InvalidRequest if it is not JSON or longer than `body_limit`."""
+        """Parse the body as `kind`. Raises InvalidRequest if it is not JSON or longer than `body_limit`, Disconnected
+        if the client disconnects before its end."""
         body, size = bytearray(), 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= self.body_limit:
-                body += chunk
-            elif size > _MAX_DISCARDED_BYTES:
-                break
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= self.body_limit:
+                    body += chunk
+                elif size > _MAX_DISCARDED_BYTES:
+                    break
+        except ClientDisconnect as error:
+            raise Disconnected from error
         if size > self.body_limit:
             raise wire.InvalidRequest(
                 f"The body has {'over ' if size > _MAX_DISCARDED_BYTES else ''}{size:,} bytes; with a context of "
@@ -127,8 +133,9 @@ class InferenceApi:
             # vLLM's name: of the distribution that was sampled from.
             "logprobs_mode": "processed_logprobs",
             "dtype": self.engine.runtime.dtype,
-            # Our own: it loads adapters from the URLs of object stores.
+            # Our own: it loads adapters from the URLs of object stores, and whole models beside adapters.
             "loads_urls": True,
+            "loads_models": True,
         }
         base = {"id": self.served_name, **card, "root": self.root, "parent": None}
         loaded = [
@@ -138,7 +145,8 @@ class InferenceApi:
         return {"object": "list", "data": [base, *loaded]}
 
     async def load_adapter(self, request: Request) -> Response:
-        """Serve a PEFT folder, or a set of files in an object store, under the name `lora_name`."""
+        """Serve a PEFT folder, or a folder with a whole model of the served model's shape, or either as a set of files
+        in an object store, under the name `lora_name`."""
         body = await self._parse(request, wire.LoadAdapterBody)
         if body.lora_name == self.served_name:
             raise wire.InvalidRequest(f"{body.lora_name!r} is the base model's name.", "lora_name")
@@ -159,7 +167,7 @@ class InferenceApi:
             raise UnknownModelName(f"The adapter {body.lora_name!r} is not loaded.")
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
-    def _resolve(self, name: str | None) -> tuple[str, LoraAdapter | None]:
+    def _resolve(self, name: str | None) -> tuple[str, ServedVersion | None]:
         if name is None or name == self.served_name:
             return self.served_name, None
         adapter = self.adapters.get(name)

@@ -23,6 +23,9 @@ _REQUEST_FIELDS = (*_TEMPLATE_FIELDS, "tool_choice", "parallel_tool_calls", "res
 _ROLES = {"developer": "system"}
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _DATA_URL = re.compile(r"^data:([\w.+/-]{0,100})[;,]")
+# The notes that replace a data URL, and the data of a sound or a file.
+_URL_NOTE = re.compile(r"data:[\w.+/-]{0,100};left-out,[0-9]+ characters")
+_DATA_NOTE = re.compile(r"left out: [0-9]+ characters")
 
 
 def text_of(content: Any) -> str:
@@ -82,6 +85,17 @@ def as_sent(messages: Sequence[Message], request: str) -> tuple[list[dict[str, A
         raise ValueError("the rest of the request is not a JSON object with messages by index")
     sent = [{"role": m.role, "content": m.content} | originals.get(str(at), {}) for at, m in enumerate(messages)]
     return sent, {name: kept[name] for name in _TEMPLATE_FIELDS if name in kept}
+
+
+def was_shortened(kept: Any) -> bool:
+    """True if `unspoken` replaced data by a note in this message, or part of one."""
+    if isinstance(kept, str):
+        return _URL_NOTE.fullmatch(kept) is not None
+    if isinstance(kept, dict):
+        data = kept.get("data")
+        noted = isinstance(data, str) and _DATA_NOTE.fullmatch(data) is not None
+        return noted or any(was_shortened(value) for value in kept.values())
+    return isinstance(kept, list) and any(was_shortened(value) for value in kept)
 
 
 def _plain(content: Any) -> bool:

@@ -16,6 +16,7 @@ from tentalis.inference.runtime import ModelRuntime
 from tentalis.inference.sampling import DrawnTokens, draw, uniforms
 from tentalis.inference.scoring import score_batch
 from tentalis.inference.text import TextStream
+from tentalis.inference.whole_model import WholeModel, whole_model_of
 
 log = logging.getLogger(__name__)
 
@@ -178,13 +179,16 @@ class InferenceEngine:
     # Joining the batch
 
     def _admit(self) -> bool:
-        """Prefill waiting prompts in order of arrival, as rows and memory allow. Returns False if none fits now."""
+        """Prefill waiting prompts in order of arrival, as rows and memory allow, up to the first that needs another
+        whole model. Returns False if none fits now."""
         admitted: list[tuple[GenerateJob, int]] = []
         rows, longest = len(self._rows), self._longest_row()
         width = 0
         for job in self._waiting:
             width_with = max(width, len(job.prompt))
             if admitted and width_with * (len(admitted) + 1) > self._prefill_tokens:
+                break
+            if admitted and whole_model_of(job.adapter) is not whole_model_of(admitted[0][0].adapter):
                 break
             longest_with = max(longest, _rounded(len(job.prompt) + job.params.max_tokens))
             free_rows = min(self._max_batch, max(1, self.cache_tokens // longest_with)) - rows
@@ -226,7 +230,7 @@ class InferenceEngine:
         for prompt_index, (job, _) in enumerate(admitted):
             tokens[prompt_index, : len(job.prompt)] = job.prompt
         device = self.runtime.device
-        self.runtime.routing.assign([job.adapter for job, _ in admitted], device)
+        self.runtime.route([job.adapter for job, _ in admitted])
         step = self.runtime.prefill_step(self._cache, prompt_rows, width)
         hidden = self.runtime.hidden(torch.from_numpy(tokens).to(device), step)
         last_positions = torch.tensor([len(job.prompt) - 1 for job, _ in admitted], device=device)
@@ -256,20 +260,39 @@ class InferenceEngine:
     # Decoding
 
     def _decode(self) -> None:
-        rows = self._rows
-        device = self.runtime.device
-        if not self._routed:
-            self.runtime.routing.assign([row.job.adapter for row in rows], device)
-            self._routed = True
-        lengths = torch.tensor([row.length for row in rows], device=device)
-        tokens = torch.tensor([[row.last] for row in rows], device=device)
-        step = self.runtime.continue_step(self._cache, lengths, 1)
-        logits = self.runtime.logits(self.runtime.hidden(tokens, step)[:, 0])
-        for row in rows:
+        drawn = [(rows, self._decode_rows(rows, numbers)) for rows, numbers in self._rows_by_model()]
+        for row in self._rows:
             row.length += 1
         self.stats.steps += 1
-        self.stats.step_rows += len(rows)
-        self._append_tokens(list(rows), self._draw(logits, rows))
+        self.stats.step_rows += len(self._rows)
+        # Only now: this moves rows.
+        for rows, tokens in drawn:
+            self._append_tokens(rows, tokens)
+
+    def _rows_by_model(self) -> list[tuple[list[_Row], Tensor | None]]:
+        """The rows by the whole model that computes them, with their numbers in the cache; None: all rows, in order."""
+        by_model: dict[WholeModel | None, list[int]] = {}
+        for number, row in enumerate(self._rows):
+            by_model.setdefault(whole_model_of(row.job.adapter), []).append(number)
+        if len(by_model) == 1:
+            return [(list(self._rows), None)]
+        self._routed = False
+        device = self.runtime.device
+        return [
+            ([self._rows[number] for number in numbers], torch.tensor(numbers, device=device))
+            for numbers in by_model.values()
+        ]
+
+    def _decode_rows(self, rows: Sequence[_Row], numbers: Tensor | None) -> DrawnTokens:
+        """Draws the next token of each row. `numbers` [n]: their rows in the cache; None: all, in order."""
+        device = self.runtime.device
+        if not self._routed:
+            self.runtime.route([row.job.adapter for row in rows])
+            self._routed = numbers is None
+        lengths = torch.tensor([row.length for row in rows], device=device)
+        tokens = torch.tensor([[row.last] for row in rows], device=device)
+        step = self.runtime.continue_step(self._cache, lengths, 1, numbers)
+        return self._draw(self.runtime.logits(self.runtime.hidden(tokens, step)[:, 0]), rows)
 
     def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> DrawnTokens:
         params = [row.job.params for row in rows]
@@ -347,7 +370,7 @@ class InferenceEngine:
                 self._cache.wipe(index)
         if job in self._waiting:
             self._waiting.remove(job)
-        name = "the base model" if job.adapter is None else f"adapter {job.adapter.name!r}"
+        name = "the base model" if job.adapter is None else f"version {job.adapter.name!r}"
         job.sink(EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
 
     def _compact(self, remaining: list[_Row]) -> None:
@@ -375,6 +398,8 @@ class InferenceEngine:
         while self._scores:
             width = max(width, len(self._scores[0].token_ids))
             if jobs and width * (len(jobs) + 1) > budget:
+                break
+            if jobs and whole_model_of(self._scores[0].adapter) is not whole_model_of(jobs[0].adapter):
                 break
             jobs.append(self._scores.popleft())
         self._routed = False

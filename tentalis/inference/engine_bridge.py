@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from tentalis.inference.engine import InferenceEngine
 from tentalis.inference.jobs import EngineError, GeneratedChunk, GenerateJob, ScoreJob
-from tentalis.inference.lora import LoraAdapter
 from tentalis.inference.sampling import SamplingParams
 from tentalis.inference.scoring import ScoredTokens
+from tentalis.inference.whole_model import ServedVersion
 
 _Result = TypeVar("_Result")
 
@@ -49,14 +49,14 @@ class EngineBridge:
         prompt: list[int],
         params: SamplingParams,
         n: int,
-        adapter: LoraAdapter | None,
+        adapter: ServedVersion | None,
         stream: bool,
     ) -> None:
         """Start sampling; the results carry `prompt_index`."""
         self._submit(GenerateJob(prompt, params, n, adapter, stream, partial(self._sink, prompt_index)), n)
 
     def score(
-        self, prompt_index: int, tokens: list[int], temperature: float, top: int, adapter: LoraAdapter | None
+        self, prompt_index: int, tokens: list[int], temperature: float, top: int, adapter: ServedVersion | None
     ) -> None:
         """Start scoring; the result carries `prompt_index`."""
         self._submit(ScoreJob(tokens, temperature, top, adapter, partial(self._sink, prompt_index)), 1)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tentalis.inference.lora import LoraAdapter
 from tentalis.inference.sampling import SamplingParams
 from tentalis.inference.scoring import ScoredTokens
+from tentalis.inference.whole_model import ServedVersion
 
 
 class EngineError(Exception):
@@ -41,7 +41,7 @@ class GenerateJob:
     prompt: list[int]
     params: SamplingParams
     n: int
-    adapter: LoraAdapter | None
+    adapter: ServedVersion | None
     stream: bool
     sink: ResultSink
     cancelled: bool = False
@@ -56,6 +56,6 @@ class ScoreJob:
     token_ids: list[int]
     temperature: float
     top: int
-    adapter: LoraAdapter | None
+    adapter: ServedVersion | None
     sink: ResultSink
     cancelled: bool = False

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WEIGHTS_FILE = "adapter_model.safetensors"
+from tentalis.storage.version_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+
 _WEIGHT_KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 # PEFT options that this server does not support -> the values that mean "not used".
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -58,7 +59,7 @@ def load_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
     """
     config, pairs, content = read_pairs(folder)
     weights = {
-        module: _weights(module, sides, config, shapes, folder / WEIGHTS_FILE, device)
+        module: _weights(module, sides, config, shapes, folder / ADAPTER_WEIGHTS, device)
         for module, sides in pairs.items()
     }
     rank = max(a.shape[1] for a, _ in weights.values())
@@ -72,8 +73,8 @@ def read_pairs(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor
     from safetensors.torch import load
 
     try:
-        config = json.loads((folder / "adapter_config.json").read_text())
-        content = (folder / WEIGHTS_FILE).read_bytes()
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        content = (folder / ADAPTER_WEIGHTS).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AdapterMissing(f"No adapter in {folder}: {error.filename} is missing.") from error
     except (OSError, ValueError) as error:
@@ -82,17 +83,19 @@ def read_pairs(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise AdapterRefused(f"{folder / WEIGHTS_FILE} is not a safetensors file: {error}") from error
+        raise AdapterRefused(f"{folder / ADAPTER_WEIGHTS} is not a safetensors file: {error}") from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _WEIGHT_KEY.match(key)
         if match is None:
-            raise AdapterRefused(f"{folder / WEIGHTS_FILE}: {key!r} is not the LoRA weight of a linear layer.")
+            raise AdapterRefused(f"{folder / ADAPTER_WEIGHTS}: {key!r} is not the LoRA weight of a linear layer.")
         if not torch.isfinite(tensor).all():
-            raise AdapterRefused(f"{folder / WEIGHTS_FILE}: {key!r} contains NaN or infinity. Use an earlier version.")
+            raise AdapterRefused(
+                f"{folder / ADAPTER_WEIGHTS}: {key!r} contains NaN or infinity. Use an earlier version."
+            )
         pairs.setdefault(match["module"], {})[match["side"]] = tensor
     if not pairs:
-        raise AdapterRefused(f"{folder / WEIGHTS_FILE} holds no LoRA weights.")
+        raise AdapterRefused(f"{folder / ADAPTER_WEIGHTS} holds no LoRA weights.")
     return config, pairs, content
 
 
@@ -131,7 +134,7 @@ def _weights(
         )
     rank = int(_by_pattern(config.get("rank_pattern"), module, config["r"]))
     if rank != a.shape[0]:
-        raise AdapterRefused(f"{file}: {module!r} has rank {a.shape[0]}, adapter_config.json says {rank}.")
+        raise AdapterRefused(f"{file}: {module!r} has rank {a.shape[0]}, {ADAPTER_CONFIG} says {rank}.")
     scaling = scaling_of(config, module, rank)
     return a.t().contiguous().to(device), (b.t() * scaling).contiguous().to(device)
 
@@ -187,10 +190,22 @@ class RoutedLinear(nn.Module):
         self.name = name
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._routing = routing
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self._bias: Tensor | None = None if linear.bias is None else linear.bias.detach()
         self._packed = packed
-        weight = linear.weight.detach()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS) if packed else weight
+        self._weight: Tensor = self.hold(linear.weight.detach())
+
+    @property
+    def held(self) -> tuple[Tensor, Tensor | None]:
+        """The weight as the layer holds it, and the bias."""
+        return self._weight, self._bias
+
+    def hold(self, weight: Tensor) -> Tensor:
+        """Returns a weight [out, in] as the layer would hold it."""
+        return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS) if self._packed else weight
+
+    def use(self, held: Tensor, bias: Tensor | None) -> None:
+        """Replaces the weight, by one from `hold`, and the bias."""
+        self._weight, self._bias = held, bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, ..., in] -> [rows, ..., out] in x's dtype."""

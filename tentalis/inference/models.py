@@ -15,6 +15,7 @@ from tentalis.inference.model_download import ModelNotFound, ProgressCallback, f
 from tentalis.inference.packaged_models import MODELS, NAMES, packaged_model
 from tentalis.service.lifecycle import Unmendable
 
+_GENERATION_FILE = "generation_config.json"
 _TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -86,6 +87,13 @@ def model_digest(path: Path) -> str:
         raise ModelNotFound(f"{path} has no *.safetensors file.")
     stats = [(f, f.stat()) for f in files]
     return _digest_of(tuple((str(f), s.st_size, s.st_mtime_ns) for f, s in stats))
+
+
+def companion_files(path: Path) -> dict[str, bytes]:
+    """The files of a model folder that a server needs besides weights and config.json, by name: those of the tokenizer,
+    and the generation settings."""
+    found = (path / name for name in (*_TOKENIZER_FILES, _GENERATION_FILE))
+    return {file.name: file.read_bytes() for file in found if file.is_file()}
 
 
 def tokenizer_digest(path: Path) -> str:

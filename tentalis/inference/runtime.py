@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tentalis.inference.lora import AdapterRouting, LoraAdapter, RoutedLinear, can_pack, load_adapter
+from tentalis.inference.whole_model import ModelSlots, ServedVersion, WholeModel, is_whole_model, whole_model_of
 from tentalis.service.lifecycle import Unmendable
 
 _ATTENTION = "tentalis_padded"
@@ -166,16 +167,20 @@ class ModelRuntime:
         model = model.to(device).eval().requires_grad_(False)
         self.routing = AdapterRouting()
         self.shapes: dict[str, tuple[int, int]] = {}
+        self._slots = ModelSlots(model, path, dtype, device)
+        linears: dict[str, RoutedLinear] = {}
         head = model.get_output_embeddings()
         for name, module in list(model.named_modules()):
             if isinstance(module, nn.Linear) and module is not head:
                 parent = model.get_submodule(name.rpartition(".")[0])
                 linear = RoutedLinear(name, module, self.routing, can_pack(module.weight))
                 setattr(parent, name.rpartition(".")[2], linear)
+                linears[name] = linear
                 self.shapes[name] = (linear.in_features, linear.out_features)
         self._base_model = model.base_model
         # Adapters on the head are refused: it is not in `shapes`.
         self._head = RoutedLinear("", head, AdapterRouting(), can_pack(head.weight))
+        self._slots.fill(model, linears, self._head)
         self.vocab_size = self._head.out_features
         self.max_positions = int(config.max_position_embeddings)
         self.eos_token_ids = _eos_token_ids(model, self.tokenizer)
@@ -190,6 +195,19 @@ class ModelRuntime:
     def load_adapter(self, name: str, folder: Path) -> LoraAdapter:
         """See lora.load_adapter."""
         return load_adapter(name, folder, self.shapes, self.device)
+
+    def load_version(self, name: str, folder: Path) -> ServedVersion:
+        """Reads the adapter or the whole model in a folder. Raises AdapterMissing, AdapterRefused."""
+        return self._slots.load(name, folder) if is_whole_model(folder) else self.load_adapter(name, folder)
+
+    def route(self, versions: Sequence[ServedVersion | None]) -> None:
+        """Sets the versions of the next pass: row i uses `versions[i]`; None means the served model. All rows have the
+        same whole model, or none."""
+        models = {id(model): model for version in versions for model in [whole_model_of(version)]}
+        (model,) = models.values()
+        self._slots.swap(model)
+        adapters = [None if isinstance(version, WholeModel) else version for version in versions]
+        self.routing.assign(adapters, self.device)
 
     def hidden(self, tokens: Tensor, step: ForwardPass) -> Tensor:
         """Last hidden states [R, Q, hidden] of `tokens` [R, Q], after storing their keys and values."""
@@ -212,14 +230,18 @@ class ModelRuntime:
         positions = torch.arange(length, device=self.device).expand(len(rows), length)
         return ForwardPass(cache, torch.tensor(rows, device=self.device), positions, length, None)
 
-    def continue_step(self, cache: KeyValueCache, lengths: Tensor, count: int) -> ForwardPass:
-        """A pass over the next `count` tokens (right-padded) of rows 0 .. n-1, which hold `lengths` [n] tokens."""
+    def continue_step(
+        self, cache: KeyValueCache, lengths: Tensor, count: int, rows: Tensor | None = None
+    ) -> ForwardPass:
+        """A pass over the next `count` tokens (right-padded) of `rows` [n], by default 0 .. n-1, which hold `lengths`
+        [n] tokens."""
         positions = lengths[:, None] + torch.arange(count, device=self.device)
         width = int(lengths.max()) + count
         hidden = torch.arange(width, device=self.device) > positions[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=cache.keys.dtype, device=self.device)
         mask.masked_fill_(hidden, float("-inf"))
-        return ForwardPass(cache, torch.arange(len(lengths), device=self.device), positions, width, mask[:, None])
+        rows = torch.arange(len(lengths), device=self.device) if rows is None else rows
+        return ForwardPass(cache, rows, positions, width, mask[:, None])
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tentalis.inference.lora import LoraAdapter
 from tentalis.inference.prefixes import PrefixFamily, prefix_families
 from tentalis.inference.protocol import Float32
 from tentalis.inference.runtime import ModelRuntime
+from tentalis.inference.whole_model import ServedVersion
 
 # Rows of fp32 logits held at once: 64 x 49,152 x 4 bytes = 13 MB. Measured: beyond 32 MB malloc maps new memory for
 # every chunk, and the page faults cost ten times as much per row.
@@ -30,11 +30,12 @@ class ScoredTokens:
 def score_batch(
     runtime: ModelRuntime,
     sequences: Sequence[Sequence[int]],
-    adapters: Sequence[LoraAdapter | None],
+    adapters: Sequence[ServedVersion | None],
     temperatures: Sequence[float],
     tops: Sequence[int],
 ) -> list[ScoredTokens]:
-    """log p(token i | tokens before i) of each sequence under its adapter, at its temperature.
+    """log p(token i | tokens before i) of each sequence under its version, at its temperature. All versions compute
+    with the same whole model, or with none (see ModelRuntime.route).
 
     A prefix that sequences share runs through the model once; the head runs in chunks, over unpadded positions only.
     """
@@ -61,7 +62,7 @@ def score_batch(
 
 
 def _hidden_states(
-    runtime: ModelRuntime, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    runtime: ModelRuntime, sequences: Sequence[Sequence[int]], adapters: Sequence[ServedVersion | None]
 ) -> tuple[Tensor, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]:
     """Hidden states [N, hidden], and for each sequence the row indices [n] of its tokens' states."""
     device = runtime.device
@@ -70,7 +71,7 @@ def _hidden_states(
     if not sharing:
         # Padding is on the right, where causal attention never sees it.
         tokens = _padded(sequences)
-        runtime.routing.assign(adapters, device)
+        runtime.route(adapters)
         step = runtime.prefill_step(None, range(len(sequences)), tokens.shape[1])
         hidden = runtime.hidden(torch.from_numpy(tokens).to(device), step).flatten(0, 1)
         return hidden, [row * tokens.shape[1] + np.arange(len(sequence)) for row, sequence in enumerate(sequences)]
@@ -84,13 +85,13 @@ def _hidden_states(
     cache = runtime.new_cache()
     cache.resize(len(order), max(prefixes.shape[1], max(starts) + rests.shape[1]), 0)
     heads = [row_of[group.members[0]] for group in sharing]
-    runtime.routing.assign([adapters[group.members[0]] for group in sharing], device)
+    runtime.route([adapters[group.members[0]] for group in sharing])
     step = runtime.prefill_step(cache, heads, prefixes.shape[1])
     first = runtime.hidden(torch.from_numpy(prefixes).to(device), step).flatten(0, 1)
     for group in sharing:
         rows = [row_of[index] for index in group.members]
         cache.copy_rows([rows[0]] * (len(rows) - 1), rows[1:], group.length)
-    runtime.routing.assign([adapters[index] for index, _ in order], device)
+    runtime.route([adapters[index] for index, _ in order])
     step = runtime.continue_step(cache, torch.tensor(starts, device=device), rests.shape[1])
     second = runtime.hidden(torch.from_numpy(rests).to(device), step).flatten(0, 1)
 

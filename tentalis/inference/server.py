@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from tentalis.inference import metrics
-from tentalis.inference.adapter_cache import AdapterCache
+from tentalis.inference.adapter_cache import DEFAULT_MODELS, AdapterCache
 from tentalis.inference.api import InferenceApi
 from tentalis.inference.engine import EngineStats, InferenceEngine
 from tentalis.inference.runtime import ModelRuntime
@@ -142,13 +142,15 @@ def serve(
     max_batch: int = 64,
     max_adapters: int = 64,
     *,
+    max_models: int = DEFAULT_MODELS,
     files: FileCache,
     drain_s: float = 0.0,
 ) -> None:
     """Serve the model in the folder `model_path` until SIGTERM or SIGINT.
 
     `max_model_len` (tokens) is by default the model's, but at most 2048; `max_batch` bounds the samples decoded
-    together; `drain_s`: seconds that requests in flight may take after the signal.
+    together; `max_models`: most whole models that are loaded besides the served one; `drain_s`: seconds that requests
+    in flight may take after the signal.
     Raises PortTaken, UnsupportedModel, ValueError, and the errors of transformers for a folder that it cannot read.
     """
     sockets = listening_sockets(host, port, "model server")  # before the model is loaded, which takes a while
@@ -160,7 +162,7 @@ def serve(
     if context > runtime.max_positions:
         raise ValueError(f"max_model_len {context} is more than the model's {runtime.max_positions} positions.")
     engine = InferenceEngine(runtime, max_batch=max_batch, threads=threads)
-    adapters = AdapterCache(runtime, max_adapters, files)
+    adapters = AdapterCache(runtime, max_adapters, files, max_models)
     app = build_app(engine, adapters, served_name or model_path.name, str(model_path), context)
     config = uvicorn.Config(app, host=host, port=port, log_level="info", access_log=False)
     engine.start()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -425,6 +426,18 @@ def until(condition: Any, seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.002)
+
+
+def test_a_client_that_goes_away_within_its_request_is_no_error_of_the_server(
+    server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = "/v1/chat/completions"
+    url = httpx.URL(server)
+    with socket.create_connection((url.host, url.port)) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{{".encode())
+    counted = f'tentalis_inference_requests_total{{path="{path}",status="499"}} 1.0'
+    until(lambda: counted in httpx.get(server + "/metrics", timeout=60).text)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_metrics_count_what_was_done(server: str) -> None:

@@ -16,8 +16,9 @@ from tentalis.inference.gguf_adapter import write_gguf_adapter
 from tentalis.inference.lora import AdapterRefused
 from tentalis.inference.models import model_digest
 from tentalis.policies.export import PROVENANCE, ExportFormat, ExportRefused, export_version
-from tentalis.policies.replica import WEIGHTS, AdapterRejected
+from tentalis.policies.replica import AdapterRejected
 from tentalis.storage.file_cache import FileCache
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.inference_lab import make_adapter, make_model
 from tests.support.loop_records import update
 
@@ -35,7 +36,7 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def published(adapter: Path, model: Path) -> PolicyUpdate:
-    sha256 = sha256_hex((adapter / WEIGHTS).read_bytes())
+    sha256 = sha256_hex((adapter / ADAPTER_WEIGHTS).read_bytes())
     return update(3, location=adapter.as_uri(), sha256=sha256, base_sha256=model_digest(model), base_model="tiny")
 
 
@@ -110,11 +111,25 @@ def test_a_merged_model_has_the_logits_of_base_and_adapter(model: Path, adapter:
 def test_a_peft_folder_and_a_gguf_folder_name_their_version(model: Path, adapter: Path, tmp_path: Path) -> None:
     of, cache = published(adapter, model), FileCache(tmp_path / "c", 1)
     plain = export_version(of, ExportFormat.SAFETENSORS, tmp_path / "plain", cache, None)
-    assert (plain.folder / WEIGHTS).read_bytes() == (adapter / WEIGHTS).read_bytes()
+    assert (plain.folder / ADAPTER_WEIGHTS).read_bytes() == (adapter / ADAPTER_WEIGHTS).read_bytes()
     assert json.loads((plain.folder / PROVENANCE).read_text())["version"] == "assistant@v3"
     found = export_version(of, ExportFormat.GGUF, tmp_path / "gguf", cache, model)
     assert set(found.files) == {"assistant-v3.gguf", "Modelfile", PROVENANCE}
     assert "ADAPTER ./assistant-v3.gguf" in (found.folder / "Modelfile").read_text()
+
+
+def test_a_whole_model_is_copied_and_is_no_gguf_adapter(model: Path, tmp_path: Path) -> None:
+    sha256 = sha256_hex((model / "model.safetensors").read_bytes())
+    of = update(3, sha256=sha256, location=model.as_uri(), rank=0)
+    cache = FileCache(tmp_path / "c", 1)
+    for export_format in (ExportFormat.SAFETENSORS, ExportFormat.MERGED):
+        done = export_version(of, export_format, tmp_path / export_format.value, cache, None)
+        assert model_digest(done.folder) == sha256 and {"config.json", "tokenizer.json", PROVENANCE} <= set(done.files)
+        assert done.usage == f"vLLM: vllm serve {done.folder}"
+    with pytest.raises(ExportRefused, match=r"whole model, and gguf is for adapters.*convert_hf_to_gguf"):
+        export_version(of, ExportFormat.GGUF, tmp_path / "gguf", cache, None)
+    with pytest.raises(AdapterRejected, match=r"model\.safetensors is damaged"):
+        export_version(of.model_copy(update={"sha256": "0" * 64}), ExportFormat.MERGED, tmp_path / "bad", cache, None)
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(model: Path, adapter: Path, tmp_path: Path) -> None:
