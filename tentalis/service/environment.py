@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping
 
-from tentalis.service.variables import NAMES, PREFIX
+from tentalis.service.variables import LISTED, NAMES, PREFIX
 
 _NEAR = 0.68
 # Variables that Kubernetes sets in a pod for a service whose name begins with `tentalis`.
@@ -15,9 +15,9 @@ def misspelt(env: Mapping[str, str]) -> list[str]:
     """Returns a warning for each variable whose name is close to a known one. Other unknown names are accepted: they
     may be the user's own, such as the variable of a key that a settings file names."""
     names = sorted(name.removeprefix(PREFIX) for name in NAMES if name.startswith(PREFIX))
-    found = []
+    known, found = {each.name for each in LISTED}, []
     for name, value in env.items():
-        if not name.startswith(PREFIX) or name in NAMES or kubernetes_link(name, value):
+        if not name.startswith(PREFIX) or name in known or kubernetes_link(name, value):
             continue
         near = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=_NEAR)
         found += [f"{name} is set, but unknown: did you mean {PREFIX}{each}?" for each in near]

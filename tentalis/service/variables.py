@@ -3,6 +3,7 @@
 Everything derives from it: reading (`Variable.read`), the options that a variable sets
 (`tentalis/cli/shared/options.py`), the check before a process starts, the warning about misspelt names, `tentalis
 config` and docs/reference/settings.md. To add a variable, add a constant: the list is made from the constants.
+Variables that no process reads are in `tentalis.service.outside_variables`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import keyed_partitions, namespace
+from tentalis.service.outside_variables import COMPOSE, TESTS
 from tentalis.service.variable import (
     FILE,
     PATH,
@@ -443,14 +445,17 @@ SUPERVISED = Variable[str | None](
 )
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(each for each in list(globals().values()) if isinstance(each, Variable))
-"""Every variable, in the order of their definitions."""
+"""Every variable that a process reads, in the order of their definitions."""
 
 NAMES = frozenset(each.name for each in VARIABLES)
+
+LISTED: tuple[Variable[Any], ...] = (*VARIABLES, *COMPOSE, *TESTS)
+"""Every variable: also those that only docker-compose.yml or the tests read."""
 
 
 def named(name: str) -> Variable[Any]:
     """The variable of this name. Raises KeyError."""
-    return next(each for each in VARIABLES if each.name == name)
+    return {each.name: each for each in LISTED}[name]
 
 
 def problems(env: Mapping[str, str]) -> list[str]:

@@ -26,17 +26,17 @@ from streams.runtime.dlq import letter
 from streams.runtime.processor import Dead, Effects, LogRecord, OutputRecord
 from tentalis.opd import FixedModel, Teacher
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.replica import WEIGHTS
 from tentalis.policies.sync import AdapterSync
 from tentalis.service import tracing
 from tentalis.service.tracing import TracingError, derived, provider_of, span, traceparent_of
 from tentalis.storage.file_cache import FileCache
+from tentalis.storage.version_files import ADAPTER_WEIGHTS
 from tests.support.fake_inference import FakeInference
 from tests.support.loop_records import promotion, update
 from tests.support.loop_server import LoopServer
 from tests.support.stream_records import CODEC, make_feedback, make_result, make_task, on_log
 from trainer.data.fetch import RolloutCache
-from trainer.run.state import step_trace_name
+from trainer.run.commit import step_trace_name
 
 PARTITION = 3
 COMPLAINT = "That was too long: please answer in one sentence."
@@ -140,7 +140,7 @@ def test_one_trace_leads_from_a_task_to_the_version_that_learned_from_it(
 
     # The server loads what the step made.
     log, server = PolicyLog("local"), LoopServer()
-    (tmp_path / WEIGHTS).write_bytes(b"w")
+    (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"w")
     sha256 = hashlib.sha256(b"w").hexdigest()
     made = update(2, sha256=sha256, location=tmp_path.as_uri())
     log.apply(made, 0)

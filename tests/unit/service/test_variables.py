@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from schemas import keyed_partitions, namespace
 from tentalis.local import child
 from tentalis.service import variables
+from tentalis.service.outside_variables import COMPOSE, TESTS
 from tentalis.service.variable import BadVariable, Variable
-from tentalis.service.variables import VARIABLES
-from tests.support import ROOT
+from tentalis.service.variables import LISTED, VARIABLES
+from tests.support import ROOT, compose
 
 PRODUCT = [path for folder in ("schemas", "streams", "tentalis", "trainer") for path in (ROOT / folder).rglob("*.py")]
 LIST = ROOT / "tentalis" / "service" / "variables.py"
+OUTSIDE = ROOT / "tentalis" / "service" / "outside_variables.py"
 # The first runs as a file, without the packages; the second is read before everything, below the list.
 ALONE = {
     ROOT / "tentalis" / "local" / "child.py": {"TENTALIS_SUPERVISED"},
@@ -37,7 +39,7 @@ def test_no_variable_is_read_outside_the_list() -> None:
     found = {
         (str(path.relative_to(ROOT)), text)
         for path in PRODUCT
-        if path != LIST
+        if path not in (LIST, OUTSIDE)
         for text in literals(path)
         if NAME.fullmatch(text) and text not in ALONE.get(path, ())
     }
@@ -47,7 +49,7 @@ def test_no_variable_is_read_outside_the_list() -> None:
 
 
 def test_every_name_in_the_code_is_in_the_list() -> None:
-    named = {name for path in PRODUCT for text in literals(path) for name in NAME.findall(text)}
+    named = {name for path in PRODUCT if path != OUTSIDE for text in literals(path) for name in NAME.findall(text)}
     assert named - {name.removesuffix("_FILE") for name in variables.NAMES} - variables.NAMES == set()
 
 
@@ -57,6 +59,68 @@ def test_every_variable_of_a_process_is_read() -> None:
     # Secrets are read by the name of the secret.
     apart = {"SASL_PASSWORD_FILE", "SSL_KEY_PASSWORD_FILE", "REGISTRY_PASSWORD_FILE"}
     assert {name for name in constants if f"variables.{name}" not in code} == apart
+
+
+# Names that the tests and pages give as wrong, or as those of somebody else.
+STRANGERS = {
+    *("BOOTSTRAP_SERVERS", "DEADRUN", "HOEM", "MARKER_TLL", "METRIC_PORT", "SASL_USER"),  # misspelt
+    *("METRICS_SERVICE_HOST", "SERVER_PORT"),  # set by Kubernetes
+    *("JUDGE_KEY", "TEST_SECRET"),  # a user's own
+}
+WHOLE_NAME = re.compile(r"(?<![A-Za-z0-9_])TENTALIS_[A-Z_]*[A-Z](?![A-Z_*])")
+
+
+def tree() -> Iterator[Path]:
+    """The files of the checkout: sources, tests, pages, chart, and those of its first folder."""
+    folders = ("config", "deploy", "docs", "examples", "extensions", "helm", "tests", ".ci")
+    yield from PRODUCT
+    yield from (path for path in ROOT.iterdir() if path.is_file())
+    for folder in folders:
+        files = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+        yield from (path for path in files if not {"node_modules", "__pycache__"} & {*path.parts})
+
+
+def test_every_variable_that_any_file_names_is_listed() -> None:
+    listed = {each.name for each in LISTED} | {f"TENTALIS_{name}" for name in STRANGERS}
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in tree()
+        for name in WHOLE_NAME.findall(path.read_text(encoding="utf-8", errors="replace"))
+    }
+    assert len(found) > 500
+    unlisted = {(file, name) for file, name in found if name not in listed}
+    assert unlisted == set(), "add a constant to tentalis/service/variables.py, or a row to outside_variables.py"
+    assert {f"TENTALIS_{name}" for name in STRANGERS} <= {name for _, name in found}, "nobody names this stranger"
+
+
+def test_no_variable_is_listed_twice() -> None:
+    assert len({each.name for each in LISTED}) == len(LISTED)
+
+
+def test_compose_reads_its_variables_with_their_defaults() -> None:
+    read: dict[str, set[str]] = {}
+    for name, default in re.findall(r"\$\{(\w+)(?::?-([^}]*)|:\+[^}]*)?\}", compose.text()):
+        read.setdefault(name, set()).add("" if default == "/dev/null" else default)
+    assert read.keys() == compose.variables_of(compose.text())
+    assert read.keys() - variables.NAMES == {each.name for each in COMPOSE}
+    for variable in COMPOSE:
+        defaults = read[variable.name] - {""}
+        if variable.default_text:
+            assert all(default in variable.default_text for default in defaults), variable.name
+        else:
+            assert defaults == {variable.default_shown} - {""}, variable.name
+
+
+def test_the_tests_read_theirs() -> None:
+    here = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    read = set(re.findall(r"environ(?:\.get\(|\[)\"(TENTALIS_[A-Z_]+)\"", here))
+    assert read - variables.NAMES == {each.name for each in TESTS}
+
+
+@pytest.mark.parametrize("variable", [*COMPOSE, *TESTS], ids=lambda each: each.name)
+def test_each_default_outside_of_processes_is_allowed(variable: Variable[object]) -> None:
+    if not variable.default_text and variable.default_shown:
+        variable.parse(variable.default_shown)
 
 
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda each: each.name)
