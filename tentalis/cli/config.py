@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 
-COLUMNS = ("name", "value", "origin", "default", "meaning")
+COLUMNS = ("name", "value", "origin", "default", "meaning", "used_by")
 SHOWN = ("key", "value", "origin", "variable")
 
 
@@ -42,7 +42,7 @@ def show_(
         chosen = [_named(key) for key in keys]
     else:
         chosen = [each for each in variables.VARIABLES if os.environ.get(each.name) and not each.internal]
-    show(output, SHOWN, [_row(each, settings) | {"variable": each.name, "key": key_of(each)} for each in chosen])
+    show(output, SHOWN, [_row(each, settings) | {"variable": each.name, "key": _key(each)} for each in chosen])
     if output is OutputFormat.TABLE:
         profile = f", profile {settings.profile}" if settings.profile else ""
         typer.echo(f"settings file: {settings.file.path}{profile}" if settings.file else "no settings file", err=True)
@@ -53,10 +53,11 @@ def list_(
     ctx: typer.Context,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Lists every variable that is a setting. Secrets are shown as ***."""
+    """Lists every variable with what reads it: processes, docker-compose.yml or the tests. Secrets are shown as ***.
+
+    Docker Compose also reads `.env` beside its file; values there are not shown."""
     settings: AppliedSettings = ctx.find_root().obj
-    given = [each for each in variables.VARIABLES if os.environ.get(each.name) or not each.internal]
-    show(output, COLUMNS, [_row(each, settings) for each in given])
+    show(output, COLUMNS, [_row(each, settings) for each in variables.LISTED])
 
 
 @app.command(short_help="Check every variable, as a process does before it starts.")
@@ -88,14 +89,22 @@ def _row(variable: Variable[Any], settings: AppliedSettings) -> dict[str, object
         "origin": settings.origin(variable.name),
         "default": variable.default_shown or None,
         "allowed": variable.kind.allowed,
-        "meaning": variable.meaning,
+        "meaning": variable.meaning + (" Set by a process for its children." if variable.internal else ""),
         "used_by": variable.used_by,
     }
+
+
+def _key(variable: Variable[Any]) -> str | None:
+    """Returns the key of a variable in a settings file; None for one that no process reads."""
+    return key_of(variable) if variable.name in variables.NAMES else None
 
 
 def _named(key: str) -> Variable[Any]:
     if key in KEYS:
         return KEYS[key]
-    if key in variables.NAMES:
+    try:
         return variables.named(key)
-    raise CommandError(f"there is no setting {key}; `tentalis config list` shows every setting", ExitCode.USAGE)
+    except KeyError:
+        raise CommandError(
+            f"there is no setting {key}; `tentalis config list` shows every setting", ExitCode.USAGE
+        ) from None

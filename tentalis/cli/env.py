@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,8 @@ from tentalis.service.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from tentalis.agents.environments import Environment
+    from tentalis.agents.environments.swe_instances import SweTask
+    from tentalis.agents.environments.terminal_task import TerminalTask
 
 app = typer.Typer(help="Environments: list, show, try.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -34,7 +37,7 @@ def list_environments(output: Format = OutputFormat.TABLE) -> None:
 def show_environment(
     name: Name,
     question: Annotated[
-        str, typer.Argument(help="The user's message; for terminal, the name of a task folder.", show_default=False)
+        str, typer.Argument(help="The user's message; for terminal and swe, the name of a task.", show_default=False)
     ] = "...",
     tools: Tools = None,
     tasks: Tasks = None,
@@ -56,7 +59,7 @@ def show_environment(
 @app.command("try", short_help="Play one episode in the terminal, by hand or with a model.")
 def try_environment(
     name: Name,
-    question: Annotated[str, typer.Argument(help="The user's message; for terminal, the name of a task folder.")],
+    question: Annotated[str, typer.Argument(help="The user's message; for terminal and swe, the name of a task.")],
     data: Annotated[str, typer.Option("--data", help="Data of the verifier `episode`, as JSON.")] = "{}",
     server: Annotated[
         str | None,
@@ -84,21 +87,30 @@ def try_environment(
     play_trial(make, task, player, max_turns or default_turns(name), lambda text: print_text(readable(text)))
 
 
-@app.command("tasks", short_help="List the task folders of terminal.")
+@app.command("tasks", short_help="List the task folders of terminal, or the instances of swe.")
 def list_tasks(
-    tasks: Annotated[Path, typer.Argument(help="Folder with the task folders.")],
+    tasks: Annotated[Path, typer.Argument(help="Folder with the task folders or instances.")],
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Lists the task folders in a folder, each with the digest for `data` of the verifier, or with what it needs.
+    """Lists the task folders of terminal or the instances of swe in a folder, each with the digest for `data` of the
+    verifier, or with what it needs.
 
     A task that needs a container, such as for packages or the network, cannot be played.
     """
+    from tentalis.agents.environments.swe_instances import SweFolder, is_swe_folder
     from tentalis.agents.environments.terminal_task import TaskRefused, load_task, task_names
 
+    names: Sequence[str]
+    load: Callable[[str], TerminalTask | SweTask]
+    if is_swe_folder(tasks):
+        instances = SweFolder(tasks)
+        names, load = instances.names, instances.task
+    else:
+        names, load = task_names(tasks), partial(load_task, tasks)
     rows = []
-    for name in task_names(tasks):
+    for name in names:
         try:
-            rows.append({"task": name, "digest": load_task(tasks, name).digest, "needs": ""})
+            rows.append({"task": name, "digest": load(name).digest, "needs": ""})
         except TaskRefused as error:
             rows.append({"task": name, "digest": "", "needs": str(error)})
     show(output, ("task", "digest", "needs"), rows)

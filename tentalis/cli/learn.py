@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +20,12 @@ from tentalis.service.exit_codes import ExitCode
 MOST_ANSWERS = 256
 
 
+class LossChoice(StrEnum):
+    RL = "rl"
+    OPD = "opd"
+    BOTH = "both"
+
+
 Prompts = Annotated[
     str,
     typer.Argument(
@@ -26,11 +34,12 @@ Prompts = Annotated[
     ),
 ]
 Reward = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--reward",
         metavar="FILE.py:FUNCTION",
         help="Reward function, with the parameters of TRL, verl or verifiers. Repeatable: rewards are added.",
+        show_default=False,
     ),
 ]
 Model = Annotated[
@@ -60,6 +69,54 @@ Temperature = Annotated[float, typer.Option("--temperature", min=0.01, help="Tem
 Weight = Annotated[
     list[float] | None,
     typer.Option("--weight", help="Weight of a reward function, in the order of --reward. Default: 1 each."),
+]
+JudgeUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--judge",
+        metavar="URL",
+        help="OpenAI-compatible server whose model grades the answers, instead of --reward.",
+        show_default=False,
+    ),
+]
+JudgeModel = Annotated[
+    str | None,
+    typer.Option(
+        "--judge-model", help="Model of the judge. Default: the first that the server lists.", show_default=False
+    ),
+]
+JudgeKey = Annotated[
+    str | None,
+    typer.Option(
+        "--judge-key-env", metavar="VARIABLE", help="Variable with the API key of the judge.", show_default=False
+    ),
+]
+Criterion = Annotated[
+    str | None,
+    typer.Option(
+        "--criterion",
+        metavar="TEXT|@FILE",
+        help="What a good answer is, for the judge. Default: correct, helpful and short.",
+        show_default=False,
+    ),
+]
+Hint = Annotated[
+    str | None,
+    typer.Option(
+        "--hint",
+        metavar="FILE.py:FUNCTION",
+        help="Hints: a function with the parameters of a reward function that returns a text or None for each answer, "
+        "or the name of a column. Trains towards the model's answers under the hint.",
+        show_default=False,
+    ),
+]
+LossName = Annotated[
+    LossChoice | None,
+    typer.Option(
+        "--loss",
+        help="Train on rewards (rl), on hints (opd), or on both. Default: both with --hint, else rl.",
+        show_default=False,
+    ),
 ]
 RewardRange = Annotated[
     str | None,
@@ -96,7 +153,11 @@ Changes = Annotated[
 
 def learn(
     prompts: Prompts,
-    reward: Reward,
+    reward: Reward = None,
+    judge: JudgeUrl = None,
+    judge_model: JudgeModel = None,
+    judge_key_env: JudgeKey = None,
+    criterion: Criterion = None,
     model: Model = None,
     held_out: HeldOut = None,
     steps: Steps = 100,
@@ -104,6 +165,8 @@ def learn(
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 1.0,
     weight: Weight = None,
+    hint: Hint = None,
+    loss: LossName = None,
     reward_range: RewardRange = None,
     reward_seconds: RewardSeconds = 10.0,
     reward_memory: RewardMemory = 2048,
@@ -122,20 +185,27 @@ def learn(
     from tentalis.service.packages import require
 
     require("`tentalis learn`", "local", "serve", "train")
-    from tentalis.learn.check import check as check_reward
-    from tentalis.learn.options import LearnOptions
-    from tentalis.learn.play import learn as learn_run
+    from tentalis.learning.check import check as check_reward
+    from tentalis.learning.options import LearnOptions
+    from tentalis.learning.play import learn as learn_run
 
     weights = tuple(weight or ())
-    if weights and len(weights) != len(reward):
+    rewards = tuple(reward or ())
+    if weights and len(weights) != len(rewards):
         raise CommandError(
-            f"--weight is given {len(weights)} times and --reward {len(reward)} times: give one weight per function",
+            f"--weight is given {len(weights)} times and --reward {len(rewards)} times: give one weight per function",
             ExitCode.USAGE,
         )
     options = LearnOptions(
         source=prompts,
-        rewards=tuple(reward),
+        rewards=rewards,
+        judge=judge,
+        judge_model=judge_model,
+        judge_key_env=judge_key_env,
+        criterion=criterion_of(criterion),
         weights=weights,
+        hint=hint,
+        loss=None if loss is None else loss.value,
         reward_range=parse_range(reward_range),
         reward_seconds=reward_seconds,
         reward_memory_mb=reward_memory,
@@ -154,10 +224,24 @@ def learn(
         emit=emitter(output),
     )
     settings = resolve_settings(join_stack=False)
-    check_before_start(settings)
+    # The check starts the model server alone, which needs no Kafka.
+    check_before_start(settings.model_copy(update={"bootstrap": None}) if check else settings, own_log=True)
     check_changes(options.changes)
     code = check_reward(options, settings) if check else learn_run(options, settings, configured)
     raise typer.Exit(code)
+
+
+def criterion_of(given: str | None) -> str | None:
+    """Returns the criterion, of a file if it begins with @. Raises CommandError."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        text = Path(given[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--criterion {given}: {error}", ExitCode.USAGE) from error
+    if not text:
+        raise CommandError(f"--criterion {given}: the file is empty", ExitCode.USAGE)
+    return text
 
 
 def parse_range(given: str | None) -> tuple[float, float] | None:

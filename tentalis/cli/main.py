@@ -36,6 +36,7 @@ COMMANDS = (
     ("events", "tentalis.cli.events:events", "Show the history of processes: restarts, errors."),
     ("observe", "tentalis.cli.observe:observe", "Write Prometheus and Grafana settings for the stack."),
     ("replay", "tentalis.cli.replay:replay", "Train a run again and compare every step."),
+    ("rescore", "tentalis.cli.rescore:rescore", "Score the answers of a run again."),
     ("export", "tentalis.cli.export:export", "Export a run to files."),
     ("import", "tentalis.cli.import_:import_", "Import an exported run."),
     ("verify", "tentalis.cli.verify:verify", "Check a run for lost, duplicate or mixed records."),

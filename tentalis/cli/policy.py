@@ -208,17 +208,17 @@ def _promotion(update: PolicyUpdate, mode: str, reason: str) -> Record:
 
 def _present(update: PolicyUpdate) -> None:
     """Raises CommandError if an adapter cannot be loaded. Adapters on other machines are checked by their servers."""
-    from tentalis.policies.replica import WEIGHTS, AdapterRejected, adapter_place, check_weights
+    from tentalis.policies.replica import AdapterRejected, adapter_place, check_weights, weights_name
     from tentalis.storage.file_set import read_manifest
 
     try:
         place = adapter_place(update.location)
         if place.folder is None:
-            manifest = read_manifest(place)
-            if manifest is None or WEIGHTS not in manifest.files or manifest.files[WEIGHTS].sha256 != update.sha256:
-                raise AdapterRejected(f"{place} does not hold the adapter with sha256 {update.sha256}")
+            manifest, file = read_manifest(place), weights_name(update)
+            if manifest is None or file not in manifest.files or manifest.files[file].sha256 != update.sha256:
+                raise AdapterRejected(f"{place} does not hold the weights with sha256 {update.sha256}")
         elif place.folder.parent.is_dir():
-            check_weights(place.folder, update.sha256)
+            check_weights(place.folder, update)
     except AdapterRejected as error:
         raise CommandError(f"{update.name} cannot be served: {error}") from error
 

@@ -58,7 +58,7 @@ def export(
         view = read_policies(settings)
         update = view.find(version)
         folder = None
-        if wanted is not ExportFormat.SAFETENSORS:
+        if wanted is not ExportFormat.SAFETENSORS and not update.is_whole_model:
             require(f"policy export --format {wanted.value}", "train")
             folder = _base(settings, update, base or view.base_model(update))
         try:

@@ -15,6 +15,27 @@ from tentalis.cli.shared.settings import reached
 from tentalis.cli.shared.startup import configure_logging
 from tentalis.service.exit_codes import ExitCode
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SETTING=VALUE",
+        help="Counterfactual run: same data in the same order, with this trainer setting; compared. Repeatable.",
+    ),
+]
+RewardLabel = Annotated[
+    str | None,
+    typer.Option(
+        "--verifier",
+        metavar="LABEL",
+        help="Counterfactual run with the scores that `tentalis rescore` wrote under this label as the rewards.",
+    ),
+]
+AllowUnscored = Annotated[
+    bool,
+    typer.Option("--allow-unscored", help="With --verifier: answers without such a score have no reward."),
+]
+
 
 def replay(
     run: Annotated[str, typer.Argument(help="Id of the run.")],
@@ -37,14 +58,9 @@ def replay(
         int | None,
         typer.Option("--ranks", min=1, help="Number of training processes, if different: compares within a tolerance."),
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SETTING=VALUE",
-            help="Counterfactual run: same data in the same order, with this trainer setting; compared. Repeatable.",
-        ),
-    ] = None,
+    changes: Changes = None,
+    verifier: RewardLabel = None,
+    allow_unscored: AllowUnscored = False,
     base_model: Annotated[
         str | None,
         typer.Option("--base-model", help="Location of the base model, if it differs from the run's configuration."),
@@ -55,11 +71,14 @@ def replay(
     """Trains a run again from its topics and compares the sha256 of every step.
 
     Exits with 0 only if all steps are equal; with --allow-missing, only those before the first that lacks a rollout
-    must be. With --set, trains a counterfactual run and compares it with the original.
+    must be. With --set or --verifier, trains a counterfactual run and compares it with the original.
     """
     wanted = parse_changes(changes or [])
-    if wanted and (verify_only or allow_missing or ranks):
-        raise CommandError("--set cannot be combined with --verify-only, --allow-missing or --ranks", ExitCode.USAGE)
+    if (wanted or verifier is not None) and (verify_only or allow_missing or ranks):
+        name = "--set" if wanted else "--verifier"
+        raise CommandError(f"{name} cannot be combined with --verify-only, --allow-missing or --ranks", ExitCode.USAGE)
+    if allow_unscored and verifier is None:
+        raise CommandError("--allow-unscored needs --verifier: name the label of the scores", ExitCode.USAGE)
     if to_step is not None and to_step < (from_step or 0):
         raise CommandError(
             f"--to-step {to_step} is before --from-step {from_step}: no steps are selected", ExitCode.USAGE
@@ -87,6 +106,8 @@ def replay(
                 emit=emitter(output),
                 ranks=ranks,
                 changes=wanted,
+                verifier=verifier,
+                allow_unscored=allow_unscored,
             )
         except ConfigError as error:
             raise CommandError(str(error), ExitCode.USAGE if wanted else ExitCode.ERROR) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from tentalis.service.exit_codes import ExitCode
 if TYPE_CHECKING:
     from schemas.wire.avro import AvroSchema
     from tentalis.kafka.admin import Change
+    from tentalis.kafka.topic_id_log import RecordedTopics
     from tentalis.service.settings import Settings
 
 app = typer.Typer(
@@ -39,6 +40,20 @@ class OnRisk(StrEnum):
     APPLY = "apply"
     STOP = "stop"
     SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """The work of `apply`: changes of topics, schemas to publish, and the topics whose ids it records."""
+
+    changes: list[Change]
+    schemas: list[AvroSchema]
+    unrecorded: list[str]
+
+    @property
+    def count(self) -> int:
+        """The number of single changes."""
+        return len(self.changes) + len(self.schemas) + bool(self.unrecorded)
 
 
 @app.command("list", short_help="Lists all topics of the broker.")
@@ -119,16 +134,18 @@ def produce_rate(
     show(output, ("topic", "records", "per_second"), rows)
 
 
-def _planned(settings: Settings) -> tuple[list[Change], list[AvroSchema]]:
+def _planned(settings: Settings) -> TopicPlan:
     from tentalis.kafka.admin import KafkaAdmin, missing_schemas, plan
+    from tentalis.kafka.topic_id_log import unrecorded_topics
     from tentalis.kafka.topology import topic_table
 
     table = topic_table()
-    return plan(table, KafkaAdmin(settings).current(table.topics)), missing_schemas(settings)
+    changes = plan(table, KafkaAdmin(settings).current(table.topics))
+    return TopicPlan(changes, missing_schemas(settings), unrecorded_topics(settings))
 
 
-def _show_plan(output: OutputFormat, changes: list[Change], schemas: list[AvroSchema]) -> None:
-    from schemas.topics import SCHEMAS
+def _show_plan(output: OutputFormat, planned: TopicPlan) -> None:
+    from schemas.topics import SCHEMAS, TOPIC_IDS
     from tentalis.kafka.migration import Risk, risk_of
 
     rows: list[dict[str, Any]] = [
@@ -140,7 +157,7 @@ def _show_plan(output: OutputFormat, changes: list[Change], schemas: list[AvroSc
             "partitions": change.partitions,
             "config": {name: {"is": old, "wanted": new} for name, (old, new) in change.config.items()},
         }
-        for change in changes
+        for change in planned.changes
     ]
     rows += [
         {
@@ -149,8 +166,11 @@ def _show_plan(output: OutputFormat, changes: list[Change], schemas: list[AvroSc
             "risk": Risk.SAFE.value,
             "detail": f"schema {schema.name} {schema.fingerprint.hex()}",
         }
-        for schema in schemas
+        for schema in planned.schemas
     ]
+    if planned.unrecorded:
+        detail = f"ids of {len(planned.unrecorded)} topics"
+        rows.append({"change": "record", "topic": TOPIC_IDS, "risk": Risk.SAFE.value, "detail": detail})
     if rows or output is not OutputFormat.TABLE:
         show(output, ("change", "topic", "risk", "detail"), rows)
     else:
@@ -206,8 +226,8 @@ def acls(
 def plan(bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE) -> None:
     """Shows the changes of `apply`, which never deletes or shrinks. A wrong partition count cannot be repaired."""
     with reached(bootstrap) as settings:
-        changes, schemas = _planned(settings)
-    _show_plan(output, changes, schemas)
+        planned = _planned(settings)
+    _show_plan(output, planned)
 
 
 @app.command(short_help="Shows the plan; exits with 3 on any difference.")
@@ -216,14 +236,14 @@ def diff(bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE) -> No
     from tentalis.ops.lost_topics import lost_topics
 
     with reached(bootstrap) as settings:
-        changes, schemas = _planned(settings)
+        planned = _planned(settings)
         losses = lost_topics(settings)
-    _show_plan(output, changes, schemas)
+    _show_plan(output, planned)
     for loss in losses:
         typer.echo(f"lost: {loss}", err=True)
     if losses:
         raise typer.Exit(ExitCode.PERMANENT)
-    if changes or schemas:
+    if planned.count:
         raise typer.Exit(ExitCode.DRIFT)
 
 
@@ -270,12 +290,18 @@ def apply(
             help="Apply although an application has lost a topic. The application itself must accept it too.",
         ),
     ] = False,
+    of_stack: Annotated[
+        bool, typer.Option("--of-stack", hidden=True, help="Record in TENTALIS_HOME that its stack has the topics.")
+    ] = False,
 ) -> None:
-    """Creates missing topics, corrects settings, publishes missing schemas. Idempotent; never deletes a topic.
+    """Creates missing topics, corrects settings, publishes missing schemas, records the ids of the topics.
 
-    Exits with 7, and changes nothing, if an application has lost a topic: an empty one in its place would hide it."""
+    Idempotent; never deletes a topic. Exits with 7, and changes nothing, if a topic was lost: an empty one in its place
+    would hide it."""
     from tentalis.kafka import admin
-    from tentalis.ops.lost_topics import lost_topics
+    from tentalis.kafka.topic_id_log import record_lost_broker, record_topics
+    from tentalis.local.made_topics import record_made
+    from tentalis.ops.lost_topics import lost_broker, lost_topics
 
     with reached(bootstrap) as settings:
         losses = [] if accept_loss else lost_topics(settings)
@@ -285,19 +311,37 @@ def apply(
                 "without them with --accept-loss (docs/operations/lost-topics.md)",
                 ExitCode.PERMANENT,
             )
-        changes, schemas = _planned(settings)
-        _show_plan(output, changes, schemas)
-        changes = _without_risk(changes, on_risk)
-        if not changes and not schemas:
+        emptied = lost_broker(settings) if accept_loss else None
+        planned = _planned(settings)
+        _show_plan(output, planned)
+        planned = replace(planned, changes=_without_risk(planned.changes, on_risk))
+        changes, schemas = planned.changes, planned.schemas
+        if not planned.count:
+            if of_stack and not dry_run:
+                record_made(settings, None)
             return
-        count = len(changes) + len(schemas)
         if not dry_run and not yes:
-            typer.confirm(f"Apply {count} changes to {settings.bootstrap}?", abort=True, err=True)
+            typer.confirm(f"Apply {planned.count} changes to {settings.bootstrap}?", abort=True, err=True)
         admin.apply(admin.KafkaAdmin(settings), changes, dry_run=dry_run, replication=replication)
         if not dry_run:
             admin.publish_schemas(settings, schemas)
+            recorded = record_topics(settings, len(planned.unrecorded))
+            if emptied is not None:
+                record_lost_broker(settings, emptied)
+                typer.echo(f"given up, as --accept-loss asks: {emptied}", err=True)
+            _report_recorded(recorded, len(planned.unrecorded))
+            if of_stack:
+                record_made(settings, recorded.warning(len(planned.unrecorded)))
     verb = "checked by the broker, nothing changed" if dry_run else "applied"
     typer.echo(f"{verb}: {len(changes)} topic changes, {len(schemas)} schemas", err=True)
+
+
+def _report_recorded(recorded: RecordedTopics, existed: int) -> None:
+    """Tells of topics whose old ids were given up, and of a record that began with topics that existed before."""
+    for lost in recorded.given_up:
+        typer.echo(f"given up, as --accept-loss asks: {lost}", err=True)
+    if warning := recorded.warning(existed):
+        typer.echo(warning, err=True)
 
 
 @app.command(short_help="Removes the oldest records of a topic.")
@@ -331,6 +375,7 @@ def delete(
 
 def _remove(name: str, before_ms: int | None, bootstrap: str | None, output: OutputFormat, *, carry_out: bool) -> None:
     from tentalis.kafka.removal import plan_removal, remove
+    from tentalis.kafka.topic_id_log import forget_topic
 
     whole = before_ms is None
     with reached(bootstrap) as settings:
@@ -346,6 +391,8 @@ def _remove(name: str, before_ms: int | None, bootstrap: str | None, output: Out
             typer.echo("nothing was changed; --yes removes them", err=True)
             return
         remove(settings, removal, whole=whole)
+        if whole:
+            forget_topic(settings, name)
     typer.echo(f"removed: {removal.records} records of {name}", err=True)
 
 

@@ -121,7 +121,7 @@ def up(
     if join and settings.bootstrap is None:
         raise CommandError("--join needs the Kafka of the other stack: name it with TENTALIS_BOOTSTRAP", ExitCode.USAGE)
     require("`tentalis up`", *(["local"] if settings.bootstrap is None else []), "serve", "train")
-    check_before_start(settings, join=join)
+    check_before_start(settings, join=join, config=config)
     if dry_run:
         vllm = server is ModelServerKind.VLLM
         planned = _planned(settings, counts, ranks, gateway=gateway, join=join, vllm=vllm)
@@ -202,6 +202,7 @@ def _attached(
     from tentalis.local.state import StateDir
     from tentalis.local.supervisor import Supervisor
     from tentalis.service.health import served
+    from trainer.config.file import load_config
 
     if server is ModelServerKind.VLLM:
         find_vllm(variables.VLLM.read(), settings.cache)  # before anything starts
@@ -214,6 +215,7 @@ def _attached(
             model, run, environment = _standing_run(state.folder("runs"), policy_model, settings.cache)
         else:
             model, run, environment = prepared_model(policy_model, settings.cache), config.absolute(), "chat"
+        load_config(run, os.environ)  # as the trainer reads it: a variable may contradict the run that continues
         stop = held.enter_context(stop_signals())
         stack = build_stack(
             StackOptions(
@@ -227,6 +229,7 @@ def _attached(
                 scale=scale,
                 server_id=f"{socket.gethostname()}-{state.port('model')}" if join else SERVER_ID,
                 vllm=_vllm_arguments(run) if server is ModelServerKind.VLLM else None,
+                whole_models=_versions_held(run),
                 joins=join,
                 scorers=_scorers_of(run) if config is None else None,
             )
@@ -252,6 +255,8 @@ def _watch(supervisor: Supervisor, stack: Stack, stop: threading.Event, ready_fd
 
     Raises CommandError if the stack cannot start.
     """
+    from tentalis.local.made_topics import warning_of
+
     said: frozenset[str] | None = None
     unready_since = time.monotonic()
     probing = False
@@ -260,6 +265,8 @@ def _watch(supervisor: Supervisor, stack: Stack, stop: threading.Event, ready_fd
             raise CommandError(failure, ExitCode.PERMANENT if supervisor.unmendable() else ExitCode.ERROR)
         processes = supervisor.status()
         if not probing and processes["topics"]["state"] == "done":
+            if warning := warning_of(stack.settings):
+                log.warning("%s", warning)
             lag.start()
             probing = True
         word, troubled = _word(processes), _troubled(processes)
@@ -333,25 +340,37 @@ def _policy_of(run: Path) -> str:
     return load_config(run).policy
 
 
-def _vllm_arguments(run: Path) -> tuple[str, ...]:
-    """Returns the arguments of `tentalis serve vllm` for the adapters of a run, all versions in its window included."""
+def _versions_held(run: Path) -> int:
+    """Returns the most versions of a run that its server holds, all in its window included."""
     from tentalis.policies.core import KEPT_VERSIONS
     from trainer.config.file import load_config
 
-    config = load_config(run)
     # Beside the versions that are kept: the candidate that the guard tries, and the one that is loaded next.
-    adapters = max(KEPT_VERSIONS, config.max_staleness + 1) + 2
-    return "--max-rank", str(config.lora.rank), "--max-adapters", str(adapters)
+    return max(KEPT_VERSIONS, load_config(run).max_staleness + 1) + 2
+
+
+def _vllm_arguments(run: Path) -> tuple[str, ...]:
+    """Returns the arguments of `tentalis serve vllm` for the adapters of a run. Raises CommandError if it has none."""
+    from trainer.config.file import load_config
+
+    lora = load_config(run).lora
+    if lora is None:
+        raise CommandError(
+            f"{run} trains the whole model (lora: null), and vLLM loads adapters only while it serves. Start with "
+            "--server local, or train an adapter"
+        )
+    return "--max-rank", str(lora.rank), "--max-adapters", str(_versions_held(run))
 
 
 def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Path, Path, str]:
     """Returns model folder, trainer configuration and environment for a run without an end.
 
     Continues the newest run of this state directory, so that its policy is served and trained further. Begins a new run
-    if there is none, or if the newest has another model.
+    if there is none, or if the newest has another model. Both are held near the base model (`anchored`).
     """
     from tentalis.agents.scenarios import make_scenario
     from tentalis.demo.runs import newest
+    from trainer.config.conversation import anchored
     from trainer.config.file import load_config
     from trainer.config.trainer_config import TrainerConfig, given_text
 
@@ -367,7 +386,7 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
         config = TrainerConfig(run_id=run_id, policy="assistant", base_model=str(model), base_model_name=model.name)
         path = runs / run_id / "config.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(given_text(config), encoding="utf-8")
+    path.write_text(given_text(anchored(config)), encoding="utf-8")
     return model, path, environment
 
 
@@ -391,6 +410,7 @@ def _detached(
     scale: Sequence[str],
     join: bool,
 ) -> None:
+    from tentalis.local.made_topics import warning_of
     from tentalis.local.state import StateDir
 
     state = StateDir(home)
@@ -441,5 +461,7 @@ def _detached(
         raise CommandError(f"the stack ended with exit code {code}; the end of {sink_path}:\n{said}", code)
     if word != READY:
         raise CommandError(f"{word}. The stack runs: `tentalis status` shows the processes, `tentalis down` stops them")
+    if warning := warning_of(resolve_settings()):
+        typer.echo(f"warning: {warning}", err=True)
     where = f"gateway on {gateway_url(None, home)}/v1. " if gateway else ""
     typer.echo(f"ready: {where}`tentalis status` shows the processes, `tentalis down` stops them", err=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tentalis.agents.scenarios import Scenario, make_scenario
 from tentalis.demo import answers as showcase
 from tentalis.demo.report import SCORE_COLUMNS, DemoReport, comparison, score_row, write_report
-from tentalis.demo.runs import Configured, Run, RunKind, open_run
+from tentalis.demo.runs import Configured, Run, RunKind, open_run, unused_applications
 from tentalis.demo.stats import RunStats
 from tentalis.demo.summary import AnswerPair, Summary, summarise
 from tentalis.demo.watch import Interrupted, Processes, RunWatch
@@ -73,13 +73,14 @@ def play(options: DemoOptions, settings: Settings, configured: Configured) -> in
                 environment=scenario.environment,
                 manager=("--scenario", options.scenario, "--run", run.run_id),
                 ranks=options.ranks,
+                without=unused_applications(run.config),
             )
         )
         with stop_signals() as stop:
             supervisor = Supervisor(state, stack.specs)
             supervisor.start()
             try:
-                groups = groups_of(scenario.environment, scenario.policy)
+                groups = groups_of(scenario.environment, scenario.policy, supervisor.status().keys())
                 show = Show(run, options, scenario, stack.settings, stack.server, supervisor, console, stop, groups)
                 show.play()
             except Interrupted:
@@ -192,6 +193,8 @@ class Show:
         facts["mean time per round"] = phases
         if stats.refused:
             facts["refused versions"] = "; ".join(f"v{number}: {why}" for number, why in stats.refused.items())
+        if stats.rollbacks:
+            facts["rollbacks"] = "; ".join(stats.rollbacks.values())
         if self.watch.skipped:
             facts["undecodable records skipped"] = str(self.watch.skipped)
         return facts

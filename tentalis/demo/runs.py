@@ -13,6 +13,15 @@ from tentalis.agents.scenarios import Scenario
 
 TASKS_PER_STEP = 4
 
+ONE_RIGHT_FORM = {
+    "min_length": 0.0,
+    "min_length_ratio": 0.0,
+    "max_kl": 100.0,
+    "min_distinct_ratio": 0.0,
+    "max_similarity": 1.0,
+}
+"""The guard's limits where only a rule decides: an answer of one number is short, and like the other answers."""
+
 Configured = Callable[[dict[str, Any], tuple[str, ...]], dict[str, Any]]
 """Function from trainer settings and the user's changes to the changed settings."""
 
@@ -95,8 +104,17 @@ def open_run(runs: Path, kind: RunKind, scenario: Scenario, now: float, configur
     return Run(folder.name, folder, resumed=False)
 
 
+def unused_applications(config: Path) -> frozenset[str]:
+    """Returns the names of the applications whose output the run of a configuration file does not read: hinting, if its
+    distillation part has no weight."""
+    loss = yaml.safe_load(config.read_text(encoding="utf-8")).get("loss") or {}
+    return frozenset() if float(loss.get("opd_weight", 1.0)) > 0 else frozenset({"hinting"})
+
+
 def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, Any]:
-    """Returns the settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4."""
+    """Returns the settings for a demo: on-policy steps of 4 tasks, an adapter of rank 16, learning rate 3e-4, and new
+    versions that are served if they pass the guard."""
+    guard = {} if scenario.owes_feedback else {"guard": dict(ONE_RIGHT_FORM)}
     return {
         "run_id": run_id,
         "policy": scenario.policy,
@@ -105,6 +123,8 @@ def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, 
         "steps": kind.steps,
         "batch_rollouts": TASKS_PER_STEP * scenario.n_samples,
         "max_staleness": 0,
+        "promotion": "guarded",
+        **guard,
         "seed": 0,
         "lora": {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
         "optimizer": {"lr": 3e-4},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from schemas.group_statistics import EQUAL_STD, mean_and_std
 from schemas.ids import parse_policy_name
 from schemas.records import (
     BatchPlan,
@@ -23,6 +24,8 @@ from schemas.records import (
     StepResult,
     Task,
 )
+from tentalis.policies.guard import ROLLBACK
+from tentalis.policies.lineage import Lineage, Node
 
 RATE_WINDOW_MS = 60_000
 PHASES = ("sampling", "judging", "training", "serving")
@@ -79,7 +82,10 @@ class _Round:
 
 
 class RunStats:
-    """Statistics of one run over all topics of the loop. Records may come twice, and topics in any order."""
+    """Statistics of one run over all topics of the loop. Records may come twice, and topics in any order.
+
+    Branches continue the run after a rollback: steps count from the run's initial adapter.
+    """
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -98,8 +104,11 @@ class RunStats:
         self.promoted: int | None = None
         self.acknowledged: int | None = None
         self.refused: dict[int, str] = {}
+        self.rollbacks: dict[int, str] = {}
         self.locations: dict[int, str] = {}
         self.metrics: dict[int, dict[str, float]] = {}
+        self._lineage = Lineage(())
+        self._manifests: list[RunManifest] = []
         self._seen: set[tuple[str, str]] = set()
         self._early: list[tuple[Record, int]] = []
         self._versions: dict[int, _Version] = {}
@@ -110,7 +119,7 @@ class RunStats:
     def apply(self, record: Record, timestamp: int) -> None:
         """Applies a record with its time on the log, in ms."""
         match record:
-            case RunManifest() if record.run_id == self.run_id:
+            case RunManifest() if record.run_id == self.run_id or record.parent_run is not None:
                 self._manifest(record)
             case Task() if record.run_id == self.run_id and self._new("task", record.task_id):
                 self._task(record, timestamp)
@@ -121,11 +130,11 @@ class RunStats:
                 self.complaints += bool(record.text)
             case Outcome() if record.head.run_id == self.run_id and self._new("outcome", record.outcome_key):
                 self._outcome(record, timestamp)
-            case BatchPlan() if record.run_id == self.run_id:
-                self._round(record.step - 1).planned = timestamp
-            case StepResult() if record.run_id == self.run_id:
-                self.metrics[record.step] = dict(record.metrics)
-                self._round(record.step - 1).stepped = timestamp
+            case BatchPlan() if (step := self._step(record.run_id, record.step)) is not None:
+                self._round(step - 1).planned = timestamp
+            case StepResult() if (step := self._step(record.run_id, record.step)) is not None:
+                self.metrics[step] = dict(record.metrics)
+                self._round(step - 1).stepped = timestamp
             case PolicyUpdate() | Promotion() | PolicyAck():
                 self._policy(record, timestamp)
             case _:
@@ -137,8 +146,24 @@ class RunStats:
         self._seen.add((kind, name))
         return True
 
+    def _step(self, run_id: str, step: int) -> int | None:
+        """Returns the number of steps since the run's initial adapter, None for a run that is not its branch."""
+        if run_id != self.run_id and self._lineage.stem(run_id) != self.run_id:
+            return None
+        return self._lineage.depth(Node(run_id, step))
+
+    def step_of(self, version: int) -> int | None:
+        """Returns the number of steps of the run that a version has; None if it does not belong to the run."""
+        node = self._lineage.node(version)
+        return None if node is None else self._step(node.run, node.step)
+
     def _manifest(self, manifest: RunManifest) -> None:
-        self.policy, self.first_version, self.config = manifest.policy, manifest.first_version, manifest.config
+        self._manifests.append(manifest)
+        if manifest.run_id == self.run_id:
+            self.policy, self.first_version, self.config = manifest.policy, manifest.first_version, manifest.config
+        self._lineage = Lineage(each for each in self._manifests if each.policy == self.policy)
+        if manifest.run_id != self.run_id:
+            return
         early, self._early = self._early, []
         for record, timestamp in early:
             self._policy(record, timestamp)
@@ -189,7 +214,8 @@ class RunStats:
         if record.policy != self.policy or record.version < self.first_version:
             return
         # Step k publishes the version that was trained on round k - 1.
-        number = record.version - self.first_version - 1
+        step = self.step_of(record.version)
+        number = -1 if step is None else step - 1
         if isinstance(record, PolicyUpdate):
             self.published = max(record.version, self.published or record.version)
             self.locations[record.version] = record.location
@@ -197,6 +223,8 @@ class RunStats:
                 self._round(number).published = timestamp
         elif isinstance(record, Promotion):
             self.promoted = record.version
+            if record.mode == ROLLBACK:
+                self.rollbacks[record.event_time] = record.reason
         elif record.ok:
             self.acknowledged = record.version
             if number >= 0 and self._round(number).served is None:
@@ -241,6 +269,11 @@ class RunStats:
     def rewards(self, versions: Sequence[int]) -> list[float]:
         """Returns all rewards of these versions."""
         return [reward for version in versions for each in self._versions[version].rewards.values() for reward in each]
+
+    def equal_answers(self, version: int, group: int) -> int:
+        """Returns the number of answers of a version in groups of `group` answers that all have the same reward."""
+        groups = self._versions[version].rewards.values() if version in self._versions else ()
+        return sum(len(each) for each in groups if len(each) == group and mean_and_std(each)[1] < EQUAL_STD)
 
     def seconds_by_phase(self) -> dict[str, float]:
         """Returns the mean seconds of each phase over the rounds in which it was seen."""

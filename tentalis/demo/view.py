@@ -62,7 +62,7 @@ def served_step(stats: RunStats) -> int:
     """Returns the number of trained steps that are served."""
     if stats.acknowledged is None or stats.first_version is None:
         return 0
-    return stats.acknowledged - stats.first_version
+    return stats.step_of(stats.acknowledged) or 0
 
 
 def clock(seconds: float) -> str:

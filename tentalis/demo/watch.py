@@ -58,8 +58,8 @@ class Processes(Protocol):
 
 @dataclass
 class RunWatch:
-    """Watches one run. `command`: the command that continues it; `notice`: returns a remark on the records so far,
-    which is printed once, or None."""
+    """Watches one run. `command`: the command that continues it; `notice`: returns a new remark on the records so
+    far, which is printed, or None; `view`: shows the progress, instead of the console."""
 
     run_id: str
     steps: int
@@ -72,6 +72,7 @@ class RunWatch:
     groups: Groups
     command: str
     notice: Callable[[RunStats], str | None] | None = None
+    view: Callable[[Snapshot], None] | None = None
     stats: RunStats = field(init=False)
     skipped: int = field(init=False, default=0)
 
@@ -133,11 +134,14 @@ class RunWatch:
             self.stop.wait(0.1)
 
     def _watch(self) -> None:
-        from rich.live import Live
-
+        if self.view is not None:
+            self._read_until_done(self.view, LIVE_EVERY_S)
+            return
         if not self.console.is_terminal:
             self._read_until_done(lambda now: self.console.print(plain_line(now), soft_wrap=True), PLAIN_EVERY_S)
             return
+        from rich.live import Live
+
         size = self.console.size
         with Live(live_view(self._snapshot(), *size), console=self.console, refresh_per_second=4) as live:
 
@@ -173,7 +177,6 @@ class RunWatch:
     def _remark(self) -> None:
         remark = None if self.notice is None else self.notice(self.stats)
         if remark is not None:
-            self.notice = None
             self.console.print(remark, soft_wrap=True)
 
     def _read(self, reader: "Reader") -> tuple["Reader", bool]:

@@ -113,7 +113,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
         yield cause
-        cause = cause.__cause__
+        # gcsfs gives up an upload that fails. The answer to that is raised in the place of the error.
+        cause = cause.__cause__ or (cause.__context__ if type(cause).__name__ == "HttpError" else None)
 
 
 def _codes(error: BaseException) -> Iterator[str]:
@@ -125,3 +126,5 @@ def _codes(error: BaseException) -> Iterator[str]:
     code = getattr(error, "code", None)
     if isinstance(code, int | str):
         yield str(code)
+    if type(error) is OSError and f"{error}".startswith("Forbidden: "):  # that of gcsfs has no code
+        yield "403"

@@ -27,10 +27,14 @@ _OPTIONS = {"s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60}}
 @lru_cache(maxsize=4)
 def _file_system(scheme: str) -> Any:
     require(f"a location that begins with {scheme}://", EXTRAS[scheme])
-    import fsspec
-
+    if scheme == "gs":
+        # fsspec's choice for gs first asks by gRPC for the kind of the bucket: a minute for each operation, where a
+        # network lets only HTTP through.
+        from gcsfs.core import GCSFileSystem as FileSystem
+    else:
+        from s3fs import S3FileSystem as FileSystem
     # Listings are never kept: other processes write and delete.
-    return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **_OPTIONS[scheme])
+    return FileSystem(use_listings_cache=False, skip_instance_cache=True, **_OPTIONS[scheme])
 
 
 @contextmanager

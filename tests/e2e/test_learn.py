@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.e2e.lab import CLI, Home, pids_of
 from tests.support import ROOT
 from tests.support.examples import NAMES, learn_arguments
+from tests.support.judge_server import judge_in_thread, says
 from tests.support.kafka_fixture import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
@@ -82,8 +84,15 @@ def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Pa
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_is_trained_and_replayed_equal(name: str, tmp_path: Path, tiny_model: Path) -> None:
-    home = Home(tmp_path / "home", tiny_model)
+    with judge_in_thread(lambda number, _: says(f"so \\boxed{{{number % 11}}}")) as judge:
+        play_example(Home(tmp_path / "home", tiny_model), name, judge.url)
+
+
+def play_example(home: Home, name: str, judge: str) -> None:
     given = [word.replace("examples/", f"{ROOT}/examples/", 1) for word in learn_arguments(name)]
+    if "--judge" in given:
+        given[given.index("--judge") + 1] = judge
+        given += ["--judge-model", "judge"]
     # A tiny model earns equal rewards, and dynamic sampling would give such a run up.
     smaller = ["--model", str(home.model), "--steps", str(STEPS), "--group", "4", "--max-tokens", "8"]
     smaller += ["--set", "lora.rank=4", "--set", "loss.dynamic_sampling=false"]
@@ -92,6 +101,59 @@ def test_an_example_is_trained_and_replayed_equal(name: str, tmp_path: Path, tin
     replayed = home.run("replay", str(result["run_id"]), "-o", "json")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+SCRIPT = """
+import json, sys
+import tentalis
+
+LETTER = "e"
+
+def score(completions, **columns):
+    return [text.count(LETTER) / max(1, len(text)) for text in completions]
+
+rows = [{{"prompt": f"Write number {{number}}."}} for number in range(20)]
+options = {{"settings": {{"lora.rank": 4}}, "steps": {steps}, "group": 4, "max_tokens": 8}}
+run = tentalis.learn(rows, score, model={model!r}, **options)
+replayed = run.replay()
+rewards = [row["reward"] for row in run.rows()]
+print(json.dumps([run.curve, run.adapter, replayed.equal, len(replayed.steps), rewards]))
+"""
+
+
+@pytest.mark.long
+def test_a_script_learns_replays_and_reads_its_answers(tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    script = tmp_path / "train.py"  # without a guard of `__main__`: its functions are not loaded from it
+    script.write_text(SCRIPT.format(steps=STEPS, model=str(tiny_model)), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=home.env | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    curve, adapter, equal, steps, rewards = json.loads(done.stdout)
+    assert len(curve) == STEPS + 1 and (Path(adapter) / "adapter_model.safetensors").exists()
+    assert equal is True and steps == STEPS + 1
+    assert len(rewards) >= 16 * (STEPS + 1) and all(reward is not None for reward in rewards)
+    assert f"{STEPS}/{STEPS}" in done.stderr and pids_of(home.path) == []
+
+
+@pytest.mark.long
+def test_a_run_with_nothing_to_learn_ends_with_the_reason(tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    arguments = command(home, tmp_path, "--set", "loss.max_equal_batches=2")
+    (tmp_path / "rewards.py").write_text(
+        "def score(completions, **columns):\n    return [0.5] * len(completions)\n", encoding="utf-8"
+    )
+    done = subprocess.run(arguments, env=home.env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "batches of version 0 had equal rewards for all answers to a prompt" in done.stderr
+    assert "answers of its newest version are in groups whose rewards are all equal" in done.stderr
+    assert pids_of(home.path) == []
 
 
 def check_result(home: Home, result: dict[str, Any]) -> None:

@@ -24,6 +24,14 @@ def model(
     max_adapters: Annotated[
         int, typer.Option("--max-adapters", min=1, help="Most adapters that are loaded at the same time.")
     ] = 64,
+    max_models: Annotated[
+        int,
+        typer.Option(
+            "--max-models",
+            min=0,
+            help="Most fully trained versions that are loaded at the same time, each of the model's size.",
+        ),
+    ] = 8,
     drain_s: Annotated[
         float,
         typer.Option(
@@ -55,6 +63,7 @@ def model(
         max_model_len=max_model_len,
         max_batch=max_batch,
         max_adapters=max_adapters,
+        max_models=max_models,
         files=adapter_cache(settings),
         drain_s=drain_s,
     )

@@ -15,7 +15,9 @@ Tools = Annotated[
 ]
 Tasks = Annotated[
     Path | None,
-    typer.Option("--tasks", help="Folder with the task folders of terminal.", show_default=False),
+    typer.Option(
+        "--tasks", help="Folder with the task folders of terminal, or the instances of swe.", show_default=False
+    ),
 ]
 AllowUnsandboxed = Annotated[
     bool,
@@ -29,7 +31,7 @@ MaxTurns = Annotated[
     typer.Option(
         "--max-turns",
         min=1,
-        help="Turns of the policy in one episode. Default: 10; 50 for terminal.",
+        help="Turns of the policy in one episode. Default: 10; 50 for terminal and swe.",
         show_default=False,
     ),
 ]

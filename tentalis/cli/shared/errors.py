@@ -23,7 +23,7 @@ EXIT_CODES = {
     "tentalis.kafka.errors.Unreachable": ExitCode.UNREACHABLE,
     "tentalis.kafka.identity.PartitionsChanged": ExitCode.DRIFT,
     "tentalis.kafka.errors.NoSuchTopic": ExitCode.DRIFT,
-    "tentalis.learn.errors.LearnError": ExitCode.USAGE,
+    "tentalis.learning.errors.LearnError": ExitCode.USAGE,
     "tentalis.ops.key_usage.GatewayAway": ExitCode.UNREACHABLE,
     "tentalis.service.lifecycle.Unmendable": ExitCode.PERMANENT,
     "tentalis.service.packages.MissingExtra": ExitCode.USAGE,

@@ -112,16 +112,31 @@ def reached(bootstrap: str | None) -> Iterator[Settings]:
     """
     settings = resolve_settings(bootstrap)
     if settings.bootstrap is None:
-        from tentalis.local.attach import broker_alone, has_log
+        from tentalis.local.attach import has_log
 
         if has_log(settings):
-            settings.require_plaintext()
             typer.echo(f"no stack runs: starting the broker of {settings.home} for this command", err=True)
-            with broker_alone(settings) as alone:
-                _wait_for_topics(alone)
-                yield alone
-            return
-    yield connected_settings(bootstrap)
+    with log_of(settings) as found:
+        yield found
+
+
+@contextmanager
+def log_of(settings: Settings) -> Iterator[Settings]:
+    """Yields settings whose broker has answered: the named one, that of the stack in the state directory, or one that
+    is started on the log there meanwhile."""
+    from tentalis.kafka.preflight import connect
+    from tentalis.local.attach import broker_alone, has_log
+
+    named = settings.bootstrap or local_bootstrap(settings.home)
+    if named is None and has_log(settings):
+        settings.require_plaintext()
+        with broker_alone(settings) as alone:
+            _wait_for_topics(alone)
+            yield alone
+        return
+    found = settings.model_copy(update={"bootstrap": named})
+    connect(found, PROBE_S)
+    yield found
 
 
 def _wait_for_topics(settings: Settings) -> None:

@@ -1,8 +1,10 @@
-"""The checks before a local stack starts, for `tentalis up` and `tentalis demo`."""
+"""The checks before a local stack starts, for `tentalis up`, `tentalis demo` and `tentalis learn`."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tentalis.cli.shared.errors import CommandError
@@ -18,14 +20,27 @@ if TYPE_CHECKING:
 MEMBERS_LEAVE_S = 15.0
 
 
-def check_before_start(settings: Settings, *, join: bool = False) -> None:
-    """Checks that no stack runs in the home, that a named Kafka answers, that no other stack works on it unless
-    `join`, and that the disk has room.
+def check_before_start(
+    settings: Settings, *, join: bool = False, own_log: bool = False, config: Path | None = None
+) -> None:
+    """Checks the settings of the trainer, that no stack runs in the home, that a named Kafka answers, that no other
+    stack works on it unless `join`, and that the disk has room.
 
-    Raises CommandError, Forbidden.
+    Args:
+        own_log: also that the records on that Kafka, if there are any, are of this home.
+        config: the trainer's configuration, if there is one already.
+    Raises:
+        CommandError, ConfigError, Forbidden, KafkaException.
     """
     from tentalis.local.disk import LEAST, space
     from tentalis.local.state import StateDir
+    from trainer.config.file import check_variables, load_config
+
+    # The trainer inherits the environment, whose variables of earlier systems fill in what its file leaves open.
+    if config is None:
+        check_variables(os.environ)
+    else:
+        load_config(config, os.environ)
 
     if StateDir(settings.home).holder() is not None:
         raise CommandError(
@@ -43,6 +58,8 @@ def check_before_start(settings: Settings, *, join: bool = False) -> None:
             raise CommandError(f"{error}. {remedy}", ExitCode.UNREACHABLE) from error
         if not join:
             _refuse_another_stack(settings)
+        if own_log:
+            _refuse_records_of_others(settings)
     if shortage := space(settings.home).shortage(LEAST):
         raise CommandError(
             f"{shortage}: the log, checkpoints and adapters need at least {LEAST // 2**20} MiB at the start. "
@@ -66,3 +83,24 @@ def _refuse_another_stack(settings: Settings) -> None:
                 "the other one"
             )
         time.sleep(0.5)
+
+
+def _refuse_records_of_others(settings: Settings) -> None:
+    """Raises CommandError if there are records in this namespace and the stack of this home never worked in it: it
+    would answer the tasks of others, and take their rollouts and versions for its own."""
+    from schemas import topics
+    from tentalis.kafka.admin import KafkaAdmin
+    from tentalis.kafka.offsets import offset_ranges
+    from tentalis.local.made_topics import has_made
+
+    if has_made(settings):
+        return
+    present = {*KafkaAdmin(settings).names()}
+    for topic in (topics.TASKS, topics.RESULTS, topics.SESSIONS, topics.ROLLOUTS, topics.RUNS):
+        if topic in present and any(end > first for first, end in offset_ranges(settings, topic).values()):
+            raise CommandError(
+                f"{topic} on Kafka at {settings.bootstrap} has records, and the stack of {settings.home} has never "
+                "worked there: they are of others, and this command would process them. "
+                f"{variables.NAMESPACE.name}=NAME gives the command topics of its own; {variables.HOME.name} names the "
+                "state directory of an earlier run"
+            )

@@ -140,6 +140,8 @@ def as_object(stored: Stored, codec: Codec) -> dict[str, Any]:
     known = topics.table().topics.get(stored.topic)
     if stored.topic == topics.SCHEMAS:
         return found | {"type": "schema", "value": stored.value.decode("utf-8", "replace")}
+    if stored.topic == topics.TOPIC_IDS:
+        return found | {"type": "topic ids", "value": stored.value.decode("utf-8", "replace")}
     if known is None or not known.records:
         return found | {"value_base64": base64.b64encode(stored.value).decode()}
     try:

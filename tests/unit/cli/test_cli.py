@@ -564,6 +564,7 @@ def test_a_dead_letter_shows_its_context_apart_from_its_own_headers() -> None:
 def test_tombstones_and_schemas_are_shown_as_what_they_are() -> None:
     assert as_object(stored(topics.ROLLOUTS, None), Codec())["tombstone"] is True
     assert as_object(stored(topics.SCHEMAS, b'{"name": "x"}'), Codec())["value"] == '{"name": "x"}'
+    assert as_object(stored(topics.TOPIC_IDS, b'{"a": "x"}'), Codec())["value"] == '{"a": "x"}'
 
 
 def test_float32_has_few_digits_and_loses_no_bit() -> None:

@@ -10,14 +10,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tentalis.cli import up
 from tentalis.cli.main import app
 from tentalis.cli.shared.settings_page import markdown
 from tentalis.cli.shared.startup import STARTING
 from tentalis.cli.shared.variable_checks import variable_problems
-from tentalis.service.variables import VARIABLES
+from tentalis.local import stack
+from tentalis.local.state import StateDir
+from tentalis.service.variables import LISTED, VARIABLES
 from tests.support import ROOT
 
 runner = CliRunner()
+RUN = "run_id: r\npolicy: p\nbase_model: m\nbase_model_name: m\n"
 STARTS = {
     "up": ["up"],
     "up detached": ["up", "--detach"],
@@ -75,12 +79,50 @@ def test_files_limits_and_combinations_are_checked_too(env: dict[str, str], said
     assert problem.startswith(next(iter(env)))
 
 
+@pytest.fixture
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateDir, "acquire", lambda _: pytest.fail("it goes on to start the stack"))
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+@pytest.mark.parametrize("command", [["up"], ["up", "--dry-run"], ["demo"], ["up", "--config", "good.yaml"]])
+def test_a_trainers_variable_is_checked_before_anything_starts(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(RUN, encoding="utf-8")
+    done = runner.invoke(app, command, env={"TRAINING_BATCH_SIZE": "abc"})
+    assert done.exit_code == 2 and "TRAINING_BATCH_SIZE (batch_rollouts): " in done.stderr, done.output
+    assert not (tmp_path / "home").exists(), "nothing was started"
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+@pytest.mark.parametrize("command", [["up", "--config", "run.yaml"], ["up", "--dry-run", "--config", "run.yaml"]])
+def test_a_trainer_configuration_is_checked_before_anything_starts(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"{RUN}batch_rolouts: 8\n", encoding="utf-8")
+    done = runner.invoke(app, command)
+    assert done.exit_code == 2 and "batch_rolouts: no such setting" in done.stderr, done.output
+    assert not (tmp_path / "home").exists(), "nothing was started"
+
+
+def test_a_variable_that_contradicts_the_run_that_continues_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "home" / "runs" / "r" / "standing.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f"{RUN}batch_rollouts: 8\n", encoding="utf-8")
+    monkeypatch.setattr(up, "_standing_run", lambda *_: (tmp_path, config, "chat"))
+    monkeypatch.setattr(stack, "build_stack", lambda *_: pytest.fail("it goes on to start the stack"))
+    done = runner.invoke(app, ["up"], env={"TRAINING_BATCH_SIZE": "16"})
+    assert done.exit_code == 2 and "batch_rollouts and TRAINING_BATCH_SIZE contradict each other" in done.stderr
+
+
 def test_the_list_names_every_setting_with_value_origin_and_default() -> None:
     env = {"TENTALIS_METRICS_PORT": "9100", "TENTALIS_SASL_PASSWORD": "hunter2"}
     done = runner.invoke(app, ["config", "list", "-o", "json"], env=env)
     assert done.exit_code == 0
     rows = {row["name"]: row for row in json.loads(done.stdout)}
-    assert {*rows} == {each.name for each in VARIABLES if not each.internal}
+    assert [*rows] == [each.name for each in LISTED]
+    assert all(row["meaning"] and row["used_by"] for row in rows.values())
+    assert rows["TENTALIS_HEARTBEAT"]["meaning"].endswith(" Set by a process for its children.")
+    assert rows["TENTALIS_RUN"]["used_by"] == "docker-compose.yml" and rows["TENTALIS_RUN"]["value"] == "compose"
     assert rows["TENTALIS_METRICS_PORT"]["value"] == "9100"
     assert rows["TENTALIS_METRICS_PORT"]["origin"] == "environment"
     assert rows["TENTALIS_SASL_PASSWORD"]["value"] == "***" and "hunter2" not in done.output
@@ -96,7 +138,7 @@ def test_the_list_names_every_setting_with_value_origin_and_default() -> None:
     in_yaml = runner.invoke(app, ["config", "list", "-o", "yaml"], env=env)
     assert yaml.safe_load(in_yaml.stdout) == json.loads(done.stdout)
     table = runner.invoke(app, ["config", "list"], env=env).stdout
-    assert table.splitlines()[0].split() == ["NAME", "VALUE", "ORIGIN", "DEFAULT", "MEANING"]
+    assert table.splitlines()[0].split() == ["NAME", "VALUE", "ORIGIN", "DEFAULT", "MEANING", "USED_BY"]
     assert "hunter2" not in table
 
 
@@ -168,6 +210,18 @@ def test_show_says_where_each_value_came_from(settings_file: Path) -> None:
         ["state", "rocksdb", str(settings_file)],
     ]
     assert f"settings file: {settings_file}, profile production" in one.stderr
+    of_compose = runner.invoke(app, ["config", "show", "TENTALIS_RUN", "-o", "json"])
+    assert json.loads(of_compose.stdout)[0] | {"meaning": ""} == {
+        "name": "TENTALIS_RUN",
+        "key": None,
+        "variable": "TENTALIS_RUN",
+        "value": "compose",
+        "origin": "default",
+        "default": "compose",
+        "allowed": "a text",
+        "meaning": "",
+        "used_by": "docker-compose.yml",
+    }
     unknown = runner.invoke(app, ["config", "show", "nonsense"])
     assert unknown.exit_code == 2 and "there is no setting nonsense" in unknown.stderr
 

@@ -18,12 +18,13 @@ from tentalis.cli.shared.trainer_changes import configured
 from tentalis.demo import play, watch
 from tentalis.demo.play import DemoOptions, _flags, next_commands, printable
 from tentalis.demo.report import DemoReport, html_of, write_report
-from tentalis.demo.runs import RunKind, open_run, unfinished
+from tentalis.demo.runs import RunKind, open_run, trainer_config, unfinished
 from tentalis.demo.stats import RunStats
 from tentalis.demo.summary import AnswerPair, Summary, p_greater, summarise
-from tentalis.demo.view import Snapshot, bar, live_view, plain_line, sparkline
+from tentalis.demo.view import Snapshot, bar, live_view, plain_line, served_step, sparkline
 from tentalis.service.settings import Settings
-from tests.support.loop_records import RUN, T0, ack, manifest, outcome, task, update
+from tests.support.loop_records import RUN, T0, ack, manifest, outcome, promotion, step_result, task, update
+from trainer.config.trainer_config import TrainerConfig
 
 
 def learning(versions: int = 16, gain: float = 1.0, tasks: int = 4) -> RunStats:
@@ -49,6 +50,33 @@ def test_a_run_that_learns_is_told_from_one_that_does_not() -> None:
     assert better.last.mean > better.first.mean
     assert better.p_value < 0.001
     assert same.p_value is not None and same.p_value > 0.001
+
+
+def test_the_steps_of_a_branch_continue_those_of_the_run() -> None:
+    stats = RunStats(RUN)
+    branch = manifest(first=5).model_copy(update={"run_id": f"{RUN}.1", "parent_run": RUN, "parent_step": 2})
+    refused = promotion(3, "rollback").model_copy(update={"reason": "assistant@v4 was refused: one word"})
+    for each in (manifest(first=1), step_result(2, 3), step_result(3, 4), refused, branch):
+        stats.apply(each, T0)
+    assert max(stats.metrics) == 3 and stats.rollbacks == {refused.event_time: refused.reason}
+    for step in (1, 2):
+        stats.apply(step_result(step, 5 + step, f"{RUN}.1"), T0)
+        stats.apply(update(5 + step, run_id=f"{RUN}.1"), T0)
+        stats.apply(ack(5 + step), T0 + 1000 * step)
+    assert max(stats.metrics) == 4 and served_step(stats) == 4
+    assert [stats.step_of(version) for version in (1, 3, 5, 7)] == [0, 2, 2, 4]
+    alien = manifest(first=20).model_copy(update={"run_id": "other", "parent_run": "else", "parent_step": 1})
+    stats.apply(alien, T0)
+    stats.apply(step_result(9, 9, "other"), T0)
+    assert max(stats.metrics) == 4
+
+
+def test_a_demo_is_guarded_and_where_only_a_rule_decides_by_scores_alone() -> None:
+    for scenario, shaped in (("assistant", True), ("math", False)):
+        kind = RunKind(scenario, 3, "/m/base")
+        config = TrainerConfig.model_validate(trainer_config("r", kind, make_scenario(scenario, None)))
+        assert config.promotion == "guarded"
+        assert [config.guard.min_length > 0, config.guard.max_similarity < 1.0] == [shaped, shaped]
 
 
 def test_p_is_one_sided_and_exact_for_few_values() -> None:

@@ -96,6 +96,12 @@ class NoCredentialsError(Exception):
     """As botocore raises it."""
 
 
+def in_the_place_of(outer: Exception, inner: Exception) -> Exception:
+    """An error that was raised while another one was handled."""
+    outer.__context__ = inner
+    return outer
+
+
 def caused(outer: Exception, inner: Exception) -> Exception:
     outer.__cause__ = inner
     return outer
@@ -117,6 +123,8 @@ def caused(outer: Exception, inner: Exception) -> Exception:
         (caused(OSError("x"), Answer("SlowDown", 503)), StoreUnreachable, "overloaded"),
         (caused(OSError("x"), Answer("InternalError", 500)), StoreUnreachable, "AWS_ENDPOINT_URL_S3"),
         (HttpError(503), StoreUnreachable, "does not answer"),
+        (OSError("Forbidden: http://x/b/k"), StoreDenied, "denies access"),
+        (in_the_place_of(HttpError(499), OSError("Forbidden: http://x")), StoreDenied, "Forbidden: http://x"),
         (EndpointConnectionError("refused"), StoreUnreachable, "refused"),
         (TimeoutError(), StoreUnreachable, "TimeoutError"),
     ],
@@ -129,6 +137,8 @@ def test_errors_in_words(error: Exception, kind: type[StorageError], words: str)
 def test_errors_that_are_not_the_stores_stay_as_they_are() -> None:
     assert store_error(ValueError("a bug"), "s3://b/k") is None
     assert store_error(Answer("InvalidArgument", 400), "s3://b/k") is None
+    assert store_error(in_the_place_of(ValueError("a bug"), OSError("Forbidden: x")), "s3://b/k") is None
+    assert store_error(OSError("No space left on device"), "s3://b/k") is None
 
 
 def test_a_process_ends_with_the_code_of_the_table() -> None:
