@@ -5,6 +5,8 @@ The stack is started, asked and ended by the commands of docs/start/compose.md; 
 
     make test-docker [ARGS='--targets core,model,trainer-cpu --keep']
 
+promtool checks the configuration of Prometheus, the alerts and the queries of the dashboards.
+
 Images are built on the stock bases where the engine can pull them, else on bases made here (`local_images.py`). The
 last line on stdout is one JSON object; the exit code is 1 if it has problems. --write replaces the figures in
 docs/results/docker.md. TORCH_CPU_INDEX is passed on to the builds.
@@ -27,9 +29,11 @@ from typing import Any
 
 import yaml
 
+from tentalis.local.jars import cache_dir
 from tentalis.local.ports import free_port
+from tests.docker import promtool, sandbox_episode
 from tests.docker.engine import Docker, NotAvailable, engine, say
-from tests.docker.images import TARGETS, BuiltImages, build_images, tag_of
+from tests.docker.images import ALL_TARGETS, BuiltImages, build_images, tag_of
 from tests.support import ROOT, compose
 from tests.support.transcript import PageMismatch, PageShell, ShownCommand, commands_of
 
@@ -44,6 +48,7 @@ class Report(BuiltImages):
     """The figures of a run; `problems` is empty if it went well."""
 
     engine: str = ""
+    cuda: dict[str, str] = field(default_factory=dict)  # of the torch of each trainer
     up_s: float | None = None
     restarted: list[str] = field(default_factory=list)
     commands: dict[str, int] = field(default_factory=dict)  # followed, by page
@@ -186,19 +191,31 @@ def check_gateway(stack: Stack, port: int, report: Report) -> None:
 
 
 def check_images(docker: Docker, report: Report) -> None:
-    """Checks the user, the read-only root, the packages and the bill of materials of each image."""
+    """Checks the user, the read-only root, the packages and the bill of materials of each image; plays an episode in
+    `sandbox`."""
     for target in report.built_s:
         image = tag_of(target)
         plain = ("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--entrypoint")
-        script = "id -u; test ! -w / && test ! -w /opt/tentalis && echo closed; python -c 'import torch' && echo torch"
-        said = docker(*plain, "sh", image, "-c", f"({script}) 2>/dev/null; true").split()
-        wanted = ["10001", "closed", *(["torch"] if target != "core" else [])]
+        script = "id -u; test ! -w / && test ! -w /opt/tentalis && echo closed"
+        script += "".join(f"; python -c 'import {name}' && echo {name}" for name in ("tentalis", "torch"))
+        said = docker(*plain, "sh", image, "-c", f"({script}) 2>/dev/null; true", timeout=300).split()
+        packages = {"sandbox": [], "core": ["tentalis"]}.get(target, ["tentalis", "torch"])
+        wanted = ["10001", "closed", *packages]
         if said != wanted:
             report.problems.append(f"{target}: {said}, expected {wanted}")
+        if target == "sandbox":
+            report.problems += sandbox_episode.problems(docker, image)
+            continue
         listed = json.loads(docker(*plain, "cat", image, "/usr/share/doc/tentalis/sbom.cdx.json"))["components"]
         if ("torch" in {each["name"] for each in listed}) == (target == "core") or len(listed) < 50:
             report.problems.append(f"{target}: its bill of materials has {len(listed)} components")
         docker(*plain, "tentalis", image, "--version")
+        if target.startswith("trainer"):
+            docker(*plain, "tentalis", image, "train", "--help")
+            cuda = "import deepspeed, torch; print(torch.version.cuda)"
+            report.cuda[target] = docker(*plain, "python", image, "-c", cuda, timeout=300).split()[-1]
+            if target == "trainer-gpu" and report.cuda[target] == "None":
+                report.problems.append(f"{target}: its torch is built without CUDA")
         # Raises without a wall for the actions of a model, and tries the wall with a command. The user has no
         # capability: in the bounding set it makes Docker's seccomp profile allow what sandlock needs.
         wall = "from tentalis.agents.sandbox.choose import choose_wall; print(choose_wall().name)"
@@ -224,6 +241,7 @@ def loop(stack: Stack, operator: Operator, port: int, keep: bool, report: Report
         operator.follow("operations/upgrade.md")
         operator.follow(FIRST_STEPS, commands=page[learned:end])
         operator.follow("operations/in-a-cluster.md")
+        operator.follow("operations/install.md")
         last = f"@v{STEPS}"
         wait_for("the last step", DONE_S, lambda: any(str(row["version"]).endswith(last) for row in served(stack)))
         wait_for("trainer and manager end, all others are healthy", 300, lambda: not healthy(stack))
@@ -249,6 +267,7 @@ def write(report: Report) -> None:
 def run(options: argparse.Namespace, report: Report) -> None:
     """Builds the images and runs the stack. Raises what the modules of this test raise."""
     scratch = options.scratch.absolute()
+    report.problems += promtool.problems(promtool.built(cache_dir()))
     with engine(scratch) as docker, tempfile.TemporaryDirectory() as folder:
         report.engine = docker("version", "--format", "{{.Server.Version}}").strip()
         kafka = build_images(docker, scratch, tuple(options.targets.split(",")), report)
@@ -271,7 +290,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 def main() -> int:
     """Runs the test; returns its exit code."""
     parser = argparse.ArgumentParser(prog="make test-docker", description=__doc__.splitlines()[0])
-    parser.add_argument("--targets", default=",".join(TARGETS), help="images to build, separated by commas")
+    parser.add_argument("--targets", default=",".join(ALL_TARGETS), help="images to build, separated by commas")
     parser.add_argument("--no-loop", action="store_true", help="only build and check the images")
     parser.add_argument("--keep", action="store_true", help="leave the containers running, on an engine that stays")
     parser.add_argument("--write", action="store_true", help="write docs/results/docker.md")

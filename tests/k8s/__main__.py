@@ -3,8 +3,8 @@
     make test-k8s [ARGS='--keep']
 
 The cluster is that of KUBECONFIG (with --import COMMAND, which gives its nodes the images: `k3s ctr images import -`).
-Without KUBECONFIG, and as root, it is one node made here, of programs built from their Go modules. The images need a
-Docker engine, or dockerd. The commands of docs/start/helm.md install, test and uninstall the release.
+Without KUBECONFIG, and as root, it is one of two nodes made here, of programs built from their Go modules. The images
+need a Docker engine, or dockerd. The commands of docs/start/helm.md install, test and uninstall the release.
 
 The last line on stdout is one JSON object; the exit code is 1 if there were problems, which stderr names. --write
 replaces the figures in docs/results/kubernetes.md.
@@ -85,11 +85,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     with engine(scratch.parent / "docker", with_compose=False) as docker:
         kafka = build_images(docker, scratch.parent / "docker", TARGETS, report)
-        with clusters.cluster(docker, scratch, shlex.split(options.importer), options.keep) as made:
+        with clusters.cluster(docker, scratch, shlex.split(options.importer), options.keep, options.drain) as made:
             report.cluster = describe(made)
             say(report.cluster)
             made.load(docker, tagged(docker, kafka))
-            say("the node has the images")
+            say("the nodes have the images")
             changes = values(kafka)
             try:
                 with operator_of(made, scratch, changes) as operator:
@@ -102,14 +102,23 @@ def run(options: argparse.Namespace, report: Report) -> None:
                     made.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout=300, check=False)
 
 
+def up(scratch: Path) -> None:
+    """Makes a cluster that stays. Raises what the modules of this test raise."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with engine(scratch.parent / "docker", with_compose=False) as docker, clusters.own(docker, scratch, True):
+        pass
+
+
 def main() -> int:
     """Runs the test; returns its exit code."""
     parser = argparse.ArgumentParser(prog="make test-k8s", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--import", dest="importer", default="", help="command that gives the nodes of KUBECONFIG images"
     )
+    parser.add_argument("--drain", action="store_true", help="drain the nodes of KUBECONFIG too, one after another")
     parser.add_argument("--keep", action="store_true", help="leave release and cluster running")
-    parser.add_argument("--down", action="store_true", help="only end a cluster that --keep left")
+    parser.add_argument("--up", action="store_true", help="only make a cluster here, which stays; see --down")
+    parser.add_argument("--down", action="store_true", help="only end a cluster that --keep or --up left")
     parser.add_argument(
         "--settle", type=int, default=SETTLED_S, metavar="S", help="seconds to wait for open tasks before the verifier"
     )
@@ -121,6 +130,9 @@ def main() -> int:
         return 0
     report = Report()
     try:
+        if options.up:
+            up(options.scratch.absolute())
+            return 0
         run(options, report)
     except (NotAvailable, PageMismatch, RuntimeError, OSError, subprocess.SubprocessError, ValueError) as error:
         report.problems.append(str(error))

@@ -1,11 +1,11 @@
-"""The cluster of the test: one that is given by KUBECONFIG, or one node made here in a network namespace of its own."""
+"""The cluster of the test: one that is given by KUBECONFIG, or one made here of two nodes (`nodes.py`)."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,17 +18,14 @@ from typing import Any
 import yaml
 
 from tests.docker.engine import Docker, NotAvailable, build, say
-from tests.k8s import parts
+from tests.k8s import nodes, parts
+from tests.k8s.nodes import MASTER, NODES, PAUSE, SERVICE_NET, start
 
 HELM = Path(sys.executable).with_name("helm")
-NETNS, NEAR, FAR = "tentalis-k8s", "tentalis-k8s", "tentalis-node"
-NODE, HOST, NODE_NET = "10.253.0.1", "10.253.0.254", "10.253.0.0/24"
-POD_NET, SERVICE_NET = "10.254.0.0/24", "10.252.0.0/16"
-API = f"https://{NODE}:16443"
-USERS = {"admin": "admin,admin,system:masters", "node": "system:node:node1,node1,system:nodes"}
+API = f"https://{MASTER.address}:16443"
+USERS = {"admin": "admin,admin,system:masters"}
+USERS |= {node.name: f"system:node:{node.name},{node.name},system:nodes" for node in NODES}
 USERS |= {name: f"system:{name},{name}" for name in ("kube-controller-manager", "kube-scheduler")}
-PAUSE = "tentalis-test/pause:1"
-PLUGINS = Path("/usr/lib/cni")
 # The kubelet sets these for the whole machine.
 MACHINE = [Path("/proc/sys") / name for name in ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")]
 NEEDS = {
@@ -46,13 +43,14 @@ NEEDS = {
 @dataclass
 class Cluster:
     """Commands to one cluster. `importer`: a command that takes an archive of images on its standard input. `loaded`: a
-    file that lists the images which the node has already.
+    file that lists the images which the nodes have already. `drain`: its nodes may be drained.
     """
 
     kubectl_path: str
     kubeconfig: str
     importer: Sequence[str]
     loaded: Path | None = None
+    drain: bool = False
 
     @property
     def env(self) -> dict[str, str]:
@@ -81,7 +79,7 @@ class Cluster:
         return done.stdout
 
     def load(self, docker: Docker, images: Sequence[str]) -> None:
-        """Copies images of a Docker engine to the node, those that it has aside."""
+        """Copies images of a Docker engine to the nodes, those that they have aside."""
         known = json.loads(self.loaded.read_text()) if self.loaded and self.loaded.exists() else {}
         ids = {name: docker("image", "inspect", "--format", "{{.Id}}", name).strip() for name in images}
         missing = [name for name in images if known.get(name) != ids[name]]
@@ -91,14 +89,17 @@ class Cluster:
         with subprocess.Popen(save, env=os.environ | docker.env, stdout=subprocess.PIPE) as saved:
             done = subprocess.run(self.importer, stdin=saved.stdout, capture_output=True, text=True, check=False)
         if done.returncode or saved.returncode:
-            raise RuntimeError(f"the node did not take the images:\n{(done.stdout + done.stderr)[-4000:]}")
+            raise RuntimeError(f"the nodes did not take the images:\n{(done.stdout + done.stderr)[-4000:]}")
         if self.loaded:
             self.loaded.write_text(json.dumps(known | ids))
 
 
 @contextmanager
-def cluster(docker: Docker, scratch: Path, importer: Sequence[str], keep: bool) -> Iterator[Cluster]:
-    """Yields the cluster of KUBECONFIG if that is set, else one of this machine's own. Raises NotAvailable."""
+def cluster(
+    docker: Docker, scratch: Path, importer: Sequence[str], keep: bool, drain: bool = False
+) -> Iterator[Cluster]:
+    """Yields the cluster of KUBECONFIG if that is set, else one of this machine's own. `drain`: the nodes of the former
+    may be drained. Raises NotAvailable."""
     given = os.environ.get("KUBECONFIG")
     if not given:
         with own(docker, scratch, keep) as made:
@@ -113,7 +114,7 @@ def cluster(docker: Docker, scratch: Path, importer: Sequence[str], keep: bool) 
             "archive of docker save, such as --import 'k3s ctr images import -' or "
             "--import 'kind load image-archive /dev/stdin'"
         )
-    found = Cluster(kubectl, given, importer)
+    found = Cluster(kubectl, given, importer, drain=drain)
     found.kubectl("get", "--raw", "/readyz")
     yield found
 
@@ -123,7 +124,7 @@ def require() -> None:
     if os.geteuid() != 0:
         raise NotAvailable("no KUBECONFIG, and only root can make a cluster on this machine")
     missing = {package for program, package in NEEDS.items() if shutil.which(program) is None}
-    if not (PLUGINS / "bridge").exists():
+    if not (nodes.PLUGINS / "bridge").exists():
         missing.add("containernetworking-plugins")
     if missing:
         raise NotAvailable(
@@ -133,14 +134,15 @@ def require() -> None:
 
 @contextmanager
 def own(docker: Docker, scratch: Path, keep: bool) -> Iterator[Cluster]:
-    """Yields a cluster of one node, whose data is in `scratch`; gone afterwards, unless `keep`."""
+    """Yields a cluster whose data is in `scratch`; gone afterwards, unless `keep`."""
     require()
     programs = parts.built(parts_folder())
     made = Cluster(
         str(programs / "kubectl"),
         str(scratch / "admin.kubeconfig"),
-        ["ctr", "-a", str(scratch / "containerd.sock"), "-n", "k8s.io", "images", "import", "-"],
+        nodes.import_command(scratch),
         scratch / "images.json",
+        drain=True,
     )
     if not answers(made):
         down(scratch)
@@ -155,7 +157,8 @@ def own(docker: Docker, scratch: Path, keep: bool) -> Iterator[Cluster]:
         yield made
     finally:
         if keep:
-            say(f"the cluster stays: export KUBECONFIG={made.kubeconfig}; its end: make test-k8s ARGS=--down")
+            say(f"the cluster stays: export KUBECONFIG={made.kubeconfig}; kubectl is in {programs}")
+            say(f"to give it images: --import '{shlex.join(made.importer)}'; its end: make test-k8s ARGS=--down")
         else:
             down(scratch)
 
@@ -175,20 +178,19 @@ def answers(made: Cluster) -> bool:
 
 
 def _up(scratch: Path, programs: Path, made: Cluster) -> None:
-    """Starts every process of the cluster in its network namespace."""
+    """Starts every process of the cluster, in the network namespace of its node."""
     began = time.monotonic()
-    _network()
-    _files(scratch)
     machine = {str(path): path.read_text() for path in MACHINE}
     (scratch / "machine.json").write_text(json.dumps({"settings": machine, "networks": _networks()}))
-    _start(scratch, "containerd", ["containerd", "--config", str(scratch / "containerd.toml")])
+    nodes.join_networks()
+    _files(scratch)
     etcd = ["--data-dir", str(scratch / "etcd"), "--unsafe-no-fsync", "--log-level", "warn"]
     etcd += ["--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379"]
-    _start(scratch, "etcd", [str(programs / "etcd"), *etcd, "--listen-peer-urls", "http://127.0.0.1:2380"])
+    start(scratch, MASTER, "etcd", [str(programs / "etcd"), *etcd, "--listen-peer-urls", "http://127.0.0.1:2380"])
     api = {
         "etcd-servers": "http://127.0.0.1:2379",
         "bind-address": "0.0.0.0",
-        "advertise-address": NODE,
+        "advertise-address": MASTER.address,
         "secure-port": "16443",
         "cert-dir": str(scratch / "certificates"),
         "service-cluster-ip-range": SERVICE_NET,
@@ -201,7 +203,7 @@ def _up(scratch: Path, programs: Path, made: Cluster) -> None:
         "kubelet-preferred-address-types": "InternalIP",
         "allow-privileged": "true",
     }
-    _start(scratch, "kube-apiserver", [str(programs / "kube-apiserver"), *_options(api)])
+    start(scratch, MASTER, "kube-apiserver", [str(programs / "kube-apiserver"), *nodes.options(api)])
     _wait(scratch, "kube-apiserver", 60, lambda: answers(made))
     manager = {
         "kubeconfig": str(scratch / "kube-controller-manager.kubeconfig"),
@@ -213,54 +215,23 @@ def _up(scratch: Path, programs: Path, made: Cluster) -> None:
         "use-service-account-credentials": "true",
         "controllers": "*,-nodeipam,-cloud-node-lifecycle,-service-lb-controller,-node-route-controller",
     }
-    _start(scratch, "kube-controller-manager", [str(programs / "kube-controller-manager"), *_options(manager)])
+    start(
+        scratch, MASTER, "kube-controller-manager", [str(programs / "kube-controller-manager"), *nodes.options(manager)]
+    )
     scheduler = {
         "kubeconfig": str(scratch / "kube-scheduler.kubeconfig"),
         "bind-address": "127.0.0.1",
         "cert-dir": str(scratch / "scheduler"),
         "leader-elect": "false",
     }
-    _start(scratch, "kube-scheduler", [str(programs / "kube-scheduler"), *_options(scheduler)])
-    kubelet = {
-        "config": str(scratch / "kubelet.yaml"),
-        "kubeconfig": str(scratch / "node.kubeconfig"),
-        "hostname-override": "node1",
-        "node-ip": NODE,
-        "root-dir": str(scratch / "kubelet"),
-        "cert-dir": str(scratch / "kubelet-certificates"),
-    }
-    _start(scratch, "kubelet", [str(programs / "kubelet"), *_options(kubelet)])
-    proxy = {
-        "kubeconfig": str(scratch / "admin.kubeconfig"),
-        "hostname-override": "node1",
-        "proxy-mode": "iptables",
-        "cluster-cidr": POD_NET,
-        "conntrack-max-per-core": "0",
-        "conntrack-tcp-timeout-established": "0",
-        "conntrack-tcp-timeout-close-wait": "0",
-        "bind-address": "127.0.0.1",
-    }
-    _start(scratch, "kube-proxy", [str(programs / "kube-proxy"), *_options(proxy)])
-    _start(scratch, "coredns", [str(programs / "coredns"), "-conf", str(scratch / "Corefile")])
-    _wait(scratch, "kubelet", 120, lambda: "True" in made.kubectl(
-        "get", "nodes", "-o", "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}", check=False
-    ))  # fmt: skip
+    start(scratch, MASTER, "kube-scheduler", [str(programs / "kube-scheduler"), *nodes.options(scheduler)])
+    for node in NODES:
+        nodes.start_processes(scratch, node, programs)
+    start(scratch, MASTER, "coredns", [str(programs / "coredns"), "-conf", str(scratch / "Corefile")])
+    ready = ("get", "nodes", "-o", "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}")
+    _wait(scratch, "kubelet", 120, lambda: made.kubectl(*ready, check=False).split() == ["True"] * len(NODES))
     made.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(_storage(scratch)))
     say(f"the cluster is ready after {time.monotonic() - began:.0f} s")
-
-
-def _options(values: dict[str, str]) -> list[str]:
-    return [f"--{name}={value}" for name, value in values.items()]
-
-
-def _start(scratch: Path, name: str, command: Sequence[str]) -> None:
-    with (scratch / f"{name}.log").open("ab") as log:
-        # `ip netns exec` would hide the control groups.
-        process = subprocess.Popen(
-            ["nsenter", f"--net=/run/netns/{NETNS}", *command], stdout=log, stderr=log, start_new_session=True
-        )
-    with (scratch / "processes").open("a") as file:
-        file.write(f"{process.pid} {command[0]}\n")
 
 
 def _wait(scratch: Path, name: str, seconds: float, check: Any) -> None:
@@ -269,34 +240,6 @@ def _wait(scratch: Path, name: str, seconds: float, check: Any) -> None:
         if time.monotonic() > deadline:
             raise NotAvailable(f"{name} is not ready within {seconds:g} s: see {scratch}/{name}.log")
         time.sleep(0.5)
-
-
-def _network() -> None:
-    """Makes the namespace, joined to the machine's network, from which pods reach the outside."""
-    commands = f"""
-        ip netns add {NETNS}
-        ip link add {NEAR} type veth peer name {FAR}
-        ip link set {FAR} netns {NETNS}
-        ip addr add {HOST}/24 dev {NEAR}
-        ip link set {NEAR} up
-        ip -n {NETNS} addr add {NODE}/24 dev {FAR}
-        ip -n {NETNS} link set lo up
-        ip -n {NETNS} link set {FAR} up
-        ip -n {NETNS} route add default via {HOST}
-        sysctl -q -w net.ipv4.ip_forward=1
-    """
-    for line in filter(None, map(str.strip, commands.splitlines())):
-        subprocess.run(line.split(), check=True)
-    for rule in _rules():
-        subprocess.run(["iptables", *rule("-I")], check=True)
-
-
-def _rules() -> list[Any]:
-    return [
-        lambda how: [how, "FORWARD", "-i", NEAR, "-j", "ACCEPT"],
-        lambda how: [how, "FORWARD", "-o", NEAR, "-j", "ACCEPT"],
-        lambda how: ["-t", "nat", how, "POSTROUTING", "-s", NODE_NET, "!", "-o", NEAR, "-j", "MASQUERADE"],
-    ]
 
 
 def _files(scratch: Path) -> None:
@@ -322,53 +265,17 @@ def _files(scratch: Path) -> None:
     if not (scratch / "accounts.key").exists():
         key = ["openssl", "genrsa", "-out", str(scratch / "accounts.key"), "2048"]
         subprocess.run(key, check=True, capture_output=True)
-    socket = f"unix://{scratch}/containerd.sock"
-    kubelet = {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "address": NODE,
-        "healthzBindAddress": "127.0.0.1",
-        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-        "authorization": {"mode": "AlwaysAllow"},
-        "cgroupDriver": "cgroupfs",
-        "failSwapOn": False,
-        "failCgroupV1": False,
-        "clusterDomain": "cluster.local",
-        "clusterDNS": [NODE],
-        "resolvConf": "",
-        "containerRuntimeEndpoint": socket,
-        "imageServiceEndpoint": socket,
-        "podLogsDir": str(scratch / "pods"),
-        "volumePluginDir": str(scratch / "plugins"),
-        "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi"},
-        "enforceNodeAllocatable": [],
-        "imageGCHighThresholdPercent": 100,  # removed images could not be pulled again
-        "nodeStatusUpdateFrequency": "2s",
-    }
-    (scratch / "kubelet.yaml").write_text(yaml.safe_dump(kubelet))
-    (scratch / "containerd.toml").write_text(CONTAINERD.format(scratch=scratch, pause=PAUSE, plugins=PLUGINS))
-    (scratch / "cni").mkdir(exist_ok=True)
-    (scratch / "cni" / "10-bridge.conflist").write_text(json.dumps(_pod_network(scratch)))
+    for node in NODES:
+        nodes.write_files(scratch, node)
     (scratch / "Corefile").write_text(
-        f"cluster.local:53 {{\n bind {NODE}\n errors\n kubernetes cluster.local {{\n"
+        f"cluster.local:53 {{\n bind {MASTER.address}\n errors\n kubernetes cluster.local {{\n"
         f"  kubeconfig {scratch}/admin.kubeconfig\n  pods insecure\n }}\n}}\n"
-        f".:53 {{\n bind {NODE}\n errors\n forward . /etc/resolv.conf\n}}\n"
+        f".:53 {{\n bind {MASTER.address}\n errors\n forward . /etc/resolv.conf\n}}\n"
     )
 
 
-def _pod_network(scratch: Path) -> dict[str, Any]:
-    addresses = {
-        "type": "host-local",
-        "dataDir": str(scratch / "addresses"),
-        "ranges": [[{"subnet": POD_NET}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
-    }
-    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "hairpinMode": True}
-    return {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge | {"ipam": addresses}]}
-
-
 def _storage(scratch: Path, volumes: int = 6) -> Iterator[dict[str, Any]]:
-    """Yields a default storage class, and folders as its volumes."""
+    """Yields a default storage class, and folders as its volumes, which both nodes see."""
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
     yield {
         "apiVersion": "storage.k8s.io/v1",
@@ -377,7 +284,7 @@ def _storage(scratch: Path, volumes: int = 6) -> Iterator[dict[str, Any]]:
         "provisioner": "kubernetes.io/no-provisioner",
         "volumeBindingMode": "WaitForFirstConsumer",
     }
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node1"]}
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node.name for node in NODES]}
     for number in range(volumes):
         folder = scratch / "volumes" / str(number)
         folder.mkdir(parents=True, exist_ok=True)
@@ -396,7 +303,7 @@ def _storage(scratch: Path, volumes: int = 6) -> Iterator[dict[str, Any]]:
 
 
 def _pause(docker: Docker, programs: Path, made: Cluster, scratch: Path) -> None:
-    """Gives the node the image of a pod's sandbox."""
+    """Gives the nodes the image of a pod's sandbox."""
     context = scratch / "pause"
     context.mkdir(exist_ok=True)
     shutil.copy(programs / "pause", context / "pause")
@@ -407,20 +314,15 @@ def _pause(docker: Docker, programs: Path, made: Cluster, scratch: Path) -> None
 
 def down(scratch: Path) -> None:
     """Ends every process and container of a cluster, and removes its data. The images of its node go with it."""
-    listed = scratch / "processes"
-    lines = listed.read_text().splitlines() if listed.exists() else []
-    started = [(int(pid), Path(program).name) for pid, program in (line.split(" ", 1) for line in lines)]
-    running = [(pid, name) for pid, name in started if _runs(pid, name)]
+    running = [each for each in nodes.started(scratch) if nodes.runs(*each)]
     for pid, name in running:
         if name != "containerd":
-            _end(pid, name)
-    container = ("ctr", "-a", str(scratch / "containerd.sock"), "-n", "k8s.io", "tasks")
+            nodes.end(pid, name)
+    for node in NODES:
+        nodes.end_containers(scratch, node)
     for pid, name in running:
         if name == "containerd":
-            tasks = subprocess.run([*container, "ls", "-q"], capture_output=True, text=True, check=False)
-            for task in tasks.stdout.split():
-                subprocess.run([*container, "delete", "--force", task], capture_output=True, check=False)
-            _end(pid, name)
+            nodes.end(pid, name)
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in reversed([each for each in mounts if each.startswith(f"{scratch}/")]):
         subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
@@ -430,60 +332,11 @@ def down(scratch: Path) -> None:
             Path(path).write_text(value)
         for name in set(_networks()) - {*before["networks"]}:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-    if Path(f"/run/netns/{NETNS}").exists():
-        for rule in _rules():
-            subprocess.run(["iptables", *rule("-D")], check=False, capture_output=True)
-        subprocess.run(["ip", "netns", "delete", NETNS], check=True)
+    nodes.remove_networks()
     if scratch.exists():
         shutil.rmtree(scratch)
-
-
-def _runs(pid: int, name: str) -> bool:
-    with suppress(OSError):
-        return name in Path(f"/proc/{pid}/cmdline").read_text()
-    return False
-
-
-def _end(pid: int, name: str) -> None:
-    for number, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-            if not _runs(pid, name):
-                return
-            time.sleep(0.1)
 
 
 def _networks() -> list[str]:
     """Returns the network namespaces of pods."""
     return sorted(path.name for path in Path("/run/netns").glob("cni-*"))
-
-
-CONTAINERD = """\
-version = 2
-root = "{scratch}/containerd/root"
-state = "{scratch}/containerd/state"
-oom_score = 0
-disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", \
-"io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.internal.v1.opt"]
-[grpc]
-  address = "{scratch}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause}"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  stream_server_address = "127.0.0.1"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    default_runtime_name = "runc"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = false
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{plugins}"
-    conf_dir = "{scratch}/cni"
-"""

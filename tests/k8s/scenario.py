@@ -1,8 +1,10 @@
-"""The life of a release: install, test, upgrade, rollback, kills, scale, evictions, end of the load, uninstall."""
+"""The life of a release: install, test, upgrade, rollback, kills, scales, evictions, drains, end of load, uninstall."""
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -29,6 +31,13 @@ STREAMS = tuple(each.name for each in topology.streams() if each.in_stack in (In
 FIRST_STEPS = "start/helm.md"
 WAIT_S, TEST_S = 1200.0, 1800
 SETTLED_S = 960  # the deadline of a task of the simulated users, and a minute
+ASK = """
+import json, sys, urllib.request
+body = {"model": "assistant", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 16}
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + sys.argv[1]}
+request = urllib.request.Request("http://127.0.0.1:8200/v1/chat/completions", json.dumps(body).encode(), headers)
+print(json.load(urllib.request.urlopen(request, timeout=120))["choices"][0]["message"]["content"])
+"""
 Values = dict[str, Any]
 Found = TypeVar("Found")
 
@@ -46,6 +55,7 @@ class Report(BuiltImages):
     killed: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     refused_evictions: int = 0
+    drained: dict[str, list[str]] = field(default_factory=dict)  # evicted pods, by node
     restarts: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     commands: dict[str, int] = field(default_factory=dict)  # followed, by page
@@ -76,7 +86,7 @@ class Release:
         """Writes the values; returns the options that name them."""
         path = self.scratch / "values.yaml"
         path.write_text(yaml.safe_dump(self.changes), encoding="utf-8")
-        return ["--values", str(CHART / "ci" / "trial-values.yaml"), "--values", str(path)]
+        return ["--set", "kafka.embedded.enabled=true", "--values", str(path)]
 
     def follow(self, page: str, name: str = "", commands: Sequence[ShownCommand] | None = None) -> None:
         """Follows the blocks of one name of a page, or some of their commands. Raises PageMismatch."""
@@ -98,6 +108,18 @@ class Release:
             "exec", "-n", NAMESPACE, f"deploy/{RELEASE}-gateway", "-c", "gateway", "--", *command,
             timeout=timeout, check=False,
         )  # fmt: skip
+
+    def api_key(self) -> str:
+        """Returns the API key that the chart made."""
+        path = ("-o", "jsonpath={.data.api-key}")
+        return base64.b64decode(
+            self.cluster.kubectl("get", "secret", f"{RELEASE}-keys", "-n", NAMESPACE, *path)
+        ).decode()
+
+    def ask_gateway(self, key: str) -> None:
+        """Asks the policy with a key of the gateway. Raises RuntimeError if it gives no answer."""
+        if not self.inside("python", "-c", ASK, key):
+            raise RuntimeError("the gateway gave no answer to the key of the release")
 
     def test_log(self) -> str:
         """Returns what the pod of `helm test` says of the adapter that learned from its tasks."""
@@ -172,8 +194,11 @@ def wait_for(what: str, seconds: float, check: Callable[[], Found], every: float
 def life(release: Release) -> None:
     """Runs the whole scenario."""
     install(release)
+    key = release.api_key()
+    release.ask_gateway(key)
     release.changes["image"]["tag"] = "next"
     release.upgrade("upgrade to other images")
+    release.ask_gateway(key)
     release.wait_learned("upgrade")
     with release.step("rollback"):
         release.helm("rollback", RELEASE, "1", "--wait", "--timeout", f"{WAIT_S:.0f}s")
@@ -186,6 +211,9 @@ def life(release: Release) -> None:
     release.wait_learned("scaling")
     evict_all(release)
     release.wait_learned("evictions")
+    if release.cluster.drain and len(release.cluster.get("nodes")) > 1:
+        drain_each(release)
+        release.wait_learned("drains")
     release.follow("operations/in-a-cluster.md", "kubernetes")
     stop_load(release)
     verify(release)
@@ -287,6 +315,22 @@ def evict_all(release: Release) -> None:
         release.wait_ready("the evictions")
     if not release.report.refused_evictions:
         release.report.problems.append("no disruption budget refused to evict the second of two pods")
+
+
+def drain_each(release: Release) -> None:
+    """Drains each node, that of Kafka first; its pods start on the others. Then pods may run on it again."""
+    names = sorted(node["metadata"]["name"] for node in release.cluster.get("nodes"))
+    first = next(pod["spec"]["nodeName"] for pod in release.pods() if pod["metadata"]["name"].endswith("-kafka-0"))
+    for name in sorted(names, key=lambda each: each != first):
+        with release.step(f"{name} drained"):
+            limits = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={WAIT_S:.0f}s")
+            said = release.cluster.kubectl("drain", name, *limits, timeout=WAIT_S + 60)
+            release.wait_ready(f"the drain of {name}")
+            left = [pod["metadata"]["name"] for pod in release.pods() if pod["spec"].get("nodeName") == name]
+            if left:
+                release.report.problems.append(f"{name} was drained and still runs {', '.join(left)}")
+            release.cluster.kubectl("uncordon", name)
+        release.report.drained[name] = sorted(re.findall(r"^pod/(\S+) evicted$", said, re.MULTILINE))
 
 
 def stop_load(release: Release) -> None:

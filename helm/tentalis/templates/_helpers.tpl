@@ -121,8 +121,8 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- $role := get $topology.roles $name -}}
 {{- $given := get $.Values.roles $name | default dict -}}
 {{- $settings := mergeOverwrite (deepCopy $.Values.defaults) (deepCopy $given) -}}
-{{- $enabled := $role.default -}}
-{{- if hasKey $given "enabled" -}}{{- $enabled = $given.enabled -}}{{- end -}}
+{{- $enabled := or $role.default (and (eq $name "manager") $.Values.kafka.embedded.enabled) -}}
+{{- if kindIs "bool" $given.enabled -}}{{- $enabled = $given.enabled -}}{{- end -}}
 {{- if $enabled -}}
 {{- $kind := "Deployment" -}}
 {{- if or $role.stream (eq $name "trainer") (and $settings.persistence.enabled (eq $name "gateway")) -}}{{- $kind = "StatefulSet" -}}{{- end -}}
@@ -137,6 +137,18 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- end -}}
 {{- end -}}
 {{- toYaml (dict "workloads" $list "topics" $topology.topics "users" $topology.users "recordLimitBytes" $topology.recordLimitBytes) -}}
+{{- end -}}
+
+{{/* True if the release has simulated users. */}}
+{{- define "tentalis.simulated" -}}
+{{- range (include "tentalis.workloads" . | fromYaml).workloads }}{{ if eq .role "manager" }}true{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* The Secret with the gateway's keys: the given one, or that of templates/keys.yaml. Empty: the gateway asks for no key. */}}
+{{- define "tentalis.keysSecret" -}}
+{{- if .Values.gateway.keysSecret -}}{{- .Values.gateway.keysSecret -}}
+{{- else if and .Values.kafka.embedded.enabled (not .Values.gateway.noKeys) (ne .Values.roles.gateway.enabled false) -}}{{- printf "%s-keys" (include "tentalis.fullname" .) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The name of the user of a role. Arguments: root, role. */}}
@@ -340,7 +352,7 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if not (or (has "model" $enabled) $values.server.url) -}}
 {{- fail "roles.model is disabled: name the model server in server.url" -}}
 {{- end -}}
-{{- if and (has "gateway" $enabled) (not (or $values.gateway.keysSecret $values.gateway.noKeys)) -}}
+{{- if and (has "gateway" $enabled) (not (or (include "tentalis.keysSecret" .) $values.gateway.noKeys)) -}}
 {{- fail "the gateway has no API keys: put a file of keys into a Secret and name it in gateway.keysSecret (`tentalis keys create --keys keys.json`, `kubectl create secret generic NAME --from-file keys.json`), or set gateway.noKeys=true" -}}
 {{- end -}}
 {{- if and $values.gateway.keysSecret $values.gateway.noKeys -}}
@@ -352,7 +364,7 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if and (has "experience" $enabled) (not $values.hinters) -}}
 {{- fail "roles.experience needs hinters: the model that extracts lessons (docs/concepts/hints.md)" -}}
 {{- end -}}
-{{- if and (has "manager" $enabled) (not $values.trainer.config.steps) -}}
+{{- if and (has "manager" $enabled) (not (or $values.trainer.config.steps $kafka.embedded.enabled)) -}}
 {{- fail "roles.manager needs trainer.config.steps: simulated users pace their tasks by the steps of the run" -}}
 {{- end -}}
 {{- if and (gt (int $values.trainer.nodes) 1) (not $values.storage.url) (ne $values.storage.accessMode "ReadWriteMany") -}}

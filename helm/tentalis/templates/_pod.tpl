@@ -5,6 +5,7 @@
 {{- $values := .root.Values -}}
 {{- if eq .role "trainer" -}}
 {{- $base := dict "run_id" (include "tentalis.runId" .root) "policy" $values.trainer.policy "base_model" $values.model.name "base_model_name" $values.model.servedName -}}
+{{- if and $values.kafka.embedded.enabled (include "tentalis.simulated" .root) -}}{{- $_ := set $base "steps" 1000 -}}{{- end -}}
 {{- mergeOverwrite $base (deepCopy $values.trainer.config) | toYaml -}}
 {{- else if eq .role "gateway" -}}
 {{- with $values.gateway.config -}}{{- toYaml . -}}{{- end -}}
@@ -126,6 +127,7 @@
 {{- $arguments := dict "root" $root "role" $role -}}
 {{- $config := include "tentalis.roleConfig" $arguments -}}
 {{- $scorers := and (eq $role "gateway") (not (empty $values.scorers)) -}}
+{{- $keys := include "tentalis.keysSecret" $root -}}
 {{- $stores := has $role (list "trainer" "policies" "model") -}}
 {{- /* They share a claim, or an object store. The policies process keeps adapters for vLLM where it fetched them. */}}
 {{- $storage := and $stores (not $values.storage.url) -}}
@@ -265,7 +267,7 @@ spec:
         {{- if $scorers }}
         - {name: scorers, mountPath: /etc/tentalis/scorers, readOnly: true}
         {{- end }}
-        {{- if and $values.gateway.keysSecret (eq $role "gateway") }}
+        {{- if and $keys (eq $role "gateway") }}
         - {name: keys, mountPath: /etc/tentalis/keys, readOnly: true}
         {{- end }}
         {{- if eq $role "trainer" }}
@@ -290,11 +292,11 @@ spec:
     {{- if $scorers }}
     - {name: scorers, configMap: {name: {{ include "tentalis.fullname" $root }}-scoring}}
     {{- end }}
-    {{- if and $values.gateway.keysSecret (eq $role "gateway") }}
+    {{- if and $keys (eq $role "gateway") }}
     - name: keys
       secret:
-        secretName: {{ $values.gateway.keysSecret }}
-        items: [{key: {{ $values.gateway.keysKey | quote }}, path: keys.json}]
+        secretName: {{ $keys }}
+        items: [{key: {{ ternary $values.gateway.keysKey "keys.json" (not (empty $values.gateway.keysSecret)) | quote }}, path: keys.json}]
     {{- end }}
     {{- if eq $role "trainer" }}
     - {name: shm, emptyDir: {medium: Memory}}

@@ -16,6 +16,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from tentalis.service.packages import normal
+from tests.docker import images, sandbox_episode
 from tests.support import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -156,3 +157,11 @@ def test_the_wheel_has_the_same_bytes_in_every_build(tmp_path: Path) -> None:
         (wheel,) = (folder / "dist").glob("*.whl")
         built.append(wheel.read_bytes())
     assert built[0] == built[1]
+
+
+def test_the_docker_test_builds_every_target_and_runs_code_in_the_sandbox_as_the_page_shows() -> None:
+    named = set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE))
+    steps = {each for each in named if each.startswith(("packages-", "runtime"))} | {"tools", "app", "base"}
+    assert {*images.ALL_TARGETS} == named - steps
+    page = (ROOT / "docs" / "operations" / "install.md").read_text("utf-8")
+    assert f"docker {' '.join(sandbox_episode.RUN)} registry.example/sandbox:0.1.0 - < answer.py" in page

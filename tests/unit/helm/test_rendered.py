@@ -1,5 +1,6 @@
 """The chart renders every set of values to manifests that Kubernetes accepts, and refuses values that cannot work."""
 
+import base64
 import copy
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tentalis.gateway.http.keys import Keys, Scope
 from tests.support import ROOT
 from tests.unit.helm import chart
 from tests.unit.helm.chart import CHART, KUBERNETES, VALUES, Manifest, container, pods, rendered, set_of, template
@@ -385,6 +387,20 @@ def test_an_upgrade_classifies_the_changes_of_topics_before_it_replaces_anything
         assert chart.problems(check, version) == []
 
 
+def test_a_lost_topic_is_accepted_by_the_job_and_by_each_application_that_is_told_to() -> None:
+    accepts = ("--set", "topics.acceptLoss=true", "--set", "roles.join.args={--accept-loss}")
+    (apply,) = job_of("topics", *MINIMAL, *accepts)
+    assert container(apply)["args"] == ["topics", "apply", "--yes", "--on-risk", "stop", "--accept-loss"]
+    trial = ("-f", str(CHART / "ci" / "trial-values.yaml"), "--is-upgrade")
+    for job in job_of("topics", *trial, *accepts):
+        assert container(job)["args"][-1] == "--accept-loss", "the check would fail, and with it the upgrade"
+    for component, accepted in (("join", True), ("sessions", False)):
+        (process,) = pod_template(component, *accepts)["spec"]["containers"]
+        assert ("--accept-loss" in process["args"]) is accepted
+    done = template(*MINIMAL, "--set-string", "topics.acceptLoss=yes")
+    assert done.returncode != 0 and "acceptLoss" in done.stderr
+
+
 def test_jobs_that_no_hook_replaces_can_be_made_anew_where_revisions_do_not_count() -> None:
     trial = ("-f", str(CHART / "ci" / "trial-values.yaml"))
     for job in (*job_of("topics", *trial), *job_of("manager", *trial)):
@@ -459,7 +475,47 @@ def test_secrets_come_from_the_named_secrets_of_each_role() -> None:
     env = {each["name"]: each.get("value") for each in container(chart.workloads(set_of("scram"))["gateway"])["env"]}
     assert env["TENTALIS_SASL_USERNAME"] == "tentalis"
     for values in VALUES:
-        assert chart.of_kind(rendered(values), "Secret") == []
+        if values_id(values) != "trial":
+            assert chart.of_kind(rendered(values), "Secret") == []
+
+
+ALONE = ("--set", "kafka.embedded.enabled=true")
+
+
+def alone(*more: str) -> tuple[Manifest, ...]:
+    """Returns the manifests of the embedded Kafka and of nothing else that is set, with changes."""
+    done = template(*ALONE, *more)
+    assert done.returncode == 0, done.stderr
+    return tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+
+
+def test_the_embedded_kafka_alone_gives_a_release_that_learns(tmp_path: Path) -> None:
+    manifests = alone()
+    found = chart.workloads(manifests)
+    given = yaml.safe_load(chart.named(manifests, "ConfigMap", "demo-tentalis-trainer")["data"]["config.yaml"])
+    assert "manager" in found and given["steps"] == 1000
+    assert "--keys" in container(found["gateway"])["args"]
+    volumes = found["gateway"]["spec"]["template"]["spec"]["volumes"]
+    (keys,) = [each["secret"] for each in volumes if each["name"] == "keys"]
+    secret = chart.named(manifests, "Secret", keys["secretName"])
+    data = {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+    (tmp_path / "keys.json").write_text(data[keys["items"][0]["key"]], encoding="utf-8")
+    caller = Keys(tmp_path / "keys.json").caller(data["api-key"], Scope.CHAT)
+    assert caller.key_id in data["api-key"] and Scope.ADMIN not in caller.scopes
+    another = chart.named(alone(), "Secret", keys["secretName"])
+    assert another["data"] != secret["data"]
+
+
+def test_what_the_values_say_comes_before_the_defaults_of_the_embedded_kafka() -> None:
+    manifests = alone("--set", "roles.manager.enabled=false,gateway.keysSecret=mine,gateway.keysKey=file")
+    assert "manager" not in chart.workloads(manifests) and chart.of_kind(manifests, "Secret") == []
+    assert "steps" not in chart.named(manifests, "ConfigMap", "demo-tentalis-trainer")["data"]["config.yaml"]
+    volumes = chart.workloads(manifests)["gateway"]["spec"]["template"]["spec"]["volumes"]
+    assert [each["secret"]["items"][0]["key"] for each in volumes if "secret" in each] == ["file"]
+    given = chart.named(alone("--set", "trainer.config.steps=7"), "ConfigMap", "demo-tentalis-trainer")["data"]
+    assert yaml.safe_load(given["config.yaml"])["steps"] == 7
+    for change in ("gateway.noKeys=true", "roles.gateway.enabled=false"):
+        assert chart.of_kind(alone("--set", change), "Secret") == []
 
 
 def test_images_are_targets_of_the_dockerfile() -> None:
@@ -485,15 +541,22 @@ def test_the_embedded_kafka_has_the_broker_settings_of_compose() -> None:
     }
 
 
-def test_the_page_says_what_a_trial_asks_for() -> None:
+def asked_for(manifests: tuple[Manifest, ...]) -> str:
+    """Returns the sum of what the pods of a release ask for, in words."""
     cores = memory = 0.0
-    for manifest, pod in pods(set_of("trial")):
+    for manifest, pod in pods(manifests):
         if manifest["metadata"]["labels"]["app.kubernetes.io/component"] not in ("test", "topics"):
             requests = container({"spec": {"template": pod}})["resources"]["requests"]
-            cores += float(requests["cpu"].removesuffix("m")) / 1000
+            cpu = str(requests["cpu"])
+            cores += float(cpu.removesuffix("m")) / (1000 if cpu.endswith("m") else 1)
             memory += float(requests["memory"][:-2]) / {"Mi": 1024, "Gi": 1}[requests["memory"][-2:]]
+    return f"{cores:.2g} cores and {memory:.3g} GiB"
+
+
+def test_the_page_says_what_the_embedded_kafka_and_a_trial_ask_for() -> None:
     page = (ROOT / "docs" / "operations" / "helm.md").read_text("utf-8")
-    assert f"ask for {cores:.2g} cores and {memory:.2g} GiB together" in page
+    assert f"The pods ask for {asked_for(alone())} together" in page
+    assert f"trial-values.yaml` asks for {asked_for(set_of('trial'))}" in page.replace("\n", " ")
 
 
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:

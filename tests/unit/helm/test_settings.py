@@ -117,6 +117,7 @@ def test_scale_budgets_and_claims_are_as_the_settings_say(values: Path) -> None:
 def test_every_pod_of_ours_may_be_pulled_and_names_secrets_of_the_values(values: Path) -> None:
     given = values_of(values)
     texts = set(re.findall(r"[\w.-]+", yaml.safe_dump(given)))
+    texts |= {each["metadata"]["name"] for each in chart.of_kind(rendered(values), "Secret")}
     for _, pod in pods(rendered(values)):
         role = pod["metadata"]["labels"].get("tentalis.io/role")
         if role is None:  # the embedded Kafka
@@ -140,7 +141,7 @@ def test_the_gateway_serves_until_its_endpoints_are_gone() -> None:
 def test_the_job_of_the_topics_has_its_settings() -> None:
     job = chart.named(set_of("settings"), "Job", "demo-tentalis-topics")
     found, wanted = container(job), values_of(SETTINGS)["topics"]
-    assert found["args"] == ["topics", "apply", "--yes", "--on-risk", wanted["onRisk"]]
+    assert found["args"] == ["topics", "apply", "--yes", "--on-risk", wanted["onRisk"], "--accept-loss"]
     assert found["resources"] == wanted["resources"]
     assert {"name": "TENTALIS_REPLICATION_FACTOR", "value": "2"} in found["env"]
     for topic in chart.of_kind(set_of("strimzi"), "KafkaTopic"):
@@ -227,4 +228,12 @@ def test_the_notes_name_commands_and_resources_that_exist(tmp_path: Path) -> Non
     service: Manifest = chart.named(manifests, {"svc": "Service"}[kind], name)
     assert forward[2] == f"8200:{service['spec']['ports'][0]['port']}"
     assert "The gateway asks for no API key" not in text
-    assert "The gateway asks for no API key" in notes(tmp_path, CHART / "ci" / "trial-values.yaml")
+    assert "OPENAI_API_KEY" not in text
+    trial = notes(tmp_path, CHART / "ci" / "trial-values.yaml")
+    secret: Manifest = chart.named(set_of("trial"), "Secret", "demo-tentalis-keys")
+    (shown,) = [line.split() for line in trial.splitlines() if "OPENAI_API_KEY" in line]
+    assert shown[5:7] == ["secret", secret["metadata"]["name"]] and "{.data.api-key}" in " ".join(shown)
+    assert "The gateway asks for no API key" not in trial
+    open_values = tmp_path / "open.yaml"
+    open_values.write_text("{kafka: {embedded: {enabled: true}}, gateway: {noKeys: true}}", encoding="utf-8")
+    assert "The gateway asks for no API key" in notes(tmp_path, open_values)
