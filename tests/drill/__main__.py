@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.drill.fault import FAULTS, Fault, Sight
 from tests.drill.sites import SITES, Site
 from tests.support import ROOT
-from tests.support.transcript import commands_of
+from tests.support.transcript import commands_of, transcripts
 
 PAGES = ROOT / "docs" / "operations"
 
@@ -58,12 +58,21 @@ def compare(result: Result, seen: Sight) -> None:
         result.wrong_state = f"{seen.state or f'exit {seen.code}'} instead of {wanted.state or f'exit {wanted.code}'}"
 
 
+def looks(fault: Fault) -> list[Path]:
+    """Returns the runbooks that look at this fault: they have a transcript of its name, and are not its page."""
+    runbooks = sorted((PAGES / "runbooks").glob("*.md"))
+    return [page for page in runbooks if page != PAGES / fault.page and fault.name in transcripts(page)]
+
+
 def play(fault: Fault, site: Site) -> Result:
-    """Plays one fault: it breaks something, is seen, is mended by its page, and everything works again."""
+    """Plays one fault: it breaks something, is seen and looked at by runbooks, is mended by its page, and everything
+    works again."""
     result, began = Result(fault), time.monotonic()
     try:
         acts = fault.play(site)
         compare(result, next(acts))
+        for runbook in looks(fault):
+            site.shell.follow(commands_of(runbook, fault.name))
         site.shell.follow(commands_of(PAGES / fault.page, fault.name))
         if next(acts, None) is not None:
             raise AssertionError(f"{fault.name} yields twice")

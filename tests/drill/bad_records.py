@@ -16,18 +16,6 @@ EXIT_5 = "exit-5.md"
 PARTITIONS = topics.table()[topics.TASKS].partitions
 
 
-@fault("bench", EXIT_5, code=5, says="tentalis groups skip tentalis-join")
-def a_topic_full_of_garbage(bench: Bench) -> Iterator[Sight]:
-    asked = bench.work.ask("garbage")
-    bench.caught_up("scoring")
-    bench.work.garbage(topics.HALVES, 150)
-    bench.work.answer(asked)
-    bench.caught_up("scoring")
-    yield bench.refused("join")
-    with bench.running("join"):
-        bench.work.settled("garbage")
-
-
 @fault("bench", EXIT_5, code=0, says="DecodeError")
 def a_bad_record(bench: Bench) -> Iterator[Sight]:
     offset = end_offsets(bench.settings, topics.RESULTS)[0]
@@ -38,6 +26,18 @@ def a_bad_record(bench: Bench) -> Iterator[Sight]:
     yield bench.shell.run(f"tentalis dlq list --topic {topics.RESULTS}")
     with bench.running("join"):
         bench.work.settled("bad-record")
+
+
+@fault("bench", EXIT_5, code=5, says="tentalis groups skip tentalis-join")
+def a_topic_full_of_garbage(bench: Bench) -> Iterator[Sight]:
+    asked = bench.work.ask("garbage")
+    bench.caught_up("scoring")
+    bench.work.garbage(topics.HALVES, 150)
+    bench.work.answer(asked)
+    bench.caught_up("scoring")
+    yield bench.refused("join")
+    with bench.running("join"):
+        bench.work.settled("garbage")
 
 
 @fault("bench", EXIT_5, code=0, says="Misplaced")

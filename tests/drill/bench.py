@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
-
 from schemas import topics
 from schemas.records import Record, Source, Task, Terms, Verifier
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
-from tentalis.kafka.config import client_config
 from tentalis.kafka.offsets import committed_offsets, end_offsets
 from tentalis.kafka.producer import Publisher
 from tentalis.local.broker import EmbeddedBroker
@@ -80,10 +77,14 @@ class Workload:
             f"{run}: {problem}" for run in runs or sorted(self.runs) for problem in verify(self.settings, run).problems
         ]
 
-    def verify_so_far(self) -> None:
-        """Verifies the runs until now: what a fault deletes next proved them. Raises AssertionError."""
+    def verify_until_now(self) -> None:
+        """Verifies the runs before a fault deletes what proves them. They must be without a problem after it, too: an
+        accepted loss is given up. Raises AssertionError."""
         assert not (found := self.problems()), found
-        self.runs.clear()
+
+    def given_up(self, *runs: str) -> int:
+        """The samples of runs that the verifier counts as given up."""
+        return sum(verify(self.settings, run).numbers["given_up"] for run in runs)
 
     def settled(self, *runs: str) -> None:
         """Waits until every sample has its outcome and the verifier finds no problem."""
@@ -155,17 +156,7 @@ class Bench:
 
     def caught_up(self, app: str) -> None:
         """Waits until an application has committed all that is on its inputs."""
-        application = topology.named(app)
-
-        def done() -> bool:
-            committed = committed_offsets(self.settings, application.consumer_group(), application.consumes)
-            return all(
-                committed.get((name, partition), 0) >= end
-                for name in application.consumes
-                for partition, end in end_offsets(self.settings, name).items()
-            )
-
-        eventually(done, 60, 0.5, lambda: f"{app} has lag: {self.log(app)[-2000:]}")
+        eventually(lambda: has_read(self.settings, app), 60, 0.5, lambda: f"{app} has lag: {self.log(app)[-2000:]}")
 
     @contextmanager
     def running(self, app: str, *options: str) -> Iterator[None]:
@@ -176,18 +167,15 @@ class Bench:
         self.stop(app)
 
 
-def delete(settings: Settings, name: str) -> None:
-    """Deletes a topic."""
-    admin = AdminClient(client_config(settings))
-    for future in admin.delete_topics([name]).values():
-        future.result(30)
-    eventually(lambda: name not in admin.list_topics(timeout=10).topics, 30)
-
-
-def recreate(settings: Settings, name: str) -> None:
-    """Deletes a topic and creates it again, as a person or a careless script does."""
-    delete(settings, name)
-    ensure_topics(settings)
+def has_read(settings: Settings, app: str) -> bool:
+    """True if an application has committed all that is on its inputs."""
+    application = topology.named(app)
+    committed = committed_offsets(settings, application.consumer_group(), application.consumes)
+    return all(
+        committed.get((name, partition), 0) >= end
+        for name in application.consumes
+        for partition, end in end_offsets(settings, name).items()
+    )
 
 
 def until(check: object, seconds: float = PATIENCE_S, every: float = 0.5) -> bool:

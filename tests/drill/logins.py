@@ -12,7 +12,8 @@ from tests.drill.fault import Sight, fault
 from tests.drill.shell import Shell
 from tests.support.security_lab import Authority, SafeBroker, environment
 
-SECURITY = "no-access.md"
+REFUSED = "no-access.md"
+SECURITY = "security.md"
 USER = "tentalis-worker"
 
 
@@ -51,7 +52,7 @@ class Logins:
         self.shell.env.update(environment(settings, self.folder / "password"))
 
 
-@fault("logins", SECURITY, code=4, says="refuses the login of User:tentalis-worker")
+@fault("logins", REFUSED, code=4, says="refuses the login of User:tentalis-worker")
 def a_wrong_password(site: Logins) -> Iterator[Sight]:
     site.use(site.safe.login(USER, password="not-the-password"))
     sight = site.shell.run("tentalis topics list")
@@ -60,7 +61,7 @@ def a_wrong_password(site: Logins) -> Iterator[Sight]:
     yield sight
 
 
-@fault("logins", SECURITY, code=4, says="requires a login on this port")
+@fault("logins", REFUSED, code=4, says="requires a login on this port")
 def no_login(site: Logins) -> Iterator[Sight]:
     site.use(site.safe.settings("OPEN", Security(protocol="PLAINTEXT")))
     sight = site.shell.run("tentalis topics list")
@@ -68,7 +69,7 @@ def no_login(site: Logins) -> Iterator[Sight]:
     yield sight
 
 
-@fault("logins", SECURITY, code=4, says="speaks TLS on this port")
+@fault("logins", REFUSED, code=4, says="speaks TLS on this port")
 def no_tls(site: Logins) -> Iterator[Sight]:
     site.use(site.safe.settings("SASL", Security(protocol="PLAINTEXT")))
     sight = site.shell.run("tentalis topics list")
@@ -76,7 +77,7 @@ def no_tls(site: Logins) -> Iterator[Sight]:
     yield sight
 
 
-@fault("logins", SECURITY, code=4, says="is not trusted by TENTALIS_SSL_CA")
+@fault("logins", REFUSED, code=4, says="is not trusted by TENTALIS_SSL_CA")
 def an_untrusted_certificate(site: Logins) -> Iterator[Sight]:
     right = site.safe.login(USER)
     other = Authority(site.folder, "other").certificate
@@ -86,7 +87,14 @@ def an_untrusted_certificate(site: Logins) -> Iterator[Sight]:
     yield sight
 
 
-@fault("logins", SECURITY, code=6, says="lacks ACLs that the role sessions needs")
+@fault("logins", REFUSED, code=6, says="lacks ACLs that the role sessions needs")
 def a_missing_acl(site: Logins) -> Iterator[Sight]:
     site.use(site.safe.login(USER))
     yield site.shell.run("tentalis serve sessions")
+
+
+@fault("logins", SECURITY, code=6, says="the roles with this ACL are")
+def the_work_of_another_role(site: Logins) -> Iterator[Sight]:
+    """The user of a worker is to change topics."""
+    site.use(site.safe.login(USER))
+    yield site.shell.run("tentalis topics apply --yes")

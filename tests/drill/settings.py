@@ -10,6 +10,7 @@ from tests.drill.fault import Sight, fault
 START = "does-not-start.md"
 PROFILES = "profiles.md"
 NAMESPACES = "namespaces.md"
+CLUSTER = "in-a-cluster.md"
 
 
 @contextmanager
@@ -93,6 +94,17 @@ def an_unknown_key_in_the_settings_file(bench: Bench) -> Iterator[Sight]:
     bench.shell.env["SETTINGS"] = str(file)
     with variables(bench, TENTALIS_CONFIG=str(file)):
         sight = bench.shell.run("tentalis topics list")
+    yield sight
+
+
+@fault("bench", CLUSTER, code=4, says="TENTALIS_BOOTSTRAP of the environment takes precedence over")
+def a_variable_beside_a_profile(bench: Bench) -> Iterator[Sight]:
+    """An operator names a profile in a shell that names another Kafka."""
+    file = bench.folder / "clusters.yaml"
+    file.write_text(f"profiles:\n  production:\n    bootstrap: {bench.broker.bootstrap}\n", encoding="utf-8")
+    bench.shell.env["SETTINGS"] = str(file)
+    with variables(bench, TENTALIS_BOOTSTRAP="127.0.0.1:1", TENTALIS_CONFIG=str(file)):
+        sight = bench.shell.run("tentalis --profile production groups lag")
     yield sight
 
 

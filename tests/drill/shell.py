@@ -62,6 +62,11 @@ class Shell:
             assert done.code is not None
             command.check(done.code, done.says)
 
+    @property
+    def newest(self) -> subprocess.Popen[bytes]:
+        """The process that was begun last, by `begin` or by a transcript."""
+        return self._groups[-1]
+
     def _popen(self, command: str, sink: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             ["bash", "-c", command],

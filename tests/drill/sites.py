@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.drill import (  # noqa: F401 - their faults are registered
+    alerts,
     bad_records,
     groups,
     grown,
+    judges,
     lost_topics,
+    second_stack,
     settings,
     training,
 )

@@ -7,18 +7,19 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from schemas import topics
 from tentalis.service.settings import Settings
-from tests.drill.bench import Workload, recreate, until
+from tests.drill.bench import Workload, has_read, until
 from tests.drill.fault import Sight, fault
 from tests.drill.lost_topics import CHANGELOG
 from tests.drill.shell import Shell
 from tests.support.inference_lab import make_model
 from tests.support.kafka_fixture import eventually
+from tests.support.recreated import delete, recreate
 
 TROUBLE = "processes-in-trouble.md"
 PROCESSES = "processes.md"
@@ -47,14 +48,27 @@ class Stack:
             raise RuntimeError(
                 f"the full disk needs a file system of its own, and so the right to mount: {mounted.stderr}"
             )
-        up = self.shell.run("tentalis up --detach --policy-model $MODEL", 900)
+        up = self.shell.run("tentalis up --detach --gateway --policy-model $MODEL", 900)
         assert up.code == 0, up.says
+        self.shell.env["GATEWAY_PORT"] = str(self.gateway_port)
         self.settings = Settings(bootstrap=f"127.0.0.1:{self._ports()['broker']}", home=self.home)
         self.work = Workload(self.settings, policy="drill")
 
     def _ports(self) -> dict[str, int]:
         found: dict[str, int] = json.loads((self.home / "ports.json").read_text())
         return found
+
+    @property
+    def gateway_port(self) -> int:
+        return self._ports()["gateway"]
+
+    def fill(self, spare: int) -> None:
+        """Fills the disk, all but `spare` bytes of it, with the file that BALLAST names."""
+        ballast = self.disk / "ballast"
+        self.shell.env["BALLAST"] = str(ballast)
+        free = os.statvfs(self.disk)
+        with ballast.open("ab") as file:
+            os.posix_fallocate(file.fileno(), file.tell(), max(1, free.f_bavail * free.f_frsize - spare))
 
     def close(self) -> None:
         self.shell.run("tentalis down", 60)
@@ -133,15 +147,28 @@ def a_native_crash(stack: Stack) -> Iterator[Sight]:
 
 @fault("stack", TROUBLE, state="crash-looping", says="is taken by")
 def a_crash_loop(stack: Stack) -> Iterator[Sight]:
-    port = stack._ports()["scoring"]
-    assert stack.shell.run("tentalis stop scoring").code == 0
+    yield from _crash_loop(stack, "scoring")
+
+
+@fault("stack", TROUBLE, state="crash-looping", says="is taken by")
+def a_trainer_in_a_crash_loop(stack: Stack) -> Iterator[Sight]:
+    yield from _crash_loop(stack, "trainer")
+
+
+def _crash_loop(stack: Stack, name: str) -> Iterator[Sight]:
+    """A process cannot start, and the others go on."""
+    port = stack._ports()[name]
+    assert stack.shell.run(f"tentalis stop {name}").code == 0
     code = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
     holder = stack.shell.begin(f'python -c "{code}"')
     stack.shell.env["PID"] = str(holder.pid)
     eventually(lambda: _taken(port), 20)
-    stack.shell.run("tentalis start scoring --timeout 5")
-    yield stack.sight("scoring", "crash-looping")
-    stack.works("crash-loop")
+    stack.shell.run(f"tentalis start {name} --timeout 5")
+    sight = stack.sight(name, "crash-looping")
+    others = {other: one["state"] for other, one in stack.status().items() if other != name}
+    assert set(others.values()) <= {"ready", "waiting", "done"}, others
+    yield sight
+    stack.works(f"{name}-in-a-crash-loop")
 
 
 def _taken(port: int) -> bool:
@@ -173,6 +200,36 @@ def a_failed_process(stack: Stack) -> Iterator[Sight]:
     stack.works("failed-process")
 
 
+@fault("stack", LOST, code=7, says=f"join: {CHANGELOG} is gone")
+def an_up_after_a_lost_topic(stack: Stack) -> Iterator[Sight]:
+    """The stack is stopped, and a topic is deleted: `up` starts nothing until the loss is accepted."""
+    stack.work.ask("up-after-loss", 4)
+    yield from _up_after(stack, "up-after-loss", ["join"], lambda: delete(stack.settings, CHANGELOG))
+
+
+@fault("stack", LOST, code=7, says=f"join: {topics.HALVES} was deleted and created again")
+def an_up_after_a_recreated_input(stack: Stack) -> Iterator[Sight]:
+    stack.work.ask("up-after-input", 4)
+    yield from _up_after(stack, "up-after-input", ["join", "scoring"], lambda: recreate(stack.settings, topics.HALVES))
+
+
+@fault("stack", LOST, code=7, says=f"{topics.ROLLOUTS} was deleted and created again")
+def an_up_after_recreated_rollouts(stack: Stack) -> Iterator[Sight]:
+    stack.works("up-after-rollouts")
+    yield from _up_after(stack, "up-after-rollouts", ["trainer"], lambda: recreate(stack.settings, topics.ROLLOUTS))
+
+
+def _up_after(stack: Stack, run: str, stopped: list[str], lose: Callable[[], None]) -> Iterator[Sight]:
+    for app in ("scoring", "join"):
+        eventually(lambda app=app: has_read(stack.settings, app), 60, 0.5, f"{app} has lag")
+    stack.shell.run(f"tentalis stop {' '.join(stopped)}")
+    lose()
+    assert stack.shell.run("tentalis down", 120).code == 0
+    stack.shell.env["RUN"] = run
+    yield stack.shell.run("tentalis up --detach --gateway --policy-model $MODEL", 900)
+    stack.works(f"after-{run}")
+
+
 @fault("stack", TROUBLE, code=1, says="a stack already runs in")
 def a_second_up(stack: Stack) -> Iterator[Sight]:
     yield stack.shell.run("tentalis up")
@@ -201,11 +258,7 @@ def an_unfinished_erasure(stack: Stack) -> Iterator[Sight]:
 @fault("stack", TROUBLE, code=1, says="no space left on")
 def a_full_disk(stack: Stack) -> Iterator[Sight]:
     asked = stack.work.ask("full-disk", 4)
-    ballast = stack.disk / "ballast"
-    free = os.statvfs(stack.disk)
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - 2**20))
-    stack.shell.env["BALLAST"] = str(ballast)
+    stack.fill(2**20)
     yield stack.shell.run("tentalis status")
     stack.work.answer(asked)
     stack.works("full-disk")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.drill.__main__ import PAGES, play
+from tests.drill.__main__ import PAGES, looks, play
 from tests.drill.fault import FAULTS, Fault, Sight
 from tests.drill.shell import Shell
 from tests.drill.sites import SITES
@@ -18,10 +18,16 @@ SEEN = Sight(code=7, says="the topic is gone")
 IN_CONTAINERS = {"compose": "docker/__main__.py", "kubernetes": "k8s/scenario.py"}  # run by make test-docker, test-k8s
 
 
+def path_of(page: Path) -> str:
+    return page.relative_to(PAGES).as_posix()
+
+
 def test_every_fault_has_its_transcript_and_every_transcript_its_fault() -> None:
-    named = {(page.name, name) for page in PAGES.glob("*.md") for name in transcripts(page) if name}
+    named = {(path_of(page), name) for page in PAGES.rglob("*.md") for name in transcripts(page) if name}
     found = {(page, name) for page, name in named if name not in IN_CONTAINERS}
-    assert found == {(fault.page, fault.name) for fault in FAULTS.values()}
+    looked_at = {(path_of(page), fault.name) for fault in FAULTS.values() for page in looks(fault)}
+    assert found == {(fault.page, fault.name) for fault in FAULTS.values()} | looked_at
+    assert len(looked_at) >= 5
     assert len(FAULTS) >= 30 and {fault.site for fault in FAULTS.values()} == set(SITES)
 
 
@@ -34,22 +40,32 @@ def test_every_transcript_in_containers_is_run_there() -> None:
 
 def test_the_index_by_symptom_names_every_page_with_a_transcript() -> None:
     index = (PAGES / "by-symptom.md").read_text(encoding="utf-8")
-    assert {fault.page for fault in FAULTS.values() if f"({fault.page}" not in index} == set()
+    alerts = (PAGES / "helm.md").read_text(encoding="utf-8")  # has the runbooks
+    assert {fault.page for fault in FAULTS.values() if f"({fault.page}" not in index + alerts} == set()
 
 
-def test_the_index_names_the_pages_that_nobody_executes() -> None:
+def test_every_page_is_executed_or_the_index_has_the_reason() -> None:
     index = (PAGES / "by-symptom.md").read_text(encoding="utf-8")
-    (said,) = (part for part in index.split("\n\n") if part.startswith("Not executed: "))
-    without = {page.name for page in PAGES.rglob("*.md") if not transcripts(page)} - {"by-symptom.md"}
-    runbooks = {page.name for page in (PAGES / "runbooks").glob("*.md")}
-    assert runbooks <= without, "a runbook has a transcript: name it in the index"
-    assert set(re.findall(r"\]\(([a-z-]+\.md)\)", said)) == without - runbooks
+    reasons = dict(re.findall(r"^- \[[\w ]+\]\(([\w/-]+\.md)\): (.+)$", index.partition("## Not executed")[2], re.M))
+    without = {path_of(page) for page in PAGES.rglob("*.md") if not transcripts(page)} - {"by-symptom.md"}
+    assert reasons.keys() == without, "give a new page a transcript that a test executes, or a reason in the index"
+    assert all(len(reason.split()) > 5 for reason in reasons.values())
+
+
+def test_a_runbook_looks_at_a_fault_before_the_way_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "runbooks").mkdir()
+    (tmp_path / "runbooks" / "alert.md").write_text("```console gone\n$ test ! -e back && touch looked\n```\n")
+    result = played(monkeypatch, tmp_path, SEEN, mends="test -e looked && touch back")
+    assert result.sound, result.stuck
+    assert (tmp_path / "back").exists()
+    (tmp_path / "runbooks" / "alert.md").write_text("```console gone\n$ false\n```\n")
+    assert "`false` ended with 1" in played(monkeypatch, tmp_path, SEEN).stuck
 
 
 def test_every_transcript_without_a_name_is_run_by_a_test() -> None:
     sources = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "integration").rglob("*.py"))
-    unnamed = [page.name for page in PAGES.glob("*.md") if "" in transcripts(page)]
-    assert [name for name in unnamed if f'"operations" / "{name}"' not in sources] == []
+    unnamed = [page for page in PAGES.rglob("*.md") if "" in transcripts(page)]
+    assert [page.name for page in unnamed if f'"{page.parent.name}" / "{page.name}"' not in sources] == []
 
 
 def test_a_command_in_the_background_is_begun_and_the_next_does_not_wait(tmp_path: Path) -> None:
@@ -68,10 +84,12 @@ def test_an_exported_variable_holds_for_later_commands(tmp_path: Path) -> None:
         Shell(tmp_path, {}).follow([shown])
 
 
-def played(monkeypatch: pytest.MonkeyPatch, folder: Path, sight: Sight, *, heals: bool = True) -> Any:
-    """Plays a fault that shows `sight` instead of SEEN."""
+def played(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, sight: Sight, *, heals: bool = True, mends: str = "true"
+) -> Any:
+    """Plays a fault that shows `sight` instead of SEEN, and whose way back is the command `mends`."""
     page = folder / "page.md"
-    page.write_text("```console gone\n$ true\n```\n")
+    page.write_text(f"```console gone\n$ {mends}\n```\n")
     monkeypatch.setattr("tests.drill.__main__.PAGES", folder)
 
     def act(_: object) -> Iterator[Sight]:
