@@ -1,15 +1,17 @@
-"""The gateway's added cost per call, compared with LiteLLM's proxy (in a separate environment) in the same run.
+"""The gateway's added cost per call, beside LiteLLM's proxy and smg, each in its own environment, in one run.
 
 Streams: the latency that each proxy adds to the backend alone, for the first token and for all tokens, at p50 and p99,
 with 1, 16 and 64 concurrent streams. The lateness of a token is its time since the request minus the median time of the
 same token from the backend alone. The time between tokens is not measured: it would be 0 for a proxy that holds tokens
-back and sends them together. Whole answers: requests per second of CPU time of the proxy. The backend and both proxies
+back and sends them together. Whole answers: requests per second of CPU time of the proxy. The backend and the proxies
 are measured in turn, round by round, so that other load on the machine affects all of them. Ours records every turn on
-a separate Kafka before the client receives the end, and requests token ids and log-probs; LiteLLM only forwards,
-without a database.
+a separate Kafka before the client receives the end, and requests token ids and log-probs. `off` is ours with
+`X-Tentalis-Record: off`: the difference is the price of the record. LiteLLM only forwards, without a database; smg, in
+Rust, is the cost of a bare proxy. Bifrost comes as no package: docs/concepts/gateway.md.
 
 The last line on stdout is one JSON object. `ratio_ttfb_p50`: ours/theirs of the added latency to the first token, the
-largest over the numbers of streams; `ratio_rps`: ours/theirs of requests per second per core.
+largest over the numbers of streams, theirs being LiteLLM; `ratio_rps`: ours/theirs of requests per second per core;
+`price_of_record`: ours with the record, minus ours without, of the same figures.
 """
 
 import argparse
@@ -27,12 +29,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from tentalis.local.ports import free_port
-from tests.bench.lab import cpu_seconds, environment_with, log, own_kafka, process, report
+from tests.bench.lab import cpu_seconds, environment_with, log, own_kafka, process, report, wait_until_ready
 
 LITELLM = "litellm[proxy]==1.106.2"
+SMG = "smg==1.13.0"
 LEVELS = (1, 16, 64)
 TOKENS, PAUSE_MS = 32, 10.0
 READY_S = 240.0
@@ -58,12 +59,22 @@ class Times:
         return [at - then for stream in self.streams for at, then in zip(stream, expected, strict=True)]
 
 
-def _request(port: int, model: str, stream: bool) -> bytes:
+@dataclass(frozen=True)
+class Target:
+    """A server under load. `header`: an additional line of the request; `child`: its process, None for the backend."""
+
+    port: int
+    model: str
+    child: "subprocess.Popen[bytes] | None" = None
+    header: str = ""
+
+
+def _request(port: int, model: str, stream: bool, more: str = "") -> bytes:
     body = json.dumps(
         {"model": model, "stream": stream, "messages": [{"role": "user", "content": "Say a few words about the sea."}]}
     ).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-    return (head + f"Authorization: Bearer sk-bench\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body
+    return (head + f"{more}Authorization: Bearer sk-bench\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body
 
 
 async def _one(port: int, request: bytes, times: Times | None, until: float) -> int:
@@ -98,10 +109,10 @@ async def _one(port: int, request: bytes, times: Times | None, until: float) -> 
     return done
 
 
-async def _load(port: int, model: str, level: int, seconds: float, times: Times | None) -> int:
-    request = _request(port, model, times is not None)
+async def _load(target: Target, level: int, seconds: float, times: Times | None) -> int:
+    request = _request(target.port, target.model, times is not None, target.header)
     until = time.perf_counter() + seconds
-    return sum(await asyncio.gather(*(_one(port, request, times, until) for _ in range(level))))
+    return sum(await asyncio.gather(*(_one(target.port, request, times, until) for _ in range(level))))
 
 
 def _p(values: Sequence[float], share: float) -> float:
@@ -145,17 +156,21 @@ def _litellm(python: str, port: int, backend: int, folder: Path) -> Iterator["su
         child.wait(30)
 
 
-def _wait(url: str) -> None:
-    deadline = time.monotonic() + READY_S
-    while True:
-        try:
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{url} is not ready within {READY_S:g} s")
-        time.sleep(0.2)
+@contextmanager
+def _smg(python: str, port: int, backend: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Runs smg as a proxy to the backend, without retries, records or health checks in the way."""
+    command = [str(Path(python).with_name("smg")), "launch", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--worker-urls", f"http://127.0.0.1:{backend}", "--log-level", "error", "--disable-retries"]
+    # Its metrics would listen on all addresses.
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port(avoid=(port,)))]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with (folder / "smg.log").open("wb") as sink:
+        child = subprocess.Popen(command, env=env, stdout=sink, stderr=sink, cwd=folder)
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.wait(30)
 
 
 def main() -> None:
@@ -166,10 +181,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     python = environment_with("bench-litellm", [LITELLM])
+    smg_python = environment_with("bench-smg", [SMG])
     ports: list[int] = []
-    for _ in range(3):
+    for _ in range(4):
         ports.append(free_port(avoid=tuple(ports)))
-    backend, ours, theirs = ports
+    backend, ours, theirs, bare = ports
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         settings = held.enter_context(own_kafka())
@@ -177,33 +193,37 @@ def main() -> None:
         command = ["serve", "gateway", "--server", f"http://127.0.0.1:{backend}", "--policy", "bench"]
         gateway = held.enter_context(process(settings, *command, "--port", str(ours)))
         litellm = held.enter_context(_litellm(python, theirs, backend, folder))
-        _wait(f"http://127.0.0.1:{ours}/readyz")
-        _wait(f"http://127.0.0.1:{theirs}/health/liveliness")
+        smg = held.enter_context(_smg(smg_python, bare, backend, folder))
+        wait_until_ready(f"http://127.0.0.1:{ours}/readyz", READY_S)
+        wait_until_ready(f"http://127.0.0.1:{theirs}/health/liveliness", READY_S)
+        wait_until_ready(f"http://127.0.0.1:{bare}/readiness", READY_S)
         who = {
-            "alone": (backend, "base", None),
-            "ours": (ours, "bench", gateway),
-            "litellm": (theirs, "bench", litellm),
+            "alone": Target(backend, "base"),
+            "ours": Target(ours, "bench", gateway),
+            "off": Target(ours, "bench", gateway, "X-Tentalis-Record: off\r\n"),
+            "litellm": Target(theirs, "bench", litellm),
+            "smg": Target(bare, "base", smg),
         }
-        for name, (port, model, _) in who.items():  # none is measured cold
+        for name, target in who.items():  # none is measured cold
             log(f"warming up {name}")
-            asyncio.run(_load(port, model, 8, 2.0, Times()))
+            asyncio.run(_load(target, 8, 2.0, Times()))
         times: dict[tuple[str, int], Times] = defaultdict(Times)
         calls: dict[str, int] = defaultdict(int)
         cpu: dict[str, float] = defaultdict(float)
         elapsed: dict[str, float] = defaultdict(float)
         for number in range(options.rounds):
             for level in LEVELS:
-                for name, (port, model, _) in who.items():
-                    asyncio.run(_load(port, model, level, options.seconds, times[name, level]))
+                for name, target in who.items():
+                    asyncio.run(_load(target, level, options.seconds, times[name, level]))
                 log(f"round {number + 1}: {level} streams")
-            for name, (port, model, child) in who.items():
-                if child is None:
+            for name, target in who.items():
+                if target.child is None:
                     continue
-                before, began = cpu_seconds(child.pid), time.perf_counter()
-                calls[name] += asyncio.run(_load(port, model, 64, options.seconds, None))
+                before, began = cpu_seconds(target.child.pid), time.perf_counter()
+                calls[name] += asyncio.run(_load(target, 64, options.seconds, None))
                 elapsed[name] += time.perf_counter() - began
-                cpu[name] += cpu_seconds(child.pid) - before
-    figures: dict[str, dict[str, float]] = {"ours": {}, "litellm": {}}
+                cpu[name] += cpu_seconds(target.child.pid) - before
+    figures: dict[str, dict[str, float]] = {name: {} for name in who if name != "alone"}
     for name, found in figures.items():
         for level in LEVELS:
             alone, proxied = times["alone", level], times[name, level]
@@ -221,8 +241,8 @@ def main() -> None:
     late = {level: _ratio(figures, f"added_token_ms_p50_at_{level}") for level in LEVELS}
     samples = statistics.fmean(len(times["ours", level].first) for level in LEVELS)
     report(
-        ours=figures["ours"],
-        litellm=figures["litellm"],
+        **figures,
+        price_of_record={name: round(value - figures["off"][name], 3) for name, value in figures["ours"].items()},
         ratio_ttfb_p50=max(ratios.values()),
         ratio_ttfb_p50_at=ratios,
         ratio_token_p50_at=late,
@@ -230,7 +250,7 @@ def main() -> None:
         tokens=TOKENS,
         pause_ms=PAUSE_MS,
         streams_per_level=samples,
-        peer=LITELLM,
+        peers=[LITELLM, SMG],
     )
 
 

@@ -15,8 +15,7 @@ from schemas.records import Record
 from streams.apps.join.core import JoinLimits
 from streams.apps.join.processor import JoinProcessor
 from streams.runtime.rebuild import fold_again, state_digest
-from tests.support.join_support import CODEC, PARTITION, drive, head, hint, log_of, open_, sample, score
-from tests.unit.streams.apps.test_join_rebuild import needed
+from tests.support.join_support import CODEC, PARTITION, drive, head, hint, log_of, needed, open_, sample, score
 
 
 def main(tasks: int) -> int:

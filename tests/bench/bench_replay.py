@@ -15,8 +15,9 @@ from schemas.records import BatchPlan, Rollout
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
 from tentalis.service.settings import Settings
-from tests.bench.bench_trainer import Ours, lay, make_rollouts
+from tests.bench.bench_trainer import Ours, lay
 from tests.bench.lab import log, own_kafka, report
+from tests.bench.trainer_rollouts import grouped
 
 BATCH = 32
 
@@ -62,7 +63,7 @@ def main() -> None:
 
     steps = int(os.environ.get("BENCH_STEPS", "64"))
     model: Path = resolve_model(os.environ.get("BENCH_MODEL"), Settings.from_env().cache)
-    made = make_rollouts(AutoConfig.from_pretrained(model).vocab_size, groups=steps * BATCH // 8)
+    made = grouped(AutoConfig.from_pretrained(model).vocab_size, steps * BATCH // 8, (40, 60), (8, 64))
     tokens = sum(each.n_tokens for each in made)
     with own_kafka() as settings:
         lay(settings, made)

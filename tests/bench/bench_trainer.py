@@ -1,6 +1,7 @@
 """Tokens per second of the whole optimizer step compared with TRL's GRPOTrainer on the same rollouts, in one run.
 
-Mixed-length groups as in the assistant demo: BENCH_GROUPS (4) of 8 rollouts, prompt 40 to 60 tokens, response 8 to 64,
+BENCH_WORKLOAD is `groups`, mixed-length groups as in the assistant demo (BENCH_GROUPS, 4, of 8 rollouts, prompt 40 to
+60 tokens, response 8 to 64), or `single`, BENCH_CONVERSATIONS (64) of one answer each and of 200 to 2,000 tokens.
 LoRA r16 on all linear layers of the small real model (BENCH_MODEL), BENCH_DTYPE (float32), as many threads as cores.
 BENCH_ROUNDS (3, after one to warm up) times, these are timed in turn, ours and bare twice per round:
 
@@ -35,38 +36,20 @@ from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.producer import Publisher
 from tentalis.service.settings import Settings
 from tests.bench.lab import environment_with, log, own_kafka, peak_mib, report
-from tests.support.trainer_lab import config, rollout
+from tests.bench.trainer_rollouts import grouped, single
+from tests.bench.trl_job import PACKAGES, job_of
+from tests.support.trainer_lab import config
 
-# TRL imports requests without declaring it.
-TRL = ("trl==1.13.0", "torch==2.15.0", "transformers==5.17.0", "peft==0.21.2", "requests")
 MICRO_BATCH_TOKENS = 1024
 
 
-def make_rollouts(vocabulary: int, groups: int = 4) -> list[Rollout]:
-    """Groups of eight rollouts with a shared prompt, rewards and teacher log-probs."""
-    draw = np.random.default_rng(0)
-    made = []
-    for group in range(groups):
-        prompt = draw.integers(1, vocabulary, draw.integers(40, 61)).tolist()
-        rewards = draw.random(8).tolist()
-        for index in range(8):
-            response = draw.integers(1, vocabulary, draw.integers(8, 65)).tolist()
-            sampler = (-2.0 + 0.1 * draw.standard_normal(len(response))).tolist()
-            made.append(
-                rollout(
-                    f"g{group}",
-                    index,
-                    policy="bench",
-                    prompt=prompt,
-                    response=response,
-                    sampler=sampler,
-                    teacher=sampler,
-                    reward=rewards[index],
-                    rewards=rewards,
-                    n=8,
-                )
-            )
-    return made
+def rollouts_of(workload: str, vocabulary: int) -> list[Rollout]:
+    """The rollouts of a workload. Raises KeyError if there is none of that name."""
+    make = {
+        "groups": lambda: grouped(vocabulary, int(os.environ.get("BENCH_GROUPS", "4")), (40, 60), (8, 64)),
+        "single": lambda: single(vocabulary, int(os.environ.get("BENCH_CONVERSATIONS", "64")), (200, 2000)),
+    }
+    return make[workload]()
 
 
 def lay(settings: Settings, made: list[Rollout]) -> None:
@@ -156,12 +139,12 @@ class Ours:
     def commit(self) -> tuple[float, float]:
         """Seconds for a checkpoint, and for publishing its adapter's files."""
         from tentalis.storage.places import adapters_location
-        from trainer.model.model import adapter_sha256
+        from trainer.model.policy import adapter_sha256
         from trainer.run.checkpoint import CheckpointState, save_checkpoint
         from trainer.run.publish import publish_adapter
 
         began = time.perf_counter()
-        adapter = self.engine.policy.adapter_bytes()
+        adapter = self.engine.policy.weights_bytes()
         state = CheckpointState(
             run_id="bench",
             policy="bench",
@@ -177,7 +160,7 @@ class Ours:
             seconds={},
         )
         root = self.settings.home / "checkpoints"
-        parts = self.engine.policy.adapter_config(), self.engine.optimizer_state()
+        parts = self.engine.policy.files(), self.engine.optimizer_state()
         checkpoint = save_checkpoint(root, state, adapter, *parts)
         saved = time.perf_counter()
         publish_adapter(adapters_location(self.settings, "bench"), 1, checkpoint)
@@ -187,27 +170,12 @@ class Ours:
 @contextmanager
 def trl(model: Path, made: list[Rollout], dtype: str) -> Iterator["subprocess.Popen[str]"]:
     """Runs TRL's trainer on the same rollouts; each line on its stdin triggers a step."""
-    from schemas.tensors import float32_view, int32_view
-
-    python = environment_with("bench-trl", TRL)
-    rollouts = []
-    for each in made:
-        split = each.loss_mask.index(1)
-        tokens = int32_view(each.token_ids).tolist()
-        assert each.reward is not None and each.group_mean is not None
-        rollouts.append(
-            {
-                "prompt": tokens[:split],
-                "response": tokens[split:],
-                "sampler": float32_view(each.sampler_logprobs)[split:].tolist(),
-                "advantage": each.reward - each.group_mean,
-            }
-        )
+    python = environment_with("bench-trl", PACKAGES)
     size = int(os.environ.get("BENCH_TRL_BATCH", "8"))
-    job = {"model": str(model), "rollouts": rollouts, "batch_size": size, "threads": os.cpu_count(), "dtype": dtype}
+    job = job_of(model, made, batch_size=size, threads=os.cpu_count() or 1, dtype=dtype, device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
-        path.write_text(json.dumps(job | {"rank": 16, "alpha": 32}))
+        path.write_text(json.dumps(job))
         command = [python, str(Path(__file__).with_name("trainer_trl.py")), str(path)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
@@ -236,7 +204,7 @@ def main() -> None:
 
     rounds, dtype = int(os.environ.get("BENCH_ROUNDS", "3")), os.environ.get("BENCH_DTYPE", "float32")
     model = resolve_model(os.environ.get("BENCH_MODEL"), Settings.from_env().cache)
-    made = make_rollouts(AutoConfig.from_pretrained(model).vocab_size, int(os.environ.get("BENCH_GROUPS", "4")))
+    made = rollouts_of(os.environ.get("BENCH_WORKLOAD", "groups"), AutoConfig.from_pretrained(model).vocab_size)
     tokens = sum(each.n_tokens for each in made)
     with own_kafka() as settings, trl(model, made, dtype) as peer:
         import torch

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from schemas.records import (
@@ -59,6 +60,21 @@ def environment_with(name: str, packages: Sequence[str]) -> str:
         subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *packages], check=True)
         complete.write_text(" ".join(packages))
     return str(python)
+
+
+def wait_until_ready(url: str, seconds: float, child: "subprocess.Popen[bytes] | None" = None) -> None:
+    """Returns when a server answers with 200. Raises TimeoutError after `seconds`, or when `child`, the server, has
+    ended."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        if time.monotonic() > deadline or (child is not None and child.poll() is not None):
+            raise TimeoutError(f"{url} is not ready within {seconds:g} s, or its server has ended")
+        time.sleep(0.2)
 
 
 def peak_mib(reset: bool = False) -> float:

@@ -1,7 +1,10 @@
 """Personalisation, end to end: simulated users talk through the gateway's proxy until the policy satisfies them.
 
 `make personalise [METHOD=hybrid] [USER=student] [SEED=0] [SESSIONS=60] [FULL=1]` makes one run on a separate stack,
-writes docs/results/personalisation/<user>-<method>-seed<seed>.json and redraws the page. The client is OpenAI's, with
+writes docs/results/personalisation/<user>-<method>-seed<seed>.json and redraws the page. SETUP=guarded takes the
+0.5B model and the guard of promotion, users give a thumb before each reply, and the folder is
+docs/results/personalisation-guarded. SEEDS=5 makes the runs of five seeds, and USER=each those of each user alone;
+runs that exist are not made again. The client is OpenAI's, with
 no knowledge of Tentalis and no extra headers: the gateway detects sessions and turns itself. Rules judge the users'
 messages (`next_state_rules`), and a rule turns their wishes into hints: no judge model takes part.
 
@@ -32,7 +35,16 @@ from typing import Any
 
 from schemas import topics
 from schemas.ids import parse_policy_name
-from schemas.records import BatchPlan, Outcome, OutcomeKind, PolicyAck, Record, RunManifest, StepResult
+from schemas.records import (
+    BatchPlan,
+    EvalResult,
+    Outcome,
+    OutcomeKind,
+    PolicyAck,
+    Record,
+    RunManifest,
+    StepResult,
+)
 from tentalis.agents.manager.core import trains
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.reader import Reader
@@ -45,6 +57,28 @@ from tests.bench.methods import COLOURS, SETTINGS, Z_95, Curve
 from tests.bench.users import USERS, User
 
 FOLDER = methods.FOLDER / "personalisation"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The model of a run, its promotion, and whether users give thumbs. `suffix`: of the folder of its results."""
+
+    model: str
+    title: str
+    promotion: str
+    thumbs: bool
+    suffix: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs of this setup."""
+        return FOLDER.with_name(FOLDER.name + self.suffix)
+
+
+SETUPS = {
+    "plain": Setup("smollm2", "SmolLM2-135M", "always", thumbs=False),
+    "guarded": Setup("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct", "guarded", thumbs=True, suffix="-guarded"),
+}
 POLICY = "assistant"
 CONTROL = "none"
 METHODS = SETTINGS | {CONTROL: ()}
@@ -53,6 +87,7 @@ TURNS = 4
 TEMPERATURE, MAX_TOKENS = 0.7, 128
 BATCH = 4
 SETTLES_S = 600.0
+KNOWN_S = 60.0
 SHOWN = 3
 
 
@@ -150,29 +185,41 @@ class Loop:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._served = ServedVersions()
-        self._first: int | None = None
-        self._planned: set[int] = set()
-        self._stepped: set[int] = set()
+        self._first: dict[int, int] = {}
+        """By branch of the run (0: the run itself; N: the run that a rollback began as RUN.N), its first version."""
+        self._planned: set[tuple[int, int]] = set()
+        self._stepped: set[tuple[int, int]] = set()
         self._decided: set[str] = set()
         self._usable: set[str] = set()
         self._gone: set[str] = set()
         self.outcomes: Counter[str] = Counter()
         self.rewards: Counter[str] = Counter()
+        self.verdicts: Counter[str] = Counter()
+        """Verdicts of the guard: passed and refused."""
 
     def apply(self, record: Record) -> None:
         """Applies a record of one of TOPICS."""
         match record:
-            case RunManifest() if record.run_id == self._run_id:
-                self._first = record.first_version
+            case RunManifest() if (branch := self._branch(record.run_id)) is not None:
+                self._first[branch] = record.first_version
             case PolicyAck():
                 self._served.apply(record)
-            case BatchPlan() if record.run_id == self._run_id:
-                self._planned.add(record.step)
+            case BatchPlan() if (branch := self._branch(record.run_id)) is not None:
+                self._planned.add((branch, record.step))
                 self._gone.update(row.rollout_id for row in record.rows)
-            case StepResult() if record.run_id == self._run_id and record.step > 0:
-                self._stepped.add(record.step)
+            case StepResult() if (branch := self._branch(record.run_id)) is not None and record.step > 0:
+                self._stepped.add((branch, record.step))
+            case EvalResult() if record.experiment.startswith("guard") and record.policy.startswith(f"{POLICY}@"):
+                self.verdicts["passed" if record.passed else "refused"] += 1
             case Outcome() if record.head.policy == POLICY:
                 self._outcome(record)
+
+    def _branch(self, run_id: str) -> int | None:
+        """The branch of this run that an id names, None for another run."""
+        if run_id == self._run_id:
+            return 0
+        number = run_id.removeprefix(f"{self._run_id}.")
+        return int(number) if number != run_id and number.isdecimal() else None
 
     def _outcome(self, outcome: Outcome) -> None:
         if outcome.kind in (OutcomeKind.LATE, OutcomeKind.SUPERSEDED) or outcome.outcome_key in self._decided:
@@ -186,15 +233,20 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """The number of steps whose version is served."""
+        """The number of steps of the newest branch whose version is served."""
         version = self._served.version(POLICY)
-        return 0 if version is None or self._first is None else max(0, version - self._first)
+        return 0 if version is None or not self._first else max(0, version - self._first[max(self._first)])
+
+    @property
+    def trained(self) -> int:
+        """The number of steps of all branches."""
+        return len(self._stepped)
 
     @property
     def serves(self) -> bool:
-        """True if a version of this run is served."""
+        """True if a version of the newest branch is served."""
         version = self._served.version(POLICY)
-        return version is not None and self._first is not None and version >= self._first
+        return version is not None and bool(self._first) and version >= self._first[max(self._first)]
 
     def unsettled(self, answered: int, batch: int) -> str | None:
         """The reason why the run is not settled, None if it is. `answered`: number of answers that got a reply."""
@@ -203,14 +255,17 @@ class Loop:
         waiting = len(self._usable - self._gone)
         if waiting >= batch:
             return f"{waiting} rollouts wait for the trainer"
-        if self._planned - self._stepped:
-            return f"step {max(self._planned)} is being trained"
-        if self.steps < len(self._stepped):
-            return f"{len(self._stepped)} steps are trained, {self.steps} are served"
+        newest = max(self._first, default=0)
+        stepped = {step for branch, step in self._stepped if branch == newest}
+        left = {step for branch, step in self._planned if branch == newest} - stepped
+        if left:
+            return f"step {max(left)} is being trained"
+        if self.steps < len(stepped) or (newest and not self.serves):
+            return f"{len(stepped)} steps are trained, {self.steps} are served"
         return None
 
 
-TOPICS = (topics.RUNS, topics.POLICY_ACKS, topics.BATCHES, topics.OUTCOMES)
+TOPICS = (topics.RUNS, topics.POLICY_ACKS, topics.BATCHES, topics.OUTCOMES, topics.EVALS)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -225,6 +280,7 @@ class Options:
     seed: int
     sessions: int
     full: bool = False
+    setup: Setup = SETUPS["plain"]
 
     @property
     def name(self) -> str:
@@ -232,9 +288,9 @@ class Options:
         return f"{who}-{self.method}-seed{self.seed}"
 
 
-def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool) -> Talk:
+def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool, thumbs: bool = False) -> Talk:
     """Holds one session, as any program with OpenAI's client would. `leaves`: the user leaves after the first answer,
-    without a reply."""
+    without a reply. `thumbs`: the user gives each answer a thumb before replying to it."""
     from openai import OpenAI
 
     began = time.monotonic()
@@ -242,13 +298,18 @@ def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool) ->
     said: list[str] = []
     answers: list[str] = []
     models: list[str] = []
+    completion = ""
     with OpenAI(base_url=base_url, api_key="none", timeout=600) as client:
         while not (leaves and answers) and (message := user.next_message(seed, session, answers, TURNS)) is not None:
+            if thumbs and answers:
+                thumb = {"completion_id": completion, "thumb": "up" if user.content(answers[-1]) else "down"}
+                give(client, thumb)
             said.append(message)
             messages.append({"role": "user", "content": message})
             answer = client.chat.completions.create(
                 model="gpt-4o-mini", messages=messages, temperature=TEMPERATURE, max_tokens=MAX_TOKENS
             )
+            completion = answer._request_id or ""  # the header X-Request-Id, by which feedback names an answer
             models.append(answer.model)
             answers.append(answer.choices[0].message.content or "")
             messages.append({"role": "assistant", "content": answers[-1]})
@@ -267,6 +328,22 @@ def talk(base_url: str, user: User, seed: int, session: int, *, leaves: bool) ->
     )
 
 
+def give(client: Any, thumb: dict[str, str]) -> None:
+    """Sends a thumb. The gateway knows a completion when it has read it back from the log, a moment after the answer:
+    until then it is 404, and sent again. Raises openai.NotFoundError after KNOWN_S seconds."""
+    from openai import NotFoundError
+
+    deadline = time.monotonic() + KNOWN_S
+    while True:
+        try:
+            client.post("/feedback", body=thumb, cast_to=object)
+            return
+        except NotFoundError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
 def version_of(model: str) -> int | None:
     """The N of `policy@vN`, None for another model name."""
     try:
@@ -281,17 +358,18 @@ class Stack:
 
     home: Path
     config: Path
+    model: str
     processes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def command(self, *arguments: str) -> str:
-        """Runs a command on the stack and returns its stdout. Raises RuntimeError."""
+    def command(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
+        """Runs a command on the stack and returns its stdout. Raises RuntimeError for another exit code than these."""
         done = subprocess.run(
             [sys.executable, "-m", "tentalis.cli", *arguments],
             env=os.environ | {"TENTALIS_HOME": str(self.home)},
             stdout=subprocess.PIPE,
             text=True,
         )
-        if done.returncode != 0:
+        if done.returncode not in codes:
             raise RuntimeError(
                 f"tentalis {' '.join(arguments)} ended with exit code {done.returncode}; see {self.home}/logs"
             )
@@ -301,8 +379,9 @@ class Stack:
     def running(self) -> Iterator[None]:
         """Runs `up`, then `down` at the end of the block."""
         try:
-            self.command("up", "--detach", "--gateway", "--config", str(self.config))
-            self.processes = json.loads(self.command("status", "-o", "json"))["processes"]
+            self.command("up", "--detach", "--gateway", "--config", str(self.config), "--policy-model", self.model)
+            # It exits with 1 while a process is degraded, as some are right after the start, and shows all the same.
+            self.processes = json.loads(self.command("status", "-o", "json", codes=(0, 1)))["processes"]
             yield
         finally:
             self.command("down")
@@ -325,7 +404,7 @@ def write_config(options: Options, folder: Path) -> tuple[Path, str]:
     from trainer.config.file import override_settings
     from trainer.config.trainer_config import TrainerConfig, given_text
 
-    model = resolve_model(None, Settings.from_env().cache)
+    model = resolve_model(options.setup.model, Settings.from_env().cache)
     config = TrainerConfig(
         run_id=options.name,
         policy=POLICY,
@@ -335,6 +414,7 @@ def write_config(options: Options, folder: Path) -> tuple[Path, str]:
         seed=options.seed,
     )
     changes = dict(each.split("=", 1) for each in METHODS[options.method])
+    changes["promotion"] = options.setup.promotion
     config = override_settings(config, changes, options.method)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
@@ -344,11 +424,11 @@ def write_config(options: Options, folder: Path) -> tuple[Path, str]:
 
 def play(options: Options, into: Path) -> None:
     """Makes one run; writes its summary to the file `into`. Raises RuntimeError and then keeps the state directory."""
-    home = Path(".tentalis/personalise").absolute() / options.name
+    home = Path(f".tentalis/personalise{options.setup.suffix}").absolute() / options.name
     if home.exists():
         shutil.rmtree(home)
     config, run_id = write_config(options, home)
-    stack = Stack(home, config)
+    stack = Stack(home, config, options.setup.model)
     began = time.monotonic()
     with stack.running():
         talks, loop = converse(options, stack, run_id)
@@ -373,7 +453,8 @@ def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], L
         for number in range(options.sessions * len(options.users)):
             user = options.users[number % len(options.users)]
             leaves = options.method == CONTROL
-            held = talk(stack.gateway, user, options.seed, number // len(options.users), leaves=leaves)
+            thumbs = options.setup.thumbs
+            held = talk(stack.gateway, user, options.seed, number // len(options.users), leaves=leaves, thumbs=thumbs)
             talks.append(held)
             # The last answer of a session gets no reply.
             answered = sum(len(each.said) - 1 for each in talks)
@@ -382,6 +463,7 @@ def converse(options: Options, stack: Stack, run_id: str) -> tuple[list[Talk], L
                 f"{options.name}: session {held.session} of {user.name} with version {held.versions[0]}: "
                 f"the first answer {'fits' if held.first_fits else 'does not fit'}, {len(held.said)} messages, "
                 f"{'content' if held.content else 'not content'}; {loop.steps} steps"
+                f"{f', guard {dict(loop.verdicts)}' if loop.verdicts else ''}"
             )
             if not (options.full or leaves) and all(
                 converged_after(fits_of(talks, each.name)) for each in options.users
@@ -433,6 +515,10 @@ def summary(options: Options, talks: Sequence[Talk], loop: Loop, seconds: float,
         "sessions_at_most": options.sessions,
         "full": options.full,
         "steps": loop.steps,
+        "steps_trained": loop.trained,
+        "promotion": options.setup.promotion,
+        "thumbs": options.setup.thumbs,
+        "guard": dict(sorted(loop.verdicts.items())),
         "outcomes": dict(sorted(loop.outcomes.items())),
         "rewards": dict(sorted(loop.rewards.items())),
         "seconds": round(seconds),
@@ -441,21 +527,22 @@ def summary(options: Options, talks: Sequence[Talk], loop: Loop, seconds: float,
     }
 
 
-def played() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The existing runs, by user ("all" for several) and method."""
+def played(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The existing runs of a folder, by user ("all" for several) and method."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for path in sorted(FOLDER.glob("*-seed*.json")):
+    for path in sorted(folder.glob("*-seed*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
         who = run["users"][0] if len(run["users"]) == 1 else "all"
         found.setdefault((who, run["method"]), []).append(run)
     return found
 
 
-def write_page() -> None:
-    """Writes `curves.png` and `README.md` from the existing runs."""
-    runs = played()
+def write_page(setup: Setup = SETUPS["plain"]) -> None:
+    """Writes `curves.png` and `README.md` from the existing runs of a setup."""
+    folder = setup.folder
+    runs = played(folder)
     if not runs:
-        raise SystemExit(f"there is no run in {FOLDER} yet")
+        raise SystemExit(f"there is no run in {folder} yet")
     panels: dict[str, list[Curve]] = {}
     rows, strips = [], []
     for (who, method), of in sorted(runs.items()):
@@ -477,13 +564,23 @@ def write_page() -> None:
             converged_by_chance(share, longest) for share in (wilson(hits, n)[0], hits / n, wilson(hits, n)[1])
         )
         panel.append(curve("by chance", "black", middle, list(zip(low, high, strict=True))))
-    methods.draw(FOLDER / "curves.png", list(panels.items()), "session", "runs that have converged")
+    methods.draw(folder / "curves.png", list(panels.items()), "session", "runs that have converged")
     head = ("users", "method", "rule of", "seeds", "sessions to converge", "meet the rule", "words", "on topic")
     table = "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
     users = dict.fromkeys(user for run in everyone for user in run["users"])
     chance = "\n".join(chance_row(everyone, user) for user in users)
-    text = PAGE.format(table=table, chance=chance, strips="\n".join(strips), turns=TURNS, row=IN_A_ROW)
-    (FOLDER / "README.md").write_text(text, encoding="utf-8")
+    text = PAGE.format(
+        table=table,
+        chance=chance,
+        strips="\n".join(strips),
+        turns=TURNS,
+        row=IN_A_ROW,
+        model=setup.title,
+        learns=LEARNS[setup.thumbs],
+        setup="" if not setup.suffix else " SETUP=guarded",
+        guard=guard_line(everyone) if setup.promotion == "guarded" else "",
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def curve(label: str, colour: str, middle: Sequence[float], bounds: Sequence[tuple[float, float]]) -> Curve:
@@ -554,12 +651,19 @@ def table_row(who: str, method: str, user: str, runs: Sequence[dict[str, Any]]) 
     return f"| {who} | {method} | {user} | {len(runs)} | {said} | {change(share)} | {words} | {topic} |"
 
 
+def guard_line(runs: Sequence[dict[str, Any]]) -> str:
+    """The sentence about the guard of promotion."""
+    passed, refused = (sum(run["guard"].get(verdict, 0) for run in runs) for verdict in ("passed", "refused"))
+    return f" The guard decides what is served: {passed} versions passed, {refused} were refused."
+
+
+LEARNS = {False: "their next messages", True: "their thumbs and their next messages"}
 PAGE = """# Personalisation
 
-Simulated users talk to a policy (SmolLM2-135M) through the gateway with OpenAI's client, without extra headers; the
-policy is trained only on their next messages. The student wants no bold text, lists or boxes, the assistant teacher at
+Simulated users talk to a policy ({model}) through the gateway with OpenAI's client, without extra headers; the
+policy is trained only on {learns}. The student wants no bold text, lists or boxes, the assistant teacher at
 least 60 words, the teacher praise. A session has at most {turns} turns; a satisfied user says thanks, an unsatisfied
-one complains and asks for a different answer. Made by `make personalise`.
+one complains and asks for a different answer. Made by `make personalise{setup}`.{guard}
 
 **The judge and the hinter are rules here** (`next_state_rules`, the rule hinter): a model this small cannot judge.
 A session meets the rule if its first answer does; a run has converged with the {row}rd such session in a row. `none` is
@@ -593,18 +697,26 @@ def main() -> None:
     """Makes one run unless its summary exists, then draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=METHODS, default="hybrid")
-    parser.add_argument("--user", choices=(*USERS, "all"), default="student")
+    parser.add_argument("--user", choices=(*USERS, "all", "each"), default="student")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="The number of runs, with seeds from --seed on.")
+    parser.add_argument("--setup", choices=SETUPS, default="plain")
     parser.add_argument("--sessions", type=int, default=60)
     parser.add_argument("--full", action="store_true", help="Continue after the run has converged.")
     parser.add_argument("--draw-only", action="store_true", help="Draw the existing runs, without a new one.")
     given = parser.parse_args()
-    users = tuple(USERS.values()) if given.user == "all" else (USERS[given.user],)
-    options = Options(given.method, users, given.seed, given.sessions, given.full)
-    path = FOLDER / f"{options.name}.json"
-    if not given.draw_only and not path.exists():
-        play(options, path)
-    write_page()
+    setup = SETUPS[given.setup]
+    singly: list[tuple[User, ...]] = [(user,) for user in USERS.values()]
+    together = {"all": [tuple(USERS.values())], "each": singly}
+    chosen = together[given.user] if given.user in together else [(USERS[given.user],)]
+    for seed in range(given.seed, given.seed + given.seeds):
+        for users in chosen:
+            options = Options(given.method, users, seed, given.sessions, given.full, setup)
+            path = setup.folder / f"{options.name}.json"
+            if not given.draw_only and not path.exists():
+                play(options, path)
+                write_page(setup)
+    write_page(setup)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The same optimizer step with TRL's GRPOTrainer, in TRL's environment: `python trainer_trl.py JOB`.
 
-JOB is a JSON file: `model` (folder), `rollouts` (each prompt, response, sampler, advantage), `batch_size`, `threads`,
-`dtype`, `rank`, `alpha`. For each line on stdin it runs one whole step of Trainer (collate, forward, backward,
-accumulate, clip, AdamW) and prints one JSON object: `seconds`, `peak_mib`, `positions`. Nothing is sampled: recorded
-rollouts, with their advantages and the sampler's log-probs, replace generation, which is outside the measured time.
+JOB is the JSON file of trl_job.py: `model` (folder), `rollouts` (each prompt, response, sampler, advantage),
+`batch_size`, `threads`, `dtype`, `device`, `rank`, `alpha`. For each line on stdin it runs one whole step of Trainer
+(collate, forward, backward, accumulate, clip, AdamW) and prints one JSON object: `seconds`, `peak_mib`, `peak_gib` (of
+a GPU), `positions`. Nothing is sampled: recorded rollouts, with their advantages and the sampler's log-probs, replace
+generation, which is outside the measured time.
 """
 
 import json
@@ -52,16 +53,22 @@ class OnDemand(TrainerCallback):  # type: ignore[misc]
         if not sys.stdin.readline():
             sys.exit(0)
         peak_mib(reset=True)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         self.trainer.positions = 0
         self.began = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        seconds = time.perf_counter() - self.began
-        print(
-            json.dumps({"seconds": seconds, "peak_mib": peak_mib(), "positions": self.trainer.positions}),
-            file=ANSWERS,
-            flush=True,
-        )
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        figures = {
+            "seconds": time.perf_counter() - self.began,
+            "peak_mib": peak_mib(),
+            "positions": self.trainer.positions,
+        }
+        if torch.cuda.is_available():
+            figures["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        print(json.dumps(figures), file=ANSWERS, flush=True)
 
 
 def batch_of(rollouts: list[dict[str, Any]], pad_id: int) -> dict[str, torch.Tensor]:
@@ -90,8 +97,9 @@ def main() -> None:
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=GRPOConfig(
             output_dir=sys.argv[1] + ".out",
-            use_cpu=True,
-            bf16=False,
+            use_cpu=job["device"] == "cpu",
+            # Autocast: without it PEFT computes the adapter's products in float32.
+            bf16=job["device"] == "cuda",
             model_init_kwargs={"dtype": job["dtype"]},
             per_device_train_batch_size=size,
             gradient_accumulation_steps=count // size,
@@ -118,7 +126,8 @@ def main() -> None:
         ),
         callbacks=[callback],
     )
-    trainer.batch = batch_of(job["rollouts"], trainer.processing_class.pad_token_id)
+    batch = batch_of(job["rollouts"], trainer.processing_class.pad_token_id)
+    trainer.batch = {name: values.to(trainer.accelerator.device) for name, values in batch.items()}
     callback.trainer = trainer
     trainer.train()
 
