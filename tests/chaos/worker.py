@@ -41,7 +41,7 @@ _SAID = {
     Cause.WATCHDOG: re.compile(r" has made no progress for "),
     Cause.BROKER_AWAY: re.compile(
         r" ends: \w+\(KafkaError\{code="
-        r"(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|_INCONSISTENT|REQUEST_TIMED_OUT),"
+        r"(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_DESTROY_BROKER|_TIMED_OUT|_INCONSISTENT|REQUEST_TIMED_OUT),"
         r"| ends: ChangelogError\(.* is the broker up\?"
         r"| ends: (NoAnswer|KafkaConnectionError|NodeNotReadyError|KafkaTimeoutError|RequestTimedOutError)\("
     ),

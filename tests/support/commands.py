@@ -30,6 +30,7 @@ MUTATIONS = {
     "policy promote",
     "policy rollback",
     "policy unassign",
+    "rescore",
     "runs delete",
     "sessions label",
     "state rebuild",

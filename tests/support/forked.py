@@ -7,7 +7,6 @@ Other tests run `python -m trainer` as a command, without the preloaded librarie
 import json
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
@@ -38,17 +37,25 @@ def end(process: ForkServerProcess) -> None:
     process.join()
 
 
+def preload() -> None:
+    """Waits until the process from which others are forked has loaded the libraries: minutes on a busy machine."""
+    process = _CONTEXT.Process(target=os.getpid)
+    process.start()
+    process.join()
+
+
 def train(argument: str) -> int:
     """Trains with one rank. The first line of `argument` is the configuration file; further lines are options
     (`steps=3`, `caught_up`, `port=9100` for metrics, `unbounded`: plans like a release without bounds) and points at
-    which the process sends itself a signal (tests/support/commit_points.py), such as `SIGKILL at saved 2`."""
+    which the process sends itself a signal or gets an error (tests/support/commit_points.py), such as `SIGKILL at saved
+    2` or `ENOSPC at save 2`."""
     from trainer.run.launch import launch
     from trainer.run.stop_condition import StopCondition
 
     config, *options = argument.splitlines()
     for name, has_point, point in (option.partition(" at ") for option in options):
         if has_point:
-            stop_at(point, signal.Signals[name])
+            stop_at(point, name)
     if "unbounded" in options:
         from trainer.data import candidates
         from trainer.step import culprits

@@ -339,9 +339,11 @@ def lab(
     backend_url: str | None = None,
     events: EventLog | None = None,
     server_id: str = "local",
+    kafka: Settings | None = None,
     **more: Any,
 ) -> Iterator[Lab]:
-    """`more` goes into the gateway's settings; `secret` is the backend's own key."""
+    """`more` goes into the gateway's settings; `secret` is the backend's own key; `kafka` names the broker that
+    extensions read."""
     script = script or Script()
     with listening(backend_app(script)) as own:
         url = backend_url or own
@@ -352,7 +354,7 @@ def lab(
         gateway_metrics = GatewayMetrics(lambda: len(spool), routers=backends.routers)
         deps = GatewayDependencies(
             settings=settings,
-            kafka=Settings(),
+            kafka=kafka or Settings(),
             codec=CODEC,
             keys=Keys(keys),
             event_log=behind,

@@ -11,10 +11,11 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from schemas.records import Message
-from tentalis.agents.environments import terminal_turns
+from tentalis.agents.environments import swe_turns, terminal_turns
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.gateway.calls import housekeeping, session_id
 from tentalis.opd.hints import rule_hint
@@ -82,6 +83,7 @@ _UNITS = (
     *("no, ", "not ", "not a, ", "i said ", "i mean, ", ", i mean", "thanks ", "ok ", "please ", "again ", "you got "),
     *("- ", "* ", "1. ", "| ", "**", "```", "> ", "!", "?", "'", '"', "’", "!'", ",", ";", "😀", "e\u0301", "é"),
     *("\x1b[", "\x1b[0", "\x1b]", "\x1b", "<|"),
+    *("<plan>", '<edit path="a">\n', "</edit>\n", "<<<<<<< SEARCH\n", "<<<<<<< SEARCH\n=======\n"),
     *("generate a title ", "heartbeat ", "### task: ", "which ", "could not ", "tool ", "java.", "a.b"),
 )
 _HEADS = (
@@ -145,6 +147,8 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "style.check_style": lambda text: style_scorer.check_style(text, text, stopped=True),
     "traces.judge": lambda text: judge_module.judge(text, text),
     "terminal_turns.parsed_turn": terminal_turns.parsed_turn,
+    "swe_turns.parsed_swe_turn": swe_turns.parsed_swe_turn,
+    "swe_turns.parsed_swe_turn of an edit": lambda text: swe_turns.parsed_swe_turn(f'<edit path="a">\n{text}'),
     "shown_paths.real": FOLDERS.real,
     "shown_paths.shown": FOLDERS.shown,
     "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
@@ -156,12 +160,15 @@ SCANNERS: dict[str, Callable[[str], object]] = {
 
 BOUNDED: dict[str, int] = {
     "tentalis.signals.phrases": phrases.MAX_CHARS,
+    "tentalis.signals.lexicon": phrases.MAX_CHARS,
+    "tentalis.signals.languages": phrases.MAX_CHARS,
     "tentalis.signals.spoken": spoken.READ_CHARS,
     "tentalis.signals.questions": questions.MAX_CHARS,
     "tentalis.signals.tools": tools.LINE_CHARS,
     "tentalis.gateway.calls.housekeeping": housekeeping.SEARCHED_CHARS,
     "tentalis.gateway.calls.session_id": CHARS,
     "tentalis.opd.hints": CHARS,
+    "tentalis.rewards.answer_judge": CHARS,
     "tentalis.rewards.answers": CHARS,
     "tentalis.rewards.functions.traceback_text": CHARS,
     "tentalis.rewards.steps": CHARS,
@@ -179,7 +186,7 @@ BOUNDED: dict[str, int] = {
 
 
 def patterns_of(module: object) -> list[re.Pattern[str]]:
-    """The compiled patterns among the globals of a module, also within tuples."""
+    """The compiled patterns among the globals of a module, also within tuples and records."""
     found: list[re.Pattern[str]] = []
     waiting = list(vars(module).values())
     while waiting:
@@ -188,6 +195,8 @@ def patterns_of(module: object) -> list[re.Pattern[str]]:
             found.append(value)
         elif isinstance(value, tuple):
             waiting += value
+        elif is_dataclass(value) and not isinstance(value, type):
+            waiting += [getattr(value, field.name) for field in fields(value)]
     return found
 
 
@@ -242,13 +251,15 @@ def _status(run: Callable[[], None]) -> int:
 
 
 def modules_with_patterns(root: Path) -> set[str]:
-    """The modules under these packages that use `re`, by name."""
+    """The modules under these packages that use `re`, or make patterns of a lexicon, by name."""
     packages = ("signals", "rewards", "opd", "text", "traces", "gateway", "inference")
     files = (file for package in packages for file in (root / "tentalis" / package).rglob("*.py"))
     return {
         ".".join(file.relative_to(root).with_suffix("").parts)
         for file in files
-        if re.search(r"^(import re|from re import)\b", file.read_text(), re.M)
+        if re.search(
+            r"^(import re|from re import|from tentalis.signals.lexicon import .*patterns)\b", file.read_text(), re.M
+        )
     }
 
 

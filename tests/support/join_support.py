@@ -28,7 +28,8 @@ from schemas.records import (
 )
 from schemas.tensors import float32_bytes, int32_bytes, uint8_bytes
 from schemas.wire.codec import Codec
-from streams.apps.join.core import JoinLimits
+from streams.apps.join.core import JoinLimits, JoinPartition
+from streams.apps.join.emit import HalvesPartition
 from streams.apps.join.processor import JoinProcessor
 from streams.runtime.processor import Effects, LogRecord
 from streams.runtime.rocksdb_store import Age, DiskStore
@@ -342,3 +343,10 @@ def alive(processor: JoinProcessor) -> dict[str, bytes]:
     headers = {task_id: state._header(task_id) or b"" for task_id in known}
     leavers = {str(offset): str(request).encode() for offset, request in state._kernel.forgotten._requests.items()}
     return headers | leavers | {"": f"{state.applied} {state.time}".encode()}
+
+
+def needed(entries: Mapping[str, bytes], limits: JoinLimits = LIMITS, partition: int = PARTITION) -> dict[str, bytes]:
+    """A state without the leftovers of its last batch, which the next one deletes."""
+    fold = JoinPartition(HalvesPartition(topics.HALVES, partition), lambda *_: (), limits)  # type: ignore[arg-type]
+    fold.restore(entries)
+    return {key: value for key, value in entries.items() if key not in fold._changes.useless}

@@ -13,15 +13,17 @@ import re
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tentalis.kafka.admin import ensure
+from tentalis.kafka.config import client_config
 from tentalis.local.broker import EmbeddedBroker, metadata_ready, new_cluster_id
 from tentalis.local.ports import free_port
 from tentalis.service.settings import Settings
@@ -105,6 +107,14 @@ def known(check: Callable[[], T]) -> T:
     except KafkaException as error:
         assert error.args[0].code() != KafkaError._UNKNOWN_PARTITION, error
         raise
+
+
+def remove_before(settings: Settings, topic: str, offsets: Mapping[int, int]) -> None:
+    """Removes the records before an offset of each partition, as retention does."""
+    places = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+    admin = AdminClient(client_config(settings))  # it answers as long as it is referenced
+    for future in admin.delete_records(places).values():
+        future.result(30)
 
 
 def ensure_topics(settings: Settings) -> None:

@@ -19,5 +19,8 @@ class TopicsUnchanged:
     async def losses(self, *recorded: object) -> list[object]:
         return []
 
+    def id_records(self, partitions: object) -> list[object]:
+        return []
+
     def lacks_sources(self, reading: ChangelogReading) -> bool:
         return False
