@@ -103,6 +103,26 @@ def play_example(home: Home, name: str, judge: str) -> None:
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
 
 
+@pytest.mark.long  # tests/integration has its parts: the trainer, and the server of whole models
+def test_a_whole_model_is_trained_served_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    arguments = [word for word in command(home, tmp_path) if word not in ("--set", "lora.rank=4")]
+    whole = ["--set", "lora=null", "--set", "optimizer.lr=1e-3"]
+    result = home.finish(started(home, [*arguments, *whole]), timeout=400)
+    # Each version answered the tasks of the next step, and the newest one the held-out prompts.
+    assert [row["version"] for row in result["reward_by_version"]] == list(range(STEPS + 1))
+    assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
+    weights = {folder.parent.name: folder.read_bytes() for folder in (home.path / "adapters").rglob("model.safetensors")}
+    assert len({*weights.values()}) == len(weights) == STEPS + 1
+    exported = tmp_path / "exported"
+    done = home.run("policy", "export", f"learn@v{STEPS}", "--format", "safetensors", "--to", str(exported))
+    assert done.returncode == 0, done.stderr
+    assert (exported / "model.safetensors").read_bytes() == weights[f"v{STEPS}"]
+    replayed = home.run("replay", str(result["run_id"]), "-o", "json")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
 SCRIPT = """
 import json, sys
 import tentalis
