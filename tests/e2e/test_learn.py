@@ -112,7 +112,9 @@ def test_a_whole_model_is_trained_served_and_replayed(tmp_path: Path, tiny_model
     # Each version answered the tasks of the next step, and the newest one the held-out prompts.
     assert [row["version"] for row in result["reward_by_version"]] == list(range(STEPS + 1))
     assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
-    weights = {folder.parent.name: folder.read_bytes() for folder in (home.path / "adapters").rglob("model.safetensors")}
+    weights = {
+        folder.parent.name: folder.read_bytes() for folder in (home.path / "adapters").rglob("model.safetensors")
+    }
     assert len({*weights.values()}) == len(weights) == STEPS + 1
     exported = tmp_path / "exported"
     done = home.run("policy", "export", f"learn@v{STEPS}", "--format", "safetensors", "--to", str(exported))
