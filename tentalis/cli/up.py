@@ -341,12 +341,11 @@ def _policy_of(run: Path) -> str:
 
 
 def _versions_held(run: Path) -> int:
-    """Returns the most versions of a run that its server holds, all in its window included."""
-    from tentalis.policies.core import KEPT_VERSIONS
+    """Returns the most versions of a run that its server holds."""
+    from tentalis.policies.core import versions_held
     from trainer.config.file import load_config
 
-    # Beside the versions that are kept: the candidate that the guard tries, and the one that is loaded next.
-    return max(KEPT_VERSIONS, load_config(run).max_staleness + 1) + 2
+    return versions_held(load_config(run).max_staleness)
 
 
 def _vllm_arguments(run: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tentalis.agents.scenarios import Scenario, make_scenario
 from tentalis.demo import answers as showcase
 from tentalis.demo.report import SCORE_COLUMNS, DemoReport, comparison, score_row, write_report
-from tentalis.demo.runs import Configured, Run, RunKind, open_run, unused_applications
+from tentalis.demo.runs import Configured, Run, RunKind, open_run, unused_applications, whole_models
 from tentalis.demo.stats import RunStats
 from tentalis.demo.summary import AnswerPair, Summary, summarise
 from tentalis.demo.watch import Interrupted, Processes, RunWatch
@@ -73,6 +73,7 @@ def play(options: DemoOptions, settings: Settings, configured: Configured) -> in
                 environment=scenario.environment,
                 manager=("--scenario", options.scenario, "--run", run.run_id),
                 ranks=options.ranks,
+                whole_models=whole_models(run.config),
                 without=unused_applications(run.config),
             )
         )

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from tentalis.agents.scenarios import Scenario
+from tentalis.policies.core import versions_held
 
 TASKS_PER_STEP = 4
 
@@ -109,6 +110,11 @@ def unused_applications(config: Path) -> frozenset[str]:
     distillation part has no weight."""
     loss = yaml.safe_load(config.read_text(encoding="utf-8")).get("loss") or {}
     return frozenset() if float(loss.get("opd_weight", 1.0)) > 0 else frozenset({"hinting"})
+
+
+def whole_models(config: Path) -> int:
+    """Returns the most fully trained versions that the model server holds for the run of a configuration file."""
+    return versions_held(yaml.safe_load(config.read_text(encoding="utf-8"))["max_staleness"])
 
 
 def trainer_config(run_id: str, kind: RunKind, scenario: Scenario) -> dict[str, Any]:

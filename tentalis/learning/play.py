@@ -16,7 +16,7 @@ from tentalis.agents.scenarios.prompts import VERIFIER, PromptScenario
 from tentalis.demo.answers import checked
 from tentalis.demo.play import STOP_S, log_to
 from tentalis.demo.prepare import prepare
-from tentalis.demo.runs import Configured, unused_applications
+from tentalis.demo.runs import Configured, unused_applications, whole_models
 from tentalis.demo.stats import RunStats
 from tentalis.demo.view import Snapshot
 from tentalis.demo.watch import Interrupted, Processes, RunWatch
@@ -92,6 +92,7 @@ def train(
                 manager=("--prompts", str(run.prompts), "--run", run.run_id),
                 scorers=run.scorers,
                 hinters=run.hinters if run.hinters.exists() else None,
+                whole_models=whole_models(run.config),
                 without=unused_applications(run.config),
             )
         )

@@ -229,6 +229,12 @@ class PolicyLog:
         return ack is not None and ack.ok and ack.name == name
 
 
+def versions_held(max_staleness: int) -> int:
+    """Returns the most versions of a policy that a server holds at the same time: those that it keeps, the candidate
+    that the guard tries, and the one that is loaded next."""
+    return max(KEPT_VERSIONS, max_staleness + 1) + 2
+
+
 def surplus(
     loaded: Iterable[str], serving: Iterable[str], kept_versions: Callable[[str], int] = lambda policy: KEPT_VERSIONS
 ) -> list[str]:

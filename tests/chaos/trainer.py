@@ -3,7 +3,8 @@
 Every second start plans like a release without bounds, so that poison reaches the steps. At the end every honest
 rollout must be trained, every other one dropped with a reason or dead-lettered, and a replay must give the same bytes.
 The last line on stdout is one JSON object; the exit code is 1 if anything failed. `stuck_s`: the longest time without a
-step, as seen every few seconds; a full batch is always on the log.
+step, as seen every few seconds; a full batch is always on the log. A run without a step, a kill or poison in a step
+shows nothing and fails.
 
     make chaos-trainer [DURATION=1800] [SEED=0]
 """
@@ -36,7 +37,7 @@ from tests.support.kafka_fixture import ensure_topics
 from tests.support.trainer_lab import config, rollouts, tiny_model
 from trainer.config.trainer_config import config_text
 from trainer.data.fetch import readable_rollouts
-from trainer.run.run_log import read_run
+from trainer.run.run_log import RunLog, read_run
 
 RUN, POLICY = "chaos", "tiny"
 POINTS = (
@@ -202,6 +203,7 @@ def judged(lab: PoisonedTrainer, problems: list[str]) -> dict[str, Any]:
     forked.end(process)
     equal = process.exitcode == 0 and json.loads(out.read_text())["equal"] is True
     problems += [] if equal else [f"the replay ended with {process.exitcode}, see {err}"]
+    problems += unshown(recorded, lab.kills)
     say(f"{lab.kills} kills, {len(log.dead)} dead letters, attempts: {len(recorded.plans)} for {len(plans)} steps")
     return {
         "steps": recorded.last_step,
@@ -209,6 +211,16 @@ def judged(lab: PoisonedTrainer, problems: list[str]) -> dict[str, Any]:
         "dropped_honest": len(dropped),
         "replay_equal": equal,
     }
+
+
+def unshown(recorded: RunLog, kills: int) -> list[str]:
+    """Returns what did not happen in the run, so that its end shows nothing about it."""
+    happened = {
+        "the trainer made no step": recorded.last_step > 0,
+        "the trainer was never killed": kills > 0,
+        "no poison reached a step: no plan has a second attempt": any(attempt > 1 for _, attempt in recorded.plans),
+    }
+    return [what for what, seen in happened.items() if not seen]
 
 
 def main() -> int:

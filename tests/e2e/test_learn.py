@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from schemas.ids import sha256_hex
 from tests.e2e.lab import CLI, Home, pids_of
 from tests.support import ROOT
 from tests.support.examples import NAMES, learn_arguments
@@ -101,6 +103,49 @@ def play_example(home: Home, name: str, judge: str) -> None:
     replayed = home.run("replay", str(result["run_id"]), "-o", "json")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+@pytest.mark.long  # tests/integration has its parts: the trainer, and the server of whole models
+def test_a_whole_model_is_trained_served_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    arguments = [word for word in command(home, tmp_path) if word not in ("--set", "lora.rank=4")]
+    whole = ["--set", "lora=null", "--set", "optimizer.lr=1e-3"]
+    result = home.finish(started(home, [*arguments, *whole]), timeout=400)
+    # Each version answered the tasks of the next step, and the newest one the held-out prompts.
+    assert [row["version"] for row in result["reward_by_version"]] == list(range(STEPS + 1))
+    assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
+    weights = {
+        folder.parent.name: folder.read_bytes() for folder in (home.path / "adapters").rglob("model.safetensors")
+    }
+    assert len({*weights.values()}) == len(weights) == STEPS + 1
+    exported = tmp_path / "exported"
+    done = home.run("policy", "export", f"learn@v{STEPS}", "--format", "safetensors", "--to", str(exported))
+    assert done.returncode == 0, done.stderr
+    assert (exported / "model.safetensors").read_bytes() == weights[f"v{STEPS}"]
+    replayed = home.run("replay", str(result["run_id"]), "-o", "json")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+    up = home.run("up", "--detach")
+    try:
+        assert up.returncode == 0, up.stderr
+        served_by_the_standing_stack(home, f"learn@v{STEPS}", sha256_hex(weights[f"v{STEPS}"]))
+    finally:
+        home.run("down")
+
+
+def served_by_the_standing_stack(home: Home, version: str, sha256: str) -> None:
+    """Waits until the model server of `tentalis up` has a version, and asks it."""
+    port = json.loads((home.path / "ports.json").read_text())["model"]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+
+        def found() -> dict[str, Any]:
+            return {card["id"]: card.get("sha256") for card in client.get("/v1/models").json()["data"]}
+
+        eventually(lambda: version in found(), 120, 0.5, lambda: f"{found()}\n{home.tail()}")
+        assert found()[version] == sha256
+        body = {"model": version, "messages": [{"role": "user", "content": "Write number 1."}], "max_tokens": 4}
+        answer = client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 0, answer.text
 
 
 SCRIPT = """

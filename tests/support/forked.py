@@ -53,6 +53,9 @@ def train(argument: str) -> int:
     from trainer.run.stop_condition import StopCondition
 
     config, *options = argument.splitlines()
+    known = ("steps=", "port=", "caught_up", "unbounded")
+    if unknown := [option for option in options if " at " not in option and not option.startswith(known)]:
+        raise ValueError(f"a forked trainer has no options {unknown}")
     for name, has_point, point in (option.partition(" at ") for option in options):
         if has_point:
             stop_at(point, name)

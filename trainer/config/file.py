@@ -98,7 +98,8 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def override_settings(config: TrainerConfig, changes: Mapping[str, str], where: str) -> TrainerConfig:
-    """Returns a configuration with some settings changed: dotted path or alias -> value in YAML. Raises ConfigError."""
+    """Returns a configuration with some settings changed: dotted path or alias -> value in YAML. Only those that were
+    given before or are now count as given. Raises ConfigError."""
     given = _GivenSettings(where)
     for key, text in changes.items():
         value = _parse_value(text, where, key)
@@ -106,7 +107,7 @@ def override_settings(config: TrainerConfig, changes: Mapping[str, str], where: 
             given.add_alias(key, KEY_ALIASES[key], value)
         else:
             given.add_own(key, value)
-    data = config.model_dump(mode="json")
+    data = config.model_dump(mode="json", exclude_unset=True)
     for path, value in given.by_path().items():
         _put_at(data, path, value)
     return validate_settings(data, where, given.sources)

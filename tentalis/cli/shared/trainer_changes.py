@@ -10,7 +10,7 @@ from tentalis.service.exit_codes import ExitCode
 
 
 def configured(config: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the trainer's settings with the changes of --set. Raises CommandError."""
+    """Returns the trainer's settings with the changes of --set, without the defaults. Raises CommandError."""
     from trainer.config.file import override_settings
     from trainer.config.trainer_config import ConfigError, TrainerConfig
 
@@ -20,7 +20,7 @@ def configured(config: dict[str, Any], changes: tuple[str, ...]) -> dict[str, An
         changed = override_settings(TrainerConfig.model_validate(config), parse_changes(changes), "--set")
     except ConfigError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
-    return changed.model_dump(mode="json")
+    return changed.model_dump(mode="json", exclude_unset=True)
 
 
 def check_changes(changes: tuple[str, ...]) -> None:

@@ -3,13 +3,14 @@
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
 from schemas.ids import sha256_hex
 from tests.integration.trainer.test_trainer_run import Lab
-from tests.support.kafka_fixture import Kafka
-from tests.support.trainer_lab import tiny_model
+from tests.support.kafka_fixture import Kafka, eventually
+from tests.support.trainer_lab import rollouts, tiny_model
 from trainer.run.checkpoint import checkpoint_root
 
 pytestmark = pytest.mark.broker
@@ -39,5 +40,26 @@ def test_a_fully_trained_run_resumes_and_replays_to_the_same_bytes(lab: Lab) -> 
         assert sha256_hex((folder / "model.safetensors").read_bytes()) == update.sha256
         assert (folder / "tokenizer.json").exists() and not (folder / "optimizer.safetensors").exists()
     assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == 64
+    code, report = lab.replay(run_config)
+    assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report
+
+
+@pytest.mark.long  # tests/unit/trainer/test_ranks.py has the steps of two ranks without a broker
+@pytest.mark.timeout(900)
+def test_two_ranks_that_share_the_moments_of_a_whole_model_resume_after_a_kill(lab: Lab) -> None:
+    made = rollouts(7, policy=lab.policy, prefix=f"{lab.policy}-")
+    run_config = lab.config(lora=None, optimizer={"lr": 1e-3}, zero_stage=1)
+    lab.put(*made[:12])
+    with lab.by_command(run_config, ranks=2) as launcher:
+        eventually(lambda: lab.run_log(run_config).last_step == 1, 240, 0.2, lambda: lab.log_text(run_config))
+        rank_processes = psutil.Process(launcher.pid).children()
+        next(rank for rank in rank_processes if rank.environ()["RANK"] == "1").kill()
+        assert launcher.wait(60) == 1
+    lab.put(*made[12:])
+    assert lab.train_by_command(run_config, ranks=2) == 0, lab.log_text(run_config)
+    run = lab.run_log(run_config)
+    assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
+    assert {row.rank for plan in run.plans.values() for row in plan.rows} == {0, 1}
+    assert len(set(lab.hashes(run_config))) == 4
     code, report = lab.replay(run_config)
     assert (code, report["equal"], len(report["steps"])) == (0, True, 4), report

@@ -207,7 +207,8 @@ def test_conversations_are_compared_with_earlier_ones_over_a_restart_and_a_repla
     rewards = [float(index % 3 > 0) for index in range(24)]
     lab.put(*(rollout(f"{lab.policy}-{i}", policy=lab.policy, reward=reward) for i, reward in enumerate(rewards)))
     run_config = lab.config()
-    assert lab.train(run_config, "--steps", "2") == 0, lab.log_text(run_config)
+    assert lab.train(run_config, "steps=2") == 0, lab.log_text(run_config)
+    assert lab.run_log(run_config).last_step == 2
     assert lab.train(run_config) == 0, lab.log_text(run_config)
     run = lab.run_log(run_config)
     baseline = RunningBaseline()

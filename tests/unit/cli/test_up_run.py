@@ -7,6 +7,7 @@ import yaml
 
 from tentalis.agents.scenarios import make_scenario
 from tentalis.cli import up
+from tentalis.cli.shared.trainer_changes import configured
 from tentalis.demo.runs import RunKind, trainer_config
 from trainer.config.conversation import ANCHOR
 from trainer.config.file import load_config
@@ -30,11 +31,13 @@ def test_a_new_run_is_guarded_and_held_near_the_base_model(runs: Path) -> None:
     assert (config.steps, config.promotion, config.loss.kl) == (None, "guarded", ANCHOR)
 
 
-@pytest.mark.parametrize(("own", "coef"), [({}, ANCHOR.coef), ({"kl": {"coef": 0.5}}, 0.5)])
-def test_a_run_of_the_demo_continues_in_the_same_way(runs: Path, own: dict[str, object], coef: float) -> None:
+@pytest.mark.parametrize(
+    ("changes", "coef"),
+    [((), ANCHOR.coef), (("optimizer.grad_clip=0.5",), ANCHOR.coef), (("loss.kl.coef=0.5",), 0.5)],
+)
+def test_a_run_of_the_demo_continues_in_the_same_way(runs: Path, changes: tuple[str, ...], coef: float) -> None:
     kind = RunKind("assistant", 3, "/m/base")
-    config = trainer_config("demo-1", kind, make_scenario("assistant", None))
-    config["loss"] |= own
+    config = configured(trainer_config("demo-1", kind, make_scenario("assistant", None)), changes)
     (runs / "demo-1").mkdir(parents=True)
     (runs / "demo-1" / "config.yaml").write_text(yaml.safe_dump(config))
     found = standing(runs)

@@ -13,7 +13,7 @@ import yaml
 
 from tentalis.agents.scenarios.prompt_file import BadPrompts
 from tentalis.agents.scenarios.prompts import PromptScenario
-from tentalis.demo.runs import unchanged
+from tentalis.demo.runs import unchanged, whole_models
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import LearnOptions
 from tentalis.learning.prepare import copy_stdin, held_out_count, source_digest, unusable_file
@@ -69,6 +69,7 @@ def test_a_run_has_its_prompts_its_scorers_and_the_trainers_settings(place: Plac
     assert (scenario.set.prompts, scenario.set.held_out, scenario.n_samples) == (20, 2, 8)
     assert place.said == ["18 prompts to train on; a tenth is held out (2 prompts), because --eval names no other ones"]
     assert [path.name for path in place.runs.iterdir()] == [run.run_id]
+    assert whole_models(run.config) == 5, "three are kept, one is tried, one is loaded"
 
 
 def test_the_same_options_continue_it_and_others_do_not(place: Place) -> None:

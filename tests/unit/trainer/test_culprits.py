@@ -1,6 +1,8 @@
 """A step that is not finite: which rollouts cause it, and that nothing else is touched."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,11 @@ from tests.unit.trainer.test_plan import CONTEXT
 from tests.unit.trainer.test_step import engine_of, plan_for
 from trainer.config.trainer_config import TrainerConfig
 from trainer.data.candidates import offer_of
-from trainer.data.plan import next_attempt
+from trainer.data.plan import PlanContext, next_attempt
 from trainer.distributed import ranks
 from trainer.distributed.stop import StopRequest
+from trainer.model.policy import adapter_sha256
+from trainer.step import culprits as culprits_module
 from trainer.step.culprits import NOT_FINITE, culprits_among, find_culprits
 from trainer.step.engine import StepNotFinite, TrainingDiverged, TrainingEngine
 from trainer.step.step import train_step
@@ -101,6 +105,20 @@ def test_a_cause_that_no_bound_names_is_found_by_bisection(
     assert found == dict.fromkeys(("p0/0", "p1/0"), NOT_FINITE)
 
 
+def test_a_plan_of_poisoned_rollouts_alone_becomes_a_step_that_trains_nothing(run_config: TrainerConfig) -> None:
+    engine = engine_of(run_config)
+    batch = [poisoned(f"p{k}") for k in range(3)]
+    plan, before = planned(batch), engine.policy.weights_bytes()
+    given_to = arguments(engine, run_config, plan, batch)
+    with pytest.raises(StepNotFinite):
+        train_step(*given_to)
+    found = find_culprits(*given_to)
+    next_plan = next_attempt(plan, CONTEXT, 0, {r.key: r for r in batch}, found)
+    assert (len(found), next_plan.rows, len(next_plan.drops)) == (3, (), 3)
+    output = train_step(*arguments(engine, run_config, next_plan, []))
+    assert output.metrics["trained_rollouts"] == 0 and engine.policy.weights_bytes() == before
+
+
 def test_metrics_that_are_not_finite_update_nothing_either(run_config: TrainerConfig) -> None:
     """They could not be written: the trainer would fail at the same place at every start."""
     distilled = run_config.model_copy(update={"loss": run_config.loss.model_copy(update={"rl_weight": 0.0})})
@@ -174,3 +192,45 @@ def test_bounds_leave_honest_rollouts_and_tokens_that_are_left_out_alone() -> No
     for record in (*HONEST, odd, *edges):
         assert out_of_bounds(record) is None and offer_of(record, 0, 0, 0, 128).unfit is None
     assert offer_of(rollout("g", temperature=0.0), 0, 0, 0, 128).unfit == "greedy sampling"
+
+
+RANKS_SETTINGS: dict[str, dict[str, Any]] = {
+    "adapter": {},
+    "whole": {"lora": None, "optimizer": {"lr": 1e-3}},
+    "sharded": {"lora": None, "optimizer": {"lr": 1e-3}, "zero_stage": 1},
+}
+
+
+def two_ranks(folder: Path) -> None:
+    """One rank of two (test_ranks.py): finds poison by bisection that the other rank may have. Rank 0 writes, by
+    setting, the culprits of each step, and sha256 of the weights with and without the poison."""
+    rank_group, model, written = ranks.join_ranks(), folder / "model", {}
+    bounds, culprits_module.out_of_bounds = culprits_module.out_of_bounds, lambda _: None
+    context = PlanContext("run", "tiny", "m", 2, 40, 0, "owner")
+    for name, settings in RANKS_SETTINGS.items():
+        run_config = config(model, **settings)
+        struck, calm = (TrainingEngine(run_config, model, rank_group, "cpu") for _ in range(2))
+        culprits = []
+        for engine in (struck, calm):
+            engine.load_initial_weights()
+        for step in range(2):
+            honest = rollouts(2, 4, seed=step, prefix=f"h{step}-")
+            batch = {r.key: r for r in [*honest[:3], poisoned(f"p{step}"), *honest[3:]]}
+            plan = next_attempt(planned(list(batch.values())), context, 0, batch)
+            given_to = arguments(struck, run_config, plan, own_rows(plan, batch, rank_group.rank))
+            with pytest.raises(StepNotFinite):
+                train_step(*given_to)
+            culprits.append(find_culprits(*given_to))
+            assert rank_group.gather(culprits[-1]) == [culprits[-1]] * 2
+            next_plan = next_attempt(plan, context, 0, batch, culprits[-1])
+            for engine in (struck, calm):
+                train_step(*arguments(engine, run_config, next_plan, own_rows(next_plan, batch, rank_group.rank)))
+        hashes = [adapter_sha256(engine.policy.weights_bytes()) for engine in (struck, calm)]
+        written[name] = {"culprits": culprits, "hashes": hashes}
+    culprits_module.out_of_bounds = bounds
+    if rank_group.rank == 0:
+        (folder / "culprits.json").write_text(json.dumps(written))
+
+
+def own_rows(plan: Any, batch: dict[str, Rollout], rank: int) -> list[Rollout]:
+    return [batch[row.rollout_id] for row in plan.rows if row.rank == rank]

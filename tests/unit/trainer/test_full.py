@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from schemas.records import Rollout
 from tentalis.storage.version_files import MODEL_CONFIG, MODEL_WEIGHTS
 from tests.support.trainer_lab import config, examples, rollouts, tiny_model
-from trainer.config.file import parse_config
+from trainer.config.file import override_settings, parse_config
 from trainer.config.trainer_config import ConfigError, TrainerConfig
 from trainer.data.candidates import offer_of
 from trainer.data.pack import pack_examples
@@ -203,6 +203,15 @@ def test_null_in_a_file_means_full_fine_tuning() -> None:
     assert parse_config(text + "keep_adapters: 9\n", "x.yaml").keep_adapters == 9
     with pytest.raises(ConfigError, match=r"lora and lora_rank contradict each other: lora would be null and"):
         parse_config(text + "lora_rank: 4\n", "x.yaml")
+
+
+def test_a_change_to_full_fine_tuning_means_what_it_means_in_a_file() -> None:
+    """`tentalis learn --set lora=null`: the defaults of the recorded run are an adapter's."""
+    adapter = parse_config("run_id: r\npolicy: p\nbase_model: m\nbase_model_name: m\n", "x.yaml")
+    with pytest.raises(ConfigError, match=r"--set: .*needs optimizer\.lr"):
+        override_settings(adapter, {"lora": "null"}, "--set")
+    changed = override_settings(adapter, {"lora": "null", "optimizer.lr": "1e-5"}, "--set")
+    assert (changed.lora, changed.keep_adapters) == (None, 4)
 
 
 RANKS_SETTINGS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 from schemas.records import Rollout, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes
 from tests.support.trainer_lab import VOCAB, config, rollouts, tiny_model
-from tests.unit.trainer import test_full
+from tests.unit.trainer import test_culprits, test_full
 from trainer.config.loss import LossConfig
 from trainer.data.candidates import offer_of
 from trainer.data.plan import BatchDraft, PlanContext, plan_of
@@ -114,7 +114,21 @@ def test_sharded_moments_give_the_same_bytes_again_and_over_a_checkpoint(
     assert clipped["1"] != plain["1"]
 
 
+def test_both_ranks_find_the_poison_of_one_and_go_on_without_a_trace(
+    two: tuple[Path, list["subprocess.Popen[bytes]"]],
+) -> None:
+    folder, ranks = two
+    assert [process.wait(400) for process in ranks] == [0, 0]
+    found = json.loads((folder / "culprits.json").read_text())
+    assert found.keys() == test_culprits.RANKS_SETTINGS.keys()
+    for name, of in found.items():
+        assert of["culprits"] == [{f"p{step}/0": test_culprits.NOT_FINITE} for step in range(2)], name
+        struck, calm = of["hashes"]
+        assert struck == calm, name
+
+
 if __name__ == "__main__":
+    test_culprits.two_ranks(Path(sys.argv[2]))
     for settings in test_full.RANKS_SETTINGS:
         test_full.two_ranks(Path(sys.argv[2]), settings)
     for each in LOSSES:
