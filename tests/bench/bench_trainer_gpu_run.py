@@ -5,7 +5,8 @@ one) and BENCH_STEPS (4) batches of BENCH_BATCH (64) conversations of 200 to 2,0
 its second step is on the log, is started again until the last step, and the run is replayed in a process of its own.
 
 `step_s` is the time from one result on the log to the next without the one that the kill delayed; `step_seconds` are
-the phases of the last step. BENCH_DEVICE=cpu tries the benchmark itself.
+the phases of the last step. BENCH_FULL=1 trains all parameters (`lora: null`). BENCH_DEVICE=cpu tries the benchmark
+itself.
 """
 
 import json
@@ -36,6 +37,7 @@ KILL_AFTER = 2
 
 def run_config(model: Path) -> TrainerConfig:
     """The configuration of the run."""
+    full = os.environ.get("BENCH_FULL") == "1"
     return config(
         model,
         policy="bench",
@@ -47,8 +49,8 @@ def run_config(model: Path) -> TrainerConfig:
         max_rollout_tokens=4096,
         steps=STEPS,
         threads=os.cpu_count(),
-        lora={"rank": 16, "alpha": 32},
-        optimizer={"lr": 3e-4},
+        lora=None if full else {"rank": 16, "alpha": 32},
+        optimizer={"lr": 1e-5 if full else 3e-4},
     )
 
 
