@@ -498,7 +498,7 @@ def test_the_command_serves_and_sigterm_stops_it_with_requests_in_flight(model: 
 
         async def use() -> None:
             async with OpenAIClient(f"http://127.0.0.1:{port}", timeout=60) as client:
-                deadline = time.monotonic() + 120
+                deadline = time.monotonic() + 300
                 while not await client.healthy():
                     assert process.poll() is None and time.monotonic() < deadline
                     await asyncio.sleep(0.1)
