@@ -150,7 +150,7 @@ REGISTRY_PASSWORD_FILE = Variable[Path | None](
 )
 REGISTRY_CA = Variable[Path | None](
     "SCHEMA_REGISTRY_CA",
-    PATH,
+    FILE,
     None,
     "PEM file of the authorities that sign the registry's certificate.",
     _CLIENTS,
@@ -322,7 +322,7 @@ SESSION_IDLE = Variable(
 )
 MARKER_TTL = Variable(
     f"{PREFIX}MARKER_TTL",
-    number(1, unit="seconds"),
+    number(1, 3650 * DAY_S, "seconds"),
     DAY_S,
     "Seconds of log time for which a closed task is remembered: more than the longest deadline and the longest wait "
     "for first feedback. Outcomes depend on it: set the same value in every worker and replay.",

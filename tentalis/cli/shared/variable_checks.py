@@ -45,6 +45,11 @@ def _hinters(path: Path) -> None:
         raise ValueError(str(error)) from error
 
 
+def _keys(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError("no such file; `tentalis keys create` makes it" if not path.exists() else "not a file")
+
+
 def _data(path: Path) -> None:
     if not path.is_dir():
         raise ValueError("no such folder" if not path.exists() else "not a folder")
@@ -54,6 +59,7 @@ def _data(path: Path) -> None:
 _FURTHER: Mapping[Variable[Any], Callable[[Any], None]] = {
     variables.MARKER_TTL: _marker_ttl,
     variables.DATA: _data,
+    variables.KEYS: _keys,
     variables.SIGNALS: _signals,
     variables.SCORERS: _scorers,
     variables.HINTERS: _hinters,

@@ -47,7 +47,7 @@ def _nothing_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_every_command_that_starts_processes_refuses_a_bad_value(command: list[str], tmp_path: Path) -> None:
     done = runner.invoke(app, command, env={"TENTALIS_MARKER_TTL": "abc", "TENTALIS_METRICS_PORT": "99999"})
     assert done.exit_code == 2, done.output
-    assert "TENTALIS_MARKER_TTL=abc: give a number of seconds, at least 1" in done.stderr
+    assert "TENTALIS_MARKER_TTL=abc: give a number of seconds from 1 to 315,360,000" in done.stderr
     assert "TENTALIS_METRICS_PORT=99999: give a whole number from 0 to 65535" in done.stderr
     assert not (tmp_path / "home").exists(), "nothing was started"
     assert command[0] in STARTING
@@ -67,6 +67,7 @@ def test_other_commands_and_help_do_not(tmp_path: Path) -> None:
         ({"TENTALIS_SCORERS": "FILE"}, "FILE"),
         ({"TENTALIS_HINTERS": "FILE"}, "FILE"),
         ({"TENTALIS_DATA": "nowhere"}, "TENTALIS_DATA=nowhere: no such folder"),
+        ({"TENTALIS_KEYS": "nowhere"}, "TENTALIS_KEYS=nowhere: no such file; `tentalis keys create` makes it"),
         ({"TENTALIS_SSL_CA": "ca.pem"}, "TENTALIS_SSL_CA is set, but TENTALIS_SECURITY_PROTOCOL=PLAINTEXT"),
     ],
 )
@@ -131,7 +132,7 @@ def test_the_list_names_every_setting_with_value_origin_and_default() -> None:
         "value": "86400",
         "origin": "default",
         "default": "86400",
-        "allowed": "a number of seconds, at least 1",
+        "allowed": "a number of seconds from 1 to 315,360,000",
         "meaning": "",
         "used_by": "`serve join`",
     }
