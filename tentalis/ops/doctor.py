@@ -3,6 +3,8 @@
 Each check is a function of the settings that yields findings; `examine` runs all. Only requirements can fail.
 """
 
+import hashlib
+import json
 import os
 import platform
 import re
@@ -249,6 +251,39 @@ def lost_topics(settings: Settings) -> Iterator[Finding]:
         yield Finding(Level.OK, "lost topics", "none")
 
 
+def checkpoint(settings: Settings) -> Iterator[Finding]:
+    """Checks the files of the newest checkpoint below TENTALIS_HOME, if there is one."""
+    from tentalis.ops.lost_topics import newest_checkpoint_states
+
+    for state in newest_checkpoint_states(settings.home):
+        if damage := _damage(state):
+            remedy = (
+                "nothing to do: the trainer falls back to the one before, and trains the lost steps again from the log "
+                "(docs/operations/training-stops.md)"
+            )
+            yield Finding(Level.WARN, "checkpoint", damage, remedy)
+        else:
+            yield Finding(Level.OK, "checkpoint", str(state.parent))
+
+
+def _damage(state: Path) -> str:
+    """Returns what is wrong with the files that a state.json names; empty if nothing is."""
+    try:
+        recorded = dict(json.loads(state.read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{state}: {error!r}"
+    for name, sha256 in recorded.items():
+        file = state.with_name(name)
+        try:
+            with file.open("rb") as content:
+                found = hashlib.file_digest(content, "sha256").hexdigest()
+        except OSError as error:
+            return f"{file}: {error.strerror}"
+        if found != sha256:
+            return f"{file} has another sha256 than in state.json: the file was damaged or changed"
+    return ""
+
+
 def model(settings: Settings, spec: str | None = None) -> Iterator[Finding]:
     """Checks for the base model in its folder; the first start fetches the default model if it is missing."""
     from tentalis.inference.packaged_models import NAMES, packaged_model
@@ -324,6 +359,7 @@ CHECKS: tuple[Check, ...] = (
     processor,
     broker,
     lost_topics,
+    checkpoint,
     gpu,
     docker,
     data,

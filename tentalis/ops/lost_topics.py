@@ -65,7 +65,7 @@ def lost_topics(settings: Settings) -> list[str]:
     # The positions come before the ends of the logs: processes that run move both, and a position that is read later
     # may be behind an end that was read before.
     committed = {each.name: committed_notes(settings, each.consumer_group(), _places(each)) for each in streams}
-    runs = [run for path in _newest_checkpoints(settings.home) if (run := _run_position(path)) is not None]
+    runs = [run for path in newest_checkpoint_states(settings.home) if (run := _run_position(path)) is not None]
     ranges = client.ranges((name, p) for name, there in identities.items() for p in range(there.partitions))
     # A log may have been trimmed up to what was read, but not committed yet, when the offsets were asked for.
     late = [
@@ -136,8 +136,9 @@ def _sources_on(settings: Settings, changelog: str) -> Iterator[tuple[int, dict[
             yield stored.partition, recorded_sources(stored.value)
 
 
-def _newest_checkpoints(home: Path) -> Iterator[Path]:
-    """The newest checkpoint of the run that was trained last. Runs before it may be of another topic."""
+def newest_checkpoint_states(home: Path) -> Iterator[Path]:
+    """The state.json of the newest checkpoint of the run that was trained last. Runs before it may be of another
+    topic."""
     newest = [
         states[-1] for run in (home / "checkpoints").glob("*/") if (states := sorted(run.glob("[0-9]*/state.json")))
     ]

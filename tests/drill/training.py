@@ -96,6 +96,16 @@ def a_damaged_checkpoint(bench: Bench) -> Iterator[Sight]:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+    seen = bench.shell.run("tentalis doctor")
+    assert f"{file} has another sha256 than in state.json" in seen.says, seen
+    yield run.again()
+    run.done(3)
+
+
+@fault("bench", STOPS, code=0, says="is no checkpoint of step 2 that belongs to the log")
+def a_missing_checkpoint(bench: Bench) -> Iterator[Sight]:
+    run = Run(bench, "missing")
+    shutil.rmtree(run.checkpoints[-1])
     yield run.again()
     run.done(3)
 

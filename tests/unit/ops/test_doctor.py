@@ -1,5 +1,6 @@
 """The doctor: what it finds, and that it says what to do."""
 
+import json
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.ids import sha256_hex
 from tentalis.local.disk import LEAST, Space
 from tentalis.local.ports import free_port
 from tentalis.ops import doctor
@@ -46,6 +48,28 @@ def test_everything_that_is_not_well_has_a_remedy(tmp_path: Path) -> None:
         assert finding.level is Level.OK or finding.remedy, finding
     failed = {finding.check for finding in findings if finding.level is Level.FAIL}
     assert failed == {"data", "kafka", "model"}
+
+
+def test_a_damaged_newest_checkpoint_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "checkpoints" / "run" / "000002-001-owner"
+    folder.mkdir(parents=True)
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(b"weights")
+    (folder / "state.json").write_text(json.dumps({"files": {weights.name: sha256_hex(b"weights")}}))
+
+    def found() -> list[tuple[Level, str]]:
+        return [(finding.level, finding.found) for finding in doctor.checkpoint(settings(tmp_path))]
+
+    assert found() == [(Level.OK, str(folder))]
+    weights.write_bytes(b"weightz")
+    assert found() == [
+        (Level.WARN, f"{weights} has another sha256 than in state.json: the file was damaged or changed")
+    ]
+    weights.unlink()
+    assert found() == [(Level.WARN, f"{weights}: No such file or directory")]
+    (folder / "state.json").write_text("[]")
+    ((level, text),) = found()
+    assert level is Level.WARN and text.startswith(str(folder / "state.json"))
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
