@@ -207,8 +207,8 @@ def two_ranks(folder: Path) -> None:
     rank_group, model, written = ranks.join_ranks(), folder / "model", {}
     bounds, culprits_module.out_of_bounds = culprits_module.out_of_bounds, lambda _: None
     context = PlanContext("run", "tiny", "m", 2, 40, 0, "owner")
-    for name, settings in RANKS_SETTINGS.items():
-        run_config = config(model, **settings)
+    for name, more in RANKS_SETTINGS.items():
+        run_config = config(model, **more)
         struck, calm = (TrainingEngine(run_config, model, rank_group, "cpu") for _ in range(2))
         culprits = []
         for engine in (struck, calm):
