@@ -73,7 +73,7 @@ class SolveRateRule:
             raise BadCurriculum(f"solve rates from {self.low} to {self.high}: need 0 <= low <= high <= 1")
         if self.probe < 0.0 or self.revisit < 0.0 or not self.probe + self.revisit <= 1.0:
             raise BadCurriculum(
-                f"the shares probe {self.probe} and revisit {self.revisit}: neither may be negative, and their sum at most 1"
+                f"the shares probe {self.probe} and revisit {self.revisit}: need both from 0, and a sum of at most 1"
             )
 
     def __str__(self) -> str:
