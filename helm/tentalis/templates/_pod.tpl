@@ -50,6 +50,7 @@
 {{- else if eq $role "manager" -}}
 {{- $args = concat $args (list "--run" (include "tentalis.runId" .root) "--scenario" $values.manager.scenario) -}}
 {{- with $values.manager.samples -}}{{- $args = concat $args (list "--samples" (toString .)) -}}{{- end -}}
+{{- with $values.manager.curriculum -}}{{- $args = concat $args (list "--curriculum" .) -}}{{- end -}}
 {{- else if eq $role "trainer" -}}
 {{- $args = concat $args (list "--config" "/etc/tentalis/config/config.yaml" "--ranks" (toString (max (int $values.trainer.ranks) (int $workload.settings.gpu.count)))) -}}
 {{- if gt (int $values.trainer.nodes) 1 -}}

@@ -32,6 +32,7 @@ from schemas.records import (
     Task,
     Terms,
 )
+from tentalis.agents.manager.curriculum import PROMPT, Choice, Curriculum
 from tentalis.policies.backpressure import Backpressure
 from tentalis.policies.lineage import Lineage, Node
 from tentalis.policies.served import ServedVersions
@@ -117,10 +118,13 @@ def _has_rl(outcome: Outcome) -> bool:
 
 @dataclass(slots=True)
 class _TaskState:
-    """A task of the run. `decided`: its samples with an outcome; `rewards`: those of its RL halves."""
+    """A task of the run. `prompt`: the number of its prompt; `index`: its own number; both only for the curriculum.
+    `decided`: its samples with an outcome; `rewards`: those of its RL halves."""
 
     n_samples: int
     round: int
+    prompt: int | None = None
+    index: int | None = None
     decided: set[int] = field(default_factory=set)
     rewards: list[float] = field(default_factory=list)
 
@@ -150,11 +154,14 @@ class _Trainable:
 class ManagerState:
     """The fold over tasks, results, feedback, outcomes, batches, runs and policy-acks, for one run.
 
-    `owes_feedback`: True if this run's users give feedback on results.
+    Args:
+        owes_feedback: True if this run's users give feedback on results.
+        curriculum: chooses the prompts; None: they are asked in turn.
     """
 
-    def __init__(self, run_id: str, *, owes_feedback: bool) -> None:
+    def __init__(self, run_id: str, *, owes_feedback: bool, curriculum: Curriculum | None = None) -> None:
         self.run_id = run_id
+        self.curriculum = curriculum
         self.manifest: RunManifest | None = None
         self.pace: Pace | None = None
         self.planned = 0
@@ -197,10 +204,35 @@ class ManagerState:
         if task.task_id in self._tasks:
             return False
         known = self._early.pop(task.task_id, _TaskState(0, 0))
-        self._tasks[task.task_id] = _TaskState(task.n_samples, _round_of(task.metadata), known.decided, known.rewards)
-        while task_id_of(self.run_id, self._next_index) in self._tasks:
+        self._tasks[task.task_id] = _TaskState(
+            task.n_samples,
+            _number(task.metadata, ROUND) or 0,
+            _number(task.metadata, PROMPT),
+            decided=known.decided,
+            rewards=known.rewards,
+        )
+        while (numbered := self._tasks.get(task_id_of(self.run_id, self._next_index))) is not None:
+            self._asked(numbered, self._next_index)
             self._next_index += 1
         return True
+
+    def _asked(self, task: _TaskState, index: int) -> None:
+        """Tells the curriculum which prompt task number `index` asks. Without the curriculum, prompts 0, 1, 2 and so on
+        are asked in turn."""
+        if self.curriculum is None:
+            return
+        prompt = index if task.prompt is None else task.prompt
+        if prompt >= self.curriculum.count:
+            return
+        task.prompt, task.index = prompt, index
+        self.curriculum.asked(prompt, index)
+        self._close(task)
+
+    def _close(self, task: _TaskState) -> None:
+        """Tells the curriculum the rewards of a task, if all its samples are decided and its number is known."""
+        if self.curriculum is None or task.running or task.prompt is None or task.index is None:
+            return
+        self.curriculum.closed(task.prompt, task.index, task.rewards, equal=task.equal)
 
     def _outcome(self, outcome: Outcome) -> bool:
         if outcome.kind in _OWN_KEY_KINDS:
@@ -212,6 +244,7 @@ class ManagerState:
         task.decided.add(outcome.sample_index)
         if outcome.has_rl and outcome.reward is not None:
             task.rewards.append(outcome.reward)
+        self._close(task)
         if trains(outcome) and outcome.rollout_id is not None and outcome.rollout_id not in self._taken:
             self._trainable[outcome.rollout_id] = _Trainable(
                 _version_of(outcome), task_id, _has_rl(outcome), outcome.has_opd
@@ -390,6 +423,17 @@ class ManagerState:
             wanted = pace.batch_rollouts - sum(task.n_samples for task in self._last_round(pace))
         return max(0, -(-wanted // n_samples))
 
+    def choose(self, n_samples: int) -> Choice | None:
+        """Returns the curriculum's prompt for the next task of `n_samples` samples, None without a curriculum.
+
+        A prompt rests for the tasks of all batches that may be sampled at once: a batch does not ask it twice.
+        """
+        if self.curriculum is None:
+            return None
+        pace = self.pace
+        samples = 0 if pace is None else pace.batch_rollouts * (1 + pace.max_staleness)
+        return self.curriculum.choose(self._next_index, max(1, samples // n_samples))
+
     @property
     def starved(self) -> bool:
         """True if the trainer has all rollouts that pacing allows, none is under way, and the next step has no plan.
@@ -422,6 +466,6 @@ def _version_of(outcome: Outcome) -> int:
         return -1
 
 
-def _round_of(metadata: Mapping[str, Any]) -> int:
-    value = str(metadata.get(ROUND, "0"))
-    return int(value) if value.isdigit() else 0
+def _number(metadata: Mapping[str, Any], key: str) -> int | None:
+    value = str(metadata.get(key, ""))
+    return int(value) if value.isdigit() else None

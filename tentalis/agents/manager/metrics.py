@@ -30,3 +30,11 @@ MANAGER_STEP = Metric(
     "Steps of the run that are served; -1 before the first.",
     ("manager",),
 )
+MANAGER_PROMPTS = Metric(
+    "tentalis_manager_prompts",
+    MetricKind.GAUGE,
+    "Prompts of the curriculum by what their solve rate says: unseen, learnable, easy, hard, equal or unscored.",
+    ("manager",),
+    ("pool",),
+    "prompts",
+)

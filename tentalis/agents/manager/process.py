@@ -11,6 +11,7 @@ from schemas.ids import policy_name
 from schemas.records import BackPressure, Feedback, Record, Result, Task
 from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
+from tentalis.agents.manager.curriculum import Curriculum, SolveRateRule
 from tentalis.agents.scenarios import Scenario, make_scenario
 from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
@@ -52,13 +53,15 @@ TOPICS = (
 @dataclass(frozen=True, slots=True)
 class ManagerOptions:
     """Options of a manager. `prompts`: a folder that `tentalis learn` prepared, instead of a scenario. `starved_s`:
-    seconds that the trainer may have a full batch without planning a step; then the manager issues one more task."""
+    seconds that the trainer may have a full batch without planning a step; then the manager issues one more task.
+    `curriculum`: chooses prompts by their solve rates; None: each prompt once, then all in a new order."""
 
     run_id: str
     scenario: str
     n_samples: int | None = None
     starved_s: float = 60.0
     prompts: Path | None = None
+    curriculum: SolveRateRule | None = None
 
     @property
     def manager_id(self) -> str:
@@ -76,12 +79,20 @@ class ManagerMetrics:
         self._usable = exporter.gauge(metrics.MANAGER_USABLE)
         self._step = exporter.gauge(metrics.MANAGER_STEP)
         self.pressed = exporter.gauge(metrics.MANAGER_PRESSED)
+        self._prompts = exporter.gauge(metrics.MANAGER_PROMPTS)
 
     def turned(self, state: ManagerState) -> None:
         """Updates the gauges after a turn of the loop."""
         self._open.set(state.running)
         self._usable.set(state.usable)
         self._step.set(-1 if state.served_step is None else state.served_step)
+
+    def issued(self, count: int, curriculum: Curriculum | None) -> None:
+        """Counts tasks, and updates the pools of the curriculum."""
+        self.tasks.inc(count)
+        if curriculum is not None:
+            for pool, prompts in curriculum.pools().items():
+                self._prompts.labels(pool.value).set(prompts)
 
 
 def send_feedback(publisher: Publisher, feedback: Feedback, traceparent: str | None) -> None:
@@ -105,7 +116,10 @@ class Manager:
         self._scenario = scenario
         self._n_samples = options.n_samples or scenario.n_samples
         codec = make_codec(settings)
-        self.state = ManagerState(options.run_id, owes_feedback=scenario.owes_feedback)
+        curriculum = None
+        if options.curriculum is not None:
+            curriculum = Curriculum(options.run_id, scenario.prompt_count, options.curriculum)
+        self.state = ManagerState(options.run_id, owes_feedback=scenario.owes_feedback, curriculum=curriculum)
         self._reader = Reader(settings, TOPICS, codec)
         self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
         self._moved = time.monotonic()
@@ -190,7 +204,7 @@ class Manager:
                 self._publisher.send(topics.TASKS, task, traceparent=span.traceparent)
             self.state.apply(task)
         self._publisher.flush()
-        self.metrics.tasks.inc(count)
+        self.metrics.issued(count, self.state.curriculum)
         self._moved = time.monotonic()
         log.info(
             "issued %d tasks at step %s; %d usable rollouts wait for the trainer",
@@ -202,7 +216,9 @@ class Manager:
     def _next_task(self) -> Task:
         state = self.state
         assert state.manifest is not None and state.served_version is not None
-        question = self._scenario.question(state.run_id, state.next_index)
+        choice, rule = state.choose(self._n_samples), self._options.curriculum
+        question = self._scenario.question(state.run_id, state.next_index if choice is None else choice.prompt)
+        chosen = {} if choice is None or rule is None else choice.metadata(rule)
         return Task(
             task_id=task_id_of(state.run_id, state.next_index),
             event_time=now_ms(),
@@ -218,6 +234,7 @@ class Manager:
             user_id=question.user_id,
             metadata={
                 **question.metadata,
+                **chosen,
                 ROUND: str(state.served_step),
                 SERVED_AT_ISSUE: policy_name(state.manifest.policy, state.served_version),
             },
@@ -236,14 +253,15 @@ def run(
     n_samples: int | None = None,
     metrics_port: int | None = None,
     prompts: Path | None = None,
+    curriculum: SolveRateRule | None = None,
 ) -> int:
     """Runs the manager until the run is done (exit code 0) or until SIGTERM.
 
     After SIGTERM the exit code is STOPPED, so that a supervisor does not take the run for finished. `n_samples` per
-    task defaults to the scenario's. `prompts`: a folder that `tentalis learn` prepared, instead of the scenario. Raises
-    PortTaken, BadPrompts.
+    task defaults to the scenario's. `prompts`: a folder that `tentalis learn` prepared, instead of the scenario.
+    `curriculum`: chooses the prompts. Raises PortTaken, BadPrompts.
     """
-    options = ManagerOptions(run_id, scenario, n_samples, prompts=prompts)
+    options = ManagerOptions(run_id, scenario, n_samples, prompts=prompts, curriculum=curriculum)
     watched = topology.named("manager").used_topics
     body = ending_on_changes(settings, watched, lambda stop: _manage(options, settings, metrics_port, stop))
     return run_service("manager", body, stopped=ExitCode.STOPPED)

@@ -66,6 +66,11 @@ class Assistant:
     def __init__(self) -> None:
         self._questions = questions()
 
+    @property
+    def prompt_count(self) -> int:
+        """See Scenario.prompt_count."""
+        return len(self._questions)
+
     def question(self, run_id: str, index: int) -> Question:
         """See Scenario.question."""
         text = self._questions[shuffled_pick(len(self._questions), run_id, index)]

@@ -66,6 +66,11 @@ class Scenario(Protocol):
         """Three prompts for the comparison of the base model with the newest adapter; never asked in a run."""
         ...
 
+    @property
+    def prompt_count(self) -> int:
+        """Number of different prompts of a run: `question` asks each once in its first `prompt_count` tasks."""
+        ...
+
     def question(self, run_id: str, index: int) -> Question:
         """Returns the content of task number `index` (from 0) of a run."""
         ...

@@ -55,6 +55,11 @@ class Arithmetic(_Mathematics):
         # Of the wordings that were tried, the small model answers this one with a number most often.
         return (Message(role="user", content=f"What is {sum_}? Answer with the number only."),)
 
+    @property
+    def prompt_count(self) -> int:
+        """See Scenario.prompt_count."""
+        return len(self._entries)
+
     def question(self, run_id: str, index: int) -> Question:
         """See Scenario.question."""
         entry = self._entries[shuffled_pick(len(self._entries), run_id, index)]
@@ -83,8 +88,8 @@ class GradeSchool(_Mathematics):
         if len(self._problems) <= 3:
             raise UnknownScenario(f"{self._file} has {len(self._problems)} problems; at least four are needed")
         # The last three are the showcase and are not trained on.
-        self._asked = len(self._problems) - 3
-        self.showcase = tuple(self._messages(problem["question"]) for problem in self._problems[self._asked :])
+        self.prompt_count = len(self._problems) - 3
+        self.showcase = tuple(self._messages(problem["question"]) for problem in self._problems[self.prompt_count :])
 
     def _problem(self, number: int, line: str) -> dict[str, str]:
         try:
@@ -100,6 +105,6 @@ class GradeSchool(_Mathematics):
 
     def question(self, run_id: str, index: int) -> Question:
         """See Scenario.question."""
-        problem = self._problems[shuffled_pick(self._asked, run_id, index)]
+        problem = self._problems[shuffled_pick(self.prompt_count, run_id, index)]
         data = json.dumps({"answer": problem["answer"].rpartition("####")[2].strip()})
         return Question(self._messages(problem["question"]), Verifier(name="gsm8k", data=data), USER)

@@ -132,6 +132,11 @@ class PromptScenario:
         """The first three held-out prompts."""
         return tuple(messages_of(prompt) for prompt in self.held_out(3))
 
+    @property
+    def prompt_count(self) -> int:
+        """See Scenario.prompt_count."""
+        return self.set.prompts - self.set.held_out_inside
+
     def question(self, run_id: str, index: int) -> Question:
         """See Scenario.question. The order depends on the seed of the set, not on the run."""
         prompt = self._trained.prompt(self.set.trained_at(index))
@@ -143,8 +148,7 @@ class PromptScenario:
 
     def trained(self, count: int) -> list[Prompt]:
         """Returns the prompts of the first `count` tasks, or each prompt once if there are fewer."""
-        whole = self.set.prompts - self.set.held_out_inside
-        return [self._trained.prompt(self.set.trained_at(i)) for i in range(min(count, whole))]
+        return [self._trained.prompt(self.set.trained_at(i)) for i in range(min(count, self.prompt_count))]
 
     def _question(self, prompt: Prompt, sha256: str) -> Question:
         metadata = {"prompts": sha256, "line": str(prompt.line)}

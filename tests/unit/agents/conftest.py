@@ -1,7 +1,12 @@
-"""The fixture of tests that run actions behind a wall."""
+"""Fixtures of tests that run actions behind a wall, and of those that run a manager on a log in memory."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from schemas.records import Record
+from tentalis.agents.manager import process
 from tentalis.agents.sandbox import Wall
 from tests.support.walls import available_wall
 
@@ -9,3 +14,41 @@ from tests.support.walls import available_wall
 @pytest.fixture(scope="module")
 def wall() -> Wall:
     return available_wall()
+
+
+@dataclass
+class Log:
+    """A log in memory: `read` comes with the next poll, `written`: what the manager sends."""
+
+    read: list[Record]
+    written: list[Record]
+    confirmed: int = 0
+
+
+@pytest.fixture
+def manager_log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    log = Log([], [])
+
+    class Reader:
+        caught_up = True
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def poll(self, timeout: float) -> list[tuple[None, Record]]:
+            new, log.read = log.read, []
+            return [(None, record) for record in new]
+
+    class Publisher:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def send(self, topic: str, record: Record, *, traceparent: str | None = None) -> None:
+            log.written.append(record)
+
+        def flush(self) -> None:
+            log.confirmed = len(log.written)
+
+    monkeypatch.setattr(process, "Reader", Reader)
+    monkeypatch.setattr(process, "Publisher", Publisher)
+    return log

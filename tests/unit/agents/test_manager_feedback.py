@@ -1,17 +1,17 @@
 """The manager's feedback: a turn of its loop, which is its sign of life, ends soon although users are slow."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from schemas.records import Feedback, Record, Result
+from schemas.records import Feedback, Result
 from tentalis.agents.manager import process
 from tentalis.agents.manager.core import feedback_id_of
 from tentalis.agents.manager.process import Manager, ManagerOptions
 from tentalis.agents.scenarios import make_scenario
 from tentalis.service.settings import Settings
 from tests.support.loop_records import RUN, feedback_on, manifest, result, task
+from tests.unit.agents.conftest import Log
 
 ANSWERS = 5
 HINT_S = 20.0
@@ -25,15 +25,6 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
-
-
-@dataclass
-class Log:
-    """A log in memory: `read` comes with the first poll, `written`: what the manager sends."""
-
-    read: list[Record]
-    written: list[Record]
-    confirmed: int = 0
 
 
 class SlowUser:
@@ -50,33 +41,10 @@ class SlowUser:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+def log(manager_log: Log) -> Log:
     of = task(n=ANSWERS)
-    log = Log([manifest(), of, *(result(of, index) for index in range(ANSWERS))], [])
-
-    class Reader:
-        caught_up = True
-
-        def __init__(self, *_: Any) -> None:
-            pass
-
-        def poll(self, timeout: float) -> list[tuple[None, Record]]:
-            new, log.read = log.read, []
-            return [(None, record) for record in new]
-
-    class Publisher:
-        def __init__(self, *_: Any) -> None:
-            pass
-
-        def send(self, topic: str, record: Record, *, traceparent: str | None = None) -> None:
-            log.written.append(record)
-
-        def flush(self) -> None:
-            log.confirmed = len(log.written)
-
-    monkeypatch.setattr(process, "Reader", Reader)
-    monkeypatch.setattr(process, "Publisher", Publisher)
-    return log
+    manager_log.read = [manifest(), of, *(result(of, index) for index in range(ANSWERS))]
+    return manager_log
 
 
 @pytest.fixture

@@ -409,6 +409,14 @@ def test_jobs_that_no_hook_replaces_can_be_made_anew_where_revisions_do_not_coun
     assert "argocd.argoproj.io/sync-options" not in hook["metadata"]["annotations"]
 
 
+def test_the_manager_has_its_samples_and_curriculum() -> None:
+    trial = ("-f", str(CHART / "ci" / "trial-values.yaml"))
+    (plain,) = job_of("manager", *trial)
+    assert "--curriculum" not in container(plain)["args"]
+    (chosen,) = job_of("manager", *trial, "--set", "manager.samples=4,manager.curriculum=solve-rate")
+    assert "--samples 4 --curriculum solve-rate" in " ".join(container(chosen)["args"])
+
+
 def pod_template(component: str, *arguments: str) -> Manifest:
     """Returns the pod template of a workload of the minimal values with changes."""
     done = template(*MINIMAL, *arguments)
