@@ -31,7 +31,8 @@ def logs(
 ) -> None:
     """Shows the logs of processes of the local stack, merged by time, also of a stack that does not run.
 
-    A line without its own level belongs to the line before it; a traceback is an error.
+    A line without its own level belongs to the line before it; a traceback is an error. --follow without names also
+    shows processes that are started later.
     """
     from tentalis.local.log_reading import LogFile, LogLine, merged, wanted
 
@@ -43,19 +44,22 @@ def logs(
     chosen = list(dict.fromkeys(names)) if names else known
     if unknown := [name for name in chosen if name not in known]:
         raise CommandError(f"{folder} has no log of {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
-    files = [LogFile(name, folder / f"{name}.log") for name in chosen]
+    files = {name: LogFile(name, folder / f"{name}.log") for name in chosen}
     shown = wanted(since_ms(since), numbers[level.upper()])
-    width = max(map(len, chosen), default=0)
 
     def show(line: LogLine) -> None:
         if output is not OutputFormat.TABLE:
             print_data(output, {**asdict(line), "level": logging.getLevelName(line.level)})
         else:
-            print_text(line.text if len(chosen) == 1 else f"{line.process:{width}} | {line.text}")
+            width = max(map(len, files))
+            print_text(line.text if len(files) == 1 else f"{line.process:{width}} | {line.text}")
 
-    for line in filter(shown, merged([file.past() for file in files])):
+    for line in filter(shown, merged([file.past() for file in files.values()])):
         show(line)
     while follow:
         time.sleep(_POLL_S)
-        for line in filter(shown, merged([file.new() for file in files])):
+        if not names:  # a process may have been started since
+            for file in sorted(folder.glob("*.log")):
+                files.setdefault(file.stem, LogFile(file.stem, file))
+        for line in filter(shown, merged([file.new() for file in files.values()])):
             show(line)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tentalis.cli.shared.errors import explain
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, first_line, print_data, print_table, print_text
 from tentalis.cli.shared.settings import connected_settings, resolve_settings
@@ -143,16 +144,19 @@ def _clear(output: OutputFormat, watch: bool) -> None:
 
 def _look_at_cluster(bootstrap: str | None, lost: LostTopics, output: OutputFormat, watch: bool) -> bool:
     """Prints the state of a cluster; returns True if there is trouble. While watching, an absent broker is shown."""
+    from confluent_kafka import KafkaException
+
     from tentalis.kafka.errors import Unreachable
     from tentalis.ops.cluster_status import read_cluster
 
     try:
         found = read_cluster(connected_settings(bootstrap))
-    except Unreachable as error:
+    except (Unreachable, KafkaException, TimeoutError) as error:
         if not watch:
             raise
         _clear(output, watch)
-        typer.echo(f"error: {error}", err=True)
+        message, _ = explain(error)
+        typer.echo(f"error: {message}", err=True)
         return True
     losses = lost.found()
     _clear(output, watch)

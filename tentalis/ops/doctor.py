@@ -17,6 +17,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
+from schemas.ids import sha256_hex
 from tentalis.service.packages import EXTRAS, ROOT, dependencies, importable, normal, packages_of
 from tentalis.service.settings import Settings
 
@@ -255,7 +256,8 @@ def checkpoint(settings: Settings) -> Iterator[Finding]:
     """Checks the files of the newest checkpoint below TENTALIS_HOME, if there is one."""
     from tentalis.ops.lost_topics import newest_checkpoint_states
 
-    for state in newest_checkpoint_states(settings.home):
+    for readable in newest_checkpoint_states(settings.home):
+        state = _newest_beside(readable)
         if damage := _damage(state):
             remedy = (
                 "nothing to do: the trainer falls back to the one before, and trains the lost steps again from the log "
@@ -266,12 +268,27 @@ def checkpoint(settings: Settings) -> Iterator[Finding]:
             yield Finding(Level.OK, "checkpoint", str(state.parent))
 
 
+def _newest_beside(state: Path) -> Path:
+    """Returns the state.json of a newer checkpoint of the same run whose state.json is gone, else `state`."""
+    newest = max(state.parents[1].glob("[0-9]*/"), key=_step)
+    return newest / state.name if _step(newest) > _step(state.parent) else state
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[0])
+
+
 def _damage(state: Path) -> str:
-    """Returns what is wrong with the files that a state.json names; empty if nothing is."""
+    """Returns what is wrong with a state.json and the files that it names; empty if nothing is."""
     try:
-        recorded = dict(json.loads(state.read_bytes())["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{state}: {error!r}"
+        fields = dict(json.loads(state.read_bytes()))
+        digest, recorded = fields.pop("digest", None), dict(fields["files"])
+    except OSError as error:
+        return f"{state}: {error.strerror}"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{state} is not the state of a checkpoint: {error!r}"
+    if digest not in (None, sha256_hex(json.dumps(fields, sort_keys=True).encode())):
+        return f"{state} does not match its own digest: the file was damaged or changed"
     for name, sha256 in recorded.items():
         file = state.with_name(name)
         try:

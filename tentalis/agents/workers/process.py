@@ -37,6 +37,7 @@ from tentalis.kafka.loss_audit import loss_audit
 from tentalis.kafka.metrics import CONSUMER_LAG
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.reader import Reader
+from tentalis.kafka.skipped import SKIPPED
 from tentalis.kafka.topic_watch import ending_on_changes
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.backpressure import Backpressure
@@ -318,7 +319,7 @@ class Worker:
         try:
             record = stored.decode_own(self._codec)
         except DecodeError as error:
-            log.warning("task skipped: %s", error)  # scoring dead-letters undecodable tasks
+            SKIPPED.add(error)  # scoring dead-letters undecodable tasks
             return None
         assert isinstance(record, Task)
         return record if is_mine(record, self._options, targeted=consumer.targeted) else None

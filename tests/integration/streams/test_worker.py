@@ -174,8 +174,9 @@ def test_a_record_that_fails_goes_alone(lab: Lab) -> None:
 
 
 def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
+    bad = 60
     lab.produce(10)
-    for number in range(12):
+    for number in range(bad):
         lab.producer.produce(lab.topic, b"bad:%d" % number, b"k%d" % number, partition=1)
     assert lab.producer.flush(10) == 0
     worker = lab.start("--dead-run", "10")
@@ -184,14 +185,22 @@ def test_too_many_dead_letters_stop_the_application(lab: Lab) -> None:
     assert "11 records in a row could not be processed (limit 10)" in log
     assert f"{lab.topic}[1]@" in log and "no number in it" in log and "Fix the producer" in log
     assert f"run `tentalis groups skip {lab.app} --until-good`" in log
-    assert lab.uncommitted() >= 12
+    assert lab.uncommitted() >= bad
     assert lab.read(f"{lab.topic}.dlq") == []
+
+    # In batches that are smaller than the limit, letters are written before the process stops.
+    for _ in range(2):
+        lab.uncommit()  # as after SIGKILL between the letters and the commit
+        assert lab.start("--dead-run", "10", "--batch", "5").wait(60) == 5
+        letters = [message.value() for message in lab.read(f"{lab.topic}.dlq")]
+        assert 0 < len(letters) < bad
+        assert len(letters) == len(set(letters)), "a restart writes no letter again"
 
     lab.skip_bad()
     worker = lab.start("--dead-run", "10")
     lab.settled(workers=[worker])
     lab.verify()
-    assert len(lab.read(f"{lab.topic}.dlq")) == 12
+    assert len(lab.read(f"{lab.topic}.dlq")) == bad + len(letters)
 
 
 def test_a_producers_clock_is_never_taken_for_time(lab: Lab) -> None:

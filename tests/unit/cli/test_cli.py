@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.core import TyperGroup
@@ -351,16 +352,42 @@ def test_the_status_of_a_cluster_that_is_away_is_watched_until_it_is_back(monkey
 
     def settings(bootstrap: str | None) -> Settings:
         looks.append(1)
-        if len(looks) == 3:
-            raise KeyboardInterrupt
-        raise Unreachable("no answer")
+        match len(looks):
+            case 1:
+                raise Unreachable("no answer")
+            case 2:
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT, "gone between two questions"))
+            case 3:
+                raise TimeoutError("no answer in time")
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("tentalis.cli.status.connected_settings", settings)
     monkeypatch.setattr("tentalis.cli.status.time", SimpleNamespace(sleep=lambda seconds: None))
     done = runner.invoke(app, ["status", "--watch"], env={"TENTALIS_BOOTSTRAP": "kafka:9092"})
-    assert done.stderr.count("error: no answer") == 2
+    for error in ("no answer", "Kafka: gone between two questions", "no answer in time"):
+        assert f"error: {error}\n" in done.stderr
     looks.clear()
     assert runner.invoke(app, ["status", "--bootstrap-server", "kafka:9092"]).exit_code == ExitCode.UNREACHABLE
+
+
+def test_followed_logs_have_the_processes_that_start_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def line(level: str, text: str) -> str:
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 {level} x: {text}\n"
+
+    join, later = (tmp_path / "home" / "logs" / f"{name}.log" for name in ("join", "scoring"))
+    join.parent.mkdir(parents=True)
+    join.write_text("2026-01-31 12:00:00,000 ERROR x: long ago\n" + line("WARNING", "first"))
+
+    def sleep(seconds: float) -> None:
+        if later.exists():
+            raise KeyboardInterrupt
+        later.write_text(line("INFO", "below") + line("ERROR", "second"))
+
+    monkeypatch.setattr("tentalis.cli.logs.time", SimpleNamespace(sleep=sleep))
+    done = runner.invoke(app, ["logs", "-f", "--since", "10m", "--level", "warning"])
+    first, second = done.stdout.splitlines()
+    assert first.endswith("WARNING x: first")
+    assert second.startswith("scoring | ") and second.endswith("ERROR x: second")
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,20 @@ def test_a_damaged_newest_checkpoint_is_named(tmp_path: Path) -> None:
     ]
     weights.unlink()
     assert found() == [(Level.WARN, f"{weights}: No such file or directory")]
+    (folder / "state.json").write_text(json.dumps({"digest": sha256_hex(b"other"), "files": {}}))
+    assert found() == [
+        (Level.WARN, f"{folder / 'state.json'} does not match its own digest: the file was damaged or changed")
+    ]
     (folder / "state.json").write_text("[]")
     ((level, text),) = found()
-    assert level is Level.WARN and text.startswith(str(folder / "state.json"))
+    assert level is Level.WARN and text.startswith(f"{folder / 'state.json'} is not the state of a checkpoint: ")
+
+    newer = folder.with_name("000003-001-owner")
+    newer.mkdir()
+    assert found() == [(Level.WARN, f"{newer / 'state.json'}: No such file or directory")]
+    newer.rename(folder.with_name("000002-002-owner"))  # the step was trained again
+    ((_, text),) = found()
+    assert text.startswith(str(folder))
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
