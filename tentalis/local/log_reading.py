@@ -67,15 +67,16 @@ class LogFile:
 
     def __init__(self, process: str, file: Path) -> None:
         self._file = file
+        self._earlier = file.with_name(f"{file.name}.1")
+        self._turned = _identity(self._earlier)
         self._parser = LogParser(process)
         self._offset = 0
         self._rest = b""
 
     def past(self) -> Iterator[LogLine]:
         """Yields the lines there are now, oldest first."""
-        earlier = self._file.with_name(f"{self._file.name}.1")
-        if earlier.is_file():
-            with earlier.open("rb") as file:
+        if self._turned is not None:
+            with self._earlier.open("rb") as file:
                 for line in file:
                     yield self._parser.parse(_text(line))
         yield from self.new()
@@ -86,15 +87,32 @@ class LogFile:
             size = self._file.stat().st_size
         except FileNotFoundError:
             return
-        if size < self._offset:  # turned over
+        turned = _identity(self._earlier)
+        # The copy is made before the file is cut off.
+        if turned is not None and turned != self._turned and size < self._earlier.stat().st_size:
+            yield from self._lines_of(self._earlier)
+            self._turned, self._offset, self._rest = turned, 0, b""
+        elif size < self._offset:  # cut off without a copy
             self._offset, self._rest = 0, b""
-        with self._file.open("rb") as file:
+        yield from self._lines_of(self._file)
+
+    def _lines_of(self, path: Path) -> Iterator[LogLine]:
+        with path.open("rb") as file:
             file.seek(self._offset)
             while chunk := file.read(_CHUNK):
                 self._offset += len(chunk)
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
                 for line in lines:
                     yield self._parser.parse(_text(line))
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Number and time of a file, which tell it from another one in its place; None if there is none."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _text(line: bytes) -> str:

@@ -3,6 +3,9 @@
 import logging
 from pathlib import Path
 
+import pytest
+
+from tentalis.local import logfiles
 from tentalis.local.log_reading import LogFile, LogParser, merged, wanted
 
 
@@ -47,3 +50,18 @@ def test_a_growing_log_is_followed_over_its_turn(tmp_path: Path) -> None:
     assert [line.text for line in file.new()] == ["anew"]
     log.unlink()
     assert list(file.new()) == []
+
+
+def test_the_last_lines_before_a_turn_are_followed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfiles, "LIMIT", 10)
+    log = tmp_path / "a.log"
+    log.write_text("seen before\n")
+    file = LogFile("a", log)
+    assert [line.text for line in file.past()] == ["seen before"]
+    for first, second in (("late", "anew"), ("later", "anew again")):
+        with log.open("a") as writing:
+            writing.write(f"{first}, and long\n")
+        assert logfiles.turn_over(tmp_path) == ([log], "")
+        with log.open("a") as writing:
+            writing.write(f"{second}\n")
+        assert [line.text for line in file.new()] == [f"{first}, and long", second]
