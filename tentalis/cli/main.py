@@ -126,9 +126,10 @@ class Commands(TyperGroup):
 
             refuse_bad_variables()
         else:
-            from tentalis.kafka.skipped import SKIPPED
+            from tentalis.kafka.skipped import ALL
 
-            SKIPPED.wait_for_report()
+            for each in ALL:
+                each.wait_for_report()
         return found
 
 

@@ -17,6 +17,7 @@ from tentalis.kafka.config import consumer_config
 from tentalis.kafka.errors import passes, refused
 from tentalis.kafka.identity import CommittedOffset, PartitionLoss, PartitionRecord, partition_losses
 from tentalis.kafka.offsets import _partitions, _watermarks
+from tentalis.kafka.skipped import WITHOUT_HEADERS
 from tentalis.kafka.topic_client import TIMEOUT_S, TopicClient, asked_again
 from tentalis.service.settings import Settings
 
@@ -88,7 +89,7 @@ def headers_in(message: Message) -> tuple[tuple[str, bytes | None], ...]:
         return tuple(message.headers() or ())
     except (SystemError, UnicodeDecodeError):
         place = RecordPlace(message.topic(), message.partition(), message.offset())
-        log.warning("%s has a header name that is not UTF-8: its headers are left out", place)
+        WITHOUT_HEADERS.add(place)
         return ()
 
 

@@ -77,4 +77,5 @@ def report_skipped_records() -> None:
     """Logs the records that the command could not decode, if it has read any."""
     # Looked up, not imported: a command that never loaded the module has skipped nothing.
     if (module := sys.modules.get("tentalis.kafka.skipped")) is not None:
-        module.SKIPPED.report()
+        for each in module.ALL:
+            each.report()
