@@ -45,18 +45,19 @@ def test_a_fully_trained_run_resumes_and_replays_to_the_same_bytes(lab: Lab) -> 
 
 
 @pytest.mark.long  # tests/unit/trainer/test_ranks.py has the steps of two ranks without a broker
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_two_ranks_that_share_the_moments_of_a_whole_model_resume_after_a_kill(lab: Lab) -> None:
     made = rollouts(7, policy=lab.policy, prefix=f"{lab.policy}-")
     run_config = lab.config(lora=None, optimizer={"lr": 1e-3}, zero_stage=1)
     lab.put(*made[:12])
     with lab.by_command(run_config, ranks=2) as launcher:
-        eventually(lambda: lab.run_log(run_config).last_step == 1, 240, 0.2, lambda: lab.log_text(run_config))
+        eventually(lambda: lab.run_log(run_config).last_step == 1, 400, 0.2, lambda: lab.log_text(run_config))
         rank_processes = psutil.Process(launcher.pid).children()
         next(rank for rank in rank_processes if rank.environ()["RANK"] == "1").kill()
         assert launcher.wait(60) == 1
     lab.put(*made[12:])
-    assert lab.train_by_command(run_config, ranks=2) == 0, lab.log_text(run_config)
+    with lab.by_command(run_config, ranks=2) as launcher:
+        assert launcher.wait(400) == 0, lab.log_text(run_config)
     run = lab.run_log(run_config)
     assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
     assert {row.rank for plan in run.plans.values() for row in plan.rows} == {0, 1}
