@@ -118,7 +118,7 @@ def test_the_doctor_asks_again_unless_the_broker_has_none_of_the_topics(
     broker: ForgetfulBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, TopicIdentity]] = []
-    monkeypatch.setattr(lost_topics, "_newest_checkpoints", lambda _: [])
+    monkeypatch.setattr(lost_topics, "newest_checkpoint_states", lambda _: [])
     monkeypatch.setattr(lost_topics, "committed_notes", lambda *_: {})
     monkeypatch.setattr(lost_topics, "_of_stream", lambda *given: seen.append(given[2]) or "")
     assert lost_topics.lost_topics(SETTINGS) == []
@@ -140,7 +140,7 @@ def test_a_log_that_grows_while_it_is_looked_at_is_not_lost(
     def ranges(client: TopicClient, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], OffsetRange]:
         return {place: OffsetRange(0, next(grown)) for place in places}
 
-    monkeypatch.setattr(lost_topics, "_newest_checkpoints", lambda _: [])
+    monkeypatch.setattr(lost_topics, "newest_checkpoint_states", lambda _: [])
     monkeypatch.setattr(lost_topics, "committed_notes", notes)
     monkeypatch.setattr(TopicClient, "ranges", ranges)
     assert lost_topics.lost_topics(SETTINGS) == []

@@ -75,7 +75,7 @@ sasl_password = "hunter2"
         ("metrics-port: 1", "unknown key metrics-port. Did you mean metrics_port?"),
         ("profiles: {a: {markr_ttl: 1}}", "unknown key profiles.a.markr_ttl. Did you mean marker_ttl?"),
         ("supervised: x", "unknown key supervised"),
-        ("marker_ttl: abc", "marker_ttl: abc: give a number of seconds, at least 1"),
+        ("marker_ttl: abc", "marker_ttl: abc: give a number of seconds from 1 to 315,360,000"),
         ("bootstrap: [a, b]", "bootstrap: give host:port[,host:port]"),
         ("profile: b\nprofiles: {a: {}}", "there is no profile b in /etc/tentalis.yaml: the profiles are a"),
         ("profile: a", "there is no profile a in /etc/tentalis.yaml: it has no profiles"),
