@@ -4,7 +4,6 @@ Each check is a function of the settings that yields findings; `examine` runs al
 """
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -17,7 +16,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
-from schemas.ids import sha256_hex
+from tentalis.ops.checkpoint_state import DamagedStateFile, state_fields
 from tentalis.service.packages import EXTRAS, ROOT, dependencies, importable, normal, packages_of
 from tentalis.service.settings import Settings
 
@@ -281,14 +280,13 @@ def _step(checkpoint: Path) -> int:
 def _damage(state: Path) -> str:
     """Returns what is wrong with a state.json and the files that it names; empty if nothing is."""
     try:
-        fields = dict(json.loads(state.read_bytes()))
-        digest, recorded = fields.pop("digest", None), dict(fields["files"])
+        recorded = dict(state_fields(state)["files"])
     except OSError as error:
         return f"{state}: {error.strerror}"
+    except DamagedStateFile as error:
+        return str(error)
     except (ValueError, KeyError, TypeError) as error:
         return f"{state} is not the state of a checkpoint: {error!r}"
-    if digest not in (None, sha256_hex(json.dumps(fields, sort_keys=True).encode())):
-        return f"{state} does not match its own digest: the file was damaged or changed"
     for name, sha256 in recorded.items():
         file = state.with_name(name)
         try:

@@ -5,7 +5,6 @@ brokers on which a local stack has made its topics. Out: a description of
 each loss, as the application that it concerns reports it at its start.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from tentalis.kafka.topic_id_log import read_topic_ids, recorded_names
 from tentalis.kafka.topic_ids import LostTopic
 from tentalis.kafka.topology import Application
 from tentalis.local.made_topics import empty_broker
+from tentalis.ops.checkpoint_state import state_fields
 from tentalis.ops.repartition.plan import MARKER
 from tentalis.service.settings import Settings
 
@@ -159,11 +159,11 @@ class _RunPosition:
 
 def _run_position(path: Path) -> _RunPosition | None:
     try:
-        state = json.loads(path.read_bytes())
+        state = state_fields(path)
         topic_id = state.get("rollouts_topic_id")
-        low_water = {int(partition): int(offset) for partition, offset in state["low_water"].items()}
+        low_water = {int(partition): int(offset) for partition, offset in dict(state["low_water"]).items()}
         step, plan_id, control = int(state["step"]), state["plan_id"], state.get("control_topic_ids") or {}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # the trainer names a damaged checkpoint, and falls back to the one before it
     if topic_id is None:
         return None  # of an earlier version

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from schemas import topics
+from schemas.ids import sha256_hex
 from streams.runtime import topic_guard
 from streams.runtime.topic_guard import TopicGuard
 from tentalis.kafka import topic_client
@@ -144,6 +146,31 @@ def test_a_log_that_grows_while_it_is_looked_at_is_not_lost(
     monkeypatch.setattr(lost_topics, "committed_notes", notes)
     monkeypatch.setattr(TopicClient, "ranges", ranges)
     assert lost_topics.lost_topics(SETTINGS) == []
+
+
+def test_a_damaged_checkpoint_tells_of_no_loss(
+    broker: ForgetfulBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has the topic, with 5 records. Only the state.json that matches its digest can tell otherwise."""
+    broker.misses = 0
+    monkeypatch.setattr(lost_topics, "committed_notes", lambda *_: {})
+    monkeypatch.setattr(lost_topics, "_of_stream", lambda *_: "")
+    monkeypatch.setattr(lost_topics, "not_given_up", lambda _settings, _codec, losses, _run: losses)
+    settings = SETTINGS.model_copy(update={"home": tmp_path})
+    state = tmp_path / "checkpoints" / "run" / "000001-001-owner" / "state.json"
+    state.parent.mkdir(parents=True)
+    fields = {"run_id": "run", "step": 1, "plan_id": "plan", "low_water": {"0": 7}, "rollouts_topic_id": "id"}
+    digest = sha256_hex(json.dumps(fields, sort_keys=True).encode())
+
+    def found(**changed: object) -> list[str]:
+        state.write_text(json.dumps(fields | {"digest": digest} | changed))
+        return lost_topics.lost_topics(settings)
+
+    (loss,) = found()
+    assert "run run" in loss and TOPIC in loss
+    assert found(low_water={"0": 9}) == [] and found(low_water=None) == []
+    state.write_text("[]")
+    assert lost_topics.lost_topics(settings) == []
 
 
 def test_without_patience_the_first_answer_counts(broker: ForgetfulBroker) -> None:
