@@ -4,12 +4,11 @@ An empty broker looks like a new one. By this record, one that stands in the pla
 Only a stack writes it: another machine, compose and the chart have no such record.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tentalis.kafka.preflight import connect
-from tentalis.local.state import write_whole
+from tentalis.local.state import read_whole, write_whole
 from tentalis.service import variables
 from tentalis.service.settings import Settings
 
@@ -66,7 +65,7 @@ def _cluster_id(settings: Settings) -> str:
 
 def _read(home: Path) -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = json.loads((home / FILE).read_text(encoding="utf-8"))
+        found: dict[str, dict[str, Any]] = read_whole(home / FILE)
     except FileNotFoundError:
         return {}
     return found

@@ -22,6 +22,7 @@ from tentalis.service.ports import listener_of
 log = logging.getLogger(__name__)
 
 _LAST_MOMENT = 3.0
+_ANEW = "Stop the stack (`tentalis down`), remove this file, and start again with `tentalis up`, which writes it anew"
 
 FOLDERS = ("kafka", "logs", "checkpoints", "adapters", "reports")
 
@@ -174,12 +175,12 @@ class StateDir:
         a `fixed` port, which users may have written down, is never replaced.
 
         Raises:
-            StateDirError: a fixed port is taken; the message names the process.
+            StateDirError: a fixed port is taken, or ports.json is damaged; the message names the process or the file.
         """
         if self._lock is None:
             raise RuntimeError("acquire the state directory (`with`) before choosing ports in it")
         file = self.path / "ports.json"
-        ports: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        ports: dict[str, int] = read_whole(file) if file.exists() else {}
         known = ports.get(name)
         if known is not None and port_is_free(known):
             return known
@@ -197,9 +198,10 @@ class StateDir:
         return ports[name]
 
     def status(self) -> dict[str, Any] | None:
-        """Returns `status.json` plus `running`: True if its supervisor still runs. None if there is no file."""
+        """Returns `status.json` plus `running`: True if its supervisor still runs. None if there is no file. Raises
+        StateDirError if it is damaged."""
         try:
-            status: dict[str, Any] = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+            status: dict[str, Any] = read_whole(self.path / "status.json")
         except FileNotFoundError:
             return None
         return {**status, "running": self.holder() == status["supervisor"]}
@@ -255,6 +257,17 @@ def write_whole(path: Path, content: Any) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_whole(path: Path) -> Any:
+    """Reads a JSON object that `write_whole` wrote. Raises FileNotFoundError, StateDirError if the file is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StateDirError(f"{path} is damaged: {error}. {_ANEW}") from error
+    if not isinstance(found, dict):
+        raise StateDirError(f"{path} is damaged: it is not a JSON object. {_ANEW}")
+    return found
 
 
 def _born(pid: int) -> int | None:

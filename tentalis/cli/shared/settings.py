@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,13 +42,13 @@ def gateway_url(given: str | None, home: Path) -> str:
 def _local_port(home: Path, name: str) -> int | None:
     if not (home / "status.json").is_file():
         return None
-    from tentalis.local.state import StateDir
+    from tentalis.local.state import StateDir, read_whole
 
     status = StateDir(home).status()
     if status is None or not status["running"]:
         return None
     try:
-        port: int | None = json.loads((home / "ports.json").read_text(encoding="utf-8")).get(name)
+        port: int | None = read_whole(home / "ports.json").get(name)
     except FileNotFoundError:  # a stack that has just begun to start
         return None
     return port

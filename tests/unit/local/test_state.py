@@ -182,6 +182,17 @@ def test_two_that_look_do_not_take_each_other_for_the_holder(tmp_path: Path) -> 
         assert StateDir(tmp_path).holder() is None
 
 
+@pytest.mark.parametrize("content", [b"[", b"", b"[]", b"\xff"])
+def test_a_damaged_file_is_named_with_the_way_on(content: bytes, tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    (tmp_path / "status.json").write_bytes(content)
+    with pytest.raises(StateDirError, match=r"status\.json is damaged: .*remove this file"):
+        state.status()
+    (tmp_path / "ports.json").write_bytes(content)
+    with state, pytest.raises(StateDirError, match=r"ports\.json is damaged: .*remove this file"):
+        state.port("broker")
+
+
 def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         (tmp_path / "status.json").mkdir()
