@@ -14,6 +14,10 @@ from tentalis.service.settings import Settings
 
 FILE = "made-topics.json"
 _PATIENCE_S = 15.0
+_REMEDY = (
+    "By this record alone an empty broker is told from yours: check that the broker has your topics (`tentalis topics "
+    "list`), then remove this file; `tentalis up` writes it anew"
+)
 
 
 def record_made(settings: Settings, warning: str | None) -> None:
@@ -65,7 +69,7 @@ def _cluster_id(settings: Settings) -> str:
 
 def _read(home: Path) -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = read_whole(home / FILE)
+        found: dict[str, dict[str, Any]] = read_whole(home / FILE, _REMEDY)
     except FileNotFoundError:
         return {}
     return found

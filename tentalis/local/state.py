@@ -259,14 +259,15 @@ def write_whole(path: Path, content: Any) -> None:
         raise
 
 
-def read_whole(path: Path) -> Any:
-    """Reads a JSON object that `write_whole` wrote. Raises FileNotFoundError, StateDirError if the file is damaged."""
+def read_whole(path: Path, remedy: str = _ANEW) -> Any:
+    """Reads a JSON object that `write_whole` wrote. Raises FileNotFoundError, and StateDirError with the remedy if the
+    file is damaged."""
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
-        raise StateDirError(f"{path} is damaged: {error}. {_ANEW}") from error
+        raise StateDirError(f"{path} is damaged: {error}. {remedy}") from error
     if not isinstance(found, dict):
-        raise StateDirError(f"{path} is damaged: it is not a JSON object. {_ANEW}")
+        raise StateDirError(f"{path} is damaged: it is not a JSON object. {remedy}")
     return found
 
 

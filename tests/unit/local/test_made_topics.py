@@ -8,6 +8,7 @@ import pytest
 
 from tentalis.local import made_topics
 from tentalis.local.made_topics import empty_broker, record_made, warning_of
+from tentalis.local.state import StateDirError
 from tentalis.service import variables
 from tentalis.service.settings import Settings
 
@@ -43,3 +44,9 @@ def test_a_broker_on_which_the_stack_made_its_topics_is_known(
     assert empty_broker(settings) is not None and warning_of(elsewhere) == "there"
     monkeypatch.setenv(variables.NAMESPACE.name, "staging")
     assert empty_broker(settings) is None, "other topics on the same broker"
+
+
+def test_a_damaged_record_says_what_it_is_for(tmp_path: Path) -> None:
+    (tmp_path / made_topics.FILE).write_text("{")
+    with pytest.raises(StateDirError, match="check that the broker has your topics"):
+        empty_broker(Settings(bootstrap=BOOTSTRAP, home=tmp_path))
