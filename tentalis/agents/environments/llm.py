@@ -7,10 +7,11 @@ the answer, or `episode` with `LlmData`.
 from collections.abc import Mapping
 
 from schemas.records import Task
-from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
+from tentalis.agents.environments.episode_task import episode_data
+from tentalis.agents.environments.protocol import EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.step_tags import steps_or_whole, tagged_steps, with_instructions
 from tentalis.rewards.answers import same_latex, stated_answer
-from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
+from tentalis.rewards.verdict import VerifierData
 
 
 class LlmData(VerifierData):
@@ -30,12 +31,7 @@ class LlmEnvironment:
 
     async def reset(self, task: Task) -> Observation:
         """See Environment.reset: the task's messages, with the format in the system message."""
-        self._text, self._data = "", LlmData()
-        if task.verifier is not None and task.verifier.name == "episode":
-            try:
-                self._data = data_of(task, LlmData)
-            except BadVerifierData as error:
-                raise EnvironmentFault(str(error)) from error
+        self._text, self._data = "", episode_data(task, LlmData)
         return Observation(with_instructions(task.messages))
 
     async def step(self, action: str) -> Transition:

@@ -17,6 +17,7 @@ from pydantic import Field
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments import swe_edit
 from tentalis.agents.environments.command_output import shown
+from tentalis.agents.environments.episode_task import episode_data, named_prompt
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.shell_steps import in_thread, recorded_call, recorded_output
@@ -40,11 +41,12 @@ from tentalis.agents.environments.terminal_shell import (
     CommandStops,
     TerminalShell,
     agent_variables,
+    only_with,
 )
 from tentalis.agents.environments.terminal_task import HOME, TEMPORARY, BadTasks, check_out_of_reach
 from tentalis.agents.environments.terminal_turns import LONGEST_COMMAND, TOO_LONG
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
-from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
+from tentalis.rewards.verdict import VerifierData
 
 REPOSITORY = "/testbed"
 """The name under which the agent knows the folder of its repository."""
@@ -95,7 +97,7 @@ class SweEnvironment:
 
     async def reset(self, task: Task) -> Observation:
         """See Environment.reset: the rules, what the task says beside the instance's id, and the issue."""
-        data = _data_of(task)
+        data = episode_data(task, SweData)
         name = data.task or task.messages[-1].content.strip()
 
         def begin(stop: CommandStops) -> "_SweEpisode":
@@ -109,7 +111,10 @@ class SweEnvironment:
             return _SweEpisode(self._wall, loaded, data, folder)
 
         self._episode = await in_thread(begin)
-        return Observation(_prompt(task, name, self._episode.task))
+        issue = self._episode.task.instance.problem_statement.strip()
+        return Observation(
+            named_prompt(task, name, INSTRUCTIONS, f"The repository is in {REPOSITORY}. The issue:\n\n{issue}")
+        )
 
     async def step(self, action: str) -> Transition:
         """See Environment.step."""
@@ -232,10 +237,10 @@ class _SweEpisode:
         words = f"cd {self._place('')} && git add --intent-to-add --all && git --no-pager diff --no-color {base}"
         agent = self._folder / AGENT
         variables = agent_variables(self._paths.path(HOME), self._paths.path(TEMPORARY))
-        environment = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in variables.items())]
 
         def looked(stop: CommandStops) -> CommandOutput:
-            return self._wall.run([*environment, "/bin/sh", "-c", words], agent, self._limits, stop=stop.event())
+            command = [*only_with(variables), "/bin/sh", "-c", words]
+            return self._wall.run(command, agent, self._limits, stop=stop.event())
 
         output = await in_thread(looked)
         calls.append(recorded_call("diff", {}, recorded_output(output, self._paths)))
@@ -287,23 +292,3 @@ def _verdict_calls(found: SweVerdict, paths: ShownPaths) -> tuple[ToolCall, ...]
     if found.output is not None:
         tests |= recorded_output(found.output, paths)
     return recorded_call(PATCH_CALL, {}, patch), recorded_call("tests", {}, tests)
-
-
-def _data_of(task: Task) -> SweData:
-    """Returns the data of the verifier `episode`. Raises EnvironmentFault."""
-    if task.verifier is None or task.verifier.name != "episode":
-        return SweData()
-    try:
-        return data_of(task, SweData)
-    except BadVerifierData as error:
-        raise EnvironmentFault(str(error)) from error
-
-
-def _prompt(task: Task, name: str, loaded: SweTask) -> tuple[Message, ...]:
-    """Returns the rules, what the task says beside the instance's id, and the issue."""
-    said = [message for message in task.messages if message.content.strip() != name]
-    rules = INSTRUCTIONS
-    if said and said[0].role == "system":
-        rules = f"{said.pop(0).content}\n\n{rules}"
-    issue = f"The repository is in {REPOSITORY}. The issue:\n\n{loaded.instance.problem_statement.strip()}"
-    return (Message(role="system", content=rules), *said, Message(role="user", content=issue))

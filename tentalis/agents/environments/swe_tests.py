@@ -22,7 +22,7 @@ from tentalis.agents.environments.swe_must_fail import MustFailTests, must_fail_
 from tentalis.agents.environments.swe_repository import SweStore, diff_of_trees
 from tentalis.agents.environments.swe_trees import ChangesTooLarge, carry, changes_between, check_size
 from tentalis.agents.environments.terminal_checks import CHECKS
-from tentalis.agents.environments.terminal_shell import CommandStops, clean_variables
+from tentalis.agents.environments.terminal_shell import CommandStops, clean_variables, only_with
 from tentalis.agents.environments.terminal_task import TaskRefused
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
 
@@ -201,8 +201,7 @@ def _run(
     (scratch / "tmp").mkdir()
     settings = task.settings
     variables = clean_variables(scratch, scratch / "tmp")
-    words = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in variables.items())]
-    words += [str(test_python(task)), "-I", "-B", str(runner), str(config)]
+    words = [*only_with(variables), str(test_python(task)), "-I", "-B", str(runner), str(config)]
     limits = Limits(
         time_s=settings.tests_s,
         cpu_s=int(settings.tests_s) + 1,

@@ -12,6 +12,7 @@ from pathlib import Path
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.command_output import shown
 from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand
+from tentalis.agents.environments.episode_task import episode_data, named_prompt
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.shell_steps import in_thread, recorded_call, recorded_output
@@ -36,7 +37,7 @@ from tentalis.agents.environments.terminal_turns import (
     parsed_turn,
 )
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits
-from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
+from tentalis.rewards.verdict import VerifierData
 
 SHOWN_CHARACTERS = 4000
 """Characters of a command's output that the policy sees: its head and tail."""
@@ -80,15 +81,17 @@ class TerminalEnvironment:
         """See Environment.reset: the task's messages with the task folder's instruction."""
         self._turns = self._commands = self._bad_turns = 0
         self._seconds, self._checked, self._unrecorded = 0.0, None, None
-        name, digest = _named(task)
+        data = episode_data(task, TerminalData)
+        name = data.task or task.messages[-1].content.strip()
         loaded = await in_thread(lambda stop: load_task(self._tasks, name))
-        if digest is not None and digest != loaded.digest:
+        if data.digest is not None and data.digest != loaded.digest:
             raise EnvironmentFault(
-                f"the task folder {name} has changed: its digest is {loaded.digest}, and the task names {digest}"
+                f"the task folder {name} has changed: its digest is {loaded.digest}, and the task names {data.digest}"
             )
         self._task = loaded
         await in_thread(lambda stop: self._prepare(loaded, stop))
-        return Observation(_prompt(task, name, loaded))
+        where = f"Your folder is {loaded.workdir}."
+        return Observation(named_prompt(task, name, INSTRUCTIONS, f"{loaded.instruction}\n\n{where}"))
 
     def _prepare(self, task: TerminalTask, stop: CommandStops) -> None:
         """Makes the folder of an episode with the files of the task.
@@ -196,25 +199,3 @@ class TerminalEnvironment:
         if self._folder is not None:
             await asyncio.to_thread(remove_folder, self._folder)
             self._folder = None
-
-
-def _named(task: Task) -> tuple[str, str | None]:
-    """Returns the name of the task's folder and its digest, if the task names it. Raises EnvironmentFault."""
-    data = TerminalData()
-    if task.verifier is not None and task.verifier.name == "episode":
-        try:
-            data = data_of(task, TerminalData)
-        except BadVerifierData as error:
-            raise EnvironmentFault(str(error)) from error
-    return data.task or task.messages[-1].content.strip(), data.digest
-
-
-def _prompt(task: Task, name: str, loaded: TerminalTask) -> tuple[Message, ...]:
-    """Returns the rules of the terminal, what the task says beside its name, and the instruction of its folder."""
-    said = [message for message in task.messages if message.content.strip() != name]
-    rules = INSTRUCTIONS
-    if said and said[0].role == "system":
-        rules = f"{said.pop(0).content}\n\n{rules}"
-    where = f"Your folder is {loaded.workdir}."
-    last = Message(role="user", content=f"{loaded.instruction}\n\n{where}")
-    return (Message(role="system", content=rules), *said, last)

@@ -18,7 +18,7 @@ from pathlib import Path
 from tentalis.agents.environments.agent_repositories import disarm, is_repository
 from tentalis.agents.environments.folders import remove_folder
 from tentalis.agents.environments.shown_paths import ShownPaths
-from tentalis.agents.environments.terminal_shell import FILES, CommandStops, clean_variables
+from tentalis.agents.environments.terminal_shell import FILES, CommandStops, clean_variables, only_with
 from tentalis.agents.environments.terminal_task import HOME, LOGS, TEMPORARY, TESTS, TerminalTask
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
 
@@ -79,14 +79,10 @@ def checked(wall: Wall, task: TerminalTask, episode: Path, stop: CommandStops) -
         processes=64,
         output_bytes=_OUTPUT_BYTES,
     )
-    words = [*_environment(variables), "/bin/sh", "-c", _START, "sh"]
+    words = [*only_with(variables), "/bin/sh", "-c", _START, "sh"]
     words += [str(paths.path(task.workdir)), "/bin/bash", "--noprofile", "--norc", script]
     output = wall.run(words, episode, limits, stop=stop.event())
     return CheckedEpisode(*_reward(task, checks / "logs/verifier", output), output)
-
-
-def _environment(variables: Mapping[str, str]) -> list[str]:
-    return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in variables.items())]
 
 
 def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, command: str, stop: CommandStops) -> None:
@@ -95,7 +91,7 @@ def _record_run(wall: Wall, task: TerminalTask, episode: Path, name: str, comman
     variables = clean_variables(paths.path(HOME), paths.path(TEMPORARY))
     variables |= {key: paths.real(value) for key, value in task.variables.items()}
     limits = Limits(time_s=task.settings.command_s, memory_mb=task.memory_mb, output_bytes=_OUTPUT_BYTES)
-    words = [*_environment(variables), "/bin/sh", "-c", _START, "sh", str(paths.path(task.workdir))]
+    words = [*only_with(variables), "/bin/sh", "-c", _START, "sh", str(paths.path(task.workdir))]
     words += ["/bin/bash", "--noprofile", "--norc", "-c", paths.real(command)]
     output = wall.run(words, episode / AGENT, limits, stop=stop.event())
     logs = episode / CHECKS / "logs/runs"

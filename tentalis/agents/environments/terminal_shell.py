@@ -101,6 +101,11 @@ def agent_variables(home: Path, temporary: Path) -> dict[str, str]:
     }
 
 
+def only_with(variables: Mapping[str, str]) -> list[str]:
+    """Returns the first words of a command that runs with these variables and no others."""
+    return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+
+
 def clean_variables(home: Path, temporary: Path) -> dict[str, str]:
     """Returns the variables of programs that must not depend on files in the current folder or in a home."""
     return {

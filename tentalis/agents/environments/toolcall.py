@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.command_output import shown
+from tentalis.agents.environments.episode_task import episode_data
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.import_rules import import_problem
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
@@ -32,7 +33,7 @@ from tentalis.agents.environments.tools import (
 )
 from tentalis.agents.sandbox import CommandOutput, Limits, RunningCommand, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
-from tentalis.rewards.verdict import BadVerifierData, VerifierData, data_of
+from tentalis.rewards.verdict import VerifierData
 from tentalis.text.tool_output import head_and_tail, readable_text
 
 if TYPE_CHECKING:
@@ -80,12 +81,7 @@ class ToolcallEnvironment:
     async def reset(self, task: Task) -> Observation:
         """See Environment.reset: the task's messages with the list of tools in the system message."""
         self._answer, self._calls, self._refused = None, 0, 0
-        self._data = ToolcallData()
-        if task.verifier is not None and task.verifier.name == "episode":
-            try:
-                self._data = data_of(task, ToolcallData)
-            except BadVerifierData as error:
-                raise EnvironmentFault(str(error)) from error
+        self._data = episode_data(task, ToolcallData)
         try:
             self._folder = new_folder()
             (self._folder / WORK).mkdir()

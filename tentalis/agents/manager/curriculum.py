@@ -33,7 +33,7 @@ class BadCurriculum(ValueError):
 
 
 class Pool(StrEnum):
-    """Where a prompt stands. All but `UNSEEN` and `LEARNABLE` are set aside."""
+    """The standing of a prompt. All but `UNSEEN` and `LEARNABLE` are set aside."""
 
     UNSEEN = "unseen"
     """Never asked."""
