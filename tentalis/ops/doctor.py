@@ -16,9 +16,9 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
-from tentalis.ops.checkpoint_state import DamagedStateFile, state_fields
 from tentalis.service.packages import EXTRAS, ROOT, dependencies, importable, normal, packages_of
 from tentalis.service.settings import Settings
+from tentalis.storage.checkpoint_state import DigestMismatch, state_fields
 
 GIB = 2**30
 NEEDED_DISK, NEEDED_MEMORY = 10 * GIB, 8 * GIB
@@ -280,12 +280,14 @@ def _step(checkpoint: Path) -> int:
 def _damage(state: Path) -> str:
     """Returns what is wrong with a state.json and the files that it names; empty if nothing is."""
     try:
-        recorded = dict(state_fields(state)["files"])
+        recorded = dict(state_fields(state.read_bytes())["files"])
     except OSError as error:
         return f"{state}: {error.strerror}"
-    except DamagedStateFile as error:
-        return str(error)
-    except (ValueError, KeyError, TypeError) as error:
+    except DigestMismatch:
+        return f"{state} does not match its own digest: the file was damaged or changed"
+    except ValueError as error:
+        return f"{state} is not the state of a checkpoint: {error}"
+    except (KeyError, TypeError) as error:
         return f"{state} is not the state of a checkpoint: {error!r}"
     for name, sha256 in recorded.items():
         file = state.with_name(name)

@@ -33,9 +33,9 @@ from tentalis.kafka.topic_id_log import read_topic_ids, recorded_names
 from tentalis.kafka.topic_ids import LostTopic
 from tentalis.kafka.topology import Application
 from tentalis.local.made_topics import empty_broker
-from tentalis.ops.checkpoint_state import state_fields
 from tentalis.ops.repartition.plan import MARKER
 from tentalis.service.settings import Settings
+from tentalis.storage.checkpoint_state import state_fields
 
 
 def lost_topics(settings: Settings) -> list[str]:
@@ -159,7 +159,7 @@ class _RunPosition:
 
 def _run_position(path: Path) -> _RunPosition | None:
     try:
-        state = state_fields(path)
+        state = state_fields(path.read_bytes())
         topic_id = state.get("rollouts_topic_id")
         low_water = {int(partition): int(offset) for partition, offset in dict(state["low_water"]).items()}
         step, plan_id, control = int(state["step"]), state["plan_id"], state.get("control_topic_ids") or {}

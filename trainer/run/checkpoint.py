@@ -13,12 +13,12 @@ import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from schemas.ids import sha256_hex
 from tentalis.service.settings import Settings
+from tentalis.storage.checkpoint_state import DIGEST, digest_of, state_fields
 from tentalis.storage.places import checkpoints_location
 from tentalis.storage.version_files import WEIGHTS_NAMES
 from trainer.model.policy import VersionFiles
@@ -26,8 +26,6 @@ from trainer.step.engine import OptimizerState
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
-DIGEST = "digest"
-"""The field of state.json with the digest of its other fields."""
 DAMAGED_FOLDER = "damaged"
 
 log = logging.getLogger(__name__)
@@ -70,13 +68,7 @@ class CheckpointState(BaseModel):
     @classmethod
     def parse(cls, data: bytes) -> "CheckpointState":
         """Reads the content of a state.json. Raises ValueError."""
-        fields = json.loads(data)
-        if not isinstance(fields, dict):
-            raise ValueError("it is not a JSON object")
-        digest = fields.pop(DIGEST, None)  # checkpoints of 0.1.0 have none
-        if digest is not None and digest != _digest_of(fields):
-            raise ValueError("it does not match its own digest: the file was damaged or changed")
-        return cls.model_validate(fields)
+        return cls.model_validate(state_fields(data))
 
     @property
     def folder_name(self) -> str:
@@ -150,10 +142,6 @@ def _read_file(folder: Path, name: str) -> bytes:
         raise BadCheckpoint(folder, f"{folder / name}: {error.strerror}") from error
 
 
-def _digest_of(fields: Mapping[str, Any]) -> str:
-    return sha256_hex(json.dumps(fields, sort_keys=True).encode())
-
-
 def save_checkpoint(
     root: Path, state: CheckpointState, weights: bytes, version_files: VersionFiles, optimizer: OptimizerState
 ) -> Checkpoint:
@@ -165,7 +153,7 @@ def save_checkpoint(
     files = {**version_files.others, version_files.weights: weights, OPTIMIZER_FILE: to_bytes(moments)}
     state = state.model_copy(update={"files": {name: sha256_hex(data) for name, data in files.items()}})
     fields = json.loads(state.model_dump_json())
-    state_bytes = json.dumps(fields | {DIGEST: _digest_of(fields)}, indent=2).encode() + b"\n"
+    state_bytes = json.dumps(fields | {DIGEST: digest_of(fields)}, indent=2).encode() + b"\n"
     folder = root / state.folder_name
     existing = _existing_checkpoint(folder, state)
     if existing is None:
