@@ -38,8 +38,8 @@ class RunKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """The folder of a run. `resumed`: an earlier demo began it."""
+class RunFolder:
+    """The folder of a run. `resumed`: an earlier command began it."""
 
     run_id: str
     folder: Path
@@ -51,20 +51,31 @@ class Run:
         return self.folder / "config.yaml"
 
     @property
+    def finished(self) -> bool:
+        """True if the run has come to its end."""
+        return (self.folder / "finished").exists()
+
+    def finish(self) -> None:
+        """Marks the run as finished: the same command begins another."""
+        (self.folder / "finished").write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Run(RunFolder):
+    """The folder of a run of the demo."""
+
+    @property
     def scenario(self) -> str | None:
         """The scenario of the run, or None."""
         kind = self.folder / "demo.json"
         return str(json.loads(kind.read_text(encoding="utf-8"))["scenario"]) if kind.exists() else None
 
-    def finish(self) -> None:
-        """Marks the run as finished: the next demo begins another."""
-        (self.folder / "finished").write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()), encoding="utf-8")
-
 
 def unfinished(runs: Path, kind: RunKind) -> Run | None:
     """Returns the newest unfinished run of this kind, or None."""
     for folder in sorted(runs.glob("demo-*"), reverse=True):
-        if (folder / "finished").exists() or not (folder / "config.yaml").exists():
+        run = Run(folder.name, folder, resumed=True)
+        if run.finished or not run.config.exists():
             continue
         try:
             found = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
@@ -72,7 +83,7 @@ def unfinished(runs: Path, kind: RunKind) -> Run | None:
         except (OSError, ValueError, TypeError):  # interrupted before the file was complete
             continue
         if found == kind:
-            return Run(folder.name, folder, resumed=True)
+            return run
     return None
 
 

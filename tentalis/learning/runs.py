@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from schemas.problems import problems
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, VERIFIER, PromptScenario, PromptSet
-from tentalis.demo.runs import Configured, RunKind, trainer_config
+from tentalis.demo.runs import Configured, RunFolder, RunKind, trainer_config
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import STDIN, LearnOptions
 from tentalis.learning.prepare import PreparedPrompts, held_out_count, source_digest, unusable_file, write_prompts
@@ -37,17 +37,8 @@ Remark = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class LearnRun:
-    """The folder of a run. `resumed`: an earlier command began it."""
-
-    run_id: str
-    folder: Path
-    resumed: bool
-
-    @property
-    def config(self) -> Path:
-        """The trainer's configuration file."""
-        return self.folder / "config.yaml"
+class LearnRun(RunFolder):
+    """The folder of a run of `tentalis learn`."""
 
     @property
     def prompts(self) -> Path:
@@ -63,10 +54,6 @@ class LearnRun:
     def scorers(self) -> Path:
         """The file of scorers."""
         return self.folder / "scorers.yaml"
-
-    def finish(self) -> None:
-        """Marks the run as finished: the same command begins another."""
-        (self.folder / "finished").write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()), encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +256,7 @@ def unfinished(runs: Path, kind: Mapping[str, Any]) -> LearnRun | None:
     for folder in sorted(runs.glob("learn-*"), reverse=True):
         run = LearnRun(folder.name, folder, resumed=True)
         # The configuration is written last: a folder without one was not begun.
-        if folder.name == _PREPARING or (folder / "finished").exists() or not run.config.exists():
+        if folder.name == _PREPARING or run.finished or not run.config.exists():
             continue
         if _described(run).get("kind") == kind:
             return run

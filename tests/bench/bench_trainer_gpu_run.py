@@ -71,15 +71,16 @@ def results(settings: Settings, run_id: str) -> list[StepResult]:
     return [result for result in found if result is not None]
 
 
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables of the trainer and of the replay."""
+    return os.environ | {"TENTALIS_BOOTSTRAP": settings.require_bootstrap(), "TENTALIS_HOME": str(settings.home)}
+
+
 def train(settings: Settings, config_file: Path, run_id: str) -> tuple[int, float]:
     """Kills the trainer after a step and starts it again; returns how many results were on the log then, and the
     seconds from the new start to the next one. Raises RuntimeError if the trainer ends otherwise."""
     command = [sys.executable, "-m", "trainer", "train", "--config", str(config_file), "--ranks", "1"]
-    environment = os.environ | {
-        "TENTALIS_BOOTSTRAP": settings.require_bootstrap(),
-        "TENTALIS_HOME": str(settings.home),
-    }
-    first = subprocess.Popen(command, env=environment, stdout=sys.stderr)
+    first = subprocess.Popen(command, env=environment(settings), stdout=sys.stderr)
     while len(results(settings, run_id)) <= KILL_AFTER:
         if first.poll() is not None:
             raise RuntimeError(f"the trainer ended with {first.returncode} before it was killed")
@@ -88,7 +89,7 @@ def train(settings: Settings, config_file: Path, run_id: str) -> tuple[int, floa
     first.wait()
     before, began = len(results(settings, run_id)), time.time()
     log(f"killed with {before - 1} steps on the log")
-    done = subprocess.run(command, env=environment, stdout=sys.stderr)
+    done = subprocess.run(command, env=environment(settings), stdout=sys.stderr)
     if done.returncode:
         raise RuntimeError(f"the trainer that was started again ended with {done.returncode}")
     return before, results(settings, run_id)[before].event_time / 1000 - began
@@ -114,7 +115,7 @@ def main() -> None:
         began = time.monotonic()
         replayed = subprocess.run(
             [sys.executable, "-m", "tentalis.cli", "replay", of.run_id, "-o", "json"],
-            env=os.environ | {"TENTALIS_BOOTSTRAP": settings.require_bootstrap(), "TENTALIS_HOME": str(settings.home)},
+            env=environment(settings),
             stdout=subprocess.PIPE,
             text=True,
         )
