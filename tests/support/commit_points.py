@@ -47,7 +47,8 @@ def stop_at(point: str, action: str) -> None:
             if awaited_point and not awaited.wait(PATIENCE):
                 raise TimeoutError(f"at {held_point}: the other thread did not reach {awaited_point}")
             if action in signal.Signals.__members__:
-                os.kill(os.getpid(), signal.Signals[action])
+                # To this thread: a signal to the process can reach another thread, and this one goes on meanwhile.
+                signal.pthread_kill(threading.get_ident(), signal.Signals[action])
             else:
                 raise OSError(number := getattr(errno, action), os.strerror(number))
 

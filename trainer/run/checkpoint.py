@@ -13,6 +13,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import TracebackType
 
 from pydantic import BaseModel, ConfigDict
 
@@ -158,7 +159,7 @@ def save_checkpoint(
     existing = _existing_checkpoint(folder, state)
     if existing is None:
         if folder.exists():
-            shutil.rmtree(folder)
+            remove_folder(folder)
         try:
             write_folder(folder, files | {STATE_FILE: state_bytes})
         except OSError:
@@ -198,6 +199,17 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, also while another process removes it: a trainer that has been frozen removes what it was
+    writing, and its successor removes that too. Raises OSError."""
+
+    def check(_function: object, _path: str, error: tuple[type[BaseException], BaseException, TracebackType]) -> None:
+        if not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
+    shutil.rmtree(folder, onerror=check)
+
+
 def read_checkpoints(root: Path, damaged: list[BadCheckpoint] | None = None) -> list[Checkpoint]:
     """Returns the checkpoints below `root`, newest step first. One with an invalid state.json is left out and added to
     `damaged`, or logged if that is None."""
@@ -221,15 +233,15 @@ def set_aside(bad: BadCheckpoint) -> Path:
 
 
 def remove_checkpoints(old: Iterable[Checkpoint]) -> None:
-    """Removes checkpoints."""
+    """Removes checkpoints. Raises OSError."""
     for checkpoint in old:
-        shutil.rmtree(checkpoint.folder)
+        remove_folder(checkpoint.folder)
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes the remains of interrupted writes."""
+    """Removes the remains of interrupted writes. Raises OSError."""
     for leftover in root.glob(".[0-9]*"):
-        shutil.rmtree(leftover)
+        remove_folder(leftover)
 
 
 def checkpoint_root(settings: Settings, run_id: str) -> Path:

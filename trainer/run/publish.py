@@ -1,7 +1,6 @@
 """Rank 0's writes: manifest, plans, results, adapters. Each is idempotent, and only the newest process can write."""
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable
 
@@ -23,7 +22,7 @@ from tentalis.storage.objects import delete_objects
 from tentalis.text.timestamps import now_ms
 from trainer.distributed.consumer_group import TrainerFenced, consumer_group
 from trainer.model.policy import TrainedPolicy, canary_tokens
-from trainer.run.checkpoint import Checkpoint, write_folder
+from trainer.run.checkpoint import Checkpoint, remove_folder, write_folder
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ def prune_adapters(place: Location, keep: int, needed: Callable[[Collection[int]
         if place.folder is None:
             remove_set(place / f"v{version}")
         else:
-            shutil.rmtree(place.folder / f"v{version}")
+            remove_folder(place.folder / f"v{version}")
 
 
 def canary_of(policy: TrainedPolicy) -> Canary:

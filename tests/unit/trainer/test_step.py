@@ -1,5 +1,6 @@
 """The optimizer step: equal to plain PyTorch, the same bytes again, also over a checkpoint."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,22 @@ def test_a_checkpoint_that_was_changed_is_refused_and_old_ones_go(run_config: Tr
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(BadCheckpoint, match="another sha256"):
         written[3].weights()
+
+
+def test_leftovers_that_another_process_removes_at_the_same_time_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ".000009-001-x.half"
+    write_folder(folder, {"a": b"1", "b": b"2"})
+    unlink = os.unlink
+
+    def removed_before(*args: Any, **options: Any) -> None:
+        unlink(*args, **options)
+        unlink(*args, **options)
+
+    monkeypatch.setattr(os, "unlink", removed_before)
+    remove_leftovers(tmp_path)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", "no-files"])
