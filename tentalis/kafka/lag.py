@@ -73,21 +73,24 @@ class LagProbe:
 
 
 def consumer_lags(settings: Settings, groups: Groups) -> dict[str, int]:
-    """Returns the lag in records of every group with commits.
+    """Returns the lag in records of every group with commits. Of a partition without a commit, all records count.
 
     Transaction markers after the last record are no lag. Raises KafkaException or TimeoutError if the broker does not
     answer.
     """
-    from tentalis.kafka.offsets import committed_offsets, end_offsets, without_markers
+    from tentalis.kafka.offsets import committed_offsets, offset_ranges, without_markers
 
-    ends = {topic: end_offsets(settings, topic) for topic in {topic for names in groups.values() for topic in names}}
+    topic_names = {topic for names in groups.values() for topic in names}
+    ranges = {(topic, p): found for topic in topic_names for p, found in offset_ranges(settings, topic).items()}
     lags = {}
     for group, names in groups.items():
         committed = committed_offsets(settings, group, names)
         if committed:
-            behind = {place: offset for place, offset in committed.items() if ends[place[0]][place[1]] > offset}
+            own = {place: found for place, found in ranges.items() if place[0] in names}
+            positions = {place: committed.get(place, start) for place, (start, _) in own.items()}
+            behind = {place: position for place, position in positions.items() if own[place][1] > position}
             unread = without_markers(settings, behind)
-            lags[group] = sum(ends[topic][partition] - offset for (topic, partition), offset in unread.items())
+            lags[group] = sum(own[place][1] - position for place, position in unread.items())
     return lags
 
 

@@ -20,6 +20,7 @@ from tentalis.demo.runs import RunKind, open_run
 from tentalis.demo.watch import Interrupted, RunFailed
 from tentalis.kafka.consumer import GroupConsumer
 from tentalis.kafka.lag import consumer_lags, drain
+from tentalis.kafka.offsets import commit_offsets, offset_ranges
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.loop_lab import Lab
 from tests.support.loop_records import ack, manifest, outcome, plan, promotion, result, step_result, task, update
@@ -171,9 +172,11 @@ def test_consumer_lag_is_what_is_not_committed(kafka: Kafka, unique: str) -> Non
     lab = Lab(kafka.bootstrap, unique)
     group = f"tentalis-{unique}"
     lab.put(topics.TASKS, *(task(f"{unique}-{i}", run_id=unique) for i in range(20)))
+    ranges = offset_ranges(lab.settings, topics.TASKS)
     consumer = GroupConsumer(lab.settings, group, [topics.TASKS])
     read: list[Any] = []
-    eventually(lambda: read.extend(consumer.poll(0.5)) or len(read) >= 20, 30)
+    n_records = sum(end - start for start, end in ranges.values())  # those of earlier tests too
+    eventually(lambda: read.extend(consumer.poll(0.5)) or len(read) >= n_records, 30)
     consumer.commit(read)
     consumer.close()
     groups = {group: (topics.TASKS,)}
@@ -183,3 +186,14 @@ def test_consumer_lag_is_what_is_not_committed(kafka: Kafka, unique: str) -> Non
     assert consumer_lags(lab.settings, groups)[group] == 20
     assert not drain(lab.settings, groups, threading.Event(), timeout=1)
     assert consumer_lags(lab.settings, {f"{group}-unheard-of": (topics.TASKS,)}) == {}
+
+
+def test_consumer_lag_counts_partitions_without_a_commit(kafka: Kafka, unique: str) -> None:
+    lab = Lab(kafka.bootstrap, unique)
+    group = f"tentalis-{unique}"
+    lab.put(topics.TASKS, *(task(f"{unique}-{i}", run_id=unique) for i in range(20)))
+    ranges = offset_ranges(lab.settings, topics.TASKS)
+    commit_offsets(lab.settings, group, {(topics.TASKS, 0): ranges[0][1]})
+    uncommitted = sum(end - start for partition, (start, end) in ranges.items() if partition != 0)
+    assert uncommitted > 0
+    assert consumer_lags(lab.settings, {group: (topics.TASKS,)}) == {group: uncommitted}
