@@ -35,6 +35,15 @@ def turn_task_id(session_id: str, session_event_id: str) -> str:
     return derived_id("turn", session_id, session_event_id)
 
 
+def rollout_task_id(rollout_id: str) -> str:
+    """The id of the task of a rollout: `<task>/<sample>`, and after `/opd/` the id of a hint that came late.
+
+    >>> rollout_task_id("a/b/3/opd/x")
+    'a/b'
+    """
+    return rollout_id.partition("/opd/")[0].rpartition("/")[0]
+
+
 def sha256_hex(data: bytes) -> str:
     """sha256 as 64 lower-case hex digits."""
     return hashlib.sha256(data).hexdigest()

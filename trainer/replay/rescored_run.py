@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from schemas import topics
 from schemas.digest import digest_holds
+from schemas.ids import rollout_task_id
 from schemas.records import BatchPlan, Rollout
 from schemas.wire.codec import Codec, DecodeError
 from tentalis.kafka.consumer import read_to_end
@@ -55,7 +56,8 @@ class RewardSource:
 
 def read_rewards(source: RewardSource, plans: Sequence[BatchPlan], settings: Settings, codec: Codec) -> RescoredRewards:
     """Returns the new rewards of all groups with a rollout in the plans. Raises CannotReplay, UnscoredAnswers."""
-    answers = _recorded_answers({_task_of(row.rollout_id) for plan in plans for row in plan.rows}, settings, codec)
+    tasks = {rollout_task_id(row.rollout_id) for plan in plans for row in plan.rows}
+    answers = _recorded_answers(tasks, settings, codec)
     scores = VerifierScores(source.label, {answer.result_id for answer in answers})
     try:
         for stored in read_to_end(settings, topics.HALVES):
@@ -73,10 +75,6 @@ def read_rewards(source: RewardSource, plans: Sequence[BatchPlan], settings: Set
     if rewards.unscored and not source.allow_unscored:
         raise UnscoredAnswers(rewards)
     return rewards
-
-
-def _task_of(rollout_id: str) -> str:
-    return rollout_id.partition("/opd/")[0].rpartition("/")[0]
 
 
 def _recorded_answers(tasks: Collection[str], settings: Settings, codec: Codec) -> list[RecordedAnswer]:

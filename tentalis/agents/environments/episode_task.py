@@ -20,6 +20,11 @@ def episode_data(task: Task, kind: type[D]) -> D:
         raise EnvironmentFault(str(error)) from error
 
 
+def task_name(task: Task, name: str | None) -> str:
+    """Returns the name that the data of the verifier give, else the last message."""
+    return name or task.messages[-1].content.strip()
+
+
 def named_prompt(task: Task, name: str, rules: str, last: str) -> tuple[Message, ...]:
     """Returns the rules of an environment, what the task says beside its name, and `last` as the user's message. A
     system message of the task comes before the rules."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from schemas.records import Ending, Result, Task, ToolCall, Verifier
+from tentalis.agents.environments.episode_task import task_name
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentOptions
 from tentalis.agents.environments.shell_steps import in_thread
@@ -72,7 +73,7 @@ class TestsRegrader:
         """See Regrader.parts."""
         data = data_of(_of_environment(result.task), SweData)
         patch = _recorded_patch(result)
-        name = data.task or result.task.messages[-1].content.strip()
+        name = task_name(result.task, data.task)
         found = await in_thread(lambda stop: self._graded(name, patch, stop))
         counts = ("commands", "edits", "bad_turns")
         return {**{each: result.rewards.get(each, 0.0) for each in counts}, **test_parts(found, data)}

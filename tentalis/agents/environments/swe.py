@@ -17,7 +17,7 @@ from pydantic import Field
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments import swe_edit
 from tentalis.agents.environments.command_output import shown
-from tentalis.agents.environments.episode_task import episode_data, named_prompt
+from tentalis.agents.environments.episode_task import episode_data, named_prompt, task_name
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.shell_steps import in_thread, recorded_call, recorded_output
@@ -98,7 +98,7 @@ class SweEnvironment:
     async def reset(self, task: Task) -> Observation:
         """See Environment.reset: the rules, what the task says beside the instance's id, and the issue."""
         data = episode_data(task, SweData)
-        name = data.task or task.messages[-1].content.strip()
+        name = task_name(task, data.task)
 
         def begin(stop: CommandStops) -> "_SweEpisode":
             loaded = self._instances.task(name)

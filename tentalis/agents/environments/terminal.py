@@ -12,7 +12,7 @@ from pathlib import Path
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.command_output import shown
 from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand
-from tentalis.agents.environments.episode_task import episode_data, named_prompt
+from tentalis.agents.environments.episode_task import episode_data, named_prompt, task_name
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.shell_steps import in_thread, recorded_call, recorded_output
@@ -82,7 +82,7 @@ class TerminalEnvironment:
         self._turns = self._commands = self._bad_turns = 0
         self._seconds, self._checked, self._unrecorded = 0.0, None, None
         data = episode_data(task, TerminalData)
-        name = data.task or task.messages[-1].content.strip()
+        name = task_name(task, data.task)
         loaded = await in_thread(lambda stop: load_task(self._tasks, name))
         if data.digest is not None and data.digest != loaded.digest:
             raise EnvironmentFault(

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Self
 
+from schemas.ids import rollout_task_id
 from schemas.records import BatchPlan, Forget, Record, Result, Score, Task
 
 _LABEL = re.compile(r"(?P<environment>[\w.-]+)/(?P<name>[\w.-]+)(@(?P<version>[\w.+-]+))?")
@@ -90,7 +91,7 @@ class ScoredAnswers:
 
 def planned_tasks(plan: BatchPlan) -> set[str]:
     """Returns the tasks of the rollouts of a plan."""
-    return {row.rollout_id.partition("/opd/")[0].rpartition("/")[0] for row in plan.rows}
+    return {rollout_task_id(row.rollout_id) for row in plan.rows}
 
 
 def is_of_run(task: Task, run_id: str, planned: Collection[str]) -> bool:
