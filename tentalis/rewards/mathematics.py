@@ -27,7 +27,8 @@ from tentalis.service.packages import require
 log = logging.getLogger(__name__)
 
 
-def _verdict(answered: bool, reward: float) -> Verdict:
+def verdict_of(answered: bool, reward: float) -> Verdict:
+    """Returns the verdict on a text that states an answer or does not; `reward`: in [0, 1]."""
     return Verdict(reward, {"answered": float(answered), "correct": float(reward == 1.0)})
 
 
@@ -59,12 +60,12 @@ class Gsm8kVerifier:
             return Verdict.unknown()
         value = final_number(result.text)
         if value is None:
-            return _verdict(False, 0.0)
-        return _verdict(True, float(same_number(value, reference, decimals_of(value))))
+            return verdict_of(False, 0.0)
+        return verdict_of(True, float(same_number(value, reference, decimals_of(value))))
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns the complaint of a user who knows the reference, or None."""
-        return _complaint(self.verify(task, result), data_of(task, Gsm8kData).answer.rpartition("####")[2].strip())
+        return complaint_of(self.verify(task, result), data_of(task, Gsm8kData).answer.rpartition("####")[2].strip())
 
 
 class MathData(VerifierData):
@@ -97,12 +98,12 @@ class BoxedMathVerifier:
             return Verdict.unknown()
         answer = boxed(result.text) or stated_answer(result.text)
         if not answer:
-            return _verdict(False, 0.0)
-        return _verdict(True, float(same_latex(answer, reference)))
+            return verdict_of(False, 0.0)
+        return verdict_of(True, float(same_latex(answer, reference)))
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns the complaint of a user who knows the reference, or None."""
-        return _complaint(self.verify(task, result), data_of(task, MathData).reference())
+        return complaint_of(self.verify(task, result), data_of(task, MathData).reference())
 
 
 class ReasoningGymData(VerifierData):
@@ -165,7 +166,7 @@ class ReasoningGymVerifier:
             raise BadVerifierData(f"reasoning_gym has no dataset {data.source!r}") from cause
         answer = gym_answer(result.text, data.entry["answer"])
         if answer is None:
-            return _verdict(False, 0.0)
+            return verdict_of(False, 0.0)
         try:
             score = float(scorer(answer, _with_tuples(data.source, data.entry)))
         except Exception as error:  # noqa: BLE001 - any of the library's hundred scorers may raise anything on arbitrary text
@@ -174,11 +175,11 @@ class ReasoningGymVerifier:
         if not math.isfinite(score) or not 0.0 <= score <= 1.0:
             log.warning("task %s: the scorer of %s gave %r", task.task_id, data.dataset, score)
             return Verdict.unknown(answered=1.0)
-        return _verdict(True, score)
+        return verdict_of(True, score)
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns the complaint of a user who knows the reference, or None."""
-        return _complaint(self.verify(task, result), str(data_of(task, ReasoningGymData).entry["answer"]))
+        return complaint_of(self.verify(task, result), str(data_of(task, ReasoningGymData).entry["answer"]))
 
 
 def gym_answer(text: str, reference: object) -> str | None:
@@ -205,7 +206,8 @@ def _is_plain_number(text: str) -> bool:
     return stripped.lstrip("+-").replace(".", "", 1).isdigit() and last_number(text) is not None
 
 
-def _complaint(verdict: Verdict, reference: str | None) -> str | None:
+def complaint_of(verdict: Verdict, reference: str | None) -> str | None:
+    """Returns the complaint of a user who knows the reference about an answer without the full reward, or None."""
     if verdict.reward is None or verdict.reward >= 1.0 or not reference:
         return None
     if not verdict.components["answered"]:

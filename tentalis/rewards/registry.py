@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 
 from schemas.records import Result, Status, Task
 from tentalis.rewards.episode import ENVIRONMENT_GROUP, EpisodeScorer
+from tentalis.rewards.math_verify import MathVerifyVerifier
 from tentalis.rewards.mathematics import BoxedMathVerifier, Gsm8kVerifier, ReasoningGymVerifier
 from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.style_scorer import StyleScorer
@@ -26,25 +27,21 @@ from tentalis.rewards.verdict import (
 )
 from tentalis.rewards.votes import VoteCounts
 
+_MATHEMATICS: dict[str, Scorer] = {
+    "gsm8k": Gsm8kVerifier(),
+    "math": BoxedMathVerifier(),
+    "math_verify": MathVerifyVerifier(),
+    "reasoning_gym": ReasoningGymVerifier(),
+}
 ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     # The gateway's turns name next_state. Without a judge model that is these rules, as the scorer's name shows.
     "chat": {"taste": StyleScorer(), "next_state": NextStateRules()},
-    "math": {"gsm8k": Gsm8kVerifier(), "math": BoxedMathVerifier(), "reasoning_gym": ReasoningGymVerifier()},
+    "math": {**_MATHEMATICS},
     "echo": {"episode": EpisodeScorer()},
-    "llm": {
-        "episode": EpisodeScorer(),
-        "gsm8k": Gsm8kVerifier(),
-        "math": BoxedMathVerifier(),
-        "reasoning_gym": ReasoningGymVerifier(),
-    },
+    "llm": {"episode": EpisodeScorer(), **_MATHEMATICS},
     "swe": {"episode": EpisodeScorer()},
     "terminal": {"episode": EpisodeScorer()},
-    "toolcall": {
-        "episode": EpisodeScorer(),
-        "gsm8k": Gsm8kVerifier(),
-        "math": BoxedMathVerifier(),
-        "reasoning_gym": ReasoningGymVerifier(),
-    },
+    "toolcall": {"episode": EpisodeScorer(), **_MATHEMATICS},
 }
 PLUGIN_GROUP = "tentalis.scorers"
 _NAME_ONLY: set[tuple[str, str]] = set()
