@@ -1,7 +1,7 @@
 """The environment llm: one turn that answers in steps, `<step>...</step>` and `<answer>...</answer>`.
 
-The steps are on the log, so that a step judge grades each of them. The verifiers gsm8k, math and reasoning_gym grade
-the answer, or `episode` with `LlmData`.
+The steps are on the log, so that a step judge grades each of them. The verifiers gsm8k, math, math_verify and
+reasoning_gym grade the answer, or `episode` with `LlmData`.
 """
 
 from collections.abc import Mapping

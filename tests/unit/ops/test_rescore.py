@@ -54,7 +54,7 @@ def test_the_graders_of_episodes_are_those_of_the_environments() -> None:
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("math/nothing", "math has no such scorer; it has math/gsm8k, math/math, math/reasoning_gym"),
+        ("math/nothing", "math has no such scorer; it has math/gsm8k, math/math, math/math_verify, math/reasoning_gym"),
         ("math/gsm8k@99", "this installation has version"),
         ("chat/next_state", "judges by feedback"),
         ("toolcall/answer", "name a version, such as toolcall/answer@2"),

