@@ -7,15 +7,20 @@ EQUAL_STD = 1e-6
 """Rewards with a smaller standard deviation count as equal: that of [0.7, 0.7, 0.7] is 1e-16 in floating point."""
 
 
-def mean_of(values: Sequence[float]) -> float:
-    """Returns the mean of at least one number: float64, added one by one in the given order.
+def sum_of(values: Sequence[float]) -> float:
+    """Returns the sum: float64, added one by one in the given order.
 
     Not `sum()`: from Python 3.12 on it compensates rounding errors, so the last bit would depend on the interpreter.
     """
     total = 0.0
     for value in values:
         total += value
-    return total / len(values)
+    return total
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Returns the mean of at least one number, summed by `sum_of`."""
+    return sum_of(values) / len(values)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from schemas.group_statistics import mean_and_std, mean_of
+from schemas.group_statistics import mean_and_std, mean_of, sum_of
 from trainer.advantages.baseline import STEP_ANSWERS, STEP_REWARDS
 from trainer.advantages.registry import ESTIMATORS
 from trainer.advantages.rewarded_sample import (
@@ -43,7 +43,7 @@ def estimate_advantages(
     spans_by_rollout = ESTIMATORS[loss.advantage](compared, loss)
     # Sorted: the same sum for any order of the ranks.
     single = sorted(sample.reward for sample in shaped if sample.n_requested == 1)
-    sums = {STEP_ANSWERS: float(len(single)), STEP_REWARDS: sum(single, start=0.0)}
+    sums = {STEP_ANSWERS: float(len(single)), STEP_REWARDS: sum_of(single)}
     metrics = {"group_absent": 0.0, "session_gaps": 0.0} | sums
     if shaped is not samples or loss.advantage == "stepwise":
         metrics["group_absent"] = float(count_absent(samples))

@@ -118,6 +118,11 @@ def test_the_sums_are_the_same_for_any_order_of_the_ranks() -> None:
     assert len({estimate_advantages(each, LossConfig()).metrics["single_rewards"] for each in orders}) == 1
 
 
+def test_the_sum_is_that_of_one_addition_after_the_other_under_every_python() -> None:
+    samples = [s for i in range(10) if (s := rewarded_sample(rollout(f"t{i}", reward=0.1)))]
+    assert estimate_advantages(samples, LossConfig()).metrics["single_rewards"] == 0.9999999999999999
+
+
 def test_a_plan_records_it_and_so_does_its_next_attempt() -> None:
     rollouts = [rollout(f"t{i}") for i in range(2)]
     draft = BatchDraft(tuple(offer_of(each, 0, i, 0, 128) for i, each in enumerate(rollouts)), (), {0: 2}, ())
