@@ -155,21 +155,26 @@ def _train_run(
         low_water=_by_partition(start["low_water"]),
     )
     topic_watch = TopicWatch(settings, topology.named("trainer").used_topics, WAYS_ON)
+    has_command = False
     while True:
         stop.check()
         topic_watch.check()
         metrics.record_turn()
-        segments = reader.poll(POLL_SECONDS)
+        segments = reader.poll(0.0 if has_command else POLL_SECONDS)
         if segments:
             segment_dicts = [segment.to_json() for segment in segments]
             counts = {"lag": reader.lag(), "dead": reader.n_dead, "without_topk": reader.n_without_topk}
             channel.send_report({"rank": rank_group.rank, "segments": segment_dicts, **counts})
-        match channel.next_command():
+        command = channel.next_command()
+        # One command is often followed by the next: a wait for records would delay it.
+        has_command = command is not None
+        match command:
             case None:
                 if coordinator is not None:
                     coordinator.add_reports(channel.receive_reports())
-                    _send_committed(coordinator.take_commit(), channel)
-                    _send_next_command(coordinator, channel, stop)
+                    committed = coordinator.take_commit()
+                    _send_committed(committed, channel)
+                    has_command = _send_next_command(coordinator, channel, stop) or bool(committed)
             case {"plan": text}:
                 plan = BatchPlan.model_validate_json(text)
                 version = start["first_version"] + plan.step - 1
@@ -235,7 +240,10 @@ def _send_committed(low_waters: Iterable[Mapping[int, int]], channel: RankChanne
         channel.send_command({"done": low_water})
 
 
-def _send_next_command(coordinator: Coordinator, channel: RankChannel, stop: StopRequest) -> None:
+def _send_next_command(coordinator: Coordinator, channel: RankChannel, stop: StopRequest) -> bool:
+    """Sends the finish, the next plan, or nothing, and whether reading is paused; returns True if it sent the first
+    or the second."""
+    sent = True
     coordinator.update_backpressure()
     if coordinator.rolled_back or coordinator.end_reason is not None:
         _send_committed(coordinator.wait_for_commit(stop.check), channel)
@@ -246,9 +254,12 @@ def _send_next_command(coordinator: Coordinator, channel: RankChannel, stop: Sto
         channel.send_command({"finish": False})
     elif (plan := coordinator.next_plan()) is not None:
         channel.send_command({"plan": plan.model_dump_json()})
+    else:
+        sent = False
     if coordinator.reading_paused != coordinator.should_pause_reading:
         coordinator.reading_paused = coordinator.should_pause_reading
         channel.send_command({"hold": coordinator.reading_paused})
+    return sent
 
 
 def _by_partition(offsets: Mapping[str, int]) -> dict[int, int]:
