@@ -286,11 +286,15 @@ def test_what_was_deleted_leaves_the_files_in_time(size: int, tmp_path: Path, mo
         store.apply(0, entries)
 
     def on_disk() -> bool:
-        for path in (tmp_path / "worker" / "0").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # RocksDB removes files meanwhile
-                if secret in path.read_bytes():
-                    return True
-        return False
+        while True:
+            files = sorted((tmp_path / "worker" / "0").iterdir())
+            for path in files:
+                with contextlib.suppress(FileNotFoundError):
+                    if secret in path.read_bytes():
+                        return True
+            # RocksDB moves bytes to a new file and removes the old one, perhaps meanwhile.
+            if sorted((tmp_path / "worker" / "0").iterdir()) == files:
+                return False
 
     flush(Entry("half/0/1", stamped(1, secret + os.urandom(size)), 1), put("half/0/2", 2, "x" * size))
     assert on_disk()
