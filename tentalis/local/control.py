@@ -126,7 +126,8 @@ def ask(folder: Path, request: ControlRequest) -> Statuses:
             raise ControlError(f"the stack in {folder} belongs to another user: {error}") from error
         except (OSError, json.JSONDecodeError) as error:
             raise ControlError(
-                f"the supervisor of {folder} does not answer ({error}). `tentalis status` shows if a stack runs"
+                f"the supervisor of {folder} does not answer ({error}). `tentalis down`, then `tentalis up` starts it "
+                "again"
             ) from error
     if "error" in answer:
         raise ControlError(answer["error"])

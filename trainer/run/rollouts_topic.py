@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 
 WAYS_ON = (
     "What to do: `tentalis import` of the run's export brings back what a replay needs. `tentalis train --accept-loss` "
-    "continues with the rollouts of the new topic, without those that the run has trained, and writes what is given up "
-    "to tentalis.audit.v1. It is needed after an import too, because the rollouts get other offsets"
+    "(of a local stack: `tentalis down`, then `tentalis up --accept-loss`) continues with the rollouts of the new "
+    "topic, without those that the run has trained, and writes what is given up to tentalis.audit.v1. It is needed "
+    "after an import too, because the rollouts get other offsets"
 )
 
 
