@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -97,6 +98,9 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.varlen import varlen_attn
 
+    # Some releases of torch lack the argument, and their kernel takes fewer key heads without it.
+    has_argument = "enable_gqa" in signature(varlen_attn).parameters
+    grouped = {"enable_gqa": True} if has_argument and query.shape[0] != key.shape[0] else {}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         output = varlen_attn(
             query.transpose(0, 1),
@@ -108,7 +112,7 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
             layout.longest_keys,
             scale=scaling,
             window_size=(-1, 0),
-            enable_gqa=query.shape[0] != key.shape[0],
+            **grouped,
         )
     assert isinstance(output, Tensor)  # a pair only if the log-sum-exp is requested
     return output

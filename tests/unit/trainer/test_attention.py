@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.pack import PackedSpan
-from trainer.model.attention import layout_of, packed_attention
+from trainer.model.attention import _flash_attention, layout_of, packed_attention
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
 # A prompt with two samples, and another with one.
@@ -64,6 +64,27 @@ def test_the_layout_gathers_each_spans_prompt_before_its_own_keys() -> None:
     for index, span in enumerate(SPANS):
         rows = layout.rows[layout.keys[index] : layout.keys[index + 1]].tolist()
         assert rows == [*range(span.prefix_start, span.prefix_end), *range(span.start, span.end)]
+
+
+@pytest.mark.parametrize("has_argument", [True, False])
+def test_the_kernel_is_told_of_fewer_key_heads_where_it_can_be_told(
+    has_argument: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def newer(query: Tensor, *_: object, scale: float, window_size: object, enable_gqa: bool = False) -> Tensor:
+        told.append(enable_gqa)
+        return query
+
+    def older(query: Tensor, *_: object, scale: float, window_size: tuple[int, int]) -> Tensor:
+        return query
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", newer if has_argument else older)
+    query, key, value = (each[0] for each in inputs(torch.float32, "cpu"))
+    layout = layout_of(SPANS, torch.device("cpu"))
+    assert _flash_attention(query, key, value, SCALE, layout).shape == query.transpose(0, 1).shape
+    assert _flash_attention(query, query, query, SCALE, layout).shape == query.transpose(0, 1).shape
+    assert told == ([True, False] if has_argument else [])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flash attention needs a CUDA GPU, there is none here")
