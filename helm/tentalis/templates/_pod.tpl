@@ -5,6 +5,8 @@
 {{- $values := .root.Values -}}
 {{- if eq .role "trainer" -}}
 {{- $base := dict "run_id" (include "tentalis.runId" .root) "policy" $values.trainer.policy "base_model" $values.model.name "base_model_name" $values.model.servedName -}}
+{{- $_ := set $base "loss" (dict "kl" (dict "coef" 0.02 "kind" "k2" "against" "base")) -}}
+{{- if gt (int (dig "gpu" "count" $values.defaults.gpu.count ($values.roles.trainer | default dict))) 0 -}}{{- $_ := set $base "micro_batch_tokens" 16384 -}}{{- end -}}
 {{- if and $values.kafka.embedded.enabled (include "tentalis.simulated" .root) -}}{{- $_ := set $base "steps" 1000 -}}{{- end -}}
 {{- mergeOverwrite $base (deepCopy $values.trainer.config) | toYaml -}}
 {{- else if eq .role "gateway" -}}

@@ -4,6 +4,7 @@ import base64
 import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from tentalis.gateway.http.keys import Keys, Scope
 from tests.support import ROOT
 from tests.unit.helm import chart
 from tests.unit.helm.chart import CHART, KUBERNETES, VALUES, Manifest, container, pods, rendered, set_of, template
+from trainer.config.conversation import ANCHOR
 
 MINIMAL = ("-f", str(CHART / "ci" / "minimal-values.yaml"))
 
@@ -524,6 +526,20 @@ def test_what_the_values_say_comes_before_the_defaults_of_the_embedded_kafka() -
     assert yaml.safe_load(given["config.yaml"])["steps"] == 7
     for change in ("gateway.noKeys=true", "roles.gateway.enabled=false"):
         assert chart.of_kind(alone("--set", change), "Secret") == []
+
+
+def test_the_trainer_is_anchored_and_fills_a_gpu_unless_the_values_say_otherwise() -> None:
+    def configured(*changes: str) -> dict[str, Any]:
+        data = chart.named(alone(*changes), "ConfigMap", "demo-tentalis-trainer")["data"]
+        found: dict[str, Any] = yaml.safe_load(data["config.yaml"])
+        return found
+
+    plain = configured()
+    assert plain["loss"] == {"kl": ANCHOR.model_dump(exclude_unset=True)} and "micro_batch_tokens" not in plain
+    assert configured("--set", "trainer.config.loss.kl.coef=0")["loss"]["kl"]["coef"] == 0
+    on_gpu = ("--set", "roles.trainer.gpu.count=1")
+    assert configured(*on_gpu)["micro_batch_tokens"] == 16384
+    assert configured(*on_gpu, "--set", "trainer.config.micro_batch_tokens=4096")["micro_batch_tokens"] == 4096
 
 
 def test_images_are_targets_of_the_dockerfile() -> None:
