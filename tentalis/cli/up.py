@@ -27,6 +27,7 @@ from tentalis.cli.shared.stack_checks import check_before_start
 from tentalis.cli.shared.startup import configure_logging
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
+from tentalis.service.variable import Variable
 
 if TYPE_CHECKING:
     import threading
@@ -231,7 +232,8 @@ def _attached(
                 vllm=_vllm_arguments(run) if server is ModelServerKind.VLLM else None,
                 whole_models=_versions_held(run),
                 joins=join,
-                scorers=_scorers_of(run) if config is None else None,
+                scorers=_of_unfinished(run, "scorers.yaml", variables.SCORERS) if config is None else None,
+                hinters=_of_unfinished(run, "hinters.yaml", variables.HINTERS) if config is None else None,
             )
         )
         supervisor = Supervisor(state, stack.specs, metrics_port=state.port("supervisor"))
@@ -389,14 +391,12 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
     return model, path, environment
 
 
-def _scorers_of(config: Path) -> Path | None:
-    """Returns the file of scorers of an unfinished run of `tentalis learn`, whose tasks may be in flight, else None.
-
-    TENTALIS_SCORERS takes precedence.
-    """
-    scorers = config.parent / "scorers.yaml"
-    unfinished = scorers.exists() and not (config.parent / "finished").exists()
-    return scorers if unfinished and variables.SCORERS.read() is None else None
+def _of_unfinished(config: Path, name: str, variable: Variable[Path | None]) -> Path | None:
+    """Returns a file of an unfinished run of `tentalis learn`, whose tasks may be in flight, else None. A variable that
+    names a file takes precedence."""
+    file = config.parent / name
+    unfinished = file.exists() and not (config.parent / "finished").exists()
+    return file if unfinished and variable.read() is None else None
 
 
 def _detached(

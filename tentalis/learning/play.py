@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 # Answers after which a useless reward is reported, while the run continues.
 JUDGED_ANSWERS = 64
 SHOWN = 3
+MANY_UNKNOWN = 0.125
+"""Share of answers with an unknown reward from which on it is reported."""
+WHY_UNKNOWN = (
+    "`tentalis logs scoring` has the reasons. A reward that is not between -1 and 1 needs --reward-range LOW,HIGH."
+)
 
 
 def learn(options: LearnOptions, settings: Settings, configured: Configured) -> int:
@@ -217,8 +222,8 @@ class LearnShow:
         )
 
     def _useless(self, stats: RunStats) -> str | None:
-        """Returns what is wrong with the reward after the first JUDGED_ANSWERS answers, if the reward is useless or
-        never reaches its middle."""
+        """Returns what is wrong with the reward after the first JUDGED_ANSWERS answers, if the reward is useless, never
+        reaches its middle, or is unknown for many."""
         scored = stats.outcomes.total()
         if self._judged or scored < JUDGED_ANSWERS:
             return None
@@ -226,9 +231,9 @@ class LearnShow:
         rewards = stats.rewards([score.version for score in stats.scores()])
         unknown = [None] * max(0, scored - len(rewards))
         found = judge_rewards([[*rewards, *unknown]], self.options.reward_range is not None)
-        if found.useless or not found.solved:
-            return "\n".join(found.remarks)
-        return None
+        if len(unknown) >= MANY_UNKNOWN * scored:
+            return "\n".join((*found.remarks, WHY_UNKNOWN))
+        return "\n".join(found.remarks) if found.useless or not found.solved else None
 
     def _conclude(self) -> None:
         stats = self.watch.stats

@@ -72,7 +72,8 @@ class LearnResult:
         if self.comparison is None:
             reason = f": {self.problems[0]}" if self.problems else ""
             return f"No held-out prompt has a known reward both before and after{reason}."
-        return self.comparison.sentence()
+        reason = f" An unknown reward: {self.problems[0]}." if self.problems else ""
+        return self.comparison.sentence() + reason
 
     def as_json(self, report: Path) -> dict[str, Any]:
         """Returns the object for `-o json`."""

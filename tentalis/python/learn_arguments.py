@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import LearnOptions, Loss
@@ -58,13 +58,15 @@ class LearnArguments(TypedDict, total=False):
 def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments without those that are None.
 
-    Raises TypeError for an unknown name, LearnError for a number that is too small.
+    Raises TypeError for an unknown name, LearnError for a number that is too small and an unknown loss.
     """
     for name in arguments:
         if name not in LearnArguments.__annotations__:
             near = difflib.get_close_matches(name, LearnArguments.__annotations__, n=1, cutoff=0.5)
             raise TypeError(f"learn() has no argument {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
     given = {name: value for name, value in arguments.items() if value is not None}
+    if given.get("loss", "rl") not in get_args(Loss):
+        raise LearnError(f"loss={given['loss']!r}: give one of {', '.join(get_args(Loss))}")
     for name, least in LEAST.items():
         if given.get(name, least) < least:
             raise LearnError(f"{name}={given[name]}: give at least {least}")

@@ -158,7 +158,7 @@ class LossConfig(ConfigModel):
     """Drop the RL part of groups of equal rewards when a batch is planned; null: only with dapo."""
     max_equal_batches: Annotated[int, Field(ge=1)] = 10
     """Batches without anything to learn that one version may sample, after which the manager gives the run up
-    (dynamic_sampling, or the distillation part alone)."""
+    (groups of equal rewards with dynamic_sampling, no hints for the distillation part alone, answers without any)."""
     overlong: OverlongConfig = OverlongConfig()
     step_coef: NotNegative | None = None
     """Weight of step scores, added to the reward: each step's own score (stepwise, gae over steps), else their mean.

@@ -10,7 +10,8 @@ dynamically (DAPO, arXiv 2503.14476), hints if `opd_weight` is 0, answers withou
 So each rollout that cannot be trained is replaced, and the trainer does not starve.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,6 +174,8 @@ class ManagerState:
         self._early: dict[str, _TaskState] = {}
         self._next_index = 0
         self._trainable: dict[str, _Trainable] = {}
+        # Answers with neither a reward nor a hint, by the version that sampled them.
+        self._empty: Counter[int] = Counter()
         self._taken: set[str] = set()
         # Both by the id of the feedback on a result.
         self._unanswered: dict[str, Result] = {}
@@ -245,6 +248,8 @@ class ManagerState:
         if outcome.has_rl and outcome.reward is not None:
             task.rewards.append(outcome.reward)
         self._close(task)
+        if outcome.kind is OutcomeKind.EMPTY:
+            self._empty[_version_of(outcome)] += 1
         if trains(outcome) and outcome.rollout_id is not None and outcome.rollout_id not in self._taken:
             self._trainable[outcome.rollout_id] = _Trainable(
                 _version_of(outcome), task_id, _has_rl(outcome), outcome.has_opd
@@ -359,13 +364,21 @@ class ManagerState:
     @property
     def hopeless(self) -> str | None:
         """The reason to give the run up, or None: the served version has sampled many batches with nothing to learn,
-        because rewards are equal in every group, or no answer has a hint."""
-        if self.pace is None or not (self.pace.drops_equal or self.pace.distils_alone):
+        because rewards are equal in every group, no answer has a hint, or no answer has anything."""
+        if self.pace is None:
             return None
+        most = self.pace.max_equal_batches * self.pace.batch_rollouts * (1 + self.pace.max_staleness)
+        waits = f"run {self.run_id} waits for step {self.planned + 1}, and {{}} answers of its newest version "
+        empty = sum(self._empty[version] for version in self._recent_of(self._empty))
+        if empty >= most and not self.usable:
+            return waits.format(empty) + (
+                "have neither a reward nor a hint, while no other can be used. `tentalis logs scoring hinting` has the "
+                "reasons"
+            )
         dropped = sum(map(self._drops, self._recent()))
-        if dropped < self.pace.max_equal_batches * self.pace.batch_rollouts * (1 + self.pace.max_staleness):
+        if dropped < most or not (self.pace.drops_equal or self.pace.distils_alone):
             return None
-        waits = f"run {self.run_id} waits for step {self.planned + 1}, and {dropped} answers of its newest version "
+        waits = waits.format(dropped)
         if self.pace.distils_alone:
             return waits + (
                 "have no hint, which alone trains them (loss.rl_weight is 0). Give hints to more answers, or train on "
@@ -378,14 +391,18 @@ class ManagerState:
 
     def _recent(self) -> list[_Trainable]:
         """Returns the rollouts that are in no plan and recent enough for the next step."""
+        found = self._trainable.values()
+        recent = self._recent_of({each.version for each in found})
+        return [each for each in found if each.version in recent]
+
+    def _recent_of(self, versions: Iterable[int]) -> set[int]:
+        """Returns the versions that are recent enough for the next step."""
         if self.manifest is None or self.pace is None:
-            return []
+            return set()
         lineage, limit = self._lineage, self.pace.max_staleness
         begun = Node(lineage.current(self.run_id), 0)
         head = lineage.version(begun) + self.planned - lineage.depth(begun)
-        found = self._trainable.values()
-        recent = {version for version in {each.version for each in found} if lineage.staleness(head, version) <= limit}
-        return [each for each in found if each.version in recent]
+        return {version for version in versions if lineage.staleness(head, version) <= limit}
 
     def _drops(self, rollout: _Trainable) -> bool:
         """True if no part of the loss reads a rollout, so that the trainer drops it. As `offer_of` of the trainer."""

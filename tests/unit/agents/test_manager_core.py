@@ -219,6 +219,24 @@ def test_answers_without_hints_are_said_where_hints_alone_train() -> None:
     assert "4 answers of its newest version have no hint" in str(state.hopeless)
 
 
+@pytest.mark.parametrize("loss", ["opd_weight: 0.0", "dynamic_sampling: true"])
+def test_answers_without_anything_are_said_after_ten_batches_unless_one_can_be_used(loss: str) -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    state.apply(with_loss(loss)(batch=4))
+    state.apply(ack(1))
+    for index in range(10):
+        assert state.hopeless is None
+        of = task(task_id_of(RUN, index), n=4, metadata={ROUND: "0"})
+        state.apply(of)
+        for sample in range(4):
+            state.apply(outcome(of, sample, kind=OutcomeKind.EMPTY))
+    assert "40 answers of its newest version have neither a reward nor a hint" in str(state.hopeless)
+    group(state, 10, [1.0, 0.0])
+    assert state.hopeless is None
+    state.apply(plan(1, [f"{task_id_of(RUN, 10)}/{sample}" for sample in range(2)]))
+    assert state.hopeless is None, "these are of the version before"
+
+
 def test_a_run_that_reads_no_hints_asks_for_none() -> None:
     hinted = Terms(rl=Source.RESULT, opd=Source.USER)
     for loss, opd in (("opd_weight: 0.0", None), ("opd_weight: 0.5", Source.USER)):

@@ -47,6 +47,8 @@ def show() -> LearnShow:
         ([0.0, 0.1] * (JUDGED_ANSWERS // 2), "No answer reaches 0.5"),
         ([None] * JUDGED_ANSWERS, "The reward of every answer is unknown"),
         ([0.0, 1.0] * (JUDGED_ANSWERS // 2), None),
+        ([0.0, 1.0, 1.0, None] * (JUDGED_ANSWERS // 4), "16 of 64 answers is unknown: these are not trained on."),
+        ([0.0, 1.0, 1.0, None] * (JUDGED_ANSWERS // 4), "A reward that is not between -1 and 1 needs --reward-range"),
         ([0.5] * (JUDGED_ANSWERS - 1), None),
     ],
 )

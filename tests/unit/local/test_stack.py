@@ -7,12 +7,14 @@ import pytest
 
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.settings import DEFAULT_GATEWAY, gateway_url
-from tentalis.cli.up import _scorers_of, scales
+from tentalis.cli.up import _of_unfinished, scales
 from tentalis.kafka import topology
 from tentalis.local.spec import ProcessSpec, in_order
 from tentalis.local.stack import StackOptions, build_stack
 from tentalis.local.state import StateDir
+from tentalis.service import variables
 from tentalis.service.settings import Settings
+from tentalis.service.variable import Variable
 
 
 def test_a_gateway_comes_with_what_links_its_turns(tmp_path: Path) -> None:
@@ -148,14 +150,17 @@ def test_a_stack_scores_by_a_file_and_leaves_out_what_nobody_needs(tmp_path: Pat
     assert not any("--scorers" in command for command in plain.values())
 
 
-def test_the_standing_stack_scores_an_unfinished_run_of_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TENTALIS_SCORERS", raising=False)
-    config = tmp_path / "config.yaml"
-    assert _scorers_of(config) is None
-    (tmp_path / "scorers.yaml").touch()
-    assert _scorers_of(config) == tmp_path / "scorers.yaml"
-    monkeypatch.setenv("TENTALIS_SCORERS", str(tmp_path / "scorers.yaml"))
-    assert _scorers_of(config) is None
-    monkeypatch.delenv("TENTALIS_SCORERS")
+@pytest.mark.parametrize(("name", "variable"), [("scorers", variables.SCORERS), ("hinters", variables.HINTERS)])
+def test_the_standing_stack_goes_on_with_the_files_of_an_unfinished_run_of_learn(
+    name: str, variable: Variable[Path | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(variable.name, raising=False)
+    config, file = tmp_path / "config.yaml", tmp_path / f"{name}.yaml"
+    assert _of_unfinished(config, file.name, variable) is None
+    file.touch()
+    assert _of_unfinished(config, file.name, variable) == file
+    monkeypatch.setenv(variable.name, str(file))
+    assert _of_unfinished(config, file.name, variable) is None
+    monkeypatch.delenv(variable.name)
     (tmp_path / "finished").touch()
-    assert _scorers_of(config) is None, "no task of it is in flight, and its function may be gone"
+    assert _of_unfinished(config, file.name, variable) is None

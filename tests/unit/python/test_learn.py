@@ -79,6 +79,8 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         checked_arguments({"step": 3})
     with pytest.raises(LearnError, match="group=1: give at least 2"):
         checked_arguments({"group": 1})
+    with pytest.raises(LearnError, match="loss='OPD': give one of rl, opd, both"):
+        checked_arguments({"loss": "OPD"})
     with pytest.raises(LearnError, match="1 reward functions with 2 weights"):
         options_of(ROWS, score, {"weights": (1.0, 2.0)}, tmp_path, print)
 
