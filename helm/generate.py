@@ -2,7 +2,7 @@
 
 Written are files/topology.yaml (from `tentalis.kafka.topology`, the ACLs and the commands), the roles in
 values.schema.json, the dashboards of chart, compose and local stack (from dashboards.yaml beside this file), the alert
-rules of the local stack (from the chart's alerts), and the table of values in README.md.
+rules of compose and local stack (from the chart's alerts), and the table of values in README.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tentalis.kafka.topology import Application, InStack
 
 CHART = Path(__file__).with_name("tentalis")
 COMPOSE_DASHBOARDS = CHART.parents[1] / "deploy" / "grafana" / "dashboards"
+COMPOSE_ALERTS = CHART.parents[1] / "deploy" / "prometheus" / "alerts.json"
 LOCAL = CHART.parents[1] / "tentalis" / "local" / "observability"
 RUNBOOKS = "docs/operations/runbooks/"
 HEAD = "# Written by `python -m helm.generate` (make chart) from tentalis/kafka/topology.py. Do not edit.\n"
@@ -109,7 +110,7 @@ def schema_file() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
-def local_alerts() -> str:
+def rule_file() -> str:
     """Returns the alerts of the chart as a rule file of Prometheus."""
     alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
     groups = [
@@ -138,7 +139,8 @@ def files() -> dict[Path, str]:
     return {
         CHART / "files" / "topology.yaml": topology_file(),
         CHART / "values.schema.json": schema_file(),
-        LOCAL / "alerts.json": local_alerts(),
+        LOCAL / "alerts.json": rule_file(),
+        COMPOSE_ALERTS: rule_file(),
         page: readme.rewritten(page.read_text(encoding="utf-8"), values),
         **{
             folder / f"{name}.json": json.dumps(dashboards.dashboard(name, each, process), indent=1) + "\n"

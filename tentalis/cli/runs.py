@@ -1,4 +1,5 @@
-"""`tentalis runs`: lists, shows and compares training runs, and deletes what is left of one on this machine."""
+"""`tentalis runs`: lists, shows and compares training runs, and deletes what is stored of one, here and in
+TENTALIS_STORE."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def compare(one: Run, other: Run, bootstrap: Bootstrap = None, output: Format = 
     print_text(f"steps with the same adapter: {digests['equal']} of {digests['compared']} that both have{differ}")
 
 
-@app.command(short_help="Delete what is stored of a run on this machine.")
+@app.command(short_help="Delete what is stored of a run, here and in TENTALIS_STORE.")
 def delete(
     run: Run,
     dry_run: DryRun = False,
@@ -125,7 +126,8 @@ def delete(
     bootstrap: Bootstrap = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Deletes checkpoints, adapters and reports of a run in TENTALIS_HOME. Without --yes it only shows the plan.
+    """Deletes checkpoints, adapters and reports of a run in TENTALIS_HOME, and in TENTALIS_STORE if it is set.
+    Without --yes it only shows the plan.
 
     Records on the log stay: they number the versions and are what a replay reads. Versions that may be served again
     stay, and so does the checkpoint from which a trainer or another run continues. Refused while the run is trained.

@@ -41,6 +41,8 @@ HINT_TOKENS = 60
 DAY_S = 86_400
 SENT_PER_WRITTEN = 4
 """How often a record leaves a broker: read about twice, and copied to two replicas."""
+LARGEST = 1e12
+"""The largest number of a load."""
 CHANGELOG = "join changelog"
 
 
@@ -61,6 +63,17 @@ class Load:
     replicas: int = 3
 
     def __post_init__(self) -> None:
+        values = {
+            "the number of tasks per second": self.tasks_per_second,
+            "the number of tokens": self.tokens,
+            "the share of hints": self.hints,
+            "the wait for a hint": self.wait_s,
+            "the time for which a closed task is remembered": self.remember_h,
+            "the number of replicas": self.replicas,
+        }
+        for what, value in values.items():
+            if not abs(value) <= LARGEST:  # false for NaN too
+                raise BadLoad(f"{what} is {value}: give a number up to {LARGEST:.0e}")
         if not self.tasks_per_second > 0 or self.tokens < 1:
             raise BadLoad("tasks per second and tokens must be above 0")
         if not 0 <= self.hints <= 1:

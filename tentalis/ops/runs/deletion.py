@@ -75,8 +75,7 @@ def consequences(rows: Sequence[DeletionRow], run_id: str) -> list[str]:
     if versions:
         names = ", ".join(f"v{version}" for version in versions)
         found.append(
-            f"{names} can no longer be promoted or rolled back to from this machine; a replay with --into writes the "
-            "same adapters again"
+            f"{names} can no longer be promoted or rolled back to; a replay with --into writes the same adapters again"
         )
     if any(part.kind in ("tracking", "report") for part in gone):
         found.append("files of trackers and reports are gone; the metrics of every step stay on the log")

@@ -1,4 +1,4 @@
-"""Reads the runs from the log, finds what is stored of a run on this machine, and deletes it."""
+"""Reads the runs from the log, finds what is stored of a run, here and in TENTALIS_STORE, and deletes it."""
 
 from __future__ import annotations
 
@@ -48,27 +48,29 @@ def is_newest(view: RunsView, run: RunHistory) -> bool:
 
 
 def stored_parts(settings: Settings, view: RunsView, run: RunHistory) -> list[StoredPart]:
-    """Returns the folders of a run: checkpoints, adapters, files of trackers, reports. Checkpoints and adapters in the
-    object store, if there is one, and the checkpoints that the state directory has besides. Raises StorageError."""
+    """Returns the folders of a run: checkpoints, adapters, files of trackers, reports. Checkpoints and adapters in
+    TENTALIS_STORE, if it is set, and those that TENTALIS_HOME has besides. Raises StorageError."""
     first, found = run.manifests[0].first_version, list[StoredPart]()
-    places = dict.fromkeys(
-        (checkpoints_location(settings, run.run_id), Location.of_folder(settings.home / "checkpoints" / run.run_id))
-    )
-    for parent in places:
+    for parent in _with_home(checkpoints_location(settings, run.run_id), settings.home / "checkpoints" / run.run_id):
         for name, size in _folders(parent).items():
             if (named := _CHECKPOINT.fullmatch(name)) is not None:
                 step = int(named[1])
                 found.append(StoredPart("checkpoint", parent / name, size, first + step, step))
-    adapters = adapters_location(settings, run.policy)
-    sizes = _folders(adapters)
-    for update in view.updates(run):
-        if (name := f"v{update.version}") in sizes:
-            found.append(StoredPart("adapter", adapters / name, sizes[name], update.version, update.step))
+    for parent in _with_home(adapters_location(settings, run.policy), settings.home / "adapters" / run.policy):
+        sizes = _folders(parent)
+        for update in view.updates(run):
+            if (name := f"v{update.version}") in sizes:
+                found.append(StoredPart("adapter", parent / name, sizes[name], update.version, update.step))
     for kind, folder in (("tracking", "tracking"), ("report", "reports")):
         path = settings.home / folder / run.run_id
         if path.is_dir():
             found.append(StoredPart(kind, Location.of_folder(path), _size(path)))
     return found
+
+
+def _with_home(place: Location, folder: Path) -> list[Location]:
+    """Returns a place, and the folder below TENTALIS_HOME if that is another one."""
+    return list(dict.fromkeys((place, Location.of_folder(folder))))
 
 
 def _folders(parent: Location) -> dict[str, int]:

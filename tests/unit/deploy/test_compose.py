@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import combinations
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import pytest
@@ -292,6 +292,16 @@ def test_prometheus_asks_every_process() -> None:
     assert found.keys() == OURS.keys() - {"topics", "keys"}
     assert {port for name, port in found.items() if name != "model"} == {compose.METRICS_PORT}
     assert found["model"] == topology.named("model").port
+
+
+def test_prometheus_reads_the_alerts_that_are_mounted() -> None:
+    mounted = {inside: source for source, inside, *_ in (v.split(":") for v in SERVICES["prometheus"]["volumes"])}
+    config = PurePosixPath("/etc/prometheus/prometheus.yml")
+    page = yaml.safe_load((ROOT / mounted[str(config)]).read_text("utf-8"))
+    rules = [(ROOT / mounted[str(config.parent / name)]).read_text("utf-8") for name in page["rule_files"]]
+    found = [rule["alert"] for text in rules for group in json.loads(text)["groups"] for rule in group["rules"]]
+    chart = yaml.safe_load((ROOT / "helm/tentalis/files/alerts.yaml").read_text("utf-8"))
+    assert found == [rule["alert"] for group in chart["groups"] for rule in group["rules"]]
 
 
 def test_the_dashboards_are_those_of_the_chart_with_the_services_of_compose() -> None:

@@ -13,8 +13,10 @@ from tentalis.ops.runs.core import RunsView, UnknownRunId
 from tentalis.ops.runs.deletion import DeletionRow, StoredPart, consequences, plan_deletion
 from tentalis.ops.runs.process import delete, is_newest, stored_parts
 from tentalis.service.settings import Settings
+from tentalis.storage.file_set import fetch_set, read_manifest, write_set
 from tentalis.storage.location import Location
 from tests.support.loop_records import manifest, plan, step_result, update
+from tests.support.object_store import environment_of, object_store
 
 
 def planned(step: int, run: str, *rollouts: str, dropped: int = 0, **more: Any) -> Any:
@@ -145,6 +147,42 @@ def test_what_is_needed_stays_and_only_the_rest_is_deleted(tmp_path: Path) -> No
     assert sorted(path.name for path in (tmp_path / "adapters" / "assistant").iterdir()) == ["v2", "v4"]
     assert len(list((tmp_path / "checkpoints" / "a").iterdir())) == 2
     shutil.rmtree(tmp_path)
+
+
+def test_the_sets_of_a_store_and_what_was_written_before_it_are_deleted_together(tmp_path: Path) -> None:
+    home, old = tmp_path / "home", tmp_path / "home" / "adapters" / "assistant" / "v0"
+    (home / "files").mkdir(parents=True)
+    (home / "files" / "weights").write_bytes(b"weights")
+    old.mkdir(parents=True)
+    (old / "adapter_model.safetensors").write_bytes(b"y" * 5)
+    with object_store() as server, environment_of(server):
+        bucket = server.bucket()
+        store = Location.parse(bucket)
+        written = (
+            store / "checkpoints" / "a" / "000000-001-owner",
+            store / "checkpoints" / "a" / "000001-001-owner",
+            store / "adapters" / "assistant" / "v1",
+            store / "adapters" / "assistant" / "v4",
+        )
+        for place in written:
+            write_set(place, home / "files", ["weights"])
+        of = view()
+        parts = stored_parts(Settings(home=home, store=bucket), of, of.find("a"))
+        assert [(part.kind, part.version, part.place) for part in parts] == [
+            ("checkpoint", 0, written[0]),
+            ("checkpoint", 1, written[1]),
+            ("adapter", 1, written[2]),
+            ("adapter", 0, Location.of_folder(old)),
+        ], "the branch's v4 is not this run's"
+        assert all(part.bytes >= 5 for part in parts)
+        rows = plan_deletion(parts, (), {"a.1": 1}, resumable=False)
+        assert delete(rows) == sum(part.bytes for part in parts) - parts[1].bytes
+        assert not old.exists()
+        assert not any("000000-001-owner/" in key or "/v1/" in key for key in server.keys(bucket))
+        manifest_left = read_manifest(written[1])
+        assert manifest_left is not None and read_manifest(written[3]) is not None
+        fetch_set(written[1], manifest_left, tmp_path / "fetched")
+        assert (tmp_path / "fetched" / "weights").read_bytes() == b"weights"
 
 
 def test_the_checkpoint_that_a_trainer_continues_from_stays() -> None:

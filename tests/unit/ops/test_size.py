@@ -1,6 +1,8 @@
 """The capacity calculator gives the numbers of docs/operations/scale.md, and grows with the load."""
 
 import json
+from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -58,6 +60,19 @@ def test_a_load_beyond_the_figures_and_a_wrong_one_are_refused() -> None:
     for load in ({"tasks_per_second": 0}, {"tasks_per_second": 1, "tokens": 0}, {"tasks_per_second": 1, "hints": 2}):
         with pytest.raises(BadLoad):
             Load(**load)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Load)])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 10**400], ids=["inf", "nan", "huge"])
+def test_a_load_that_is_not_finite_or_too_large_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(BadLoad, match="give a number"):
+        Load(**({"tasks_per_second": 1.0} | {name: value}))
+
+
+@pytest.mark.parametrize("options", ["--tasks-per-second inf", "--tasks-per-second 1 --wait inf"])
+def test_the_command_refuses_what_is_not_finite(options: str) -> None:
+    wrong = CliRunner().invoke(app, ["size", *options.split()])
+    assert wrong.exit_code == 2 and "give a number up to" in wrong.stderr and not wrong.stdout
 
 
 def test_the_command_prints_tables_and_data() -> None:
