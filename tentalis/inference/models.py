@@ -57,7 +57,7 @@ def resolve_model(spec: str | None, cache_dir: Path, progress: ProgressCallback 
 
         return _prepared(models / named.folder, convert_packaged, report)
     assert spec is not None
-    path = Path(spec).expanduser().resolve()
+    path = Path(spec).expanduser().absolute()  # a GGUF file in the hub's cache is a link to a blob without a suffix
     if path.suffix == ".gguf" and path.is_file():
         stat = path.stat()
         digest = _digest_of(((str(path), stat.st_size, stat.st_mtime_ns),))
@@ -67,7 +67,8 @@ def resolve_model(spec: str | None, cache_dir: Path, progress: ProgressCallback 
             report,
         )
     if path.exists():
-        return _checked_folder(path, fetched=_fetched_folder(path, cache_dir))
+        folder = path.resolve()
+        return _checked_folder(folder, fetched=_fetched_folder(folder, cache_dir))
     if spec.count("/") != 1 or spec.startswith((".", "~", "/")) or spec.endswith(".gguf"):
         raise ModelNotFound(
             f"{spec!r} is neither a folder, nor a GGUF file, nor a hub id, nor a known name. Give a folder with "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tentalis.service.variable import PATH, PORT, TEXT, ValueKind, Variable, whole
+from tentalis.service.variable import PATH, PORT, TEXT, ValueKind, Variable, one_of, whole
 
 _COMPOSE = "docker-compose.yml"
 _TESTS = "the tests"
@@ -62,6 +62,13 @@ COMPOSE: tuple[Variable[Any], ...] = (
         "Configuration file of the trainer, which names the same model.",
         PATH,
         default_text="./deploy/compose/trainer.yaml; with the profile gpu ./deploy/compose/trainer-gpu.yaml",
+    ),
+    _compose(
+        "TENTALIS_SERVER_DTYPE",
+        "auto",
+        "Precision of the model server, as in `serve policies --dtype`: bfloat16 or float16 with the profile gpu.",
+        one_of("auto", "float32", "bfloat16", "float16"),
+        default_text="auto; of vLLM bfloat16",
     ),
     _compose("TENTALIS_RANKS", 1, "Number of ranks and of GPUs of the trainer on GPUs.", whole(1)),
     _compose("TENTALIS_CPU_MODELS", 1, "Number of model servers on the CPU: 0 with the profile gpu.", whole(0, 1)),

@@ -21,6 +21,7 @@ class Promote(StrEnum):
 
 
 class ServerDtype(StrEnum):
+    AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
@@ -37,13 +38,12 @@ def policies(
         ),
     ] = Promote.RUN,
     dtype: Annotated[
-        ServerDtype | None,
+        ServerDtype,
         typer.Option(
             help="Precision of the model server. The log-probs of a version's canary may differ from the trainer's by "
-            "1e-3 in float32, 2e-2 in the others. Default: as the server declares it, else float32.",
-            show_default=False,
+            "1e-3 in float32, 2e-2 in bfloat16 and float16. auto: as the server declares it, else float32."
         ),
-    ] = None,
+    ] = ServerDtype.AUTO,
     port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
@@ -56,6 +56,6 @@ def policies(
         server=server,
         server_id=server_id,
         promotion=promotion.value,
-        dtype=None if dtype is None else dtype.value,
+        dtype=None if dtype is ServerDtype.AUTO else dtype.value,
         metrics_port=port,
     )

@@ -747,3 +747,16 @@ def test_a_join_that_forgets_tasks_before_they_are_over_is_refused(how: dict[str
 def test_a_topic_full_of_garbage_does_not_hide_what_was_asked_for() -> None:
     assert shortened(list("abcde")) == list("abcde")
     assert shortened(list("abcdefg")) == [*"abcde", "and 2 more (-o json lists them)"]
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [((), None), (("--dtype", "auto"), None), (("--dtype", "bfloat16"), "bfloat16")]
+)
+def test_the_precision_auto_of_serve_policies_is_what_the_server_declares(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], dtype: str | None
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("tentalis.policies.process.serve", lambda settings, **options: seen.append(options["dtype"]))
+    monkeypatch.setattr("tentalis.cli.serve.policies.settings_of_role", lambda role, bootstrap: resolve_settings())
+    done = runner.invoke(app, ["serve", "policies", "--server", "http://localhost:9", *given])
+    assert done.exit_code == 0 and seen == [dtype], done.output

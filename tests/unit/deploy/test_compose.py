@@ -14,6 +14,7 @@ import yaml
 from schemas import topics
 from tentalis.cli.main import app
 from tentalis.gateway.settings import GatewaySettings
+from tentalis.inference.vllm.command import VllmOptions, vllm_command
 from tentalis.kafka import topology
 from tentalis.kafka.topology import APPLICATIONS
 from tests.support import ROOT, compose
@@ -265,6 +266,34 @@ def test_the_runs_fit_the_servers_and_the_simulated_users(file: str) -> None:
     assert config.base_model_name == server
     model = options("vllm")["--model"] if config.device == "cuda" else options("model")["--policy-model"]
     assert config.base_model == model
+
+
+def flags(command: list[str]) -> dict[str, str]:
+    """The options of a command by name, with the value that follows the name or an equals sign, or none."""
+    words = [word for argument in command for word in argument.split("=", 1)]
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    return {word: "" if after.startswith("--") else after for word, after in pairs if word.startswith("--")}
+
+
+def test_vllm_has_the_flags_that_training_needs() -> None:
+    needed = flags(vllm_command(Path("vllm"), VllmOptions(Path("/m"), "base", dtype="bfloat16", gpu=True)))
+    of_the_machine = {"--host", "--port", "--max-model-len", "--max-loras"}  # the image has its own address
+    found = flags(SERVICES["vllm"]["command"])
+    assert needed.keys() - found.keys() <= {"--host", "--port"}
+    assert {name: found[name] for name in needed.keys() - of_the_machine} == {
+        name: value for name, value in needed.items() if name not in of_the_machine
+    }
+    assert int(found["--max-cpu-loras"]) >= int(found["--max-loras"])
+    assert SERVICES["vllm"]["environment"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+
+
+def test_the_canary_has_the_tolerance_of_the_precision_in_which_the_server_serves() -> None:
+    example = (ROOT / ".env.example").read_text("utf-8")
+    block = example.partition("# gpu: ")[2].partition("\n\n")[0]
+    gpu = compose.project(**dict(re.findall(r"(?m)^#([A-Z0-9_]+)=(.*)$", block)))["services"]
+    assert flags(gpu["policies"]["command"])["--dtype"] == flags(gpu["vllm"]["command"])["--dtype"] == "bfloat16"
+    assert flags(SERVICES["policies"]["command"])["--dtype"] == "auto", "our own server declares its precision"
+    assert flags(SERVICES["vllm"]["command"])["--dtype"] == "bfloat16", "the GPU trainer computes in it"
 
 
 @pytest.mark.parametrize("file", ["gateway.yaml", "gateway-ollama.yaml"])

@@ -310,6 +310,11 @@ def test_policies_fetch_adapters_to_where_vllm_reads_them() -> None:
         assert {"name": "TENTALIS_CACHE", "value": "/var/cache/tentalis"} in container(found[role])["env"]
 
 
+def test_the_policies_of_a_vllm_in_half_precision_are_told_of_it() -> None:
+    arguments = container(chart.workloads(set_of("vllm"))["policies"])["args"]
+    assert arguments[-2:] == ["--dtype", "bfloat16"], "vLLM declares no precision"
+
+
 def test_a_trainer_on_several_nodes_has_a_pod_for_each_that_find_and_reach_one_another() -> None:
     manifests = set_of("nodes")
     trainer, name = chart.workloads(manifests)["trainer"], "demo-tentalis-trainer"

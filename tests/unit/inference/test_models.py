@@ -166,6 +166,14 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "torn.gguf"), tmp_path / "cache")
 
 
+def test_a_gguf_file_is_known_by_the_name_of_a_link_to_it(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    blob = tiny_gguf(tmp_path / "blobs" / "0a1b.gguf").rename(tmp_path / "blobs" / "0a1b")
+    (tmp_path / "own.gguf").symlink_to(blob)
+    folder = resolve_model(str(tmp_path / "own.gguf"), tmp_path / "cache")
+    assert folder.name.startswith("own-") and (folder / "model.safetensors").is_file()
+
+
 def test_the_weights_digest_is_that_of_the_files_in_name_order(folder: Path) -> None:
     before = model_digest(folder)
     assert before == hashlib.sha256(weights(1.0) + weights(2.0)).hexdigest()
