@@ -154,20 +154,24 @@ class EpisodePlayer:
     async def _play(self, environment: Environment, task: Task, index: int, episode: Episode) -> None:
         await self._policies.wait_for_issued(task)
         try:
-            async with asyncio.timeout(self._limits.environment_s):
+            async with asyncio.timeout(self._limits.environment_s) as limit:
                 observation = await environment.reset(task)
         except TimeoutError as error:
+            if not limit.expired():  # the environment raised it
+                raise
             raise InfrastructureFault(f"the environment's reset took over {self._limits.environment_s:g} s") from error
         episode.messages += observation.messages
         episode.tokens.begin(await self._rendered(task, episode.messages))
         episode.ending = await self._turns(environment, task, index, episode)
         episode.wall = environment.wall
         try:
-            async with asyncio.timeout(self._limits.environment_s):
+            async with asyncio.timeout(self._limits.environment_s) as limit:
                 episode.rewards = _checked_rewards(await environment.score())
             if isinstance(environment, RecordsEnding):
                 episode.calls += environment.ending_calls()
         except TimeoutError as error:
+            if not limit.expired():
+                raise
             raise InfrastructureFault(f"the environment's score took over {self._limits.environment_s:g} s") from error
 
     async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
@@ -188,9 +192,11 @@ class EpisodePlayer:
                 return Ending.TRUNCATED
             started = time.monotonic()
             try:
-                async with asyncio.timeout(episode.left_s):
+                async with asyncio.timeout(episode.left_s) as limit:
                     transition = await environment.step(completion.text)
             except TimeoutError:
+                if not limit.expired():
+                    raise
                 return Ending.TIMED_OUT
             episode.left_s -= time.monotonic() - started
             episode.calls += transition.tool_calls

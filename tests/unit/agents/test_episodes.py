@@ -219,7 +219,9 @@ def test_a_context_that_is_full_truncates_a_later_turn_and_refuses_the_first() -
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "score"])
-@pytest.mark.parametrize("fault", [EnvironmentFault("no sandbox"), ZeroDivisionError("a defect")])
+@pytest.mark.parametrize(
+    "fault", [EnvironmentFault("no sandbox"), ZeroDivisionError("a defect"), TimeoutError("upstream")]
+)
 def test_a_fault_of_the_environment_is_no_reward_and_no_failure(where: str, fault: Exception) -> None:
     (made,), attempts = play(stops_after(1), **{where: fault})
     assert (made.status, made.ending, made.rewards, made.attempts) == (Status.INFRA, Ending.INFRA, {}, 3)
