@@ -269,6 +269,7 @@ def test_an_answer_without_a_number_is_wrong_and_a_reference_without_one_is_unkn
         ("7", "The answer is 7", True),
         ("7", "I see 7 of them", False),
         (r"\text{Evelyn}", r"\boxed{Evelyn}", True),
+        ("7", "<answer>The answer is 7</answer>", True),
     ],
 )
 def test_boxed_answers_are_compared_as_latex_and_as_numbers(reference: str, answer: str, correct: bool) -> None:
