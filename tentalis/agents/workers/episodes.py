@@ -27,7 +27,6 @@ from tentalis.inference.protocol import (
     NotTokenExact,
     RequestRefused,
     ServerUnavailable,
-    UnknownModel,
 )
 from tentalis.inference.result import sampled_mode
 from tentalis.text.timestamps import now_ms
@@ -101,7 +100,7 @@ class EpisodePlayer:
     async def answer(self, task: Task, opened_at: int) -> list[Result]:
         """Returns the n results of a task, in sample order. `opened_at`: the append time of the task's record, in ms.
 
-        A result is ok however its episode ended, failed if the server refused a request, and infra if the
+        A result is ok however its episode ended, failed if the server refused a request's content, and infra if the
         infrastructure failed in every attempt. Waits without a limit until a version is served.
         """
         return list(await asyncio.gather(*(self._sample(task, index, opened_at) for index in range(task.n_samples))))
@@ -139,9 +138,11 @@ class EpisodePlayer:
                 await self._play(environment, task, index, episode)
             finally:
                 await environment.close()
-        except (ServerUnavailable, UnknownModel, NotTokenExact, EnvironmentFault) as error:
+        except (ServerUnavailable, EnvironmentFault) as error:
             raise InfrastructureFault(str(error)) from error
         except RequestRefused as error:
+            if not error.by_content:
+                raise InfrastructureFault(str(error)) from error
             log.error("task %s, sample %d: %s", task.task_id, index, error)
             return Episode(ending=Ending.REFUSED, error=str(error))
         except InfrastructureFault:

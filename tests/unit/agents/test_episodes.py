@@ -242,6 +242,14 @@ def test_a_server_that_stays_away_is_infrastructure() -> None:
     assert made.status is Status.INFRA and "connection refused" in (made.error or "")
 
 
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_a_server_that_fails_on_a_request_is_infrastructure(status: int) -> None:
+    server = stops_after(1)
+    server.failures.extend([RequestRefused(status, "not now")] * 99)
+    (made,), _ = play(server)
+    assert (made.status, made.ending) == (Status.INFRA, Ending.INFRA) and "not now" in (made.error or "")
+
+
 @pytest.mark.parametrize("reward", [float("nan"), 2.0, "1"])
 def test_an_invalid_reward_is_a_fault_of_the_environment(reward: Any) -> None:
     class Wrong(Countdown):
