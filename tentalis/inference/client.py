@@ -39,6 +39,9 @@ _DIALECT = {*_BARE, "return_token_ids", "logprobs", "top_logprobs"}
 # vLLM's names of the distributions; its other modes give logits.
 _MODES = {"processed_logprobs": LogprobsMode.PROCESSED, "raw_logprobs": LogprobsMode.RAW}
 
+# Statuses of a server, or of a proxy before it, that is busy, restarts or does not answer.
+_AWAY = frozenset({408, 429, 502, 503, 504})
+
 
 class OpenAIClient:
     """An `Inference` at `base_url` (with or without a trailing /v1). Close it, or use it as `async with`.
@@ -349,8 +352,8 @@ class OpenAIClient:
             raise ServerUnavailable(f"{self.base_url}{path} did not answer in time ({error!r}).") from error
         except httpx.TransportError as error:
             raise ServerUnavailable(f"{self.base_url}{path}: {error!r}. Is the inference server running?") from error
-        if response.status_code == 503:
-            raise ServerUnavailable(f"{self.base_url}{path} answered 503: {_message(response)}")
+        if response.status_code in _AWAY:
+            raise ServerUnavailable(f"{self.base_url}{path} answered {response.status_code}: {_message(response)}")
         if response.status_code == 404:
             raise UnknownModel(404, _message(response))
         if response.is_error:

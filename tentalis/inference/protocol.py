@@ -25,16 +25,22 @@ class InferenceError(Exception):
 
 
 class ServerUnavailable(InferenceError):
-    """The server does not answer, or answers 503: the same call may succeed later."""
+    """The server does not answer now, or answers 408, 429, 502, 503 or 504: the same call may succeed later."""
 
 
 class RequestRefused(InferenceError):
-    """The server refused the call or failed on it: repeating the same call will not help."""
+    """The server refused the call or failed on it. If `by_content`, repeating the same call will not help."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"The inference server answered {status}: {message}")
         self.status = status
         self.message = message
+
+    @property
+    def by_content(self) -> bool:
+        """True if the request's content is the reason (400, 413, 422). Every other status is a fault of the server or
+        of its configuration: a wrong key, an unknown model, an internal error."""
+        return self.status in (400, 413, 422)
 
 
 class UnknownModel(RequestRefused):

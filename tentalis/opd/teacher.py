@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 NO_PROMPT, OTHER_PROMPT, NO_USER = "no_prompt", "other_prompt", "no_user_message"
 NO_HINT, REFUSED, NO_RESPONSE, NO_SCORES = "no_hint", "refused", "no_response", "no_scores"
-# Statuses that blame the content of a call: the same record would be refused again.
-_RECORD_STATUSES = frozenset({400, 413, 422})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ class Teacher:
         except NotTokenExact as cause:
             raise TeacherRefused(NO_SCORES, str(cause)) from cause
         except RequestRefused as cause:
-            if cause.status in _RECORD_STATUSES:
+            if cause.by_content:
                 raise TeacherRefused(REFUSED, str(cause)) from cause
             raise
 

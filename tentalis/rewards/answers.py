@@ -117,6 +117,20 @@ def stated_answer(text: str) -> str | None:
     return max(found, key=lambda statement: statement[0])[1] if found else None
 
 
+def latex_answer(text: str) -> str | None:
+    r"""Returns the LaTeX answer of a text: what its last answer tag states, so that no box in a step counts; without a
+    tag its last box, else the answer that it states. None without one.
+
+    >>> [latex_answer(text) for text in (r"<step>\boxed{41}</step><answer>42</answer>", r"so \boxed{42}", "7")]
+    ['42', '42', None]
+    """
+    tagged = _tagged(text[-MAX_CHARS:])
+    if not tagged:
+        return boxed(text) or stated_answer(text)
+    content = tagged[-1][1]
+    return boxed(content) or stated_answer(content) or content
+
+
 def _tagged(text: str) -> list[tuple[int, str]]:
     """The place and the content of each answer tag that is closed and not empty."""
     found, opened = list[tuple[int, str]](), None

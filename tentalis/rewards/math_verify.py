@@ -8,7 +8,7 @@ import pickle
 from importlib.metadata import PackageNotFoundError, version
 
 from schemas.records import Result, Task
-from tentalis.rewards.answers import MAX_LATEX_CHARS, boxed, same_latex, stated_answer
+from tentalis.rewards.answers import MAX_LATEX_CHARS, latex_answer, same_latex
 from tentalis.rewards.functions.arguments import Call
 from tentalis.rewards.functions.errors import FunctionError, ProcessNotStarted
 from tentalis.rewards.functions.process import FunctionProcess, ProcessSettings
@@ -16,7 +16,7 @@ from tentalis.rewards.mathematics import MathData, complaint_of, verdict_of
 from tentalis.rewards.verdict import ScorerAway, Verdict, data_of
 from tentalis.service.packages import require
 
-RULE_VERSION = "math_verify/1"
+RULE_VERSION = "math_verify/2"
 TIME_LIMIT_S = 10.0
 MEMORY_MB = 1_024
 _TARGET = "tentalis.rewards.latex_equality:equal"
@@ -25,7 +25,7 @@ _LIBRARIES = ("math-verify", "latex2sympy2-extended", "sympy")
 
 
 class MathVerifyVerifier:
-    r"""Checks that the content of the last `\boxed{}`, or else the stated answer, equals the reference. Thread-safe."""
+    """Checks that the answer of a text (`latex_answer`) equals the reference, by algebra too. Thread-safe."""
 
     slow = True
     limits_itself = True
@@ -62,7 +62,7 @@ class MathVerifyVerifier:
         reference = data_of(task, MathData).reference()
         if not reference:
             return Verdict.unknown()
-        answer = boxed(result.text) or stated_answer(result.text)
+        answer = latex_answer(result.text)
         if not answer:
             return verdict_of(False, 0.0)
         if same_latex(answer, reference):

@@ -17,6 +17,7 @@ from tentalis.rewards.answers import (
     decimals_of,
     final_number,
     last_number,
+    latex_answer,
     same_latex,
     same_number,
     stated_answer,
@@ -82,9 +83,9 @@ class MathData(VerifierData):
 
 
 class BoxedMathVerifier:
-    r"""Checks that the content of the last `\boxed{}`, or else the stated answer, equals the reference."""
+    """Checks that the answer of a text (`latex_answer`) equals the reference."""
 
-    name = "math/1"
+    name = "math/2"
     slow = False
 
     def check(self, task: Task) -> None:
@@ -96,7 +97,7 @@ class BoxedMathVerifier:
         reference = data_of(task, MathData).reference()
         if not reference:
             return Verdict.unknown()
-        answer = boxed(result.text) or stated_answer(result.text)
+        answer = latex_answer(result.text)
         if not answer:
             return verdict_of(False, 0.0)
         return verdict_of(True, float(same_latex(answer, reference)))

@@ -141,6 +141,7 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "verdict.vote_of": vote_of,
     "answers.stated_answer": answers.stated_answer,
     "answers.final_number": answers.final_number,
+    "answers.latex_answer": answers.latex_answer,
     "answers.boxed": answers.boxed,
     "answers.same_latex": lambda text: answers.same_latex(text, text + "1"),
     "steps.paragraphs": lambda text: steps.step_starts(text, steps._PARAGRAPHS.split(text)[:64]),

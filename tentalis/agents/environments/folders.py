@@ -52,9 +52,21 @@ def remove_abandoned() -> list[Path]:
     found = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         holder = _NAME.match(folder.name)
-        if holder is None or psutil.pid_exists(int(holder.group(1))) or folder.stat().st_uid != os.getuid():
+        if holder is None or not _is_abandoned(folder, int(holder.group(1))):
             continue
         log.info("the folder of an episode was left by a process that is gone: %s", folder)
         remove_folder(folder)
         found.append(folder)
     return found
+
+
+def _is_abandoned(folder: Path, pid: int) -> bool:
+    """Returns True if a folder of this user was made by a process that is gone. A process that started after the last
+    change of the folder is another one with the same id: a worker has it again when its container restarts."""
+    try:
+        found = folder.stat()
+        return found.st_uid == os.getuid() and psutil.Process(pid).create_time() > found.st_ctime
+    except psutil.NoSuchProcess:
+        return True
+    except (FileNotFoundError, psutil.AccessDenied):  # its episode ended just now; the process is another user's
+        return False

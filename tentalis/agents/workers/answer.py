@@ -13,7 +13,6 @@ from tentalis.inference.protocol import (
     Inference,
     RequestRefused,
     ServerUnavailable,
-    UnknownModel,
 )
 from tentalis.inference.result import result_of
 from tentalis.text.timestamps import now_ms
@@ -65,17 +64,17 @@ class Answerer:
     async def answer(self, task: Task, opened_at: int) -> list[Result]:
         """Returns the n results of a task, in sample order.
 
-        The results are failed if the server refused the request, and have the status infra if it was unavailable for
-        too long or gave no usable answer. `opened_at` is the append time of the task's record, in ms. Waits without a
-        limit until a version is served.
+        The results are failed if the server refused the request's content, and have the status infra if it was
+        unavailable for too long, failed or gave no usable answer. `opened_at` is the append time of the task's record,
+        in ms. Waits without a limit until a version is served.
         """
         started = time.monotonic()
         try:
             generation = await self._generate(task)
         except (ServerUnavailable, RequestRefused) as error:
             log.error("task %s failed: %s", task.task_id, error)
-            lost = isinstance(error, ServerUnavailable | UnknownModel)
-            status = Status.INFRA if lost else Status.FAILED
+            refused = isinstance(error, RequestRefused) and error.by_content
+            status = Status.FAILED if refused else Status.INFRA
             return [self._failed(task, i, opened_at, started, str(error), status) for i in range(task.n_samples)]
         return [self._result(task, i, opened_at, started, generation) for i in range(task.n_samples)]
 

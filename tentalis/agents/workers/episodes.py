@@ -27,7 +27,6 @@ from tentalis.inference.protocol import (
     NotTokenExact,
     RequestRefused,
     ServerUnavailable,
-    UnknownModel,
 )
 from tentalis.inference.result import sampled_mode
 from tentalis.text.timestamps import now_ms
@@ -101,7 +100,7 @@ class EpisodePlayer:
     async def answer(self, task: Task, opened_at: int) -> list[Result]:
         """Returns the n results of a task, in sample order. `opened_at`: the append time of the task's record, in ms.
 
-        A result is ok however its episode ended, failed if the server refused a request, and infra if the
+        A result is ok however its episode ended, failed if the server refused a request's content, and infra if the
         infrastructure failed in every attempt. Waits without a limit until a version is served.
         """
         return list(await asyncio.gather(*(self._sample(task, index, opened_at) for index in range(task.n_samples))))
@@ -139,9 +138,11 @@ class EpisodePlayer:
                 await self._play(environment, task, index, episode)
             finally:
                 await environment.close()
-        except (ServerUnavailable, UnknownModel, NotTokenExact, EnvironmentFault) as error:
+        except (ServerUnavailable, EnvironmentFault) as error:
             raise InfrastructureFault(str(error)) from error
         except RequestRefused as error:
+            if not error.by_content:
+                raise InfrastructureFault(str(error)) from error
             log.error("task %s, sample %d: %s", task.task_id, index, error)
             return Episode(ending=Ending.REFUSED, error=str(error))
         except InfrastructureFault:
@@ -154,20 +155,24 @@ class EpisodePlayer:
     async def _play(self, environment: Environment, task: Task, index: int, episode: Episode) -> None:
         await self._policies.wait_for_issued(task)
         try:
-            async with asyncio.timeout(self._limits.environment_s):
+            async with asyncio.timeout(self._limits.environment_s) as limit:
                 observation = await environment.reset(task)
         except TimeoutError as error:
+            if not limit.expired():  # the environment raised it
+                raise
             raise InfrastructureFault(f"the environment's reset took over {self._limits.environment_s:g} s") from error
         episode.messages += observation.messages
         episode.tokens.begin(await self._rendered(task, episode.messages))
         episode.ending = await self._turns(environment, task, index, episode)
         episode.wall = environment.wall
         try:
-            async with asyncio.timeout(self._limits.environment_s):
+            async with asyncio.timeout(self._limits.environment_s) as limit:
                 episode.rewards = _checked_rewards(await environment.score())
             if isinstance(environment, RecordsEnding):
                 episode.calls += environment.ending_calls()
         except TimeoutError as error:
+            if not limit.expired():
+                raise
             raise InfrastructureFault(f"the environment's score took over {self._limits.environment_s:g} s") from error
 
     async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
@@ -188,9 +193,11 @@ class EpisodePlayer:
                 return Ending.TRUNCATED
             started = time.monotonic()
             try:
-                async with asyncio.timeout(episode.left_s):
+                async with asyncio.timeout(episode.left_s) as limit:
                     transition = await environment.step(completion.text)
             except TimeoutError:
+                if not limit.expired():
+                    raise
                 return Ending.TIMED_OUT
             episode.left_s -= time.monotonic() - started
             episode.calls += transition.tool_calls

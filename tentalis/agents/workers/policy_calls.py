@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from schemas.ids import parse_policy_name
 from schemas.records import Task
-from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.inference.protocol import NotTokenExact, RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.inference.replicas.client import prefix_key
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 SERVED_AT_ISSUE = "served"
 WAIT_FOR_ISSUED_S = 10.0
 LONGEST_PAUSE_S = 5.0
+ERROR_PATIENCE_S = 5.0
+"""Seconds for which a call is retried that the server fails on (500): the reason may be the call itself."""
 T = TypeVar("T")
 
 
@@ -57,9 +59,9 @@ class PolicyCalls:
 
         All calls of a task prefer the same replica of the server: its samples, and the turns of its episodes, share
         their prompt's prefix. Waits without a limit until a version is served. Raises ServerUnavailable or UnknownModel
-        after `patience_s`, and RequestRefused immediately.
+        after `patience_s`, an internal error of the server after ERROR_PATIENCE_S, other refusals immediately.
         """
-        deadline: float | None = None
+        deadlines: dict[float, float] = {}  # by patience, from the first failure that has it
         pause = 0.25
         lost: set[str] = set()
         while True:
@@ -67,20 +69,32 @@ class PolicyCalls:
             try:
                 with prefix_key(task.task_id):
                     return await request(model)
-            except (ServerUnavailable, UnknownModel) as error:
-                if isinstance(error, UnknownModel) and model == self._plain_model:
+            except (ServerUnavailable, RequestRefused) as error:
+                patience = self._patience(error, model)
+                if patience is None:
                     raise
                 if isinstance(error, UnknownModel) and model not in lost and model != self._served.name(task.policy):
                     log.warning("task %s: the server lost %s, which is assigned: %s", task.task_id, model, error)
                     lost.add(model)
                     continue
                 now = time.monotonic()
-                deadline = deadline or now + self._patience_s
-                if now + pause > deadline:
+                if now + pause > deadlines.setdefault(patience, now + patience):
                     raise
                 log.warning("task %s: %s; retrying in %.1f s", task.task_id, error, pause)
                 await self._change_within(pause)
                 pause = min(LONGEST_PAUSE_S, 2 * pause)
+
+    def _patience(self, error: ServerUnavailable | RequestRefused, model: str) -> float | None:
+        """Returns the seconds for which a call that failed so is retried, None: not at all."""
+        match error:
+            case UnknownModel():
+                return None if model == self._plain_model else self._patience_s
+            case NotTokenExact():
+                return None
+            case RequestRefused():
+                return min(ERROR_PATIENCE_S, self._patience_s) if error.status >= 500 else None
+            case _:
+                return self._patience_s
 
     async def wait_for_issued(self, task: Task) -> None:
         """Waits until this server has acknowledged the version that was served when the task was issued.

@@ -23,6 +23,8 @@ from tests.support.worker_lab import policy_calls
 
 EXPERT = "<step>6 * 7 is 42.</step>\n<step>So\n\nit is 42.</step>\n<answer>42</answer>"
 
+BOX_IN_STEP = r"<step>First \boxed{{{}}}</step><answer>{}</answer>"
+
 
 class Characters:
     """The tokenizer of EpisodeServer."""
@@ -97,6 +99,8 @@ def test_the_steps_are_on_the_log_and_have_their_tokens() -> None:
     [
         ("gsm8k", {"answer": "#### 42"}, EXPERT, "<step>42</step><answer>41</answer>"),
         ("math", {"answer": r"\frac{1}{2}"}, r"<step>x</step><answer>\dfrac12</answer>", r"<answer>\frac13</answer>"),
+        ("math", {"answer": "42"}, BOX_IN_STEP.format(41, 42), BOX_IN_STEP.format(42, 41)),
+        ("gsm8k", {"answer": "42"}, BOX_IN_STEP.format(41, 42), BOX_IN_STEP.format(42, 41)),
         ("episode", {"answer": "42"}, EXPERT, "<step>42</step><answer>41</answer>"),
         ("episode", {"answer": "42"}, "42", "The number is 42."),
     ],

@@ -219,7 +219,9 @@ def test_a_context_that_is_full_truncates_a_later_turn_and_refuses_the_first() -
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "score"])
-@pytest.mark.parametrize("fault", [EnvironmentFault("no sandbox"), ZeroDivisionError("a defect")])
+@pytest.mark.parametrize(
+    "fault", [EnvironmentFault("no sandbox"), ZeroDivisionError("a defect"), TimeoutError("upstream")]
+)
 def test_a_fault_of_the_environment_is_no_reward_and_no_failure(where: str, fault: Exception) -> None:
     (made,), attempts = play(stops_after(1), **{where: fault})
     assert (made.status, made.ending, made.rewards, made.attempts) == (Status.INFRA, Ending.INFRA, {}, 3)
@@ -238,6 +240,14 @@ def test_a_server_that_stays_away_is_infrastructure() -> None:
     server.failures.extend([ServerUnavailable("connection refused")] * 99)
     (made,), _ = play(server)
     assert made.status is Status.INFRA and "connection refused" in (made.error or "")
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_a_server_that_fails_on_a_request_is_infrastructure(status: int) -> None:
+    server = stops_after(1)
+    server.failures.extend([RequestRefused(status, "not now")] * 99)
+    (made,), _ = play(server)
+    assert (made.status, made.ending) == (Status.INFRA, Ending.INFRA) and "not now" in (made.error or "")
 
 
 @pytest.mark.parametrize("reward", [float("nan"), 2.0, "1"])

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from schemas.records import Message, Task, Verifier
@@ -280,6 +282,23 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypa
     assert f"-{os.getpid()}-" in mine.name
     remove_folder(mine)
     assert not mine.exists()
+
+
+def test_a_folder_from_before_a_restart_is_not_held_by_the_process_that_has_its_id_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    later = subprocess.Popen(["sleep", "60"])  # the worker of a container that was started again, with the same id
+    left = tmp_path / f"tentalis-episode-{later.pid}-abc"
+    left.mkdir()
+    try:
+        assert remove_abandoned() == [], "its own folder"
+        started = left.stat().st_ctime + 60
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: started)
+        assert remove_abandoned() == [left] and not left.exists()
+    finally:
+        later.kill()
+        later.wait()
 
 
 def test_environments_are_found_by_name() -> None:

@@ -4,15 +4,19 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import httpx
 import pytest
 
 from schemas import topics
 from schemas.records import AssignmentScope, LogprobsMode, Opens, Sampling, Source, Status, Terms
 from schemas.tensors import float32_view, int32_view
 from schemas.wire.codec import Codec
+from tentalis import rewards
+from tentalis.agents.workers import policy_calls as policy_calls_module
 from tentalis.agents.workers.answer import Answerer, failed_instead, seed_of, without_texts
 from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.agents.workers.process import WorkerOptions, is_mine
+from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
@@ -22,7 +26,10 @@ from tests.support.worker_lab import policy_calls
 
 
 def answerer(
-    server: LoopServer, served: ServedVersions, patience: float = 5.0, assigned: AssignedVersions | None = None
+    server: LoopServer | OpenAIClient,
+    served: ServedVersions,
+    patience: float = 5.0,
+    assigned: AssignedVersions | None = None,
 ) -> Answerer:
     calls = policy_calls(served, assigned, patience_s=patience)
     return Answerer(server, calls, worker_id="w", server_id="local")
@@ -107,6 +114,47 @@ def test_patience_ends_in_results_that_blame_the_infrastructure() -> None:
     assert [r.status for r in results] == [Status.INFRA] * 2
     assert "connection refused" in (results[0].error or "")
     assert results[0].policy_spans == () and results[0].logprobs_mode is LogprobsMode.NONE
+
+
+def behind_a_proxy(*statuses: int) -> tuple[OpenAIClient, list[int]]:
+    """A client of a server that answers calls with these statuses, the last one for ever; and what it answered."""
+    answered: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        answered.append(statuses[min(len(answered), len(statuses) - 1)])
+        if answered[-1] != 200:
+            return httpx.Response(answered[-1], text="<html>nginx</html>")
+        choices = [{"index": i, "message": {"content": "Hi."}, "finish_reason": "stop"} for i in range(2)]
+        return httpx.Response(200, json={"model": "assistant@v1", "choices": choices})
+
+    client = OpenAIClient("http://model")
+    client._http = httpx.AsyncClient(base_url=client.base_url, transport=httpx.MockTransport(answer))
+    return client, answered
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 504])
+def test_a_server_that_fails_for_a_moment_is_asked_again(status: int) -> None:
+    client, answered = behind_a_proxy(status, status, 200)
+    results = within(answerer(client, served_at(1)).answer(task(), T0))
+    assert [r.status for r in results] == [Status.OK] * 2 and answered == [status, status, 200]
+
+
+@pytest.mark.parametrize(("status", "calls"), [(502, 2), (500, 2), (401, 1), (403, 1)])
+def test_a_fault_of_the_server_has_an_unknown_reward(status: int, calls: int) -> None:
+    client, answered = behind_a_proxy(status)
+    results = within(answerer(client, served_at(1), patience=0.5).answer(task(), T0))
+    assert [r.status for r in results] == [Status.INFRA] * 2 and len(answered) == calls
+    assert str(status) in (results[0].error or "")
+    verdict = rewards.settled_verdict(None, results[0])
+    assert verdict is not None and verdict.reward is None
+
+
+def test_an_error_of_the_server_is_waited_for_shortly_and_an_absence_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_calls_module, "ERROR_PATIENCE_S", 0.5)
+    for status, least, most in ((500, 2, 2), (502, 3, 9)):
+        client, answered = behind_a_proxy(status)
+        within(answerer(client, served_at(1), patience=1.0).answer(task(), T0))
+        assert least <= len(answered) <= most
 
 
 def test_a_refusal_fails_at_once() -> None:

@@ -11,7 +11,7 @@ from schemas import topics
 from schemas.records import HintKind, sample_of
 from streams.apps.hinting.processor import Hinting
 from tentalis.inference.client import OpenAIClient
-from tentalis.inference.protocol import NotTokenExact
+from tentalis.inference.protocol import NotTokenExact, RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.opd import FixedModel, Teacher, TeacherRefused
 from tests.support.stream_records import CODEC, make_feedback, make_result, on_log, read
 
@@ -87,3 +87,24 @@ def test_an_answer_that_is_no_json_object_is_a_refusal_and_not_an_exception_of_a
     client._http = httpx.AsyncClient(base_url=client.base_url, transport=transport)
     with pytest.raises(Exception, match="502"):
         asyncio.run(client.score("base", [1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "by_content"),
+    [
+        *((status, ServerUnavailable, None) for status in (408, 429, 502, 503, 504)),
+        *((status, RequestRefused, True) for status in (400, 413, 422)),
+        *((status, RequestRefused, False) for status in (401, 403, 424, 500, 501)),
+        (404, UnknownModel, False),
+    ],
+)
+def test_the_status_says_if_the_request_or_the_server_is_the_reason(
+    status: int, error: type[Exception], by_content: bool | None
+) -> None:
+    client = OpenAIClient("http://model")
+    client._http = httpx.AsyncClient(
+        base_url=client.base_url, transport=httpx.MockTransport(lambda request: httpx.Response(status, text="a reason"))
+    )
+    with pytest.raises(error, match=f"answered {status}: a reason") as raised:
+        asyncio.run(client.models())
+    assert type(raised.value) is error and getattr(raised.value, "by_content", None) is by_content

@@ -53,6 +53,15 @@ def test_answers_are_compared_as_algebra(
     assert found.reward == reward and found.components == {"answered": 1.0, "correct": reward}
 
 
+@pytest.mark.parametrize(("answer", "reward"), [(r"2x+2", 1.0), (r"so \boxed{2x+2}", 1.0), (r"2x+1", 0.0)])
+def test_the_tagged_answer_is_graded_and_not_a_box_in_a_step(
+    verifier: MathVerifyVerifier, answer: str, reward: float
+) -> None:
+    other = "2(x+1)" if reward == 0.0 else "x"
+    text = rf"<step>First \boxed{{{other}}}</step><answer>{answer}</answer>"
+    assert verdict(verifier, text, "2(x+1)").reward == reward
+
+
 def test_without_an_answer_the_reward_is_0_and_without_a_reference_unknown(verifier: MathVerifyVerifier) -> None:
     assert verdict(verifier, "I do not know.", "3") == Verdict(0.0, {"answered": 0.0, "correct": 0.0})
     assert verdict(verifier, r"\boxed{3}", "").reward is None
@@ -72,7 +81,7 @@ def test_an_answer_that_takes_too_long_is_ended_and_the_next_one_is_scored() -> 
 
 def test_the_name_has_the_versions_that_a_verdict_depends_on(verifier: MathVerifyVerifier) -> None:
     libraries = (version("math-verify"), version("latex2sympy2-extended"), version("sympy"))
-    assert verifier.name == f"math_verify/1+{'-'.join(libraries)}"
+    assert verifier.name == f"math_verify/2+{'-'.join(libraries)}"
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +91,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(math_verify, "version", missing)
     monkeypatch.setattr("tentalis.service.packages.importable", lambda module: module != "math_verify")
     scorer = MathVerifyVerifier()
-    assert scorer.name == "math_verify/1+missing"
+    assert scorer.name == "math_verify/2+missing"
     with pytest.raises(MissingExtra, match=r"needs packages that are not installed \(math-verify\)"):
         verdict(scorer, r"\boxed{3}", "3")
 
@@ -91,4 +100,4 @@ def test_it_is_a_verifier_of_the_environments_with_text_answers() -> None:
     for environment in ("math", "llm", "toolcall"):
         task = make_task(environment=environment, verifier=Verifier(name="math_verify", data='{"answer": "3"}'))
         rewards.check(task)
-        assert rewards.scorer_name(task).startswith("math_verify/1+")
+        assert rewards.scorer_name(task).startswith("math_verify/2+")
