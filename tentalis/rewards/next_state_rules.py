@@ -30,7 +30,7 @@ class NextStateRules:
     def __init__(self, signals: Collection[str] = NAMES) -> None:
         self._signals = frozenset(signals)
         disabled = sorted(NAMES - self._signals)
-        self.name = "-".join(("next_state_rules/3", *(["without", *disabled] if disabled else [])))
+        self.name = "-".join(("next_state_rules/4", *(["without", *disabled] if disabled else [])))
 
     def check(self, task: Task) -> None:
         """Raises BadVerifierData if the task's terms do not fit this judge."""

@@ -19,6 +19,7 @@ from tentalis.signals.core import (
     feedback_of,
     from_signal,
     names_in,
+    shows_failure,
     shows_success,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "feedback_of",
     "from_signal",
     "names_in",
+    "shows_failure",
     "shows_success",
 ]

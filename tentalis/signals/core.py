@@ -115,6 +115,11 @@ def shows_success(event: NextEvent) -> bool:
     return isinstance(event, UserMessage) and phrases.accepts(event.text)
 
 
+def shows_failure(event: NextEvent) -> bool:
+    """True if an event is the output of a tool that reports a failure."""
+    return isinstance(event, ToolOutput) and tools.find_failure(event.text) is not None
+
+
 def feedback_of(signal: Signal, result: Result, event_id: str, event_time: int) -> Feedback:
     """A signal as Feedback on the result it is about. `event_id` identifies the event that showed it, so that the same
     event read again makes the same feedback. `event_time` in ms."""

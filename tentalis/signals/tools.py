@@ -49,13 +49,34 @@ _SHELL = re.compile(
     re.IGNORECASE,
 )
 _COMPILER = re.compile(r"^[\w./\\-]+:\d+:\d+: (?:fatal )?error\b", re.IGNORECASE)
-_EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: (?:code|status))\s*[:=]?\s*(-?\d{1,10})", re.IGNORECASE)
+# Words that somebody else wrote stand in a tool's output. So these patterns take a line only as a whole.
+_EXIT = re.compile(
+    r"""^\s*(?:observation(?:\ \d{1,4})?:\ )?[\[(]?(?:
+        (?:(?:the\ |your\ )?(?:command|process|program|script)\ (?:completed|finished|failed|ended|returned)\ with\ )?
+            exit\ (?:code|status)
+      | (?:the\ |your\ )?(?:[\w.-]{1,80}\ )?exited(?:\ with)?(?:\ exit)?\ (?:code|status)
+    )\s?[:=]?\s?(-?\d{1,10})\.?[\])]?\.?\s*$""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_RETURN_CODE = re.compile(r"^\s*<(?:returncode|exit_?code)>\s?(-?\d{1,10})\s?</\w{1,20}>\s*(?:<|$)", re.IGNORECASE)
+_COUNT = (
+    r"\d{1,9}\ (?:tests?\ |subtests\ )?(?:passed|failed|failures?|errors?|skipped|xfailed|xpassed|deselected|warnings?"
+    r"|total|ignored|measured|filtered\ out|todo|flaky|rerun)"
+)
+_SUMMARY = re.compile(
+    rf"""^\W*
+    (?P<title>test\ result:\ \w{{1,20}}\.\ | tests?:?\s{{1,20}} | test\ (?:files|suites):?\s{{1,20}})?
+    {_COUNT} (?P<more>(?:\s?[,;|]\s{{1,3}}{_COUNT}){{1,20}})?
+    (?P<time>;?\ (?:finished\ )?in\ [\d.]{{1,12}}\ ?s(?:econds)?(?:\ \([\d:]{{1,12}}\))?
+           | \ \([\d.]{{1,12}}(?:\ ?m?s)?\))?
+    (?P<rule>\ ={{2,}})?[\s.]*$""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _FAILED_TESTS = re.compile(r"\b([1-9]\d*) (?:tests? )?(?:failed|failures?|errors?)\b", re.IGNORECASE)
-_SUMMARY = re.compile(r"\b\d+ (?:tests? )?(?:passed|failed|failures?|errors?)\b.*\b(?:in [\d.]+ ?s|passed|failed)|^=+ ")
-_RETURN_CODE = re.compile(r"<(?:returncode|exit_?code)>\s?(-?\d{1,10})\s?</", re.IGNORECASE)
-_PASSED = re.compile(
-    r"\b[1-9]\d{0,8} (?:tests? )?passed\b|^OK \(\d{1,8} tests?\)|\bBUILD SUCCESS(?:FUL)?\b|^test result: ok\b"
-    r"|^Your command ran successfully\b",
+_PASSED_TESTS = re.compile(r"\b[1-9]\d{0,8} (?:tests? )?passed\b", re.IGNORECASE)
+_SUCCESS = re.compile(
+    r"^\s*(?:OK \(\d{1,8} tests?\)|(?:\[INFO\] )?BUILD SUCCESS(?:FUL)?(?: in [\w. ]{1,30})?"
+    r"|Your command ran successfully(?: and did not produce any output)?\.?)\s*$",
     re.IGNORECASE,
 )
 _ERROR_FIELDS = (
@@ -76,7 +97,8 @@ _STATUS_FIELDS = ("status", "status_code", "statusCode")
 def find_failure(output: str) -> str | None:
     """The line (or the JSON field) that reports the tool's failure, None if there is none.
 
-    Failure words in the middle of a text do not count: a tool may read about errors, or list them.
+    Failure words in the middle of a text do not count: a tool may read about errors, or list them. An exit code or a
+    count of failed tests counts only if it is a line by itself.
     """
     text = output.strip()
     if text[:1] in ("{", "[") and len(text) <= JSON_CHARS:
@@ -101,7 +123,7 @@ def find_failure(output: str) -> str | None:
             return line
         if _SHELL.search(line) or _COMPILER.search(line):
             return line
-        if _SUMMARY.search(line) and _FAILED_TESTS.search(line):
+        if _counts_tests(line) and _FAILED_TESTS.search(line):
             return line
     return head if _FAILURE_START.search(head) else None
 
@@ -118,9 +140,18 @@ def find_success(output: str) -> str | None:
             pass
     for line in _read_lines(text):
         code = _EXIT.search(line) or _RETURN_CODE.search(line)
-        if (code is not None and int(code.group(1)) == 0) or _PASSED.search(line):
+        if (code is not None and int(code.group(1)) == 0) or _SUCCESS.search(line):
+            return line
+        if _counts_tests(line) and _PASSED_TESTS.search(line):
             return line
     return None
+
+
+def _counts_tests(line: str) -> bool:
+    """True if a line is a test runner's summary: counts and nothing else, with a title, a time, a rule of `=`, or more
+    than one count. A number of tests alone may stand in any text."""
+    summary = _SUMMARY.search(line)
+    return summary is not None and any(summary.groupdict().values())
 
 
 def _success_in_json(value: Any) -> str | None:

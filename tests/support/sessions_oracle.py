@@ -7,6 +7,7 @@ what must be written, in order, and the offsets of the dead letters.
 from typing import Any
 
 from schemas.records import Feedback, Forget, Message, Record, Result, SessionEvent, Task
+from tentalis.signals.tools import find_failure
 
 
 def told(record: Record) -> tuple[Any, ...]:
@@ -150,5 +151,8 @@ class Oracle:
                 return None
             first = spoken[0][0]
             ends = [i for i, m in enumerate(theirs) if i > first and m.role == "assistant"]
-            return theirs[min(ends, default=len(theirs)) - 1]
+            replies = theirs[first : min(ends, default=len(theirs))]
+            if replies[-1].role == "tool":
+                return next((m for m in replies if m.role == "tool" and find_failure(m.content)), replies[-1])
+            return replies[-1]
         return spoken[-1][1]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.records import Forget, Message, Record, Result, SessionEvent, SessionEventKind, Task
+from schemas.records import Feedback, Forget, Message, Record, Result, SessionEvent, SessionEventKind, Task
 from schemas.wire.codec import DecodeError
 from streams.apps.sessions.state import SESSION, TURN, Pending, SessionState, decode_session, encode_session
 from streams.apps.sessions.turns import came_late, next_state_of, said_to, shown_by, signals_of
@@ -270,8 +270,9 @@ class SessionsPartition:
         if not made:
             return []
         said = said_to(event, later)
-        self._count(said)
-        return [*made, next_state_of(made[1], said, self.time)]
+        next_state = next_state_of(made[1], said, self.time)
+        self._count(next_state)
+        return [*made, next_state]
 
     def _task(self, event: SessionEvent, raw: bytes, index: int) -> tuple[Task, Result] | None:
         reason = not_trainable(event, len(raw), self._limits.most_bytes)
@@ -342,14 +343,15 @@ class SessionsPartition:
         pending = session.pending
         assert pending is not None
         self._drop(session)
-        self._count(said)
         result = result_of(turn, pending.index, pending.at)
+        next_state = next_state_of(result, said, self.time)
+        self._count(next_state)
         seen = signals_of(turn, result, shown, event_id, self.time, self._limits.signals)
         self.tally.signals.update(feedback.author for feedback in seen)
-        return [next_state_of(result, said, self.time), *seen]
+        return [next_state, *seen]
 
-    def _count(self, said: Sequence[Message]) -> None:
-        role = said[-1].role if said else "none"
+    def _count(self, next_state: Feedback) -> None:
+        role = next_state.author or "none"
         self.tally.next_states[role if role in ("none", "user", "tool") else "other"] += 1
 
     def _drop(self, session: SessionState) -> None:

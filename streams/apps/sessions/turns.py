@@ -17,8 +17,7 @@ CUT = "\n[cut]"
 
 
 def said_to(turn: SessionEvent, later: SessionEvent) -> tuple[Message, ...]:
-    """Returns the replies to a turn, found in the request of a later turn; empty if it has none. The last is the next
-    state.
+    """Returns the replies to a turn, found in the request of a later turn; empty if it has none.
 
     - The request continues the turn's own: the replies are the messages before the assistant's next one. They end the
       request, unless calls between the two turns were not recorded. If the assistant's message differs from the turn's
@@ -74,9 +73,10 @@ def _may_be(turn: SessionEvent, answer: Message | None) -> bool:
 
 
 def next_state_of(result: Result, said: Sequence[Message], at: int) -> Feedback:
-    """Returns the one next-state feedback of a turn: the last reply to it, or an empty text without author if there is
-    none. `at`: stream time (ms)."""
-    author, text = (said[-1].role, said[-1].content) if said else ("", "")
+    """Returns the one next-state feedback of a turn: the reply that judges it, or an empty text without author if there
+    is no reply. `at`: stream time (ms)."""
+    reply = _judging_reply(said) if said else None
+    author, text = (reply.role, reply.content) if reply is not None else ("", "")
     return Feedback(
         feedback_id=derived_id("next_state", result.task.task_id),
         event_time=at,
@@ -87,6 +87,17 @@ def next_state_of(result: Result, said: Sequence[Message], at: int) -> Feedback:
         text=text if len(text) <= MOST_TEXT else text[: MOST_TEXT - len(CUT)] + CUT,
         result=result,
     )
+
+
+def _judging_reply(said: Sequence[Message]) -> Message:
+    """Returns the reply that judges a turn: the last. Of the outputs of tools that were called together it is the first
+    that reports a failure. `said` is not empty."""
+    events = [signals.event_of(message.role, message.content) for message in said]
+    if isinstance(events[-1], signals.ToolOutput):
+        for message, event in zip(said, events, strict=True):
+            if event is not None and signals.shows_failure(event):
+                return message
+    return said[-1]
 
 
 def signals_of(

@@ -9,6 +9,7 @@ from starlette.types import Send
 
 from tentalis.gateway.backends.backend import BackendClient, BackendClients
 from tentalis.gateway.calls.backend_call import AnswerBrokeOff, error_message, read_body
+from tentalis.gateway.calls.backend_request import refuse_templates
 from tentalis.gateway.calls.session_id import BODY_FIELDS, USER_ID
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError, openai_error
@@ -32,13 +33,15 @@ class PassThrough:
         self._usage, self._metrics = usage, metrics
 
     async def answer(self, request: Request, path: str) -> Response:
-        """Returns the backend's answer, or an error: 404 for a model that no backend serves, 501 if its backend has no
-        such path."""
+        """Returns the backend's answer, or an error: 400 for a chat template that the settings do not allow, 404 for a
+        model that no backend serves, 501 if its backend has no such path."""
         try:
             caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
             caller.user_id(request.headers.get(USER_ID))
             self._usage.admit(caller)
             body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
+            if not self._settings.client_templates:
+                refuse_templates(body)
             backend = self._backend_of(body.get("model"))
         except APIError as error:
             return _error_response(error)

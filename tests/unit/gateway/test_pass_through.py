@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tentalis.gateway.calls.pass_through import PATHS
 from tentalis.gateway.http.keys import Scope, create
 from tests.support.gateway_lab import Lab, Script, lab, wait_for
 
@@ -69,6 +70,25 @@ def test_only_a_base_model_makes_vectors(gateway: Lab) -> None:
         assert answer.status_code == status, (model, answer.text)
     assert "base, embed" in gateway.http.post("/v1/embeddings", json=ASK | {"model": "x"}).json()["error"]["message"]
     assert len(gateway.script.bodies) == asked
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "brought", [{"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}]
+)
+def test_a_client_s_chat_template_does_not_reach_the_backend(gateway: Lab, path: str, brought: dict[str, Any]) -> None:
+    asked = len(gateway.script.bodies)
+    answer = gateway.http.post(path, json=ASK | brought)
+    assert answer.status_code == 400 and "chat_template is not allowed here" in answer.json()["error"]["message"]
+    assert len(gateway.script.bodies) == asked
+
+
+def test_an_operator_may_allow_chat_templates(tmp_path: Path) -> None:
+    script = Script(models=("base", "embed"), vectors=(200, EMBEDDED))
+    with lab(tmp_path, script, client_templates=True) as gateway:
+        gateway.serve(1)
+        assert gateway.http.post("/v1/embeddings", json=ASK | {"chat_template": "{{ 1 }}"}).status_code == 200
+        assert script.bodies[-1]["chat_template"] == "{{ 1 }}"
 
 
 def test_a_key_needs_the_scope_and_has_its_limits(tmp_path: Path) -> None:

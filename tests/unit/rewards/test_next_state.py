@@ -305,7 +305,7 @@ def halves(*feedback: Feedback, app: Scoring | None = None) -> list[Any]:
 def test_the_reward_of_a_turn_comes_from_what_came_next() -> None:
     opened, score = halves(next_message("No, it is 56."))
     assert isinstance(opened, Open) and isinstance(score, Score)
-    assert (score.reward, score.scorer, score.source) == (-1.0, "next_state_rules/3", Source.NEXT_STATE)
+    assert (score.reward, score.scorer, score.source) == (-1.0, "next_state_rules/4", Source.NEXT_STATE)
     assert score.components == {"next_state": -1.0, "signal.correction": 1.0}
     assert score.feedback_id is not None and score.opened_at == opened.opened_at == 5_000
     assert halves(next_message("No, it is 56."))[1] == score, "the same half each time"
@@ -369,7 +369,7 @@ def test_a_judge_that_never_answers_leaves_the_reward_unknown(judged_by: Callabl
 
 def test_a_grade_that_comes_with_the_feedback_stands() -> None:
     _, score = halves(next_message("No, it is 56.", polarity=Polarity.POSITIVE))
-    assert (score.reward, score.scorer, score.components) == (1.0, "next_state_rules/3", {"feedback": 1.0})
+    assert (score.reward, score.scorer, score.components) == (1.0, "next_state_rules/4", {"feedback": 1.0})
 
 
 def test_a_thumb_that_comes_too_is_a_half_of_its_own_by_its_grade() -> None:

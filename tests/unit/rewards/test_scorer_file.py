@@ -90,8 +90,8 @@ def test_a_detector_that_is_switched_off_in_the_rules_costs_no_answer_its_reward
         return names["chat.next_state"], verdict.reward
 
     rules, without = reward(), reward(signals=["correction", "edit", "tool_failure", "abandoned"])
-    assert rules == ("next_state_rules/3", -1.0)
-    assert without == ("next_state_rules/3-without-reasked", None)
+    assert rules == ("next_state_rules/4", -1.0)
+    assert without == ("next_state_rules/4-without-reasked", None)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from streams.apps.sessions.turns import MOST_TEXT, came_late, said_to
 from streams.fold.admission_control import OpenBound
 from streams.fold.session_turns import session_key
 from streams.runtime.processor import DamagedState, LogRecord
+from tentalis.rewards.next_state_rules import NextStateRules
 from tests.support import join_support
 from tests.support.sessions_support import (
     CODEC,
@@ -243,6 +244,25 @@ def test_which_message_is_the_next_state() -> None:
     assert between(("q",), ("system: only this",)) is None
 
 
+def next_message_of(*replies: str) -> tuple[str, float | None]:
+    """The next state of a turn with these replies, and its reward by the rules."""
+    partition = fold((0, ONE), (10, turn("2", "hello", "hi", *replies)))
+    (feedback,) = partition.feedback
+    assert feedback.result is not None
+    verdict = asyncio.run(NextStateRules().judge_feedback(feedback.result.task, feedback.result, feedback))
+    return feedback.text, verdict.reward
+
+
+def test_of_parallel_tool_results_the_first_failure_is_the_next_state() -> None:
+    failed, other, fine = "tool: Error: no such file", "tool: exit code: 2", 'tool: {"success": true}'
+    assert next_message_of(failed, fine) == ("Error: no such file", -1.0)
+    assert next_message_of(fine, failed) == ("Error: no such file", -1.0)
+    assert next_message_of(fine, other, failed, fine) == ("exit code: 2", -1.0)
+    assert next_message_of("tool: 1", fine) == ('{"success": true}', 1.0)
+    assert next_message_of(failed, "user: Thanks!") == ("Thanks!", 1.0), "the user's words decide"
+    assert next_message_of("user: Error: see below", fine) == ('{"success": true}', 1.0), "no tool said it"
+
+
 def test_implicit_signals_are_feedback_of_the_environment_and_each_can_be_switched_off() -> None:
     wrong = turn("2", "hello", "hi", "That's wrong, I said hello.")
     assert fold((0, ONE), (10, wrong), limits=SEEING).heard[1] == (
@@ -253,7 +273,10 @@ def test_implicit_signals_are_feedback_of_the_environment_and_each_can_be_switch
     calls = turn("1", "look", tool_calls=(ToolCall(name="look"),))
     failing = turn("2", "look", "assistant: ", "tool: Error: no such file", "tool: fine")
     partition = fold((0, calls), (10, failing), limits=SEEING)
-    assert partition.heard[:2] == [("1", "tool", "fine"), ("1", "signal:tool_failure", "Error: no such file")]
+    assert partition.heard[:2] == [
+        ("1", "tool", "Error: no such file"),
+        ("1", "signal:tool_failure", "Error: no such file"),
+    ]
     found = partition.feedback[1]
     assert (found.source, found.polarity) == (Source.ENVIRONMENT, Polarity.NEGATIVE)
     assert len(fold((0, ONE), (10, wrong)).heard) == 1

@@ -48,8 +48,10 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
 
 STEPS = (0, 0, 0, 1, 5, 5, 40, 300, 999, 1000, 1001, -50, -500)
 LEAPS = (2500, 5000, 5001, 9001)
-TALK = ("q", "a0", "that's wrong", "a1", "user: s", "a2", "tool: Error: t", "a3", "user: u")
-"""The conversation that every session has; a turn is asked with its first 1, 3, 5, ... messages."""
+TALK = ("q", "a0", "that's wrong", "a1", "user: s", "a2", "tool: Error: t", "tool: fine", "assistant: a3", "user: u")
+"""The conversation that every session has."""
+ASKED_WITH = (1, 3, 5, 8, 10)
+"""The number of its first messages with which each turn is asked."""
 
 Spec = tuple[Any, ...]
 
@@ -70,7 +72,7 @@ def record_of(spec: Spec) -> Record:
         case "side":
             return side(f"side-{rest[0]}", done=rest[1], **whose)
     number, variant, done = rest
-    texts = TALK[: 2 * number + 1]
+    texts = TALK[: ASKED_WITH[number]]
     if variant == "shortened":
         texts = (f"user: in short {number}",)
     fields: dict[str, Any] = {"not_trainable": "no token ids"} if variant == "untrainable" else {}
