@@ -100,7 +100,7 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
 
     # Some releases of torch lack the argument, and their kernel takes fewer key heads without it.
     has_argument = "enable_gqa" in signature(varlen_attn).parameters
-    grouped = {"enable_gqa": True} if has_argument and query.shape[0] != key.shape[0] else {}
+    grouped: dict[str, Any] = {"enable_gqa": True} if has_argument and query.shape[0] != key.shape[0] else {}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         output = varlen_attn(
             query.transpose(0, 1),
