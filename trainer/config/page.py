@@ -35,8 +35,9 @@ feature counts only if the feature's own variable turns it on. Two names that co
 is no precedence.
 """
 
-CONVERSATIONS = f"""`tentalis up` trains on conversations. Where its run does not set `loss.kl`, it holds the policy
-near the base model, at the price of one forward pass of the base model for each step:
+CONVERSATIONS = f"""`tentalis up` trains on conversations. Where the run that it begins or continues does not set
+`loss.kl`, it holds the policy near the base model, at the price of one forward pass of the base model for each step. A
+file given with `--config` is taken as it is:
 
 ```yaml
 {as_yaml({"loss": {"kl": ANCHOR.model_dump(mode="json")}}).strip()}
