@@ -17,7 +17,7 @@ from tentalis.signals.spoken import spoken
 
 NO_HINTER, GIVEN_HINTER = "none/1", "given/1"
 NOTHING_SAID, PRAISE, EVIDENCE, OFF = "nothing_said", "praise", "evidence", "off"
-JUDGE_PROMPT = "2"
+JUDGE_PROMPT = "3"
 """Version of the prompt and of the parser of its answers; part of every judge's name."""
 SHOWN_CHARS = 6000
 """Characters of each text that the judge sees; a longer text is cut in the middle."""
@@ -131,9 +131,18 @@ class JudgeHinter:
         self.name = f"{name}/{JUDGE_PROMPT}-{version[:8]}"
 
     async def propose(self, feedback: Feedback, result: Result) -> HintProposal:
-        """See Hinter. Votes are independent: one that hangs, fails or is unreadable does not affect the others."""
+        """See Hinter. Votes are independent: one that hangs, fails or is unreadable does not affect the others.
+
+        Of the next message of a conversation the model is shown what the user says. Tool output, quotations and pasted
+        texts may be of a third party, whose wishes would become hints.
+        """
+        reaction = feedback.text
+        if feedback.source is Source.NEXT_STATE:
+            reaction = "" if feedback.author in TOOL_ROLES else spoken(feedback.text)
+        if not reaction:
+            return HintProposal(reason=VoteStatus.DECLINED.value)
         vote_settings = self._vote_settings
-        messages = judge_messages(result, feedback.author or feedback.source.value, feedback.text)
+        messages = judge_messages(result, feedback.author or feedback.source.value, reaction)
         answers = await self._chat.ask(
             messages, vote_settings.votes, vote_settings.temperature, vote_settings.max_tokens
         )
@@ -150,10 +159,10 @@ def _reason(vote_counts: Mapping[VoteStatus, int]) -> str:
 
 
 _ROLE = f"""You look back at one turn of an assistant's conversation. You are shown what it was asked, what it \
-answered, and the reaction that came next: a message of the user, or the output of a tool that it called.
+answered, and the reaction that came next.
 Decide whether the reaction shows something concrete that would have made the answer better, had the assistant known \
-it before. A complaint, a correction, a repeated or changed request, an error of a tool: yes, if it says what to do. \
-Thanks, a new and unrelated question, plain success of a tool, or a reaction too vague to act on: no.
+it before. A complaint, a correction, a repeated or changed request: yes, if it says what to do. \
+Thanks, a new and unrelated question, or a reaction too vague to act on: no.
 If yes, write that as a hint: one to three short, concrete sentences in the imperative, which could stand at the end \
 of the original request. Speak of how to answer this request, never of the answer that was given or of the reaction, \
 and do not give the solution away word by word.

@@ -35,7 +35,7 @@ def test_a_file_makes_hinters_and_a_teacher(tmp_path: Path) -> None:
     settings = loaded(tmp_path, FILE)
     assert isinstance(settings.hinters["chat"], JudgeHinterSettings) and settings.teacher.top == 8
     made = make_hinters(settings, KEYS)
-    assert made["chat"].name.startswith("judge/2-") and made["*"].name == "rule/6"
+    assert made["chat"].name.startswith("judge/3-") and made["*"].name == "rule/6"
     assert make_teacher(settings.teacher, "http://127.0.0.1:9", KEYS).top == 8
 
 

@@ -286,7 +286,7 @@ def test_all_accepted_hints_become_candidates_of_the_top_k_loss_the_shortest_fir
     app = hinting(Script(accepts(PLAIN), accepts(BRIEF), DECLINES), inference, top=2, select="all")
     half = half_of(app, response=(10, 11))
     assert (half.kind, half.hints, half.topk) == (HintKind.ACCEPTED, (BRIEF, PLAIN), 2)
-    assert half.hinter.startswith("judge/2-")
+    assert half.hinter.startswith("judge/3-")
     prompts = [len(inference.tokens_of(prompt)) for prompt in inference.rendered]
     assert [prompt[-1]["content"].endswith(hint) for prompt, hint in zip(inference.rendered, half.hints, strict=True)]
     ids = int32_view(half.topk_ids).reshape(2, 5, 2)
