@@ -79,7 +79,7 @@ def test_judges_vote_at_once_and_a_vote_that_hangs_holds_no_other(apps: Apps, te
         (tmp_path / "scorers.yaml").write_text(
             f"judges:\n  turns: {judge(of_turns)}\n  steps: {judge(of_steps)}\n"
             "environments:\n  chat:\n"
-            "    next_state: {kind: next_state, judge: turns, votes: 4}\n"
+            "    next_state: {kind: next_state, judge: turns, votes: 4, rules_first: false}\n"
             "    steps: {kind: steps, judge: steps, votes: 4}\n"
         )
         (tmp_path / "hinters.yaml").write_text(
@@ -103,7 +103,7 @@ def test_judges_vote_at_once_and_a_vote_that_hangs_holds_no_other(apps: Apps, te
             apps.end(name)
     of_turn, of_step, made = halves(Score)["turn"], halves(Score)["steps"], halves(Hint)["turn"]
     assert isinstance(of_turn, Score) and isinstance(of_step, Score) and isinstance(made, Hint)
-    assert of_turn.reward == -1.0 and of_turn.scorer.startswith("next_state/2+")
+    assert of_turn.reward == -1.0 and of_turn.scorer.startswith("next_state/3+")
     assert Counter(of_turn.votes) == {"-1": 2, "cancelled": 1, "unparsable": 1}, "three decide"
     assert of_step.reward == 0.5 and of_step.components["steps_unknown"] == 0.0
     assert (made.kind, made.hints) == (HintKind.ACCEPTED, (HINT,))

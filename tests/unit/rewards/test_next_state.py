@@ -27,6 +27,7 @@ from tests.support.judge_server import HANG, JudgeServer, Reply, judge_server, s
 from tests.support.stream_records import CODEC, make_feedback, make_result, make_task, on_log, read
 
 TERMS = Terms(rl=Source.NEXT_STATE, opd=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
+ALWAYS_ASKED: dict[str, Any] = {"kind": "next_state", "judge": "j", "rules_first": False}
 QUICK = JudgeLimits(at_once=8, first_s=0.001, cap_s=0.002)
 GOOD, BAD, UNCLEAR = says("(a) progress \\boxed{1}"), says("(b) correction \\boxed{-1}"), says("(c) \\boxed{0}")
 
@@ -49,7 +50,7 @@ def next_message(text: str, author: str = "user", result: Any = None, **fields: 
 async def asked(
     server: JudgeServer, feedback: Feedback, limit: float = 20.0, **settings: Any
 ) -> tuple[Verdict, NextStateJudge]:
-    how = NextStateSettings(**({"kind": "next_state", "judge": "j"} | settings))
+    how = NextStateSettings(**(ALWAYS_ASKED | settings))
     async with ChatClient(ChatEndpoint(url=server.url, model="judge", time_limit_s=limit)) as chat:
         judge = NextStateJudge(chat, how)
         assert feedback.result is not None
@@ -83,6 +84,19 @@ def test_the_last_box_wins_and_a_tie_or_nothing_readable_is_0_and_says_which(
     assert verdict.reward == reward
     assert {name for name in ("tie", "none", "no_consensus") if name in verdict.components} == ({why} - {None})
     assert len(verdict.votes) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "asked_for"),
+    [("Thanks, that helped!", 1.0, 0), ("No, it is 56.", -1.0, 0), ("Now name a river in France.", 0.0, 1)],
+)
+def test_the_model_is_asked_only_where_the_rules_are_silent(text: str, reward: float, asked_for: int) -> None:
+    async def run() -> None:
+        async with judge_server([UNCLEAR]) as server:
+            verdict, _ = await asked(server, next_message(text), rules_first=True, votes=1)
+            assert (verdict.reward, len(server.asked)) == (reward, asked_for)
+
+    asyncio.run(run())
 
 
 def test_votes_are_asked_for_at_once_and_one_that_hangs_holds_no_other() -> None:
@@ -268,7 +282,7 @@ def test_the_name_says_model_votes_and_prompt_but_not_where_the_model_is(monkeyp
         return NextStateJudge(chat, NextStateSettings(**({"kind": "next_state", "judge": "j"} | settings))).name
 
     plain = name()
-    assert re.fullmatch(r"next_state/2\+[0-9a-f]{8}", plain)
+    assert re.fullmatch(r"next_state/3\+[0-9a-f]{8}", plain)
     assert plain == name() == name({"url": "http://b", "time_limit_s": 3.0}, judge="k")
     others = [
         name({"model": "n"}),
@@ -276,10 +290,11 @@ def test_the_name_says_model_votes_and_prompt_but_not_where_the_model_is(monkeyp
         name(votes=5),
         name(consensus=0.5),
         name(temperature=0.1),
+        name(rules_first=False),
     ]
     monkeypatch.setattr("tentalis.rewards.next_state.SYSTEM", "another prompt")
     others.append(name())
-    assert len({plain, *others}) == 7
+    assert len({plain, *others}) == 8
 
 
 # --- scoring ----------------------------------------------------------------------------------------------------------
@@ -320,14 +335,14 @@ def test_votes_are_on_the_score_and_many_turns_are_asked_about_at_once(judged_by
     async def run() -> None:
         async with judge_server([GOOD]) as server, ChatClient(ChatEndpoint(url=server.url, model="m")) as chat:
             server.together = 6  # two turns, three votes each
-            judged_by(NextStateJudge(chat, NextStateSettings(kind="next_state", judge="j", consensus=1.0)))
+            judged_by(NextStateJudge(chat, NextStateSettings(**ALWAYS_ASKED, consensus=1.0)))
             said = [next_message("next", result=turn(f"Answer {n}.", response=(10, n))) for n in range(2)]
             records = [on_log(topics.FEEDBACK, each, offset) for offset, each in enumerate(said)]
             app = Scoring(CODEC, Judging(QUICK))
             made = [read(output) for output in (await app.process(3, records)).outputs]
             scores = [half for half in made if isinstance(half, Score)]
             assert [score.votes for score in scores] == [("1", "1", "1")] * 2
-            assert all(score.scorer.startswith("next_state/2+") for score in scores)
+            assert all(score.scorer.startswith("next_state/3+") for score in scores)
             exporter = Exporter("scoring")
             app.measure(exporter)
             text = exporter.exposition().decode()
@@ -342,7 +357,7 @@ def test_while_the_judge_is_away_the_turn_waits_and_then_is_judged(judged_by: Ca
     async def run() -> None:
         replies = [Reply(503, b"")] * 3 + [BAD]
         async with judge_server(replies) as server, ChatClient(ChatEndpoint(url=server.url, model="m")) as chat:
-            judged_by(NextStateJudge(chat, NextStateSettings(kind="next_state", judge="j")))
+            judged_by(NextStateJudge(chat, NextStateSettings(**ALWAYS_ASKED)))
             app, records = Scoring(CODEC, Judging(QUICK)), [on_log(topics.FEEDBACK, next_message("no"))]
             with pytest.raises(Retryable, match="503"):
                 await app.process(3, records)
@@ -358,7 +373,7 @@ def test_a_judge_that_never_answers_leaves_the_reward_unknown(judged_by: Callabl
             judge_server([Reply(500, b"")]) as server,
             ChatClient(ChatEndpoint(url=server.url, model="m")) as chat,
         ):
-            judged_by(NextStateJudge(chat, NextStateSettings(kind="next_state", judge="j", votes=2)))
+            judged_by(NextStateJudge(chat, NextStateSettings(**ALWAYS_ASKED, votes=2)))
             effects = await Scoring(CODEC, Judging(QUICK)).process(3, [on_log(topics.FEEDBACK, next_message("no"))])
             score = read(effects.outputs[1])
             assert score.reward is None and score.components["failed_calls"] == 3.0
