@@ -368,26 +368,29 @@ class ManagerState:
         if self.pace is None:
             return None
         most = self.pace.max_equal_batches * self.pace.batch_rollouts * (1 + self.pace.max_staleness)
-        waits = f"run {self.run_id} waits for step {self.planned + 1}, and {{}} answers of its newest version "
         empty = sum(self._empty[version] for version in self._recent_of(self._empty))
         if empty >= most and not self.usable:
-            return waits.format(empty) + (
+            return self._waits_with(empty) + (
                 "have neither a reward nor a hint, while no other can be used. `tentalis logs scoring hinting` has the "
                 "reasons"
             )
-        dropped = sum(map(self._drops, self._recent()))
-        if dropped < most or not (self.pace.drops_equal or self.pace.distils_alone):
+        if not (self.pace.drops_equal or self.pace.distils_alone):
             return None
-        waits = waits.format(dropped)
+        dropped = sum(map(self._drops, self._recent()))
+        if dropped < most:
+            return None
         if self.pace.distils_alone:
-            return waits + (
+            return self._waits_with(dropped) + (
                 "have no hint, which alone trains them (loss.rl_weight is 0). Give hints to more answers, or train on "
                 "rewards too"
             )
-        return waits + (
+        return self._waits_with(dropped) + (
             "are in groups whose rewards are all equal: from these nothing can be learned. Give partial credit, other "
             "prompts, more samples for a prompt or a higher temperature"
         )
+
+    def _waits_with(self, answers: int) -> str:
+        return f"run {self.run_id} waits for step {self.planned + 1}, and {answers} answers of its newest version "
 
     def _recent(self) -> list[_Trainable]:
         """Returns the rollouts that are in no plan and recent enough for the next step."""
