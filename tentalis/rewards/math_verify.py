@@ -8,11 +8,11 @@ import pickle
 from importlib.metadata import PackageNotFoundError, version
 
 from schemas.records import Result, Task
-from tentalis.rewards.answers import MAX_LATEX_CHARS, latex_answer, same_latex
+from tentalis.rewards.answers import MAX_LATEX_CHARS, same_latex
 from tentalis.rewards.functions.arguments import Call
 from tentalis.rewards.functions.errors import FunctionError, ProcessNotStarted
 from tentalis.rewards.functions.process import FunctionProcess, ProcessSettings
-from tentalis.rewards.mathematics import MathData, complaint_of, verdict_of
+from tentalis.rewards.mathematics import MathData, complaint_of, latex_verdict
 from tentalis.rewards.verdict import ScorerAway, Verdict, data_of
 from tentalis.service.packages import require
 
@@ -59,19 +59,13 @@ class MathVerifyVerifier:
         """
         # Also where the rule alone decides: the name of the Score has the versions.
         require("the verifier math_verify", "math")
-        reference = data_of(task, MathData).reference()
-        if not reference:
-            return Verdict.unknown()
-        answer = latex_answer(result.text)
-        if not answer:
-            return verdict_of(False, 0.0)
-        if same_latex(answer, reference):
-            return verdict_of(True, 1.0)
-        if max(len(answer), len(reference)) > MAX_LATEX_CHARS:
-            return verdict_of(True, 0.0)
-        return verdict_of(True, self._equal(answer, reference))
+        return latex_verdict(task, result, self._equal)
 
-    def _equal(self, answer: str, reference: str) -> float:
+    def _equal(self, answer: str, reference: str) -> bool:
+        if same_latex(answer, reference):
+            return True
+        if max(len(answer), len(reference)) > MAX_LATEX_CHARS:
+            return False
         call = Call(messages=[], text=answer, token_ids=[], columns={"reference": reference})
         try:
             reply = self._process.call(pickle.dumps(call), self.time_limit_s)
@@ -81,7 +75,7 @@ class MathVerifyVerifier:
         if value.error is not None or value.reward is None:
             message = "no value" if value.error is None else value.error.message
             raise FunctionError(f"math-verify failed on the answer {answer!r} to {reference!r}: {message}")
-        return value.reward
+        return value.reward == 1.0
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns the complaint of a user who knows the reference, or None. Raises the errors of `verify`."""

@@ -6,6 +6,7 @@ fails: the reference has no number, or the scorer fails.
 
 import logging
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -28,8 +29,7 @@ from tentalis.service.packages import require
 log = logging.getLogger(__name__)
 
 
-def verdict_of(answered: bool, reward: float) -> Verdict:
-    """Returns the verdict on a text that states an answer or does not; `reward`: in [0, 1]."""
+def _verdict(answered: bool, reward: float) -> Verdict:
     return Verdict(reward, {"answered": float(answered), "correct": float(reward == 1.0)})
 
 
@@ -61,8 +61,8 @@ class Gsm8kVerifier:
             return Verdict.unknown()
         value = final_number(result.text)
         if value is None:
-            return verdict_of(False, 0.0)
-        return verdict_of(True, float(same_number(value, reference, decimals_of(value))))
+            return _verdict(False, 0.0)
+        return _verdict(True, float(same_number(value, reference, decimals_of(value))))
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns the complaint of a user who knows the reference, or None."""
@@ -82,6 +82,16 @@ class MathData(VerifierData):
         return boxed(self.solution or "")
 
 
+def latex_verdict(task: Task, result: Result, equal: Callable[[str, str], bool]) -> Verdict:
+    """Returns 1 or 0 for the answer of a text (`latex_answer`), as `equal(answer, reference)` says; unknown if the
+    reference has no answer. Raises BadVerifierData and the errors of `equal`."""
+    reference = data_of(task, MathData).reference()
+    if not reference:
+        return Verdict.unknown()
+    answer = latex_answer(result.text)
+    return _verdict(True, float(equal(answer, reference))) if answer else _verdict(False, 0.0)
+
+
 class BoxedMathVerifier:
     """Checks that the answer of a text (`latex_answer`) equals the reference."""
 
@@ -94,13 +104,7 @@ class BoxedMathVerifier:
 
     def verify(self, task: Task, result: Result) -> Verdict:
         """Returns 1 or 0; unknown if the reference has no answer."""
-        reference = data_of(task, MathData).reference()
-        if not reference:
-            return Verdict.unknown()
-        answer = latex_answer(result.text)
-        if not answer:
-            return verdict_of(False, 0.0)
-        return verdict_of(True, float(same_latex(answer, reference)))
+        return latex_verdict(task, result, same_latex)
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns the complaint of a user who knows the reference, or None."""
@@ -167,7 +171,7 @@ class ReasoningGymVerifier:
             raise BadVerifierData(f"reasoning_gym has no dataset {data.source!r}") from cause
         answer = gym_answer(result.text, data.entry["answer"])
         if answer is None:
-            return verdict_of(False, 0.0)
+            return _verdict(False, 0.0)
         try:
             score = float(scorer(answer, _with_tuples(data.source, data.entry)))
         except Exception as error:  # noqa: BLE001 - any of the library's hundred scorers may raise anything on arbitrary text
@@ -176,7 +180,7 @@ class ReasoningGymVerifier:
         if not math.isfinite(score) or not 0.0 <= score <= 1.0:
             log.warning("task %s: the scorer of %s gave %r", task.task_id, data.dataset, score)
             return Verdict.unknown(answered=1.0)
-        return verdict_of(True, score)
+        return _verdict(True, score)
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns the complaint of a user who knows the reference, or None."""
