@@ -24,6 +24,7 @@ from tentalis.service.settings import Settings
 from tentalis.service.tracing import TraceSpan
 from tentalis.storage.errors import StorageError
 from trainer.config.trainer_config import TrainerConfig
+from trainer.data.candidates import ReadSegment
 from trainer.data.fetch import RolloutCache, fetch
 from trainer.data.rollout_reader import RolloutReader
 from trainer.distributed.ranks import RankChannel, RankGroup, join_ranks
@@ -162,9 +163,7 @@ def _train_run(
         metrics.record_turn()
         segments = reader.poll(0.0 if has_command else POLL_SECONDS)
         if segments:
-            segment_dicts = [segment.to_json() for segment in segments]
-            counts = {"lag": reader.lag(), "dead": reader.n_dead, "without_topk": reader.n_without_topk}
-            channel.send_report({"rank": rank_group.rank, "segments": segment_dicts, **counts})
+            _report(segments, reader, channel, rank_group)
         command = channel.next_command()
         # One command is often followed by the next: a wait for records would delay it.
         has_command = command is not None
@@ -233,6 +232,14 @@ def _step_span(plan: BatchPlan, rank_group: RankGroup, version: int) -> TraceSpa
     if rank_group.rank == 0:
         return tracing.span("step", root=name, run_id=plan.run_id, step=plan.step, policy=policy)
     return tracing.span("rank", parent=tracing.derived(name), rank=rank_group.rank, step=plan.step)
+
+
+def _report(
+    segments: Iterable[ReadSegment], reader: RolloutReader, channel: RankChannel, rank_group: RankGroup
+) -> None:
+    counts = {"lag": reader.lag(), "dead": reader.n_dead, "without_topk": reader.n_without_topk}
+    segment_dicts = [segment.to_json() for segment in segments]
+    channel.send_report({"rank": rank_group.rank, "segments": segment_dicts, **counts})
 
 
 def _send_committed(low_waters: Iterable[Mapping[int, int]], channel: RankChannel) -> None:

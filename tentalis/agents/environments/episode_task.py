@@ -1,4 +1,5 @@
-"""What an environment reads of a task: the data of the verifier `episode`, and the messages around a named task."""
+"""The parts of a task that an environment reads: the data of the verifier `episode`, and the messages around a named
+task."""
 
 from typing import TypeVar
 
