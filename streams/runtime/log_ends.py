@@ -29,6 +29,8 @@ class LogEnds:
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import AdminClient, OffsetSpec
 
+        from tentalis.kafka.topic_client import known_offset
+
         if not places:
             return {}
         if self._client is None:
@@ -37,7 +39,7 @@ class LogEnds:
         ends, untold = {}, dict[Place, str]()
         for place, future in self._client.list_offsets(wanted, request_timeout=TIMEOUT_S).items():
             try:
-                ends[str(place.topic), int(place.partition)] = int(future.result().offset)
+                ends[str(place.topic), int(place.partition)] = known_offset(future.result().offset)
             except KafkaException as error:
                 untold[place.topic, place.partition] = error.args[0].str()
         if untold:

@@ -328,6 +328,7 @@ class KafkaAdmin:
         from confluent_kafka.admin import OffsetSpec
 
         from tentalis.kafka.errors import ELECTING
+        from tentalis.kafka.topic_client import known_offset
 
         metadata = self._metadata()
         if any(name not in metadata or len(metadata[name].partitions) != count for name, count in wanted.items()):
@@ -336,7 +337,7 @@ class KafkaAdmin:
         places = {TopicPartition(name, p): OffsetSpec.latest() for name, count in wanted.items() for p in range(count)}
         try:
             for place, future in self._client.list_offsets(places).items():
-                self._result(future, Operation.DESCRIBE, place.topic)
+                known_offset(self._result(future, Operation.DESCRIBE, place.topic).offset)
         except KafkaException as error:
             if error.args[0].code() in ELECTING | {KafkaError._TRANSPORT}:
                 return False
@@ -348,13 +349,15 @@ class KafkaAdmin:
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
+        from tentalis.kafka.topic_client import known_offset
+
         metadata = self._metadata()
         there = [name for name in names if name in metadata]
         places = [TopicPartition(name, p) for name in there for p in metadata[name].partitions]
         offsets: dict[tuple[str, int], list[int]] = {(place.topic, place.partition): [] for place in places}
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest()) if places else ():
             for place, future in self._client.list_offsets({place: spec for place in places}).items():
-                offsets[place.topic, place.partition].append(int(future.result(self._timeout).offset))
+                offsets[place.topic, place.partition].append(known_offset(future.result(self._timeout).offset))
         configs = self._configs(there, only_set=True)
         table = topic_table().topics
         return [

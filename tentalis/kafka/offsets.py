@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from tentalis.kafka import topology
 from tentalis.kafka.acls import READERS, Operation
 from tentalis.kafka.config import consumer_config
 from tentalis.kafka.errors import DENIED, ELECTING, NoSuchTopic, passes, refused
 from tentalis.kafka.identity import CommittedOffset
-from tentalis.kafka.topic_client import PATIENCE_S, TOPIC_PATIENCE_S, asked_again, committed_notes
+from tentalis.kafka.topic_client import PATIENCE_S, TOPIC_PATIENCE_S, asked_again, committed_notes, known_offset
 from tentalis.service.settings import Settings
 
 T = TypeVar("T")
@@ -45,8 +45,12 @@ def _watermarks(
 ) -> tuple[int, int]:
     """(first offset, offset after the last committed record); `patience` as in `asked_again`."""
     place = TopicPartition(topic, partition)
-    low, high = _answer(settings, topic, lambda: consumer.get_watermark_offsets(place, timeout=15), patience)
-    return int(low), int(high)
+
+    def ask() -> tuple[int, int]:
+        low, high = consumer.get_watermark_offsets(place, timeout=15)
+        return known_offset(low), known_offset(high)
+
+    return _answer(settings, topic, ask, patience)
 
 
 def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
@@ -76,7 +80,15 @@ def offsets_at(settings: Settings, topic: str, time_ms: int) -> dict[int, int | 
     try:
         # A negative time has a special meaning in Kafka.
         places = [TopicPartition(topic, p, max(0, time_ms)) for p in _partitions(settings, consumer, topic)]
-        found = _answer(settings, topic, lambda: consumer.offsets_for_times(places, timeout=15))
+
+        def ask() -> list[TopicPartition]:
+            found = consumer.offsets_for_times(places, timeout=15)
+            for place in found:
+                if place.offset != OFFSET_END:  # no record is that recent
+                    known_offset(place.offset)
+            return list(found)
+
+        found = _answer(settings, topic, ask)
         return {int(place.partition): int(place.offset) if place.offset >= 0 else None for place in found}
     finally:
         consumer.close()

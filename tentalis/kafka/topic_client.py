@@ -34,6 +34,18 @@ class CommitsUnknown(Exception):
     """The committed offsets of a group cannot be read at present."""
 
 
+def known_offset(answer: int) -> int:
+    """The offset that librdkafka gave as the answer for one partition.
+
+    While a broker restarts, librdkafka may report a partition that the broker's response left out with the offset -1001
+    and without an error. Read as the end of a log, it would look like a log that was cut. Raises KafkaException, for
+    which `asked_again` asks again.
+    """
+    if answer < 0:
+        raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the broker's response lacks it ({answer})"))
+    return int(answer)
+
+
 def asked_again(ask: Callable[[], T], patience: float = PATIENCE_S) -> T:
     """Returns the answer to a question about partitions, which a broker that has just started does not know
     immediately: for `patience` seconds it is asked again. Raises KafkaException."""
@@ -93,7 +105,7 @@ class TopicClient:
         def ask() -> dict[tuple[str, int], int]:
             asked = self._client.list_offsets(dict.fromkeys(wanted, spec), request_timeout=TIMEOUT_S)
             return {
-                (str(place.topic), int(place.partition)): int(future.result(TIMEOUT_S + 1).offset)
+                (str(place.topic), int(place.partition)): known_offset(future.result(TIMEOUT_S + 1).offset)
                 for place, future in asked.items()
             }
 

@@ -24,6 +24,7 @@ from tentalis.kafka.config import consumer_config
 from tentalis.kafka.consumer import headers_in
 from tentalis.kafka.errors import NoSuchTopic, RecordTooLarge, passes, refused
 from tentalis.kafka.partitioner import TYPE_HEADER
+from tentalis.kafka.topic_client import known_offset
 from tentalis.service import tracing
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
@@ -209,6 +210,7 @@ class BridgeLogFollower:
             positions = consumer.offsets_for_times(positions, timeout=TIMEOUT_S)
             max_newest = self._max_records // len(positions)
         for position, (low, high) in zip(positions, ranges, strict=True):
+            known_offset(high)
             self._unread[topic, position.partition] = high
             first = high if position.offset < 0 else max(low, position.offset)
             next_offset = self._next_offsets.get((topic, position.partition))

@@ -21,6 +21,7 @@ REASONS = {
     Cause.BROKER_AWAY: [
         """tentalis-join ends: RecordNotDelivered(KafkaError{code=_MSG_TIMED_OUT,val=-192,str="Local"}, 't').""",
         """tentalis-join ends: RecordNotDelivered(KafkaError{code=_INCONSISTENT,val=-149,str="a later one"}, 't').""",
+        """tentalis-join ends: KafkaException(KafkaError{code=UNKNOWN_LEADER_EPOCH,val=75,str="Failed to get"}).""",
         "tentalis-join ends: KafkaConnectionError('Unable to bootstrap'). Nothing unconfirmed was committed",
         "tentalis-join ends: NoAnswer('no answer within 30 s about'). Nothing unconfirmed was committed",
         "tentalis-join ends: ChangelogError('t: nothing was read: is the broker up?'). Nothing unconfirmed",

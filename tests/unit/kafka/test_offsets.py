@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from tentalis.kafka import offsets
 from tentalis.kafka.errors import Forbidden
@@ -14,23 +14,26 @@ SETTINGS = Settings(bootstrap="127.0.0.1:1")
 
 
 class RestartedBroker:
-    """Answers the first two questions with an error, and with offsets afterwards."""
+    """Answers the first two questions with an error, and with offsets afterwards. Without a code these two answers are
+    librdkafka's offset for "not known"."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: int | None) -> None:
         self.code, self.refusals = code, 2
 
-    def _refuse(self) -> None:
-        if self.refusals:
-            self.refusals -= 1
-            raise KafkaException(KafkaError(self.code, "Failed to get offsets: Local: Unknown partition"))
+    def _offset(self) -> int:
+        if not self.refusals:
+            return 7
+        self.refusals -= 1
+        if self.code is None:
+            return OFFSET_INVALID
+        raise KafkaException(KafkaError(self.code, "Failed to get offsets: Local: Unknown partition"))
 
     def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-        self._refuse()
-        return [TopicPartition(place.topic, place.partition, 7) for place in places]
+        offset = self._offset()
+        return [TopicPartition(place.topic, place.partition, offset) for place in places]
 
     def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
-        self._refuse()
-        return 3, 7
+        return 3, self._offset()
 
     def close(self) -> None:
         pass
@@ -52,9 +55,9 @@ def answered_by(broker: RestartedBroker, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(offsets, "_partitions", lambda settings, consumer, topic: [0])
 
 
-@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT, KafkaError._TRANSPORT])
+@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT, KafkaError._TRANSPORT, None])
 def test_a_broker_that_starts_is_asked_again(
-    question: tuple[Callable[[], Any], Any], code: int, monkeypatch: pytest.MonkeyPatch
+    question: tuple[Callable[[], Any], Any], code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered_by(RestartedBroker(code), monkeypatch)
     ask, answer = question

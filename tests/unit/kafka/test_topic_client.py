@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from tentalis.kafka import topic_client
 from tentalis.kafka.topic_client import TopicClient
@@ -13,16 +13,20 @@ from tentalis.service.settings import Settings
 
 
 class RestartedBroker:
-    """Answers a request for offsets with an error as often as `refusals` says, and with offset 7 afterwards."""
+    """Answers a request for offsets with an error as often as `refusals` says, and with offset 7 afterwards. Without a
+    code its refusal is librdkafka's offset for "not known"."""
 
-    def __init__(self, code: int, refusals: int) -> None:
+    def __init__(self, code: int | None, refusals: int) -> None:
         self.code, self.refusals = code, refusals
 
     def list_offsets(self, wanted: dict[TopicPartition, Any], request_timeout: float) -> dict[TopicPartition, Any]:
         answer = Future[Any]()
         if self.refusals:
             self.refusals -= 1
-            answer.set_exception(KafkaException(KafkaError(self.code, "Failed to get offsets: Local: Unknown")))
+            if self.code is None:
+                answer.set_result(SimpleNamespace(offset=OFFSET_INVALID))
+            else:
+                answer.set_exception(KafkaException(KafkaError(self.code, "Failed to get offsets: Local: Unknown")))
         else:
             answer.set_result(SimpleNamespace(offset=7))
         return dict.fromkeys(wanted, answer)
@@ -49,6 +53,13 @@ def test_offsets_are_asked_for_again_while_a_broker_starts(client: TopicClient, 
     assert {place: (r.begin, r.end) for place, r in client.ranges([("tentalis.tasks.v1", 3)]).items()} == {
         ("tentalis.tasks.v1", 3): (7, 7)
     }
+
+
+def test_an_offset_that_the_response_lacks_is_asked_for_again(client: TopicClient) -> None:
+    # Seen when a broker was killed and started again under load: read as an end, it made a complete log look cut.
+    client._client = RestartedBroker(None, refusals=2)
+    found = client.ranges([("tentalis.halves.v1", 0)])["tentalis.halves.v1", 0]
+    assert (found.begin, found.end) == (7, 7)
 
 
 def test_offsets_that_are_denied_are_not_asked_for_again(client: TopicClient) -> None:
