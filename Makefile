@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 UV_VERSION := 0.13.9
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= passive
+# Every process of a stack imports thousands of modules. Without compiled files each start of the trainer or of a model
+# server compiles them again, for 10 s and more on one core.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-clients test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz test-llama-cpp format lock clean
 .DEFAULT_GOAL := help
