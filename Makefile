@@ -51,9 +51,9 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/tentalis demo $(ARGS)
 
-# Three processes, each with a broker of its own; one at a time on a broker that is given to all. In the order of the
-# folders: the longest files come first, and the short ones even out the end. The third process begins at the end
-# (tests/support/scheduling.py).
+# Three processes, each with a broker of its own; one at a time on a broker that is given to all. In the order of
+# tests/conftest.py: the longest files come first, and the short ones even out the end. The third process begins at the
+# end (tests/support/scheduling.py).
 JOBS ?= $(if $(filter-out embedded container,$(TENTALIS_TEST_KAFKA)),0,3)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
