@@ -1,4 +1,4 @@
-"""`python -m trainer`: the command that the launcher starts as a rank."""
+"""`python -m trainer`: the command that the launcher, torchrun or a scheduler starts as a rank."""
 
 import argparse
 import ctypes
@@ -11,7 +11,10 @@ from tentalis.kafka.identity import PartitionsChanged
 from tentalis.service import logs, stdout
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.lifecycle import Unmendable
+from tentalis.service.ports import PortTaken
 from tentalis.service.settings import Settings
+from tentalis.service.variable import BadVariable
+from trainer.distributed.rank_place import rank_place
 from trainer.distributed.stop import stop_on_signals
 from trainer.run.launch import launch
 from trainer.run.stop_condition import StopCondition
@@ -21,9 +24,8 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Runs one rank and returns its exit code."""
-    if "RANK" in os.environ:
-        _die_with_the_launcher()
     parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
+    parser.add_argument("--launcher", type=int, help="id of the process that starts the ranks, with which they end")
     commands = parser.add_subparsers(dest="command", required=True)
     train_parser = commands.add_parser("train", help="train live")
     train_parser.add_argument("--config", type=Path, required=True)
@@ -36,6 +38,8 @@ def main() -> int:
     rank_parser = commands.add_parser("replay-rank", help="one rank of a replay")
     rank_parser.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
+    if options.launcher is not None:
+        _die_with_the_launcher(options.launcher)
     logs.configure()
     stdout.reserve()
     with stdout.libraries_to_stderr():
@@ -48,29 +52,46 @@ def _run(options: argparse.Namespace) -> int:
 
         return replay_rank(options.spec)
     stop_condition = StopCondition(options.steps, options.until_caught_up)
-    if "RANK" in os.environ:
-        # The imports take seconds; signals must be handled before.
-        with stop_on_signals() as stop:
-            from trainer.config.file import load_config
-            from trainer.run.loop import run
-
-            try:
-                return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, stop_condition)
-            except Unmendable as error:
-                print(f"error: {error}", file=sys.stderr)
-                return ExitCode.PERMANENT
-            except PartitionsChanged as error:
-                print(f"error: {error}", file=sys.stderr)
-                return ExitCode.DRIFT
-    return launch(options.config, options.ranks, options.metrics_port, stop_condition)
+    try:
+        if options.ranks == 1 and rank_place().given:
+            return _run_rank(options, stop_condition)
+        return launch(options.config, options.ranks, options.metrics_port, stop_condition)
+    except BadVariable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.USAGE
 
 
-def _die_with_the_launcher() -> None:
+def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int:
+    # The imports take seconds; signals must be handled before.
+    with stop_on_signals() as stop:
+        from torch.distributed import DistError
+
+        from trainer.config.file import load_config
+        from trainer.distributed.ranks import RankLost
+        from trainer.run.loop import run
+
+        try:
+            return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, stop_condition)
+        except Unmendable as error:
+            print(f"error: {error}", file=sys.stderr)
+            return ExitCode.PERMANENT
+        except PartitionsChanged as error:
+            print(f"error: {error}", file=sys.stderr)
+            return ExitCode.DRIFT
+        except (RankLost, PortTaken) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return ExitCode.ERROR
+        except DistError as error:
+            print(f"error: another rank has ended, or cannot be reached: {error}", file=sys.stderr)
+            return ExitCode.ERROR
+
+
+def _die_with_the_launcher(launcher: int) -> None:
     """Makes this rank die with its launcher, because a rank without one has lost its peers. Linux only; elsewhere the
     rank notices when it next uses the channel."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
+        if os.getppid() != launcher:
             os._exit(ExitCode.ERROR)
 
 

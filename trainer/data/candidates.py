@@ -33,10 +33,10 @@ DEFAULT_LOSS = LossConfig()
 class Offer:
     """A rollout of the policy as it is on the log.
 
-    `oldest_version`: the version of the oldest adapter that sampled any of it. `unfit`: the reason it cannot be trained
-    on, else None.
+    `oldest_version`, `newest_version`: the versions of the oldest and the newest adapter that sampled any of it.
+    `unfit`: the reason it cannot be trained on, else None.
 
-    Example: Offer("t1/0", "t1", "9f..", 3, 120, 1700000000000, 110, True, False, 4, None)
+    Example: Offer("t1/0", "t1", "9f..", 3, 120, 1700000000000, 110, True, False, 4, 5, None)
     """
 
     key: str
@@ -49,6 +49,7 @@ class Offer:
     rl: bool
     opd: bool
     oldest_version: int
+    newest_version: int
     unfit: str | None
 
 
@@ -159,7 +160,7 @@ def offer_of(
     has_teacher = rollout.topk > 0 if loss.opd_kind == "topk" else rollout.teacher_logprobs is not None
     parts = no_rl_reason(rollout, loss) is None, loss.distils and rollout.has_opd and has_teacher
     unfit = _unfit_reason(rollout, parts, max_tokens, loss)
-    oldest_version = -1
+    oldest_version = newest_version = -1
     if unfit is None:
         try:
             sampled_by = [parse_policy_name(span.policy) for span in rollout.policy_spans]
@@ -168,7 +169,8 @@ def offer_of(
         if not sampled_by or any(policy != rollout.head.policy for policy, _ in sampled_by):
             unfit = "sampled by no version of its policy"
         else:
-            oldest_version = min(version for _, version in sampled_by)
+            versions = [version for _, version in sampled_by]
+            oldest_version, newest_version = min(versions), max(versions)
     return Offer(
         rollout.rollout_id,
         rollout.head.task_id,
@@ -179,5 +181,6 @@ def offer_of(
         rollout.n_tokens,
         *parts,
         oldest_version,
+        newest_version,
         unfit,
     )

@@ -20,6 +20,9 @@ from trainer.data.candidates import FORGOTTEN, Offer, ReadSegment
 from trainer.data.positions import positions_of
 
 FORGED = "forged"
+UNPUBLISHED = "sampled by a version that was not published"
+"""Reason of a rollout that names a version above the trained one. Versions rise over all runs of a policy, and one is
+published only after its step, when it is the trained one: no order of publishing and arrival can make this wrong."""
 
 # Sequence length at which attention costs as much as everything else: 4 N / (6 layers width), 4,100 for SmolLM2-135M,
 # 16,000 for Qwen3-4B. One number for all models, because a plan depends only on offers and settings.
@@ -192,6 +195,8 @@ class BatchPlanner:
             return FORGOTTEN
         if offer.unfit is not None:
             return offer.unfit
+        if offer.newest_version > version:
+            return UNPUBLISHED
         return "stale" if self.staleness(version, offer.oldest_version) > self.max_staleness else None
 
     def _is_full(self, rollouts: int, tokens: int) -> bool:

@@ -1,4 +1,4 @@
-"""Source, processor and variables: they change the bytes of a step, as configuration, versions and threads do.
+"""Source, Python, processor and variables: they change the bytes of a step, as configuration, versions and threads do.
 
 All of it is in the run's manifest, by name; a replay names what differs.
 """
@@ -50,7 +50,12 @@ _NOT_COMPUTING = frozenset({"_name_or_path", "transformers_version"})
 
 def environment(model_folder: Path, device: str, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns name -> value of what changes the bytes of a step on this machine."""
-    found = {SOURCE: source_digest(), CONFIG_FILE: model_config_digest(model_folder), "processor": processor()}
+    found = {
+        SOURCE: source_digest(),
+        CONFIG_FILE: model_config_digest(model_folder),
+        "processor": processor(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+    }
     if device == "cuda":
         import torch
 
@@ -61,11 +66,12 @@ def environment(model_folder: Path, device: str, variables: Mapping[str, str] = 
 
 
 def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Returns what differs: name -> (recorded, here), "not set" where one lacks it. A manifest of an earlier release
-    recorded nothing: then nothing can be compared."""
+    """Returns what differs: name -> (recorded, here), "not set" where one lacks it. What a manifest of an earlier
+    release did not record cannot be compared; a variable that a manifest lacks was not set."""
     if not recorded:
         return {}
-    pairs = {name: (recorded.get(name, "not set"), here.get(name, "not set")) for name in sorted({*recorded, *here})}
+    names = sorted({*recorded, *(name for name in here if name.startswith(VARIABLE))})
+    pairs = {name: (recorded.get(name, "not set"), here.get(name, "not set")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -8,7 +8,6 @@ ends, such as Kubernetes, is all that a run needs to continue after a node was l
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +18,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from schemas.ids import sha256_hex
-from tentalis.service.ports import port_taken
+from trainer.distributed.store import LOOPBACK, serve_store
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOOPBACK = "127.0.0.1"
 BEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
 """A node that gives no sign of life for so long is lost."""
@@ -198,7 +196,7 @@ def _meet_once(place: NodePlace, digest: str, check: Callable[[], None], waiting
 
 def _join(place: NodePlace, digest: str, check: Callable[[], None], waiting: _Report) -> NodeMeeting | None:
     if place.index == 0:
-        store = _served_store(place)
+        store = serve_store(place.port, "store of the trainer's nodes", "--rendezvous", STORE_TIMEOUT)
         store.set("settings", digest)
         entered = store, store.add("joined/0", 1)
     else:
@@ -237,27 +235,6 @@ def _waited_for(future: Future[T], check: Callable[[], None]) -> T:
             raise NodeLost(f"node 0 has given no sign of life for {PATIENCE_SECONDS:g} s")
         time.sleep(RETRY_SECONDS / 20)
     return future.result()
-
-
-def _served_store(place: NodePlace) -> TCPStore:
-    """Opens the store on every address of node 0. Raises PortTaken."""
-    from torch._C._distributed_c10d import TCPStore
-
-    dual = socket.has_dualstack_ipv6()
-    try:
-        server = socket.create_server(
-            ("", place.port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
-        )
-    except OSError as error:
-        raise port_taken("", place.port, "store of the trainer's nodes", error, "--rendezvous") from error
-    return TCPStore(
-        LOOPBACK,
-        place.port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=STORE_TIMEOUT,
-        master_listen_fd=server.detach(),
-    )
 
 
 def _wait_for_others(meeting: NodeMeeting, check: Callable[[], None], waiting: _Report) -> None:

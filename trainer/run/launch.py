@@ -13,11 +13,14 @@ from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import Health, served
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
+from tentalis.service.variable import BadVariable
 from tentalis.service.version import app_version
 from trainer.config.file import load_config
 from trainer.config.trainer_config import TrainerConfig, config_text
-from trainer.distributed.nodes import LOOPBACK, NodeLost, NodeMeeting, NodePlace, meet_nodes
+from trainer.distributed.nodes import NodeLost, NodeMeeting, NodePlace, meet_nodes
+from trainer.distributed.rank_place import STORE_IS_SERVED, rank_place
 from trainer.distributed.stop import GRACE_SECONDS, StopRequest, stop_on_signals
+from trainer.distributed.store import LOOPBACK
 from trainer.run.stop_condition import FOREVER, StopCondition
 
 POLL_SECONDS = 0.05
@@ -32,7 +35,13 @@ def main(
     place: NodePlace | None = None,
 ) -> int:
     """Runs the trainer until it ends; returns the exit code. `place`: of this machine among several nodes, each of
-    which runs `ranks` processes. Raises NoBroker, PortTaken."""
+    which runs `ranks` processes. If the variables of `rank_place` make this process one of several ranks, it runs that
+    rank. Raises NoBroker, PortTaken, BadVariable, RankLost."""
+    if rank_place().given and (ranks > 1 or place is not None):
+        raise BadVariable(
+            "RANK and WORLD_SIZE are set, so this process is one rank and cannot start ranks: unset them, or omit "
+            "--ranks and --nodes"
+        )
     settings.require_bootstrap()
     if ranks == 1 and place is None:
         # The imports take seconds; signals must be handled before.
@@ -109,10 +118,11 @@ def _run_ranks(
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": place.store_host,
         "MASTER_PORT": str(place.port),
+        STORE_IS_SERVED: "True",
     }
     if meeting is None:
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    command = [sys.executable, "-m", "trainer", *arguments]
+    command = [sys.executable, "-m", "trainer", "--launcher", str(os.getpid()), *arguments]
     first = place.index * ranks
     children = [
         subprocess.Popen(command, env=environment | {"RANK": str(first + local), "LOCAL_RANK": str(local)})

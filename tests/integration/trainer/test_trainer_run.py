@@ -313,6 +313,59 @@ def test_a_rank_that_dies_ends_its_world_and_the_next_one_goes_on_from_the_check
 
 
 @contextmanager
+def numbered_from_outside(
+    lab: Lab, run_config: TrainerConfig, *commands: tuple[list[str], dict[str, str]]
+) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Processes that run `python -m trainer` as ranks, as torchrun or a scheduler starts them."""
+    train = ["-m", "trainer", "train", "--config", str(lab.write_config(run_config))]
+    with ExitStack() as stack:
+        started = []
+        for begin, own in commands:
+            log = stack.enter_context((lab.folder / f"{run_config.run_id}.log").open("ab"))
+            process = subprocess.Popen([*begin, *train], env=lab.environment() | own, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            started.append(process)
+        yield started
+
+
+@pytest.mark.long  # test_rank_place.py has the ranks without a broker
+@pytest.mark.timeout(1500)
+def test_torchrun_starts_the_ranks_and_starts_them_again(lab: Lab) -> None:
+    made, run_config = rollouts(7, policy=lab.policy, prefix=f"{lab.policy}-"), lab.config()
+    lab.put(*made[:12])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    torchrun += ["--master-port", str(free_port())]
+    with numbered_from_outside(lab, run_config, (torchrun, {})) as (agent,):
+        eventually(lambda: lab.run_log(run_config).last_step == 1, 400, 0.2, lambda: lab.log_text(run_config))
+        next(rank for rank in psutil.Process(agent.pid).children() if rank.environ().get("RANK") == "1").kill()
+        lab.put(*made[12:])
+        assert agent.wait(400) == 0, lab.log_text(run_config)
+    run = lab.run_log(run_config)
+    assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
+
+
+@pytest.mark.long  # test_rank_place.py has the ranks without a broker
+@pytest.mark.timeout(1500)
+def test_ranks_of_a_scheduler_meet_at_rank_0_and_end_if_one_comes_back_alone(lab: Lab) -> None:
+    made, run_config = rollouts(7, policy=lab.policy, prefix=f"{lab.policy}-"), lab.config()
+    lab.put(*made[:12])
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [([sys.executable], {"RANK": str(rank), **address}) for rank in range(2)]
+    with numbered_from_outside(lab, run_config, *ranks) as (first, second):
+        eventually(lambda: lab.run_log(run_config).last_step == 1, 400, 0.2, lambda: lab.log_text(run_config))
+        second.kill()
+        with numbered_from_outside(lab, run_config, ranks[1]) as (alone,):
+            assert (alone.wait(120), first.wait(120)) == (1, 1), lab.log_text(run_config)
+    assert "error: rank 1 was started again alone" in lab.log_text(run_config)
+    lab.put(*made[12:])
+    with numbered_from_outside(lab, run_config, *ranks) as (first, second):
+        assert (first.wait(400), second.wait(120)) == (0, 0), lab.log_text(run_config)
+    run = lab.run_log(run_config)
+    assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
+
+
+@contextmanager
 def two_nodes(lab: Lab, run_config: TrainerConfig, port: int) -> Iterator[list["subprocess.Popen[bytes]"]]:
     """Two launchers with a rank each and folders of their own, as on two machines."""
     command = [sys.executable, "-m", "tentalis.cli", "train", "--config", str(lab.write_config(run_config))]

@@ -232,7 +232,7 @@ def test_settings_changed_by_name() -> None:
 
 def test_an_offer_says_what_trains() -> None:
     both = rollout(teacher=[-1, -1, -1], reward=0.5, rewards=[0.5, 0.0], n=2, version=3)
-    assert offer_of(both, 1, 9, 77, 100) == Offer("t0/0", "t0", both.digest, 1, 9, 77, 7, True, True, 3, None)
+    assert offer_of(both, 1, 9, 77, 100) == Offer("t0/0", "t0", both.digest, 1, 9, 77, 7, True, True, 3, 3, None)
     alone = rollout(reward=0.5, rewards=[0.5], n=2, teacher=[-1, -1, -1])
     assert (offer_of(alone, 0, 0, 0, 100).rl, offer_of(alone, 0, 0, 0, 100).opd) == (False, True)
 
@@ -284,9 +284,10 @@ def test_what_cannot_be_trained_on_says_why(change: dict[str, object], reason: s
     assert offer_of(rollout().model_copy(update=change), 0, 0, 0, 100).unfit == reason
 
 
-def test_the_oldest_version_counts() -> None:
+def test_the_oldest_and_the_newest_version_count() -> None:
     spans = (PolicySpan(start=4, policy="tiny@v7"), PolicySpan(start=5, policy="tiny@v5"))
-    assert offer_of(rollout().model_copy(update={"policy_spans": spans}), 0, 0, 0, 100).oldest_version == 5
+    found = offer_of(rollout().model_copy(update={"policy_spans": spans}), 0, 0, 0, 100)
+    assert (found.oldest_version, found.newest_version) == (5, 7)
     assert offer_of(rollout(), 0, 0, 0, 6).unfit == "over 6 tokens"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import platform
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_a_replay_on_cuda_does_not_name_the_workspace_that_the_trainer_sets_itse
     other = differences(trained, environment(model, "cuda", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}))
     assert other == {name: (":4096:8", ":16:8")}
     assert name not in environment(model, "cpu", {})
+
+
+def test_another_python_is_named_and_one_that_was_not_recorded_is_not(model: Path) -> None:
+    """Its sum() of floats is another from 3.12 on. Manifests did not always have it."""
+    here = environment(model, "cpu", {})
+    own = f"{platform.python_implementation()} {platform.python_version()}"
+    assert differences(here | {"python": "CPython 3.10.1"}, here) == {"python": ("CPython 3.10.1", own)}
+    earlier = {name: value for name, value in here.items() if name != "python"}
+    assert differences(earlier, here | {"variable MKL_CBWR": "AVX2"}) == {"variable MKL_CBWR": ("not set", "AVX2")}
 
 
 def test_a_manifest_of_an_earlier_release_keeps_its_digest_and_is_not_compared(model: Path) -> None:

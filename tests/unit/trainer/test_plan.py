@@ -16,7 +16,16 @@ from schemas.records import BatchPlan
 from tentalis.ops.forget.core import redacted_rollout
 from tests.support.trainer_lab import rollout
 from trainer.data.candidates import Offer, ReadSegment, offer_of
-from trainer.data.plan import BatchPlanner, LostOffers, PlanContext, lay_out, next_attempt, plan_of, step_seed
+from trainer.data.plan import (
+    UNPUBLISHED,
+    BatchPlanner,
+    LostOffers,
+    PlanContext,
+    lay_out,
+    next_attempt,
+    plan_of,
+    step_seed,
+)
 from trainer.data.rollout_reader import RolloutReader
 
 CONTEXT = PlanContext("run", "tiny", "m", 1, 100, 5, "owner")
@@ -24,7 +33,7 @@ CONTEXT = PlanContext("run", "tiny", "m", 1, 100, 5, "owner")
 
 def offer(partition: int, offset: int, time: int, key: str = "", **more: object) -> Offer:
     key = key or f"p{partition}o{offset}/0"
-    base = Offer(key, key.split("/")[0], f"d-{key}", partition, offset, time, 10, True, False, 0, None)
+    base = Offer(key, key.split("/")[0], f"d-{key}", partition, offset, time, 10, True, False, 0, 0, None)
     return replace(base, **more)
 
 
@@ -132,10 +141,10 @@ def test_drops_are_ranges_with_reason_and_count() -> None:
     log = [
         offer(0, 0, 0, oldest_version=0),
         offer(0, 3, 0, oldest_version=1),
-        offer(0, 4, 0, unfit="greedy sampling", oldest_version=9),
-        offer(0, 5, 0, key="a/0", oldest_version=9),
-        offer(0, 6, 0, key="a/0", oldest_version=9),
-        offer(0, 7, 0, key="a/0", digest="other", oldest_version=9),
+        offer(0, 4, 0, unfit="greedy sampling", oldest_version=3),
+        offer(0, 5, 0, key="a/0", oldest_version=3),
+        offer(0, 6, 0, key="a/0", oldest_version=3),
+        offer(0, 7, 0, key="a/0", digest="other", oldest_version=3),
         offer(0, 8, 0, oldest_version=2),
         offer(0, 9, 0, oldest_version=2),
     ]
@@ -152,6 +161,22 @@ def test_drops_are_ranges_with_reason_and_count() -> None:
     ]
     assert draft.forged == ("a/0",)
     assert draft.low_water == {0: 9}
+
+
+def test_a_version_that_was_not_published_samples_nothing_that_is_trained_on() -> None:
+    """Its number would be negative steps old: fresher than fresh. The trained version itself may be on its way out."""
+    batch_planner = planner(1, batch=2)
+    log = [
+        offer(0, 0, 0, oldest_version=5, newest_version=5),
+        offer(0, 1, 0, oldest_version=6, newest_version=6),
+        offer(0, 2, 0, oldest_version=5, newest_version=999),
+        offer(0, 3, 0, oldest_version=4, newest_version=5),
+    ]
+    batch_planner.add_segment(segment(0, 0, log))
+    assert not batch_planner.has_batch(4) and batch_planner.count_full_batches(5) == 1
+    draft = batch_planner.next_draft(5, {0: 4})
+    assert draft is not None and [row.offset for row in draft.offers] == [0, 3]
+    assert [(d.first_offset, d.count, d.reason) for d in draft.drops] == [(1, 2, UNPUBLISHED)]
 
 
 def test_what_the_lineage_consumed_is_not_trained_again() -> None:

@@ -21,6 +21,7 @@ from tests.unit.trainer import test_culprits, test_full
 from trainer.config.loss import LossConfig
 from trainer.data.candidates import offer_of
 from trainer.data.plan import BatchDraft, PlanContext, plan_of
+from trainer.distributed.rank_place import STORE_IS_SERVED
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.stop import StopRequest
 from trainer.step.engine import TrainingEngine
@@ -76,7 +77,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list["
     folder = tmp_path_factory.mktemp("ranks")
     model = tiny_model(folder / "model")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
-    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), STORE_IS_SERVED: "True"}
+    environment = os.environ | {"WORLD_SIZE": "2"} | address
     command = [sys.executable, "-m", "tests.unit.trainer.test_ranks", str(model), str(folder)]
     ranks = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(2)]
     try:
