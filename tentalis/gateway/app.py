@@ -114,7 +114,7 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        work = (deps.recorder.drain(), deps.backends.discover_models(), saver.run())
+        work = (deps.recorder.drain(), deps.backends.discover_models(), deps.backends.logprobs.run(), saver.run())
         jobs = [asyncio.create_task(each) for each in work]
         for job in jobs:
             job.add_done_callback(on_job_done)
@@ -197,6 +197,8 @@ def not_ready_reason(deps: GatewayDependencies) -> str | None:
         return "the policy acknowledgements on the log are not fully read yet"
     if not any(deps.backends.base_models.values()):
         return "no backend has listed its models yet"
+    if not deps.backends.logprobs.begun:
+        return "the log-probs of the backends are not measured yet"
     return deps.event_log.fatal_error
 
 

@@ -47,8 +47,8 @@ class BackendSettings(_StrictModel):
     `models`: names of the base models that it serves; if empty, the gateway asks it. `server_id`: the server id in
     the acknowledgements of its adapters; without one it serves no policies. `key_env` or `key_file`: its own API
     key. `logprobs_mode`: whether its log-probs are of the bare model's distribution (raw: the default of vLLM) or
-    of the one that it sampled from (processed). `timeout_s`: from a call to its first byte, and from one byte to
-    the next.
+    of the one that it sampled from (processed), where the gateway cannot measure it. `timeout_s`: from a call to its
+    first byte, and from one byte to the next.
     """
 
     name: Annotated[str, Field(min_length=1)]

@@ -269,7 +269,7 @@ class OpenAIClient:
                 declared = self._logprobs_mode
                 if declared is None:
                     declared = declared_mode(await self.models())
-                mode = await self._checked_mode(declared) if self._unchecked else declared
+                mode = await self._measured_mode(declared) if self._unchecked else declared
             except (InferenceError, LookupError, TypeError, ValueError):
                 return LogprobsMode.UNKNOWN
             if self._logprobs_mode is None and mode is LogprobsMode.UNKNOWN:
@@ -280,12 +280,21 @@ class OpenAIClient:
             self._logprobs_mode, self._unchecked = mode, False
             return mode
 
-    async def _checked_mode(self, declared: LogprobsMode) -> LogprobsMode:
-        """The mode to record, after a comparison of `declared` with the server's samples."""
-        base = next(str(card["id"]) for card in await self.models() if card.get("parent") is None)
+    async def checked_mode(self, declared: LogprobsMode) -> tuple[LogprobsMode, str]:
+        """Compares `declared` with the samples of the base model. Returns the mode to record, and a message for the
+        operator, "" if there is no problem. Raises ServerUnavailable, RequestRefused: nothing was measured."""
+        try:
+            base = next((str(card["id"]) for card in await self.models() if card.get("parent") is None), None)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise NotTokenExact(f"{self.base_url}/v1/models does not list its models") from error
+        if base is None:
+            raise NotTokenExact(f"{self.base_url}/v1/models lists no base model")
         probe = copy.copy(self)  # the same connections; its samples are not recorded, so it needs no mode
         probe._logprobs_mode, probe._unchecked, probe._checking = LogprobsMode.UNKNOWN, False, asyncio.Lock()
-        mode, problem = settled(declared, await measure_logprobs(probe, base))
+        return settled(declared, await measure_logprobs(probe, base))
+
+    async def _measured_mode(self, declared: LogprobsMode) -> LogprobsMode:
+        mode, problem = await self.checked_mode(declared)
         if problem:
             self._warn(f"{self.base_url} {problem}")
         return mode

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from schemas.records import LogprobsMode
-from tentalis.inference.protocol import Float32, Inference, Int32, NotTokenExact, RequestRefused, UnknownModel
+from tentalis.inference.protocol import Float32, Inference, Int32, RequestRefused
 
 MENDING_FLAG = "--logprobs-mode processed_logprobs"
 """The flag with which vLLM gives the log-probs of the distribution that it samples from."""
@@ -39,7 +39,7 @@ class LogprobsMeasurement:
 
 async def measure_logprobs(server: CheckedServer, model: str) -> LogprobsMeasurement:
     """Samples a few tokens at temperature 2 among the 5 most likely, and compares their log-probs with what follows
-    from the model's own. Raises ServerUnavailable, UnknownModel."""
+    from the model's own. Raises ServerUnavailable."""
     try:
         prompt = (await server.tokenize(model, _TEXT)).tolist()
         generation = await server.generate(
@@ -54,9 +54,7 @@ async def measure_logprobs(server: CheckedServer, model: str) -> LogprobsMeasure
             given.append(completion.logprobs)
             processed.append(_restricted(own[len(prompt) :], top[len(prompt) :]))
             raw.append(own[len(prompt) :])
-    except UnknownModel:
-        raise
-    except (RequestRefused, NotTokenExact) as error:
+    except RequestRefused as error:
         return LogprobsMeasurement(None, str(error))
     return judge_logprobs(np.concatenate(given), np.concatenate(processed), np.concatenate(raw))
 

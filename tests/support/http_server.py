@@ -11,8 +11,8 @@ Answer = Callable[[str, str, Mapping[str, str], bytes], tuple[int, str, bytes]]
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """Serves GET and POST until the block ends; yields the URL."""
+def serving(answer: Answer, port: int = 0) -> Iterator[str]:
+    """Serves GET and POST until the block ends, on a free port if none is named; yields the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -33,7 +33,7 @@ def serving(answer: Answer) -> Iterator[str]:
         def log_message(self, *args: Any) -> None:
             """Logs nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

@@ -43,8 +43,9 @@ LogprobsOption = Annotated[
     Logprobs,
     typer.Option(
         "--logprobs-mode",
-        help="Log-probs of the only backend: raw, of the model's own distribution, as from vLLM; or processed, of the "
-        "distribution that it samples from, as from `tentalis serve model`.",
+        help="Log-probs of the only backend: raw, of the model's own distribution, as from vLLM by default; or "
+        "processed, of the distribution that it samples from, as from `tentalis serve model` and `serve vllm`. The "
+        "gateway measures them; this counts only if it cannot.",
     ),
 ]
 Config = Annotated[

@@ -41,8 +41,9 @@ def worker(
         typer.Option(
             "--logprobs-mode",
             help="Log-probs of the model server: raw, of the model's distribution; or processed, of the distribution "
-            "that it samples from. Default: as the server declares it; raw for vLLM. Answers of which it is not known "
-            "are scored, but not trained on.",
+            "that it samples from. The worker measures them; this counts only if it cannot. Default: as the server "
+            "declares it; raw for vLLM, which declares nothing. Answers of which it is not known are scored, but not "
+            "trained on.",
             show_default=False,
         ),
     ] = None,

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from tentalis.gateway.backends.connection_pool import ConnectionPool
+from tentalis.gateway.backends.logprobs import LogprobsChecks
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.settings import BackendSettings, TokenIdSupport
 from tentalis.inference.replicas.probe import ReplicaProbes, listed_models, log_change
@@ -151,6 +152,7 @@ class BackendClients:
     def __init__(self, settings: Sequence[BackendSettings], keys: Mapping[str, str | None]) -> None:
         """`keys`: the API key of each backend, by its name."""
         self._by_name = {backend.name: _backend_client(backend, keys.get(backend.name)) for backend in settings}
+        self.logprobs = LogprobsChecks(settings, keys)
 
     def __getitem__(self, name: str) -> BackendClient:
         return self._by_name[name]
@@ -190,6 +192,7 @@ class BackendClients:
         """Ends the probes and closes the connections."""
         await asyncio.gather(*(backend.probes.close() for backend in self._by_name.values()))
         await asyncio.gather(*(http.aclose() for backend in self._by_name.values() for http in backend.https.values()))
+        await self.logprobs.close()
 
 
 def _backend_client(settings: BackendSettings, key: str | None) -> BackendClient:

@@ -133,10 +133,17 @@ def constrained(sent: Mapping[str, Any]) -> bool:
 
 
 def not_trainable_reason(
-    sent: Mapping[str, Any], route: CallRoute, capture: AnswerCapture, *, tokens: bool, n: int
+    sent: Mapping[str, Any],
+    route: CallRoute,
+    capture: AnswerCapture,
+    *,
+    tokens: bool,
+    n: int,
+    mode: LogprobsMode | None,
 ) -> str:
-    """Returns the reason why a turn cannot be trained on, as readable text; "" if it can."""
-    if reason := untrainable_request_reason(sent, route, tokens=tokens, n=n):
+    """Returns the reason why a turn cannot be trained on, as readable text; "" if it can. `mode`: the distribution of
+    the log-probs of the replica that answered, None if it is not known."""
+    if reason := untrainable_request_reason(sent, route, tokens=tokens, n=n, mode=mode):
         return reason
     if not capture.has_token_ids:
         return _no_token_ids(route)
@@ -151,7 +158,9 @@ def _no_token_ids(route: CallRoute) -> str:
     return f"the backend {route.backend.name} gives no token ids"
 
 
-def untrainable_request_reason(sent: Mapping[str, Any], route: CallRoute, *, tokens: bool, n: int) -> str:
+def untrainable_request_reason(
+    sent: Mapping[str, Any], route: CallRoute, *, tokens: bool, n: int, mode: LogprobsMode | None
+) -> str:
     """Returns the reason why no answer to this request can be trained on; "" if it depends on the answer."""
     if not route.policy:
         return "no policy was asked for: a plain model answered"
@@ -183,18 +192,32 @@ def untrainable_request_reason(sent: Mapping[str, Any], route: CallRoute, *, tok
         return "a grammar or a forced tool constrained the sampling"
     if _is_biased(sent):
         return "penalties or biases bent the distribution"
-    if logprobs_mode(sent, route) is not LogprobsMode.PROCESSED:
-        return (
-            f"the backend {route.backend.name} gives log-probs of the bare model (logprobs_mode: raw), "
-            f"which at temperature {sampling.temperature:g} are not those of the sampling"
-        )
-    return ""
+    return _mode_reason(sent, route, sampling, mode)
 
 
-def logprobs_mode(sent: Mapping[str, Any], route: CallRoute) -> LogprobsMode:
-    """The distribution of the backend's log-probs. At temperature 1, without truncation, penalties or biases, the bare
-    model's distribution and the sampled one are the same."""
-    mode, sampling = route.backend.logprobs_mode, sampling_of(sent)
+def _mode_reason(sent: Mapping[str, Any], route: CallRoute, sampling: Sampling, mode: LogprobsMode | None) -> str:
+    """The reason why log-probs of this distribution are not those of the sampling, "" if they are."""
+    name = route.backend.name
+    if mode is None:
+        return f"the log-probs of the backend {name} are not measured yet"
+    match logprobs_mode(sent, mode):
+        case LogprobsMode.PROCESSED:
+            return ""
+        case LogprobsMode.RAW:
+            declared = route.backend.logprobs_mode
+            measured = "" if declared is LogprobsMode.RAW else f", as measured; it is declared as {declared.value}"
+            return (
+                f"the backend {name} gives log-probs of the bare model (logprobs_mode: raw{measured}), "
+                f"which at temperature {sampling.temperature:g} are not those of the sampling"
+            )
+        case _:
+            return f"the backend {name} gives log-probs of neither the bare model nor the sampling"
+
+
+def logprobs_mode(sent: Mapping[str, Any], mode: LogprobsMode) -> LogprobsMode:
+    """The distribution of the log-probs in an answer of a replica whose log-probs are of `mode`. At temperature 1,
+    without truncation, penalties or biases, the bare model's distribution and the sampled one are the same."""
+    sampling = sampling_of(sent)
     if mode is not LogprobsMode.RAW or sampling is None or sampling.constrained or _is_biased(sent):
         return mode
     unrestricted = (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)

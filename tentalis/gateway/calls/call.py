@@ -10,11 +10,18 @@ from typing import Any
 from starlette.requests import Request
 
 from schemas.ids import turn_task_id
-from schemas.records import Message
+from schemas.records import LogprobsMode, Message
 from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.backends.routing import CallRoute, next_fallback, route
 from tentalis.gateway.backends.served import ServedView
-from tentalis.gateway.calls.backend_request import BackendRequest, backend_request, refuse_templates
+from tentalis.gateway.calls.backend_request import (
+    BackendRequest,
+    backend_request,
+    not_trainable_reason,
+    refuse_templates,
+    untrainable_request_reason,
+)
+from tentalis.gateway.calls.capture import AnswerCapture
 from tentalis.gateway.calls.earlier_turns import EarlierTurns
 from tentalis.gateway.calls.session_id import (
     CHAT_ENVIRONMENT,
@@ -52,7 +59,8 @@ class GatewayCall:
     """A client's call. `recordable`: it may be recorded; `token_refusal`: the backend's error when it was asked for
     tokens; `lost_version`: an assigned version that the backend turned out not to have; `traceparent`: the client's
     trace (W3C); `failed_replicas`: the URLs of the backend's replicas that have failed this call, and `failure` the
-    last error."""
+    last error; `replica_mode`: the distribution of the log-probs of the replica that answers, None while it is not
+    known."""
 
     event_id: str
     started: float
@@ -73,6 +81,7 @@ class GatewayCall:
     traceparent: str | None = None
     failed_replicas: set[str] = field(default_factory=set)
     failure: APIError | None = None
+    replica_mode: LogprobsMode | None = None
 
     @property
     def task_id(self) -> str:
@@ -88,6 +97,20 @@ class GatewayCall:
             "X-Request-Id": self.event_id,
             "Request-Id": self.event_id,
         }
+
+    def untrainable_request_reason(self) -> str:
+        """Returns the reason why no answer to this call can be trained on; "" if it depends on the answer."""
+        request = self.backend_request
+        return untrainable_request_reason(
+            request.body, self.route, tokens=self.asks_token_ids, n=request.n, mode=self.replica_mode
+        )
+
+    def not_trainable_reason(self, capture: AnswerCapture) -> str:
+        """Returns the reason why this call's turn cannot be trained on; "" if it can."""
+        request = self.backend_request
+        return not_trainable_reason(
+            request.body, self.route, capture, tokens=self.asks_token_ids, n=request.n, mode=self.replica_mode
+        )
 
     def success_headers(self, *, trainable: bool) -> dict[str, str]:
         """Headers of a successful answer: also the task's id, if the turn becomes a task that feedback can name, and

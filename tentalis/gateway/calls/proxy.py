@@ -19,7 +19,6 @@ from tentalis.gateway.calls.backend_call import (
     error_message,
     read_body,
 )
-from tentalis.gateway.calls.backend_request import not_trainable_reason
 from tentalis.gateway.calls.call import CallBuilder, GatewayCall
 from tentalis.gateway.calls.call_span import call_span, note_answer
 from tentalis.gateway.calls.capture import AnswerCapture, strip_unrequested
@@ -106,6 +105,7 @@ class ModelProxy:
     async def _forward(self, call: GatewayCall, send: Send, span: TraceSpan) -> None:
         while True:
             answer = await self._backend_call.send(call)
+            call.replica_mode = self._backends.logprobs.mode(call.route.backend, answer.lease.url)
             try:
                 if call.backend_request.stream:
                     await self._send_stream(call, answer, send, span)
@@ -135,10 +135,7 @@ class ModelProxy:
         self._usage.spend(call.caller, capture.tokens)
         note_answer(span, call, capture)
         strip_unrequested(answer, call.backend_request.requested)
-        trainable = not not_trainable_reason(
-            call.backend_request.body, call.route, capture, tokens=call.asks_token_ids, n=call.backend_request.n
-        )
-        headers = call.success_headers(trainable=trainable)
+        headers = call.success_headers(trainable=not call.not_trainable_reason(capture))
         try:
             encoded = dumps(call.protocol.answer(answer, call.event_id, call.body))
         except MALFORMED_ANSWER as error:

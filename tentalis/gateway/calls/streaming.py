@@ -6,7 +6,6 @@ import httpx
 from starlette.types import Send
 
 from tentalis.gateway.calls.backend_call import BrokenStream, ChunkStream
-from tentalis.gateway.calls.backend_request import untrainable_request_reason
 from tentalis.gateway.calls.call import GatewayCall
 from tentalis.gateway.calls.capture import AnswerCapture, strip_unrequested
 from tentalis.gateway.http.response import send_piece
@@ -62,9 +61,7 @@ class StreamRelay:
 
     def _response_headers(self) -> list[tuple[bytes, bytes]]:
         call = self._call
-        reason = untrainable_request_reason(
-            call.backend_request.body, call.route, tokens=call.asks_token_ids, n=call.backend_request.n
-        )
+        reason = call.untrainable_request_reason()
         headers = call.success_headers(trainable=not reason and self.capture.prompt_token_ids is not None)
         headers |= {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]

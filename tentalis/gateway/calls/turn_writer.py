@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 
 from schemas.records import LogprobsMode, Sampling, SessionEvent, SessionEventKind, Status
-from tentalis.gateway.calls.backend_request import logprobs_mode, not_trainable_reason, sampling_of
+from tentalis.gateway.calls.backend_request import logprobs_mode, sampling_of
 from tentalis.gateway.calls.call import RETRY_AFTER_S, GatewayCall
 from tentalis.gateway.calls.capture import AnswerCapture
 from tentalis.gateway.http.errors import APIError
@@ -88,9 +88,10 @@ class TurnWriter:
     def _event(self, call: GatewayCall, capture: AnswerCapture, status: Status) -> SessionEvent:
         tokens = capture.encoded_tokens() if call.asks_token_ids else None
         prompt, response, logprobs = tokens or (b"", b"", b"")
-        reason = not_trainable_reason(
-            call.backend_request.body, call.route, capture, tokens=call.asks_token_ids, n=call.backend_request.n
-        )
+        reason, mode = call.not_trainable_reason(capture), LogprobsMode.NONE
+        if logprobs:
+            replica = LogprobsMode.UNKNOWN if call.replica_mode is None else call.replica_mode
+            mode = logprobs_mode(call.backend_request.body, replica)
         if status is Status.FAILED:
             reason = "the call failed"
         self._metrics.trainable.labels("no" if reason else "yes").inc()
@@ -112,7 +113,7 @@ class TurnWriter:
             policy=call.route.policy,
             request=self._request(call, capture),
             tool_calls=capture.tool_calls,
-            logprobs_mode=logprobs_mode(call.backend_request.body, call.route) if logprobs else LogprobsMode.NONE,
+            logprobs_mode=mode,
             sampling=sampling_of(call.backend_request.body) or Sampling(),
             finish_reason=capture.finish_reason,
             status=status,
