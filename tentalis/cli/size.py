@@ -54,6 +54,7 @@ def size(
     ]
     rows += [(name, "not measured", "", "") for name in found.not_measured]
     print_table(("application", "cores", "workers", "busy"), rows)
+    print_text("\nOf the gateway: one call per task, not streamed. What is not measured needs cores too.")
     print_text(f"\npartitions of the keyed topics: {found.partitions}, for the life of the major version\n")
     heads = ("topic", "KB per task", "MB/s", "days", "TB")
     print_table(

@@ -1,7 +1,7 @@
 """Calculates what a load needs: workers, partitions, broker throughput, storage, state, and tokens per second. Pure.
 
-All figures per task are those of docs/operations/scale.md, measured with samples of 1,000 tokens. Sizes grow with the
-tokens; CPU per task is taken as measured.
+All figures per task are those of docs/operations/scale.md, measured with samples of 1,000 tokens, the gateway's aside.
+Sizes grow with the tokens; CPU per task is taken as measured.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ HEAD_KB = 0.1
 JOIN_S = 374e-6
 SCORING_S = 290e-6
 """CPU seconds per task of the join, and per result of scoring by rule."""
+GATEWAY_S = 1 / 413
+"""CPU seconds of the gateway per recorded call that is not streamed: each task is taken as one such call."""
 MOST_BUSY = 0.6
 """Highest load of a worker, so that the others can take over for one that is down."""
 PARTITIONS = (8, 12, 24, 48, 96, 192, 384, 768)
@@ -125,6 +127,12 @@ class Sizing:
         }
 
 
+def _processes(cores: float) -> dict[str, float]:
+    """Returns the busy cores, the single-threaded processes for them, and how busy each is."""
+    workers = workers_for(cores)
+    return {"cores": cores, "workers": workers, "busy": cores / workers}
+
+
 def workers_for(cores: float) -> int:
     """Returns the number of single-threaded workers for so many busy cores."""
     return max(1, ceil(cores / MOST_BUSY))
@@ -158,11 +166,8 @@ def size_of(load: Load) -> Sizing:
     return Sizing(
         applications={
             "join": {"cores": join_cores, "workers": join_workers, "busy": join_cores / join_workers},
-            "scoring": {
-                "cores": scoring_cores,
-                "workers": workers_for(scoring_cores),
-                "busy": scoring_cores / workers_for(scoring_cores),
-            },
+            "scoring": _processes(scoring_cores),
+            "gateway": _processes(rate * GATEWAY_S),
         },
         partitions=partitions,
         topics=sizes,

@@ -20,9 +20,8 @@ def _compose(
     meaning: str,
     kind: ValueKind[Any] = TEXT,
     default_text: str = "",
-    secret: bool = False,
 ) -> Variable[Any]:
-    return Variable(name, kind, default, meaning, _COMPOSE, default_text=default_text, secret=secret)
+    return Variable(name, kind, default, meaning, _COMPOSE, default_text=default_text)
 
 
 def _port(name: str, port: int, server: str) -> Variable[Any]:
@@ -105,8 +104,10 @@ COMPOSE: tuple[Variable[Any], ...] = (
         "Collector of the traces, for the profile observability http://otel-collector:4318.",
         default_text="no traces",
     ),
-    _compose("OPENCLAW_GATEWAY_TOKEN", None, "Token for the page of OpenClaw.", secret=True),
-    _compose("OPENCLAW_TENTALIS_KEY", None, "API key of OpenClaw for the gateway.", secret=True),
+    _secret_file("JUDGE_KEY_FILE", "the API key that `api_key_env: JUDGE_KEY` in the file of TENTALIS_SCORERS names"),
+    _secret_file("HINT_KEY_FILE", "the API key that `api_key_env: HINT_KEY` in the file of TENTALIS_HINTERS names"),
+    _secret_file("OPENCLAW_TOKEN_FILE", "the token for the page of OpenClaw"),
+    _secret_file("OPENCLAW_TENTALIS_KEY_FILE", "the API key of OpenClaw for the gateway"),
     _image("KAFKA_IMAGE", "apache/kafka:4.1.0", "Kafka"),
     _image("VLLM_IMAGE", "vllm/vllm-openai:v0.32.0", "vLLM"),
     _image("REGISTRY_IMAGE", "apicurio/apicurio-registry:3.0.9", "the schema registry"),

@@ -61,6 +61,11 @@ def active(services: Mapping[str, Any], *chosen: str) -> dict[str, Any]:
     }
 
 
+def unchecked(services: Mapping[str, Any]) -> set[str]:
+    """The services whose health nobody asks for."""
+    return {name for name, service in services.items() if "test" not in service.get("healthcheck", {})}
+
+
 def product_image(service: Mapping[str, Any]) -> str | None:
     """The build target of a service of ours, else None."""
     build = service.get("build")
@@ -72,11 +77,11 @@ def deviations(services: Mapping[str, Any], applications: Iterable[Application])
     found = []
     for application in applications:
         service = services.get(application.name)
-        if application.in_stack is InStack.NEVER:
-            continue
         if service is None:
             found.append(f"{application.name} has no service")
             continue
+        if bool(service.get("profiles")) != (application.in_stack is InStack.NEVER):
+            found.append(f"{application.name} is in the profiles {service.get('profiles', [])}")
         command: Sequence[str] = service.get("command", ())
         if tuple(command[: len(application.command)]) != application.command:
             found.append(f"{application.name} runs {command}, not {application.command}")

@@ -17,13 +17,14 @@ from tentalis.gateway.settings import GatewaySettings
 from tentalis.inference.vllm.command import VllmOptions, vllm_command
 from tentalis.kafka import topology
 from tentalis.kafka.topology import APPLICATIONS
+from tentalis.service import variables
 from tests.support import ROOT, compose
 from trainer.config.file import load_config
 
 PROJECT = compose.project()
 SERVICES: dict[str, Any] = PROJECT["services"]
 OURS = {name: service for name, service in SERVICES.items() if compose.product_image(service)}
-PROFILES = {"gpu", "registry", "ollama", "openclaw", "observability", "ui"}
+PROFILES = {"gpu", "registry", "ollama", "openclaw", "observability", "ui", "experience"}
 CONFIGURED = {
     "KAFKA_PASSWORD_FILE": "./kafka-password",
     "KAFKA_CA_FILE": "./ca.pem",
@@ -34,7 +35,14 @@ CONFIGURED = {
     "AWS_CREDENTIALS_FILE": "./aws-credentials",
     "TENTALIS_STORE": "s3://bucket/prefix",
     "TENTALIS_BOOTSTRAP": "elsewhere:9092",
+    "TENTALIS_SCORERS": "./scorers.yaml",
+    "TENTALIS_HINTERS": "./hinters.yaml",
+    "JUDGE_KEY_FILE": "./judge-key",
+    "HINT_KEY_FILE": "./hint-key",
+    "OPENCLAW_TOKEN_FILE": "./openclaw-token",
+    "OPENCLAW_TENTALIS_KEY_FILE": "./openclaw-tentalis-key",
 }
+JOBS = {"topics", "keys"}  # they end, and others wait for that
 
 
 def targets() -> set[str]:
@@ -50,13 +58,14 @@ def test_an_application_without_a_service_is_found() -> None:
     assert compose.deviations(SERVICES, (*APPLICATIONS, new)) == ["praising has no service"]
     moved = SERVICES | {"join": SERVICES["join"] | {"command": ["serve", "scoring"], "depends_on": {}}}
     assert [each.partition(" ")[2][:4] for each in compose.deviations(moved, APPLICATIONS)] == ["runs", "does"]
+    hidden = SERVICES | {"join": SERVICES["join"] | {"profiles": ["ui"]}}
+    assert compose.deviations(hidden, APPLICATIONS) == ["join is in the profiles ['ui']"]
 
 
 def test_there_are_no_services_of_ours_but_these() -> None:
     applications = {each.name for each in APPLICATIONS}
     assert OURS.keys() - applications == {"topics", "keys", "trainer-gpu"}
     assert compose.profiles(SERVICES) == PROFILES
-    assert not any(service.get("profiles") for name, service in OURS.items() if name != "trainer-gpu")
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -77,18 +86,61 @@ def on_host(service: dict[str, Any], argument: str) -> str:
     return argument
 
 
-@pytest.mark.parametrize("name", sorted(OURS.keys() - {"keys"}))
-def test_each_command_is_one_of_the_product_with_options_that_it_has(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = OURS[name]
-    for variable, value in service["environment"].items():
-        monkeypatch.setenv(variable, value)
+def command_of(arguments: list[str]) -> Any:
+    """Returns the command of the product that these begin with, and takes its words from them."""
     found = cast(Any, typer.main.get_command(app))
-    arguments = [on_host(service, argument) for argument in service["command"]]
     while hasattr(found, "commands"):
         found = found.commands[arguments.pop(0)]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(OURS.keys() - {"keys"}))
+def test_each_command_is_one_of_the_product_with_options_that_it_has(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    service = OURS[name]
+    hinters = tmp_path / "hinters.yaml"
+    hinters.write_text("")
+    required = {"TENTALIS_HINTERS": str(hinters)} if name == "experience" else {}
+    for variable, value in (service["environment"] | required).items():
+        monkeypatch.setenv(variable, value)
+    arguments = [on_host(service, argument) for argument in service["command"]]
+    found = command_of(arguments)
     found.make_context(name, arguments)  # raises for what the command does not have or lacks
+
+
+@pytest.mark.parametrize("variable", [variables.SCORERS.name, variables.HINTERS.name])
+def test_every_command_that_reads_a_file_of_judges_is_given_it(variable: str) -> None:
+    given = compose.project(**CONFIGURED)
+    readers = {
+        name
+        for name in OURS.keys() - {"keys"}
+        if variable in {option.envvar for option in command_of([*OURS[name]["command"]]).params}
+    }
+    assert readers and readers == {name for name, each in OURS.items() if variable in each["environment"]}
+    for name in readers:
+        assert OURS[name]["environment"][variable] == "", "none is chosen by default"
+        inside = given["services"][name]["environment"][variable]
+        (source,) = (each["source"] for each in given["services"][name]["configs"] if each["target"] == inside)
+        assert given["configs"][source]["file"] == CONFIGURED[variable]
+        assert PROJECT["configs"][source]["file"] == "/dev/null"
+
+
+JUDGES = {"JUDGE_KEY": {"scoring"}, "HINT_KEY": {"hinting", "experience"}}
+
+
+@pytest.mark.parametrize("key", JUDGES)
+def test_the_keys_of_judges_are_files_of_those_that_ask_them(key: str) -> None:
+    given, secret = compose.project(**CONFIGURED), key.lower()
+    holders = {name for name, service in SERVICES.items() if secret in service.get("secrets", ())}
+    assert holders == JUDGES[key]
+    for name in holders:
+        assert OURS[name]["environment"][f"{key}_FILE"] == ""
+        assert given["services"][name]["environment"][f"{key}_FILE"] == f"/run/secrets/{secret}"
+        assert set(SERVICES[name]["secrets"]) - {secret} == set(SERVICES["join"]["secrets"])
+    assert given["secrets"][secret]["file"] == CONFIGURED[f"{key}_FILE"]
+    pages = [(ROOT / "docs" / "concepts" / page).read_text("utf-8") for page in ("judges.md", "hints.md")]
+    assert any(f"api_key_env: {key}" in page for page in pages), "the pages name the keys that compose gives"
 
 
 def test_the_first_key_is_made_by_a_command_of_the_product() -> None:
@@ -110,7 +162,7 @@ def test_every_profile_starts_with_all_that_it_waits_for(chosen: tuple[str, ...]
         assert ":" in service["image"].rpartition("/")[2], f"{name} has no tag"
         for other, how in service.get("depends_on", {}).items():
             assert other in services or how.get("required") is False, f"{name} waits for {other}"
-            ends = other in ("topics", "keys")
+            ends = other in JOBS
             assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy")
             assert ends or other not in services or "test" in services[other]["healthcheck"]
         for volume in service.get("volumes", ()):
@@ -168,7 +220,19 @@ def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
 
 
-@pytest.mark.parametrize("name", sorted(name for name in SERVICES if "test" in SERVICES[name].get("healthcheck", {})))
+def test_the_health_of_every_service_is_asked_for() -> None:
+    without = compose.unchecked(SERVICES)
+    assert without == {*JOBS, "otel-collector"}
+    for name in without:
+        assert SERVICES[name]["healthcheck"] == {"disable": True}, "a check of the image itself would not be seen here"
+    assert re.search(r"disable: true\} # its image is one program", compose.text()), "the collector cannot be asked"
+
+
+def test_a_service_without_a_check_is_found() -> None:
+    assert compose.unchecked({"a": {}, "b": {"healthcheck": {"disable": True}}, "c": SERVICES["kafka"]}) == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - compose.unchecked(SERVICES)))
 def test_a_service_is_not_given_up_while_it_starts(name: str) -> None:
     health = SERVICES[name]["healthcheck"]
     least = 900 if name in ("model", "vllm") else 120 if name in OURS else 60 if name in ("kafka", "registry") else 0
@@ -219,7 +283,23 @@ def test_secrets_come_from_files() -> None:
     assert {"model", "trainer", "trainer-gpu", "vllm"} <= hub and "HF_TOKEN:" not in compose.text()
     assert {SERVICES[name]["environment"]["HF_TOKEN_PATH"] for name in hub} == {"/run/secrets/hf_token"}
     assert {secret["file"] for secret in plain["secrets"].values()} == {"/dev/null"}
+    for name, service in SERVICES.items():
+        secret = {key for key in service.get("environment", ()) if key.endswith(("TOKEN", "KEY", "PASSWORD", "SECRET"))}
+        assert secret <= {"TENTALIS_SSL_KEY"}, f"{name} has a secret in its environment"  # that one is a path
     assert given["secrets"]["kafka_ca"]["file"] == "./ca.pem"
+
+
+def test_openclaw_reads_its_secrets_from_the_files_that_are_mounted() -> None:
+    service, given = SERVICES["openclaw"], compose.project(**CONFIGURED)
+    config = json.loads((ROOT / "deploy" / "compose" / "openclaw.json").read_text("utf-8"))
+    providers = config["secrets"]["providers"]
+    assert {each["path"] for each in providers.values()} == {f"/run/secrets/{name}" for name in service["secrets"]}
+    assert {(each["source"], each["mode"]) for each in providers.values()} == {("file", "singleValue")}
+    token, key = config["gateway"]["auth"]["token"], config["models"]["providers"]["tentalis"]["apiKey"]
+    for reference, variable in ((token, "OPENCLAW_TOKEN_FILE"), (key, "OPENCLAW_TENTALIS_KEY_FILE")):
+        assert (reference["source"], reference["id"]) == ("file", "value")
+        secret = providers[reference["provider"]]["path"].removeprefix("/run/secrets/")
+        assert given["secrets"][secret]["file"] == CONFIGURED[variable]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -318,7 +398,7 @@ def scraped(path: Path) -> dict[str, int]:
 
 def test_prometheus_asks_every_process() -> None:
     found = scraped(ROOT / "deploy" / "prometheus" / "prometheus.yml")
-    assert found.keys() == OURS.keys() - {"topics", "keys"}
+    assert found.keys() == OURS.keys() - JOBS
     assert {port for name, port in found.items() if name != "model"} == {compose.METRICS_PORT}
     assert found["model"] == topology.named("model").port
 
@@ -340,5 +420,5 @@ def test_the_dashboards_are_those_of_the_chart_with_the_services_of_compose() ->
 
 
 def test_processes_that_a_restart_does_not_repair_are_held() -> None:
-    for name in OURS.keys() - {"topics", "keys"}:
+    for name in OURS.keys() - JOBS:
         assert SERVICES[name]["environment"]["TENTALIS_HOLD"] == "5,7", name

@@ -19,6 +19,8 @@ def test_ten_thousand_tasks_per_second_need_what_the_page_says() -> None:
     found = size_of(Load(10_000))
     assert found.applications["join"]["cores"] == pytest.approx(3.7, abs=0.05)
     assert (found.applications["join"]["workers"], found.applications["scoring"]["workers"]) == (8, 5)
+    assert found.applications["gateway"]["cores"] == pytest.approx(10_000 / 413)
+    assert found.applications["gateway"]["workers"] == 41
     assert found.applications["join"]["busy"] == pytest.approx(0.47, abs=0.005)
     assert found.partitions == 24
     by_topic = {each.topic: each for each in found.topics}
@@ -81,10 +83,10 @@ def test_the_command_prints_tables_and_data() -> None:
     assert shown.exit_code == 0 and "partitions of the keyed topics: 8" in shown.stdout
     rows = {line.split()[0]: line.split()[1:] for line in shown.stdout.partition("\n\n")[0].splitlines()[1:]}
     assert rows.keys() == {each.name for each in APPLICATIONS}, "each application has a row"
-    assert rows.pop("join")[1] == rows.pop("scoring")[1] == "1"
+    assert rows.pop("join")[1] == rows.pop("scoring")[1] == "1" and rows.pop("gateway")[1] == "3"
     assert all(row == ["not", "measured"] for row in rows.values())
     found = json.loads(runner.invoke(app, ["size", "--tasks-per-second", "500", "-o", "json"]).stdout)
-    assert "gateway" in found["not_measured"] and "join" not in found["not_measured"]
+    assert "hinting" in found["not_measured"] and "join" not in found["not_measured"]
     assert found["partitions"] == 8 and found["applications"]["join"]["workers"] == 1
     wrong = runner.invoke(app, ["size", "--tasks-per-second", "-1"])
     assert wrong.exit_code == 2 and "above 0" in wrong.stderr
