@@ -1,7 +1,7 @@
 r"""Finds the final answer in a text, and compares answers: numbers exactly, LaTeX after normalisation.
 
-The last statement of an answer wins: `#### 18`, `\boxed{18}`, `<answer>18</answer>`, "the answer is 18". Without such a
-statement, the last number of the text is its numeric answer.
+An answer tag (`<answer>18</answer>`) holds the answer. Without one the last statement of an answer wins: `#### 18`,
+`\boxed{18}`, "the answer is 18". Without such a statement, the last number of the text is its numeric answer.
 """
 
 import re
@@ -102,10 +102,49 @@ def _closing_braces(text: str) -> dict[int, int]:
 
 
 def stated_answer(text: str) -> str | None:
-    """Returns the answer that the text states, to the end of that line; the last statement wins. None without one."""
+    """Returns the answer that the text states: in its answer tag (`tagged_answer`) if it has one, so that nothing
+    outside the tag counts. The last statement wins, to the end of its line. Empty if the tag or the box is; None
+    without a statement."""
+    tagged = tagged_answer(text)
+    inside = text if tagged is None else tagged
+    statement = _last_statement(inside[-MAX_CHARS:])
+    return tagged if statement is None else statement[1]
+
+
+def latex_answer(text: str) -> str | None:
+    r"""Returns the LaTeX answer of a text: in its answer tag (`tagged_answer`) if it has one, so that no box in a step
+    counts. It is the last box, else the answer that is stated, else all that is in the tag. None without one.
+
+    >>> [latex_answer(text) for text in (r"<step>\boxed{41}</step><answer>42</answer>", r"so \boxed{42}", "7")]
+    ['42', '42', None]
+    """
+    tagged = tagged_answer(text)
+    return boxed(text if tagged is None else tagged) or stated_answer(text)
+
+
+def tagged_answer(text: str) -> str | None:
+    """Returns what the last answer tag holds. One that is not closed holds the rest of the text, and counts if no other
+    holds anything. Empty if none does; None without a tag.
+
+    >>> [tagged_answer(text) for text in ("<answer>1</answer> <answer>2", "<answer>2", "<answer></answer>", "2")]
+    ['1', '2', '', None]
+    """
     text = text[-MAX_CHARS:]
+    found, opened = "", None
+    tags = list(_TAG.finditer(text))
+    for tag in tags:
+        if not tag.group(1):
+            opened = tag.end()
+        elif opened is not None:
+            found, opened = text[opened : tag.start()].strip() or found, None
+    if not found and opened is not None:
+        found = text[opened:].strip()
+    return found if tags else None
+
+
+def _last_statement(text: str) -> tuple[int, str] | None:
+    """Returns the place of the last statement of an answer, and the answer."""
     found = [(match.start(), match.group(1).strip()) for match in _HASHES.finditer(text) if match.group(1).strip()]
-    found += _tagged(text)
     for match in _STATED.finditer(text):
         end = text.find("\n", match.end())
         rest = text[match.end() : end if end >= 0 else len(text)].strip()
@@ -114,49 +153,26 @@ def stated_answer(text: str) -> str | None:
     in_box = boxed(text)
     if in_box is not None:
         found.append((max(text.rfind("\\boxed"), text.rfind("\\fbox")), in_box))
-    return max(found, key=lambda statement: statement[0])[1] if found else None
-
-
-def latex_answer(text: str) -> str | None:
-    r"""Returns the LaTeX answer of a text: what its last answer tag states, so that no box in a step counts; without a
-    tag its last box, else the answer that it states. None without one.
-
-    >>> [latex_answer(text) for text in (r"<step>\boxed{41}</step><answer>42</answer>", r"so \boxed{42}", "7")]
-    ['42', '42', None]
-    """
-    tagged = _tagged(text[-MAX_CHARS:])
-    if not tagged:
-        return boxed(text) or stated_answer(text)
-    content = tagged[-1][1]
-    return boxed(content) or stated_answer(content) or content
-
-
-def _tagged(text: str) -> list[tuple[int, str]]:
-    """The place and the content of each answer tag that is closed and not empty."""
-    found, opened = list[tuple[int, str]](), None
-    for tag in _TAG.finditer(text):
-        if not tag.group(1):
-            opened = opened or tag
-        elif opened is not None:
-            content = text[opened.end() : tag.start()].strip()
-            found += [(opened.start(), content)] if content else []
-            opened = None
-    return found
+    return max(found, key=lambda statement: statement[0]) if found else None
 
 
 def final_number(text: str) -> Fraction | None:
-    """Returns the final number of a text: the one it states as its answer, else its last one; None without a number.
+    """Returns the final number of a text: the one that it states as its answer, else the last one from there on; the
+    last one where it states nothing. Of a text with an answer tag only the tag counts. None without a number.
 
     >>> str(final_number("The answer is $1,200. She has 3 cats.")), str(final_number("6 * 3 = 18 eggs"))
     ('1200', '18')
+    >>> final_number("<step>6 * 3 = 18</step><answer>none</answer>")
     """
-    stated = stated_answer(text)
-    if stated is not None:
-        # "the answer is 6 * 3 = 18 eggs": after the last equals sign; "18 eggs for 4 people": the first number there.
-        value = first_number(stated.rpartition("=")[2])
-        if value is not None:
-            return value
-    return last_number(text)
+    tagged = tagged_answer(text)
+    text = (text if tagged is None else tagged)[-MAX_CHARS:]
+    statement = _last_statement(text)
+    if statement is None:
+        return last_number(text)
+    place, stated = statement
+    # "the answer is 6 * 3 = 18 eggs": after the last equals sign; "18 eggs for 4 people": the first number there.
+    value = first_number(stated.rpartition("=")[2])
+    return last_number(text[place:]) if value is None else value
 
 
 def same_number(value: Fraction, reference: Fraction, decimals: int | None = None) -> bool:

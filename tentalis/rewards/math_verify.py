@@ -16,7 +16,7 @@ from tentalis.rewards.mathematics import MathData, complaint_of, latex_verdict
 from tentalis.rewards.verdict import ScorerAway, Verdict, data_of
 from tentalis.service.packages import require
 
-RULE_VERSION = "math_verify/2"
+RULE_VERSION = "math_verify/3"
 TIME_LIMIT_S = 10.0
 MEMORY_MB = 1_024
 _TARGET = "tentalis.rewards.latex_equality:equal"

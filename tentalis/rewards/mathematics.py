@@ -47,7 +47,7 @@ class Gsm8kData(VerifierData):
 class Gsm8kVerifier:
     """Checks that the final number of the answer equals that of the reference."""
 
-    name = "gsm8k/1"
+    name = "gsm8k/2"
     slow = False
 
     def check(self, task: Task) -> None:
@@ -95,7 +95,7 @@ def latex_verdict(task: Task, result: Result, equal: Callable[[str, str], bool])
 class BoxedMathVerifier:
     """Checks that the answer of a text (`latex_answer`) equals the reference."""
 
-    name = "math/2"
+    name = "math/3"
     slow = False
 
     def check(self, task: Task) -> None:
@@ -155,7 +155,7 @@ def _scorer(dataset: str) -> Any:
 class ReasoningGymVerifier:
     """Applies the dataset's own scorer to the stated answer. Partial scores are kept, in [0, 1]."""
 
-    name = "reasoning_gym/2"
+    name = "reasoning_gym/3"
     slow = True
 
     def check(self, task: Task) -> None:
@@ -200,7 +200,7 @@ def gym_answer(text: str, reference: object) -> str | None:
         if value is None:
             return None
         return str(value.numerator) if value.denominator == 1 else repr(float(value))
-    answer = (stated or text).strip()
+    answer = (text if stated is None else stated).strip()
     if not (isinstance(reference, str) and reference.rstrip().endswith(".")):
         answer = answer.rstrip(".")
     return answer or None

@@ -43,6 +43,8 @@
 {{- if has "--server-id" $options -}}{{- $args = concat $args (list "--server-id" $values.server.id) -}}{{- end -}}
 {{- if eq $role "worker" -}}
 {{- $args = concat $args (list "--environment" $workload.environment "--concurrency" (toString $values.worker.concurrency) "--logprobs-mode" $values.server.logprobsMode) -}}
+{{- with $values.worker.tools -}}{{- $args = concat $args (list "--tools" .) -}}{{- end -}}
+{{- with $values.worker.tasks -}}{{- $args = concat $args (list "--tasks" .) -}}{{- end -}}
 {{- else if eq $role "gateway" -}}
 {{- $args = concat $args (list "--gateway-id" "$(POD_NAME)") -}}
 {{- if .config -}}{{- $args = concat $args (list "--config" "/etc/tentalis/config/config.yaml") -}}

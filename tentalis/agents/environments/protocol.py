@@ -66,7 +66,11 @@ class Environment(Protocol):
         ...
 
     async def step(self, action: str) -> Transition:
-        """Takes the policy's text of one turn. A wrong action is an observation, not an exception."""
+        """Takes the policy's text of one turn. A wrong action is an observation, not an exception.
+
+        It is cancelled at the time limit of the episode, which is scored and closed then. So when it raises
+        CancelledError, nothing that it started may run any more: threads of `run_stoppable` have ended.
+        """
         ...
 
     async def score(self) -> Mapping[str, float]:

@@ -1,6 +1,5 @@
 """Steps of an environment with a shell: work in threads that can be stopped, and the records of commands."""
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -9,6 +8,7 @@ from schemas.records import ToolCall
 from tentalis.agents.environments.command_output import ended
 from tentalis.agents.environments.protocol import EnvironmentFault
 from tentalis.agents.environments.shown_paths import ShownPaths
+from tentalis.agents.environments.stoppable import run_stoppable
 from tentalis.agents.environments.terminal_shell import CommandStops
 from tentalis.agents.environments.terminal_task import TaskRefused
 from tentalis.agents.sandbox import CommandOutput, SandboxFault
@@ -20,14 +20,11 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[CommandStops], T]) -> T:
-    """Runs work in a thread; its commands are stopped if the caller is cancelled. Raises EnvironmentFault if the
-    infrastructure or the task failed."""
+    """Runs work in a thread; if the caller is cancelled, its commands are stopped and its end is awaited. Raises
+    EnvironmentFault if the infrastructure or the task failed, and StuckThread."""
     stop = CommandStops()
     try:
-        return await asyncio.to_thread(work, stop)
-    except asyncio.CancelledError:
-        stop.request()
-        raise
+        return await run_stoppable(lambda: work(stop), stop.request)
     except (SandboxFault, TaskRefused, OSError, ValueError) as error:
         raise EnvironmentFault(str(error)) from error
 

@@ -19,6 +19,7 @@ from tentalis.agents.environments.episode_task import episode_data
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.import_rules import import_problem
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
+from tentalis.agents.environments.stoppable import run_stoppable
 from tentalis.agents.environments.tools import (
     PYTHON_SIGNATURE_PARAMETERS,
     PYTHON_TOOL,
@@ -141,13 +142,10 @@ class ToolcallEnvironment:
         self._calls += 1
         if self._servers is not None and call.name in self._servers.tools:
             return shown_text(await self._servers.call(call.name, call.arguments))
-        stop = threading.Event()
+        tool, stop = self._tools.get(call.name), threading.Event()
         try:
-            tool = self._tools.get(call.name)
-            return shown(await asyncio.to_thread(self._run, tool, call.arguments, stop), SHOWN_CHARACTERS)
-        except asyncio.CancelledError:
-            stop.set()
-            raise
+            output = await run_stoppable(lambda: self._run(tool, call.arguments, stop), stop.set)
+            return shown(output, SHOWN_CHARACTERS)
         except (SandboxFault, OSError) as error:
             raise EnvironmentFault(str(error)) from error
 

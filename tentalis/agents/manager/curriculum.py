@@ -61,12 +61,14 @@ class SolveRateRule:
         high: highest solve rate of a learnable prompt, in [low, 1].
         probe: share of the tasks that ask a prompt never asked before, while there is one.
         revisit: share of the tasks that ask a prompt that is set aside, while there is one.
+        lowest: the reward that is not solved at all, in [-1, 1); 1 is solved, and those between are solved in part.
     """
 
     low: float = 0.1
     high: float = 0.9
     probe: float = 0.25
     revisit: float = 0.05
+    lowest: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
@@ -75,9 +77,16 @@ class SolveRateRule:
             raise BadCurriculum(
                 f"the shares probe {self.probe} and revisit {self.revisit}: need both from 0, and a sum of at most 1"
             )
+        if not -1.0 <= self.lowest < 1.0:
+            raise BadCurriculum(f"the lowest reward {self.lowest}: need one from -1 to less than 1")
+
+    def solved(self, reward: float) -> float:
+        """Returns the part in [0, 1] that an answer with this reward is solved."""
+        return min(1.0, max(0.0, (reward - self.lowest) / (1.0 - self.lowest)))
 
     def __str__(self) -> str:
-        return f"{VERSION} low={self.low} high={self.high} probe={self.probe} revisit={self.revisit}"
+        shares = f"probe={self.probe} revisit={self.revisit}"
+        return f"{VERSION} low={self.low} high={self.high} {shares} lowest={self.lowest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +105,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Group:
-    """A closed group with rewards. `index`: of its task; `solved`: sum of the rewards, each limited to [0, 1]."""
+    """A closed group with rewards. `index`: of its task; `solved`: sum of what its samples are solved."""
 
     index: int
     solved: float
@@ -163,13 +172,13 @@ class Curriculum:
         Args:
             prompt: its prompt.
             index: its number.
-            rewards: of its samples that have one; a reward counts as solved as far as it is in [0, 1].
+            rewards: of its samples that have one.
             equal: the rewards are those of a group, and all the same.
         """
         known = self._prompts[prompt]
         known.open -= 1
         if rewards:
-            solved = sum(min(1.0, max(0.0, reward)) for reward in rewards)
+            solved = sum(self.rule.solved(reward) for reward in rewards)
             known.groups = sorted([*known.groups, _Group(index, solved, len(rewards), equal)])[-GROUPS:]
         if not known.open:
             heapq.heappush(self._waiting[known.pool(self.rule)], (known.last, prompt))

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from schemas.ids import derived_id
 from schemas.records import Ending, Message, Result, Status, Task, ToolCall, result_id
 from tentalis.agents.environments import Environment, EnvironmentFault, Observation, RecordsEnding
+from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers.answer import seed_of
 from tentalis.agents.workers.episode_tokens import EpisodeTokens, appended_tokens
 from tentalis.agents.workers.policy_calls import PolicyCalls
@@ -95,6 +97,8 @@ class EpisodePlayer:
         self._worker_id = worker_id
         self._server_id = server_id
         self._free = asyncio.Semaphore(limits.parallel)
+        self.stuck: str | None = None
+        """The fault of an episode whose thread could not be stopped: this process must be replaced. None: all ended."""
         self._rendered_probes: dict[str, list[protocol.Int32]] = {}
 
     async def answer(self, task: Task, opened_at: int) -> list[Result]:
@@ -133,11 +137,18 @@ class EpisodePlayer:
         """Plays one attempt. Raises InfrastructureFault."""
         episode = Episode(left_s=self._limits.environment_s)
         try:
-            environment = self._make()
-            try:
-                await self._play(environment, task, index, episode)
-            finally:
-                await environment.close()
+            async with AsyncExitStack() as closing:
+                environment = self._make()
+                closing.push_async_callback(environment.close)
+                try:
+                    await self._play(environment, task, index, episode)
+                except StuckThread:
+                    closing.pop_all()  # its thread may still change what `close` would free
+                    raise
+        except StuckThread as error:
+            log.error("task %s, sample %d: %s", task.task_id, index, error)
+            self.stuck = str(error)
+            return Episode(ending=Ending.INFRA, error=self.stuck)
         except (ServerUnavailable, EnvironmentFault) as error:
             raise InfrastructureFault(str(error)) from error
         except RequestRefused as error:

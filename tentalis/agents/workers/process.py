@@ -20,6 +20,7 @@ from schemas.records import LogprobsMode, Result, Status, Task
 from schemas.wire.codec import DecodeError
 from tentalis.agents.environments import Environment
 from tentalis.agents.environments.registry import prepared_environment
+from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers import metrics
 from tentalis.agents.workers.answer import Answerer, failed_instead, without_texts
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
@@ -204,6 +205,7 @@ class Worker:
             self._task_consumer(settings, f"{shared}-{options.worker_id}", targeted=True),
         )
         self._answerer: Answerer | EpisodePlayer
+        self._player: EpisodePlayer | None = None
         self._policies = PolicyCalls(
             self._served,
             self._assigned,
@@ -216,7 +218,8 @@ class Worker:
         if make_environment is None:
             self._answerer = Answerer(inference, self._policies, **names)
         else:
-            self._answerer = EpisodePlayer(inference, self._policies, make_environment, options.limits, **names)
+            self._player = EpisodePlayer(inference, self._policies, make_environment, options.limits, **names)
+            self._answerer = self._player
         self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[TaskConsumer, Stored]] = {}
         self._served_changed = False
         self._lag: Lags = {}
@@ -240,7 +243,11 @@ class Worker:
         return TaskConsumer(settings, group, record, targeted=targeted)
 
     async def run(self, stop: threading.Event) -> None:
-        """Runs until `stop`; then drops the tasks under way without a commit."""
+        """Runs until `stop`; then drops the tasks under way without a commit.
+
+        Raises StuckThread if a thread of an episode could not be stopped, when the results of all tasks under way are
+        on the log.
+        """
         heart = Heart()
         try:
             while not stop.is_set():
@@ -248,13 +255,21 @@ class Worker:
                 self.turns.turned()
                 await asyncio.to_thread(self._poll)
                 await self._publish_finished()
-                self._start_queued()
+                if self._stuck is None:
+                    self._start_queued()
+                elif not self._running:
+                    raise StuckThread(self._stuck)
         finally:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
             for closeable in (*self._consumers, self._acks):
                 closeable.close()
+
+    @property
+    def _stuck(self) -> str | None:
+        """The reason why this process must be replaced, or None."""
+        return None if self._player is None else self._player.stuck
 
     def not_ready(self) -> str | None:
         """Returns the reason why the worker cannot answer tasks yet, or None.

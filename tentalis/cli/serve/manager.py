@@ -59,6 +59,10 @@ def manager(
         float | None,
         typer.Option(min=0.0, max=1.0, help="Share of the tasks that ask a prompt set aside. Default: 0.05."),
     ] = None,
+    lowest_reward: Annotated[
+        float | None,
+        typer.Option(min=-1.0, max=1.0, help="Reward of an answer that is not solved; 1 is solved. Default: 0."),
+    ] = None,
     port: MetricsPort = None,
     bootstrap: Bootstrap = None,
 ) -> None:
@@ -66,7 +70,8 @@ def manager(
     configure_logging("INFO")
     from tentalis.agents.manager import run
 
-    rule = _rule(curriculum, {"low": hard_below, "high": easy_above, "probe": probe, "revisit": revisit})
+    given = {"low": hard_below, "high": easy_above, "probe": probe, "revisit": revisit, "lowest": lowest_reward}
+    rule = _rule(curriculum, given)
     settings = settings_of_role("manager", bootstrap)
     raise typer.Exit(
         run(
@@ -90,7 +95,7 @@ def _rule(curriculum: CurriculumName | None, settings: dict[str, float | None]) 
     if curriculum is None:
         if given:
             raise CommandError(
-                "--hard-below, --easy-above, --probe and --revisit are settings of a curriculum: add "
+                "--hard-below, --easy-above, --probe, --revisit and --lowest-reward are settings of a curriculum: add "
                 "`--curriculum solve-rate`",
                 ExitCode.USAGE,
             )
@@ -101,5 +106,5 @@ def _rule(curriculum: CurriculumName | None, settings: dict[str, float | None]) 
         return SolveRateRule(**given)
     except BadCurriculum as error:
         raise CommandError(
-            f"{error}. Change --hard-below, --easy-above, --probe or --revisit", ExitCode.USAGE
+            f"{error}. Change --hard-below, --easy-above, --probe, --revisit or --lowest-reward", ExitCode.USAGE
         ) from error

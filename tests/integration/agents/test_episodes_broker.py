@@ -1,7 +1,10 @@
 """An episode from its task to its rollout on a real broker: worker, scoring and join, with a scripted model."""
 
 import json
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,8 +12,11 @@ from schemas import topics
 from schemas.digest import digest_holds
 from schemas.records import Ending, Outcome, OutcomeKind, Result, Rollout, Source, Status, Task, Terms, Verifier
 from schemas.tensors import int32_view, uint8_view
+from tentalis.agents.environments import EnvironmentOptions, Transition
+from tentalis.agents.environments.echo import EchoEnvironment
 from tentalis.agents.environments.registry import prepared_environment
-from tentalis.agents.sandbox import WallMissing
+from tentalis.agents.environments.stoppable import StuckThread
+from tentalis.agents.sandbox import WallMissing, choose_wall
 from tentalis.agents.workers.process import Worker, WorkerOptions
 from tentalis.service.settings import Settings
 from tests.support.apps_lab import Apps
@@ -84,3 +90,39 @@ def test_an_episode_becomes_one_rollout_with_its_mask(own_broker: Kafka, tmp_pat
     assert all(digest_holds(each) for each in rollouts.values())
     prompts = [prompt for prompt in server.prompts if CALL in decoded(prompt)]
     assert all(prompt == tokens[: len(prompt)] for prompt in prompts), "the model saw the tokens that are trained"
+
+
+def test_a_worker_with_a_thread_that_cannot_be_stopped_records_the_episode_and_ends(
+    own_broker: Kafka, tmp_path: Path
+) -> None:
+    settings = Settings(bootstrap=own_broker.bootstrap)
+    played: list[str] = []
+
+    class Stuck(EchoEnvironment):
+        async def step(self, action: str) -> Transition:
+            played.append(action)
+            raise StuckThread("a thread did not end")
+
+    options = WorkerOptions("echo", "", "local", "w1", 1, 20.0)
+    server = EpisodeServer(["assistant@v1"], lambda text, turn: "Yes.")
+    with Apps(settings, tmp_path) as apps:
+        apps.put(topics.POLICY_ACKS, ack(1))
+        first, second = (task(name, n=2, environment="echo") for name in ("first", "second"))
+        with pytest.raises(StuckThread, match="did not end"), running(worker(options, settings, server, Stuck)):
+            apps.put(topics.TASKS, first)
+            apps.wait(lambda: len(apps.read(topics.RESULTS, Result)) == 2, 60)
+        with running(worker(options, settings, server, EchoEnvironment)):  # the process that replaces it
+            apps.put(topics.TASKS, second)
+            apps.wait(lambda: len(apps.read(topics.RESULTS, Result)) == 4, 60)
+        results: list[Result] = apps.read(topics.RESULTS, Result)
+    assert len(played) == 2, "an episode is not begun again beside the thread"
+    assert [(each.task.task_id, each.status) for each in results] == [
+        *[("first", Status.INFRA)] * 2,
+        *[("second", Status.OK)] * 2,
+    ]
+
+
+def worker(
+    options: WorkerOptions, settings: Settings, server: Any, environment: type[EchoEnvironment]
+) -> Callable[[threading.Event], Coroutine[Any, Any, None]]:
+    return Worker(options, settings, server, lambda: environment(EnvironmentOptions(choose_wall))).run

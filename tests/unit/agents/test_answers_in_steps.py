@@ -23,6 +23,8 @@ from tests.support.worker_lab import policy_calls
 
 EXPERT = "<step>6 * 7 is 42.</step>\n<step>So\n\nit is 42.</step>\n<answer>42</answer>"
 
+GYM_NUMBER = {"dataset": "chain_sum", "entry": {"question": "40 + 2 =", "answer": "42", "metadata": {}}}
+GYM_WORD = {"dataset": "family_relationships", "entry": {"question": "?", "answer": "knave", "metadata": {}}}
 BOX_IN_STEP = r"<step>First \boxed{{{}}}</step><answer>{}</answer>"
 
 
@@ -101,8 +103,15 @@ def test_the_steps_are_on_the_log_and_have_their_tokens() -> None:
         ("math", {"answer": r"\frac{1}{2}"}, r"<step>x</step><answer>\dfrac12</answer>", r"<answer>\frac13</answer>"),
         ("math", {"answer": "42"}, BOX_IN_STEP.format(41, 42), BOX_IN_STEP.format(42, 41)),
         ("gsm8k", {"answer": "42"}, BOX_IN_STEP.format(41, 42), BOX_IN_STEP.format(42, 41)),
+        ("gsm8k", {"answer": "42"}, EXPERT, "<step>42</step><answer>none</answer>"),
+        ("gsm8k", {"answer": "42"}, EXPERT + "<step>So the answer is 41</step>", "<step>42</step><answer> </answer>"),
+        ("gsm8k", {"answer": "42"}, EXPERT, "<answer>41</answer><step>The answer is 42</step>"),
+        ("math", {"answer": "42"}, EXPERT, r"<step>\boxed{42}</step><answer></answer>"),
+        ("reasoning_gym", GYM_NUMBER, EXPERT, "<step>42</step><answer>none</answer>"),
+        ("reasoning_gym", GYM_WORD, "<answer>The answer is knave.</answer>", "<step>knave</step><answer></answer>"),
         ("episode", {"answer": "42"}, EXPERT, "<step>42</step><answer>41</answer>"),
         ("episode", {"answer": "42"}, "42", "The number is 42."),
+        ("episode", {"answer": "42"}, "<answer>The answer is 42</answer>", r"<answer>41</answer>\boxed{42}"),
     ],
 )
 def test_the_verifiers_grade_the_answer_and_not_the_steps(

@@ -66,6 +66,22 @@ def test_the_pool_of_a_prompt(groups: list[list[float]], pool: Pool, rate: float
     assert of.pools()[pool] == 1 and sum(of.pools().values()) == 1
 
 
+@pytest.mark.parametrize(
+    ("lowest", "rewards", "pool", "rate"),
+    [
+        (-1.0, [0.0, 0.2, -0.2, 0.0], Pool.LEARNABLE, 0.5),  # half of each, as a function with a range gives it
+        (-1.0, [-1.0, -1.0, 1.0, 1.0], Pool.LEARNABLE, 0.5),
+        (-1.0, [-0.9, -1.0, -0.9, -1.0], Pool.HARD, 0.025),
+        (0.0, [0.0, 0.2, -0.2, 0.0], Pool.HARD, 0.05),
+        (0.5, [0.5, 0.75, 0.0, 1.0], Pool.LEARNABLE, 0.375),
+    ],
+)
+def test_the_scale_of_rewards_is_a_setting(lowest: float, rewards: list[float], pool: Pool, rate: float) -> None:
+    of = curriculum(1, lowest=lowest)
+    group(of, 0, 0, rewards)
+    assert of.choose(1, 1) == Choice(0, pool, pytest.approx(rate))
+
+
 def test_a_task_takes_the_pools_in_the_shares_of_the_rule() -> None:
     of = curriculum(10_000, probe=0.3, revisit=0.1)
     for prompt in range(300):
@@ -185,7 +201,7 @@ def test_a_batch_does_not_ask_a_prompt_twice() -> None:
 def test_a_task_explains_why_its_prompt_was_chosen() -> None:
     assert Choice(4, Pool.LEARNABLE, 1 / 3).metadata(SolveRateRule()) == {
         PROMPT: "4",
-        RULE: "solve-rate/1 low=0.1 high=0.9 probe=0.25 revisit=0.05",
+        RULE: "solve-rate/1 low=0.1 high=0.9 probe=0.25 revisit=0.05 lowest=0.0",
         POOL: "learnable",
         SOLVE_RATE: "0.3333",
     }
@@ -211,7 +227,7 @@ def test_the_manager_asks_the_chosen_prompt_again(manager_log: Log) -> None:
     assert b'tentalis_manager_prompts{pool="hard"} 1.0' in manager.metrics.exporter.exposition()
 
 
-@pytest.mark.parametrize("wrong", [{"low": 0.95}, {"high": 1.5}, {"low": math.nan}, {"probe": 0.98}, {"revisit": -0.1}])
+@pytest.mark.parametrize("wrong", [{"low": 0.95}, {"high": 1.5}, {"low": math.nan}, {"probe": 0.98}, {"revisit": -0.1}, {"lowest": 1.0}])
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(BadCurriculum, match=str(next(iter(wrong.values())))):
         SolveRateRule(**wrong)
@@ -221,6 +237,8 @@ def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, float]
     ("options", "message"),
     [
         ("--probe 0.5", "add `--curriculum solve-rate`"),
+        ("--lowest-reward -1", "add `--curriculum solve-rate`"),
+        ("--curriculum solve-rate --lowest-reward 1", "lowest reward 1.0"),
         ("--curriculum solve-rate --hard-below 0.95", "solve rates from 0.95 to 0.9"),
     ],
 )

@@ -416,6 +416,18 @@ def test_jobs_that_no_hook_replaces_can_be_made_anew_where_revisions_do_not_coun
     assert "argocd.argoproj.io/sync-options" not in hook["metadata"]["annotations"]
 
 
+def test_workers_have_the_files_of_their_environments() -> None:
+    def arguments(*changes: str) -> list[str]:
+        manifests = tuple(yaml.load_all(template(*changes).stdout, chart.LOADER))
+        workers = [each for each in chart.workloads(manifests).values() if chart.role_of(each) == "worker"]
+        return [" ".join(container(each)["args"]) for each in workers]
+
+    assert not [each for each in arguments(*MINIMAL) if "--tools" in each or "--tasks" in each]
+    given = "worker.environments={toolcall,swe},worker.tools=/data/tools.yaml,worker.tasks=/data/tasks"
+    found = arguments(*MINIMAL, "--set", given)
+    assert len(found) == 2 and all("--tools /data/tools.yaml --tasks /data/tasks" in each for each in found)
+
+
 def test_the_manager_has_its_samples_and_curriculum() -> None:
     trial = ("-f", str(CHART / "ci" / "trial-values.yaml"))
     (plain,) = job_of("manager", *trial)

@@ -120,7 +120,7 @@ def test_answers_that_wait_for_their_first_score_or_are_erased_are_left_out() ->
     result = answer("42")
     scored.apply(score_of_result(result, Verdict(0.5), "math/math@2", T0))
     assert "no score yet" in (scored.left_out(result) or ""), "a score of the label itself is not the first one"
-    scored.apply(score_of_result(result, Verdict(0.0), "gsm8k/1", T0))
+    scored.apply(score_of_result(result, Verdict(0.0), "gsm8k/2", T0))
     scored.apply(score_of_result(result, Verdict(1.0), "other/1", T0))
     assert scored.left_out(result) is None and scored.old == {result.result_id: 0.0}
     assert scored.done == {result.result_id}
@@ -139,7 +139,7 @@ def test_what_is_written_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -
     foreign = answer("42", task_id="t3")
     foreign = foreign.model_copy(update={"task": foreign.task.model_copy(update={"run_id": "else"})})
     log: dict[str, list[Any]] = {
-        "tentalis.halves.v1": [score_of_result(each, Verdict(0.0), "gsm8k/1", T0) for each in (right, wrong, foreign)],
+        "tentalis.halves.v1": [score_of_result(each, Verdict(0.0), "gsm8k/2", T0) for each in (right, wrong, foreign)],
         "tentalis.batches.v1": [],
         "tentalis.results.v1": [right, right, wrong, other, foreign],
     }

@@ -81,7 +81,7 @@ def test_an_answer_that_takes_too_long_is_ended_and_the_next_one_is_scored() -> 
 
 def test_the_name_has_the_versions_that_a_verdict_depends_on(verifier: MathVerifyVerifier) -> None:
     libraries = (version("math-verify"), version("latex2sympy2-extended"), version("sympy"))
-    assert verifier.name == f"math_verify/2+{'-'.join(libraries)}"
+    assert verifier.name == f"math_verify/3+{'-'.join(libraries)}"
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(math_verify, "version", missing)
     monkeypatch.setattr("tentalis.service.packages.importable", lambda module: module != "math_verify")
     scorer = MathVerifyVerifier()
-    assert scorer.name == "math_verify/2+missing"
+    assert scorer.name == "math_verify/3+missing"
     with pytest.raises(MissingExtra, match=r"needs packages that are not installed \(math-verify\)"):
         verdict(scorer, r"\boxed{3}", "3")
 
@@ -100,4 +100,4 @@ def test_it_is_a_verifier_of_the_environments_with_text_answers() -> None:
     for environment in ("math", "llm", "toolcall"):
         task = make_task(environment=environment, verifier=Verifier(name="math_verify", data='{"answer": "3"}'))
         rewards.check(task)
-        assert rewards.scorer_name(task).startswith("math_verify/2+")
+        assert rewards.scorer_name(task).startswith("math_verify/3+")

@@ -236,6 +236,9 @@ def solved(verifier: str, data: dict[str, Any], answer: str) -> tuple[Task, Any]
         ("50", "The answer is 50%.", True),
         ("18", "18.004", False),
         ("0.75", "\\frac{3}{4}", True),
+        ("18", "So it is 18. \\boxed{17}", False),
+        ("18", "She has 3. <answer>6 * 3 = 18 eggs", True),
+        ("18", "I write it in <answer> tags.\n#### Result\nIt is 18.", True),
     ],
 )
 def test_the_last_stated_number_is_the_answer(reference: str, answer: str, correct: bool) -> None:
@@ -246,6 +249,9 @@ def test_the_last_stated_number_is_the_answer(reference: str, answer: str, corre
 def test_an_answer_without_a_number_is_wrong_and_a_reference_without_one_is_unknown() -> None:
     _, verdict = solved("gsm8k", {"answer": 18}, "I do not know.")
     assert verdict.reward == 0.0 and verdict.components["answered"] == 0.0
+    for answer in ("18 <answer>none</answer>", r"It is 18: \boxed{}", "18 <answer></answer>"):
+        _, verdict = solved("gsm8k", {"answer": 18}, answer)
+        assert verdict.components == {"answered": 0.0, "correct": 0.0}, answer
     _, verdict = solved("gsm8k", {"answer": "who knows"}, "18")
     assert verdict.reward is None and verdict.components == {"unverified": 1.0}
 
