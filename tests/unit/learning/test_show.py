@@ -12,6 +12,7 @@ from tentalis.demo.stats import RunStats
 from tentalis.learning.check import solve_rate
 from tentalis.learning.compare import compare
 from tentalis.learning.findings import judge_rewards
+from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import LearnOptions
 from tentalis.learning.play import JUDGED_ANSWERS, LearnShow
 from tentalis.learning.result import LearnResult, SamplePair, _report
@@ -32,12 +33,13 @@ def stats_of(rewards: list[float | None]) -> RunStats:
     return stats
 
 
-def show() -> LearnShow:
+def show(functions: FunctionLog | None = None) -> LearnShow:
     nobody = cast(
         Any, SimpleNamespace(status=lambda: {"worker": {}}, environment="chat", policy="assistant", run_id=RUN)
     )
     options = LearnOptions("p.jsonl", ("r.py:f",))
-    return LearnShow(nobody, options, nobody, Settings(), "", nobody, nobody, threading.Event())
+    silent = cast(Any, SimpleNamespace(new=list))
+    return LearnShow(nobody, options, nobody, Settings(), "", nobody, nobody, threading.Event(), functions or silent)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,17 @@ def test_equal_rewards_are_said_before_the_run_is_given_up(loss: str, groups: in
     said = watching.watch.notice(stats) if watching.watch.notice else None
     assert (said is not None and f"The last {groups} batches of version 3 had equal rewards" in said) == sign
     assert watching.watch.notice is not None and watching.watch.notice(stats) is None
+
+
+def test_what_the_functions_print_is_shown_beside_the_remarks(tmp_path: Path) -> None:
+    watching = show(FunctionLog(tmp_path))
+    assert watching.watch.notice is not None and watching.watch.notice(stats_of([0.5])) is None
+    (tmp_path / "scoring.log").write_text(
+        "2026-01-31 12:00:00,000 INFO tentalis.rewards.functions.output: r.py prints: \x1b[2Jhello\n"
+    )
+    said = str(watching.watch.notice(stats_of([0.5] * JUDGED_ANSWERS))).splitlines()
+    assert said[0] == "r.py prints: \N{REPLACEMENT CHARACTER}[2Jhello" and str(tmp_path / "scoring.log") in said[1]
+    assert said[2].startswith("The reward is constant")
 
 
 def result(**more: Any) -> LearnResult:
