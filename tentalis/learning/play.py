@@ -269,6 +269,7 @@ class LearnShow:
             ],
             problems=[each.problem for each in (*before, *after) if each.problem],
             wall_seconds=self.watch.elapsed,
+            start_seconds=self.watch.start_seconds,
             resumed=self.run.resumed,
             prompts=f"{self.options.source}: {self.scenario.set.prompts}, {self.scenario.set.held_out} held out",
             rewards=self.options.rewards or (f"judge {self.options.judge}",),

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from schemas.ids import sha256_hex
+from tentalis.demo.stats import PHASES
 from tests.e2e.lab import CLI, Home, pids_of
 from tests.support import ROOT
 from tests.support.examples import NAMES, learn_arguments
@@ -241,6 +242,7 @@ def check_result(home: Home, result: dict[str, Any]) -> None:
     for moment in ("before", "after", "difference"):
         found = result["held_out"][moment]
         assert found["low"] <= found["mean"] <= found["high"]
+    assert result["start_seconds"] > 0 and {*result["seconds_by_phase"]} == {*PHASES}
     assert len(result["samples"]) == 2 and result["samples"][0]["question"].startswith("Write number")
     assert result["next"][0] == f"tentalis replay {result['run_id']}"
     assert "held-out prompts" in Path(result["report"]).read_text(encoding="utf-8")

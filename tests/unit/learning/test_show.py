@@ -114,6 +114,7 @@ def result(**more: Any) -> LearnResult:
         "samples": [SamplePair("why?", *answers)],
         "problems": ["it took too long"],
         "wall_seconds": 3.0,
+        "start_seconds": 1.25,
         "resumed": False,
         "prompts": "p.jsonl: 20, 2 held out",
         "rewards": ("r.py:f",),
@@ -128,6 +129,7 @@ def test_the_result_names_adapter_comparison_and_next_commands() -> None:
     assert as_json["adapter"] == found.adapter and Path(found.adapter).is_absolute()
     assert as_json["held_out"]["difference"]["mean"] == 0.75
     assert as_json["samples"][0]["after"] == {"answer": "long\x1b[2J", "reward": None}
+    assert as_json["start_seconds"] == 1.2 and as_json["seconds_by_phase"] == {"serving": 0.0}
     assert found.commands[2] == "tentalis policy export assistant@v2 --format safetensors --to assistant-v2"
     assert "difference 0.750" in found.held_out_sentence()
     assert result(comparison=None).held_out_sentence().endswith("after: it took too long.")
@@ -138,6 +140,7 @@ def test_the_report_escapes_answers_and_shows_their_rewards() -> None:
     assert "&lt;b&gt;short&lt;/b&gt;\n[reward 1.000]" in page
     assert "\x1b" not in page and "[reward unknown: it took too long]" in page
     assert "Reward on 2 held-out prompts" in page
+    assert "<td>seconds until the first task</td><td>1.2</td>" in page
 
 
 def test_the_solve_rate_in_words() -> None:
