@@ -146,7 +146,8 @@ class Show:
             self.watch.stay()
 
     def _conclude(self) -> None:
-        summary = summarise(self.stats, max(self.stats.metrics, default=0), self.watch.elapsed)
+        last = max(self.stats.metrics, default=0)
+        summary = summarise(self.stats, last, self.watch.elapsed, self.watch.start_seconds)
         newest = f"{self.stats.policy}@v{self.stats.acknowledged}"
         said = self._answers(newest)
         report = DemoReport(
@@ -190,8 +191,7 @@ class Show:
             "feedback": f"{stats.feedback}, {stats.complaints} of them complaints",
             "seconds": f"{summary.wall_seconds:.0f}" + (" since it was resumed" if self.run.resumed else ""),
         }
-        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stats.seconds_by_phase().items())
-        facts["mean time per round"] = phases
+        facts |= summary.times()
         if stats.refused:
             facts["refused versions"] = "; ".join(f"v{number}: {why}" for number, why in stats.refused.items())
         if stats.rollbacks:

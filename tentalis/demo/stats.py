@@ -28,7 +28,9 @@ from tentalis.policies.guard import ROLLBACK
 from tentalis.policies.lineage import Lineage, Node
 
 RATE_WINDOW_MS = 60_000
-PHASES = ("sampling", "judging", "training", "serving")
+PHASES = ("sampling", "judging", "planning", "training", "publishing", "serving")
+"""Answers; rewards, hints and the join; the wait for the plan of a batch; the step; the adapter's files; its promotion
+and swap."""
 _OWN_KEY_KINDS = (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
 
 
@@ -71,7 +73,9 @@ class _Round:
         ends = {
             "sampling": (self.first_task, self.last_result),
             "judging": (self.last_result, self.last_outcome),
+            "planning": (self.last_outcome, self.planned),
             "training": (self.planned, self.stepped),
+            "publishing": (self.stepped, self.published),
             "serving": (self.published, self.served),
         }
         return {
@@ -115,6 +119,7 @@ class RunStats:
         self._rounds: dict[int, _Round] = {}
         self._round_of_task: dict[str, int] = {}
         self._sampled: list[tuple[int, int, int]] = []  # start, end (ms), tokens
+        self._asked: list[int] = []  # ms
 
     def apply(self, record: Record, timestamp: int) -> None:
         """Applies a record with its time on the log, in ms."""
@@ -171,6 +176,7 @@ class RunStats:
     def _task(self, task: Task, timestamp: int) -> None:
         self.tasks += 1
         self.samples += task.n_samples
+        self._asked.append(timestamp)
         number = task.metadata.get("round", "")
         if number.isdigit():
             self._round_of_task[task.task_id] = int(number)
@@ -253,6 +259,13 @@ class RunStats:
         """Returns the median time between two versions that were served one after the other, None before the second."""
         served = sorted(of.served for of in self._rounds.values() if of.served is not None)
         return median(b - a for a, b in pairwise(served)) / 1000 if len(served) > 1 else None
+
+    def start_seconds(self, begun: int) -> float | None:
+        """Returns the seconds from `begun` (ms since the epoch) until the first task or the start of the first answer
+        after it, None before that."""
+        later = (at for at in (*self._asked, *(start for start, _, _ in self._sampled)) if at >= begun)
+        first = min(later, default=None)
+        return None if first is None else (first - begun) / 1000
 
     def scores(self) -> list[VersionScore]:
         """Returns the score of each version, ordered by version."""

@@ -1,6 +1,6 @@
 """Summary of a run: reward by version, and the first quarter of versions compared with the last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,7 +30,8 @@ class AnswerPair:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Results of a run. `p_value`: chance of so large a difference between equal quarters (see `p_greater`)."""
+    """Results of a run. `p_value`: chance of so large a difference between equal quarters (see `p_greater`).
+    `start_seconds`: until the first task, None if it is not known; `seconds_by_phase`: the means over the steps."""
 
     run_id: str
     steps: int
@@ -39,6 +40,8 @@ class Summary:
     last: Quarter | None
     p_value: float | None
     wall_seconds: float
+    start_seconds: float | None
+    seconds_by_phase: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
         """Returns the object for `-o json`."""
@@ -50,7 +53,15 @@ class Summary:
             "last_quarter": None if self.last is None else asdict(self.last),
             "p_value": self.p_value,
             "wall_seconds": round(self.wall_seconds, 1),
+            "start_seconds": None if self.start_seconds is None else round(self.start_seconds, 1),
+            "seconds_by_phase": {name: round(seconds, 3) for name, seconds in self.seconds_by_phase.items()},
         }
+
+    def times(self) -> dict[str, str]:
+        """Returns the times for the table of the report, those that are known."""
+        start = {} if self.start_seconds is None else {"seconds until the first task": f"{self.start_seconds:.1f}"}
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds_by_phase.items())
+        return start | ({"mean time per step": phases} if phases else {})
 
 
 def p_greater(higher: Sequence[float], lower: Sequence[float]) -> float:
@@ -78,7 +89,7 @@ def p_greater(higher: Sequence[float], lower: Sequence[float]) -> float:
     return float(result.pvalue)
 
 
-def summarise(stats: RunStats, steps: int, wall_seconds: float) -> Summary:
+def summarise(stats: RunStats, steps: int, wall_seconds: float, start_seconds: float | None = None) -> Summary:
     """Returns the summary of the records so far; without quarters if fewer than two versions have rewards."""
     scores = tuple(stats.scores())
     versions = [score.version for score in scores]
@@ -88,7 +99,8 @@ def summarise(stats: RunStats, steps: int, wall_seconds: float) -> Summary:
         first, last = _quarter(stats, versions[:size]), _quarter(stats, versions[-size:])
         if first.tasks + last.tasks > 2:
             p_value = p_greater(stats.task_means(last.versions), stats.task_means(first.versions))
-    return Summary(stats.run_id, steps, scores, first, last, p_value, wall_seconds)
+    phases = stats.seconds_by_phase()
+    return Summary(stats.run_id, steps, scores, first, last, p_value, wall_seconds, start_seconds, phases)
 
 
 def _quarter(stats: RunStats, versions: Sequence[int]) -> Quarter:

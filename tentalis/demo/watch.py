@@ -78,13 +78,18 @@ class RunWatch:
 
     def __post_init__(self) -> None:
         self.stats = RunStats(self.run_id)
-        self._started = time.monotonic()
+        self._started, self._begun_ms = time.monotonic(), round(time.time() * 1000)
         self._lag = LagProbe(self.settings, self.groups)
 
     @property
     def elapsed(self) -> float:
         """Seconds since the watch began."""
         return time.monotonic() - self._started
+
+    @property
+    def start_seconds(self) -> float | None:
+        """Seconds from the beginning of the watch until the first task or answer, None before it."""
+        return self.stats.start_seconds(self._begun_ms)
 
     def follow(self) -> None:
         """Watches the run until the trainer has ended and no record is in flight. Raises Interrupted or RunFailed."""

@@ -14,7 +14,7 @@ from tentalis.agents.manager.core import Pace
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import VERIFIER, PromptScenario
 from tentalis.demo.answers import checked
-from tentalis.demo.play import STOP_S, log_to
+from tentalis.demo.play import STOP_S, log_to, printable
 from tentalis.demo.prepare import prepare
 from tentalis.demo.runs import Configured, unused_applications, whole_models
 from tentalis.demo.stats import RunStats
@@ -24,6 +24,7 @@ from tentalis.kafka.lag import groups_of
 from tentalis.learning import runs
 from tentalis.learning.compare import compare
 from tentalis.learning.findings import judge_rewards
+from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import STDIN, LearnOptions
 from tentalis.learning.prepare import copy_stdin
 from tentalis.learning.result import LearnResult, SamplePair, emit_result
@@ -103,9 +104,12 @@ def train(
         )
         with stopping() as stop:
             supervisor = Supervisor(state, stack.specs)
+            functions = FunctionLog(state.folder("logs"))
             supervisor.start()
             try:
-                show = LearnShow(run, options, scenario, stack.settings, stack.server, supervisor, console, stop, view)
+                show = LearnShow(
+                    run, options, scenario, stack.settings, stack.server, supervisor, console, stop, functions, view
+                )
                 show.play()
             except Interrupted:
                 console.print("stopping ...", soft_wrap=True)
@@ -169,6 +173,7 @@ class LearnShow:
     processes: Processes
     console: "Console"
     stop: threading.Event
+    functions: FunctionLog
     view: Callable[[Snapshot], None] | None = None
     concluded: bool = False
     watch: RunWatch = field(init=False)
@@ -194,10 +199,21 @@ class LearnShow:
 
     def play(self) -> None:
         """Watches the run to its end and shows the result. Raises Interrupted or RunFailed."""
-        self.watch.follow()
+        try:
+            self.watch.follow()
+        finally:
+            if said := self._of_functions():
+                self.console.print(said, soft_wrap=True)
         self._conclude()
 
     def _notice(self, stats: RunStats) -> str | None:
+        """Returns what the functions print and how they fail, and a new remark on the rewards; None for neither."""
+        return "\n".join(filter(None, (self._of_functions(), self._of_rewards(stats)))) or None
+
+    def _of_functions(self) -> str | None:
+        return printable("\n".join(self.functions.new())) or None
+
+    def _of_rewards(self, stats: RunStats) -> str | None:
         """Returns a new remark on the rewards, or None. Where hints alone train, there is none."""
         if self.options.trained == "opd":
             return None
@@ -253,6 +269,7 @@ class LearnShow:
             ],
             problems=[each.problem for each in (*before, *after) if each.problem],
             wall_seconds=self.watch.elapsed,
+            start_seconds=self.watch.start_seconds,
             resumed=self.run.resumed,
             prompts=f"{self.options.source}: {self.scenario.set.prompts}, {self.scenario.set.held_out} held out",
             rewards=self.options.rewards or (f"judge {self.options.judge}",),

@@ -42,6 +42,7 @@ class LearnResult:
     samples: Sequence[SamplePair]
     problems: Sequence[str]
     wall_seconds: float
+    start_seconds: float | None
     resumed: bool
     prompts: str
     rewards: Sequence[str]
@@ -49,8 +50,8 @@ class LearnResult:
 
     @property
     def summary(self) -> Summary:
-        """The rewards of training, by version."""
-        return summarise(self.stats, max(self.stats.metrics, default=0), self.wall_seconds)
+        """The rewards of training by version, and its times."""
+        return summarise(self.stats, max(self.stats.metrics, default=0), self.wall_seconds, self.start_seconds)
 
     @property
     def adapter(self) -> str:
@@ -105,20 +106,21 @@ def emit_result(result: LearnResult, folder: Path, emit: Callable[[Any], None] |
 
 
 def _report(result: LearnResult) -> DemoReport:
-    stats = result.stats
+    stats, summary = result.stats, result.summary
     facts = {
         "held-out prompts": result.held_out_sentence(),
         "prompts": result.prompts,
         "reward": ", ".join(result.rewards),
-        "steps": str(result.summary.steps),
+        "steps": str(summary.steps),
         "adapter": result.adapter,
         "tasks": f"{stats.tasks} with {stats.samples} samples",
         "results": f"{stats.results}, {stats.failed_results} of them failed; {stats.tokens} response tokens",
         "outcomes": ", ".join(f"{kind} {count}" for kind, count in sorted(stats.outcomes.items())),
         "seconds": f"{result.wall_seconds:.0f}" + (" since it was resumed" if result.resumed else ""),
+        **summary.times(),
     }
     return DemoReport(
-        summary=result.summary,
+        summary=summary,
         answers=tuple(AnswerPair(each.question, shown(each.before), shown(each.after)) for each in result.samples),
         newest=result.newest,
         facts=facts,
@@ -140,14 +142,17 @@ def _print(result: LearnResult, page: Path) -> None:
     from rich.text import Text
 
     console = Console(file=data(), markup=False, highlight=False)
-    scores = result.summary.scores
+    summary = result.summary
+    scores = summary.scores
     console.print(f"run {result.run_id}: {len(scores)} versions, reward {sparkline(scores)}", soft_wrap=True)
-    console.print(comparison(result.summary), soft_wrap=True)
+    console.print(comparison(summary), soft_wrap=True)
     console.print(result.held_out_sentence(), soft_wrap=True)
     table = Table("question", "base model", result.newest, show_lines=True)
     for each in result.samples:
         table.add_row(*(Text(text) for text in (printable(each.question), shown(each.before), shown(each.after))))
     console.print(table)
+    for name, value in summary.times().items():
+        console.print(f"{name}: {value}", soft_wrap=True)
     console.print(f"adapter: {result.adapter}", soft_wrap=True)
     console.print(f"report: {page}", soft_wrap=True)
     console.print("try next:", *(f"  {command}" for command in result.commands), sep="\n", soft_wrap=True)

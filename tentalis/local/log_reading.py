@@ -73,6 +73,13 @@ class LogFile:
         self._offset = 0
         self._rest = b""
 
+    def skip_past(self) -> None:
+        """Leaves out the lines there are now."""
+        try:
+            self._offset = self._file.stat().st_size
+        except FileNotFoundError:
+            self._offset = 0
+
     def past(self) -> Iterator[LogLine]:
         """Yields the lines there are now, oldest first."""
         if self._turned is not None:

@@ -69,7 +69,8 @@ def interrupted(home: Home) -> None:
 def test_the_demo_reports_every_version_and_leaves_nothing_running(finished: tuple[Home, dict[str, object]]) -> None:
     home, result = finished
     assert set(result) == {
-        *("run_id", "steps", "reward_by_version", "first_quarter", "last_quarter", "p_value", "wall_seconds")
+        *("run_id", "steps", "reward_by_version", "first_quarter", "last_quarter", "p_value", "wall_seconds"),
+        *("start_seconds", "seconds_by_phase"),
     }
     assert result["steps"] == STEPS
     rows = result["reward_by_version"]

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from schemas.ids import sha256_hex
+from tentalis.demo.stats import PHASES
 from tests.e2e.lab import CLI, Home, pids_of
 from tests.support import ROOT
 from tests.support.examples import NAMES, learn_arguments
@@ -81,6 +82,38 @@ def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Pa
     replayed = home.run("replay", str(result["run_id"]), "-o", "json")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+HINT = """
+def hint(completions, letter, **columns):
+    print("a hint for", letter[0])
+    return [f"Use the letter {letter[0]} often."] * len(completions)
+"""
+
+
+@pytest.mark.long  # tests/unit has its parts: the function in the manager, the loss; tests/integration the teacher
+def test_a_run_on_hints_alone_is_distilled_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
+    home = Home(tmp_path / "home", tiny_model)
+    (tmp_path / "hints.py").write_text(HINT, encoding="utf-8")
+    learning = started(home, command(home, tmp_path, "--hint", f"{tmp_path / 'hints.py'}:hint", "--loss", "opd"))
+    eventually(lambda: "hinting" in home.processes(), 100, message=home.tail)
+    result = home.finish(learning, timeout=400)
+    assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
+    given = [record["text"] for record in values_of(home, "tentalis.feedback.v1")]
+    assert len(given) >= 16 * (STEPS + 1) and {*given} == {"Use the letter e often."}
+    steps = [record["metrics"] for record in values_of(home, "tentalis.batches.v1") if record.get("metrics")]
+    trained = [step for step in steps if step.get("opd_tokens")]
+    assert len(trained) == STEPS
+    assert all(step["opd_advantage_abs"] > 0 and step["opd_loss"] != 0 and step["rl_loss"] == 0 for step in trained)
+    replayed = home.run("replay", str(result["run_id"]), "-o", "json")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+def values_of(home: Home, topic: str) -> list[dict[str, Any]]:
+    """The values of a topic's records."""
+    shown = home.run("consume", topic, "--from", "earliest", "--exit", "-o", "json")
+    return [json.loads(line)["value"] for line in shown.stdout.splitlines()]
 
 
 @pytest.mark.long
@@ -209,6 +242,7 @@ def check_result(home: Home, result: dict[str, Any]) -> None:
     for moment in ("before", "after", "difference"):
         found = result["held_out"][moment]
         assert found["low"] <= found["mean"] <= found["high"]
+    assert result["start_seconds"] > 0 and {*result["seconds_by_phase"]} == {*PHASES}
     assert len(result["samples"]) == 2 and result["samples"][0]["question"].startswith("Write number")
     assert result["next"][0] == f"tentalis replay {result['run_id']}"
     assert "held-out prompts" in Path(result["report"]).read_text(encoding="utf-8")
@@ -217,8 +251,7 @@ def check_result(home: Home, result: dict[str, Any]) -> None:
 
 def check_tasks(home: Home) -> None:
     """Every task carries its row, no held-out prompt was asked, and every outcome has the function's reward."""
-    shown = home.run("consume", "tentalis.tasks.v1", "--from", "earliest", "--exit", "-o", "json")
-    tasks = [json.loads(line)["value"] for line in shown.stdout.splitlines()]
+    tasks = values_of(home, "tentalis.tasks.v1")
     (prompts,) = (home.path / "runs").glob("learn-*/prompts")
     described = json.loads((prompts / "set.json").read_text(encoding="utf-8"))
     assert {task["metadata"]["prompts"] for task in tasks} == {described["sha256"]}

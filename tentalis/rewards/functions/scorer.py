@@ -2,6 +2,8 @@
 
 import logging
 import pickle
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +33,7 @@ TIME_LIMIT_S = 10.0
 MEMORY_MB = 2_048
 _DIGEST_CHARS = 12
 _MOST_TOLD = 100
+_SHOWN_CHARS = 200
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -135,7 +138,9 @@ class FunctionScorer:
         identity = settings.model_copy(update={"target": name, "python_path": (), "memory_mb": MEMORY_MB})
         self.name = versioned(f"{name}/{found[:_DIGEST_CHARS]}", identity)
         self.description = RewardDescription(self.name, found, self._functions)
-        self._told: set[str] = set()
+        self._failures: Counter[str] = Counter()
+        self._changing: set[str] = set()
+        self._lock = threading.Lock()
 
     @property
     def inner_steps(self) -> int:
@@ -185,36 +190,52 @@ class FunctionScorer:
             reply = self._process.call(pickle.dumps(call), self.time_limit_s)
         except ProcessNotStarted as error:
             raise ScorerAway(str(error)) from error
+        except FunctionError as error:
+            self._count(str(error), f"{error}{_of_answer(task, result)}")
+            raise
         if len(reply.values) != len(self._functions):
             raise FunctionError(f"{self.name}: its process gave {len(reply.values)} values")
         for function, value in zip(self._functions, reply.values, strict=True):
-            self._report(function, value)
-        for function, value in zip(self._functions, reply.values, strict=True):
-            if value.error is not None:
-                raise _raised(function, value.error, self.time_limit_s, self._memory_mb)
+            self._report_changes(function, value)
+        failed = [
+            (_raised(function, value.error, self.time_limit_s, self._memory_mb), value.error.where or function.place)
+            for function, value in zip(self._functions, reply.values, strict=True)
+            if value.error is not None
+        ]
+        for failure, place in failed:
+            trace = f":\n{failure.traceback}" if failure.traceback else ""
+            self._count(place, f"{failure}{_of_answer(task, result)}{trace}")
+        if failed:
+            raise failed[0][0]
         return reply.values
 
     def complaint(self, task: Task, result: Result) -> str | None:
         """Returns None: a function only grades."""
         return None
 
-    def _report(self, function: FunctionInfo, value: FunctionValue) -> None:
-        """Logs the traceback of an error and changed arguments, each place once."""
-        if value.error is not None and value.error.traceback:
-            self._tell(
-                f"error at {value.error.where}", f"{function.name} of {function.place} failed:\n{value.error.traceback}"
-            )
-        if value.changed:
-            self._tell(
-                f"change by {function.place}",
-                f"{function.place}: {function.name} changes its arguments ({', '.join(value.changed)}): each call "
-                "gets its own arguments, so nothing else sees the change",
-            )
-
-    def _tell(self, key: str, message: str) -> None:
-        if key not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(key)
+    def _count(self, place: str, message: str) -> None:
+        """Logs the first failure at a place, and then the number of failures whenever it has grown tenfold."""
+        with self._lock:
+            if place not in self._failures and len(self._failures) >= _MOST_TOLD:
+                return
+            self._failures[place] += 1
+            count = self._failures[place]
+        if count == 1:
             log.warning("%s", message)
+        elif str(count).rstrip("0") == "1":
+            log.warning("%d failures so far: %s", count, message.partition("\n")[0].rstrip(":"))
+
+    def _report_changes(self, function: FunctionInfo, value: FunctionValue) -> None:
+        """Logs once for each function that it changes its arguments."""
+        if not value.changed or function.place in self._changing:
+            return
+        self._changing.add(function.place)
+        log.warning(
+            "%s: %s changes its arguments (%s): each call gets its own arguments, so nothing else sees the change",
+            function.place,
+            function.name,
+            ", ".join(value.changed),
+        )
 
 
 def load(
@@ -302,3 +323,10 @@ def _raised(function: FunctionInfo, failure: Failure, limit_s: float, memory_mb:
         return FunctionTimeout(f"{place}: {function.name} took longer than {limit_s:g} s; raise time_limit_s")
     advice = f"; raise memory_mb, which is {memory_mb}" if failure.message.startswith("MemoryError") else ""
     return FunctionError(f"{place}: {function.name}: {failure.message}{advice}", failure.traceback)
+
+
+def _of_answer(task: Task, result: Result) -> str:
+    """Returns the beginning of the answer, and the row of the prompts if the task names it, for a failure's message."""
+    row = f" in row {task.metadata['line']}" if "line" in task.metadata else ""
+    text = result.text if len(result.text) <= _SHOWN_CHARS else f"{result.text[:_SHOWN_CHARS]}..."
+    return f" (on the answer {text!r}{row})"

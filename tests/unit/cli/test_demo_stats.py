@@ -67,7 +67,21 @@ def test_counts_and_versions() -> None:
 
 def test_seconds_by_phase() -> None:
     phases = folded(two_versions()).seconds_by_phase()
-    assert phases == {"sampling": 11.0, "judging": 2.0, "training": 20.0, "serving": 0.5}
+    assert phases == {
+        "sampling": 11.0,
+        "judging": 2.0,
+        "planning": 7.0,
+        "training": 20.0,
+        "publishing": 0.1,
+        "serving": 0.5,
+    }
+
+
+def test_the_start_ends_with_the_first_task_or_answer_after_it() -> None:
+    stats = folded(two_versions())
+    assert stats.start_seconds(T0 + 97_000) == 3.0
+    assert stats.start_seconds(T0 + 102_000) == 8.0
+    assert stats.start_seconds(T0 + 300_000) is None
 
 
 def test_repeated_records_and_the_order_of_topics_do_not_change_the_statistics() -> None:

@@ -23,7 +23,7 @@ from tentalis.demo.stats import RunStats
 from tentalis.demo.summary import AnswerPair, Summary, p_greater, summarise
 from tentalis.demo.view import Snapshot, bar, live_view, plain_line, served_step, sparkline
 from tentalis.service.settings import Settings
-from tests.support.loop_records import RUN, T0, ack, manifest, outcome, promotion, step_result, task, update
+from tests.support.loop_records import RUN, T0, ack, manifest, outcome, promotion, result, step_result, task, update
 from trainer.config.trainer_config import TrainerConfig
 
 
@@ -108,9 +108,28 @@ def test_the_json_object_has_what_is_promised() -> None:
         "last_quarter",
         "p_value",
         "wall_seconds",
+        "start_seconds",
+        "seconds_by_phase",
     }
     assert set(value["reward_by_version"][0]) == {"version", "mean", "n", "stderr", "mean_words", "on_topic_share"}
-    assert value["wall_seconds"] == 12.3
+    assert value["wall_seconds"] == 12.3 and value["start_seconds"] is None
+
+
+def test_the_times_are_the_same_in_the_report_and_as_json() -> None:
+    stats = learning()
+    of = task("timed", metadata={"round": "0"})
+    stats.apply(result(of), T0 + 1500)
+    summary = summarise(stats, 15, 12.34, 4.2)
+    assert summary.times() == {
+        "seconds until the first task": "4.2",
+        "mean time per step": "sampling 1.5 s, judging 0.0 s, serving 0.0 s",
+    }
+    value = summary.as_json()
+    assert (value["start_seconds"], value["seconds_by_phase"]) == (
+        4.2,
+        {"sampling": 1.5, "judging": 0.0, "serving": 0.0},
+    )
+    assert summarise(RunStats(RUN), 0, 1.0).times() == {}
 
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=y> & \"quoted\" ]]>"

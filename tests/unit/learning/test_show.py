@@ -12,6 +12,7 @@ from tentalis.demo.stats import RunStats
 from tentalis.learning.check import solve_rate
 from tentalis.learning.compare import compare
 from tentalis.learning.findings import judge_rewards
+from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import LearnOptions
 from tentalis.learning.play import JUDGED_ANSWERS, LearnShow
 from tentalis.learning.result import LearnResult, SamplePair, _report
@@ -32,12 +33,13 @@ def stats_of(rewards: list[float | None]) -> RunStats:
     return stats
 
 
-def show() -> LearnShow:
+def show(functions: FunctionLog | None = None) -> LearnShow:
     nobody = cast(
         Any, SimpleNamespace(status=lambda: {"worker": {}}, environment="chat", policy="assistant", run_id=RUN)
     )
     options = LearnOptions("p.jsonl", ("r.py:f",))
-    return LearnShow(nobody, options, nobody, Settings(), "", nobody, nobody, threading.Event())
+    silent = cast(Any, SimpleNamespace(new=list))
+    return LearnShow(nobody, options, nobody, Settings(), "", nobody, nobody, threading.Event(), functions or silent)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,17 @@ def test_equal_rewards_are_said_before_the_run_is_given_up(loss: str, groups: in
     assert watching.watch.notice is not None and watching.watch.notice(stats) is None
 
 
+def test_what_the_functions_print_is_shown_beside_the_remarks(tmp_path: Path) -> None:
+    watching = show(FunctionLog(tmp_path))
+    assert watching.watch.notice is not None and watching.watch.notice(stats_of([0.5])) is None
+    (tmp_path / "scoring.log").write_text(
+        "2026-01-31 12:00:00,000 INFO tentalis.rewards.functions.output: r.py prints: \x1b[2Jhello\n"
+    )
+    said = str(watching.watch.notice(stats_of([0.5] * JUDGED_ANSWERS))).splitlines()
+    assert said[0] == "r.py prints: \N{REPLACEMENT CHARACTER}[2Jhello" and str(tmp_path / "scoring.log") in said[1]
+    assert said[2].startswith("The reward is constant")
+
+
 def result(**more: Any) -> LearnResult:
     answers = ScoredAnswer("<b>short</b>", 1.0, {}), ScoredAnswer("long\x1b[2J", None, {}, "it took too long")
     values: dict[str, Any] = {
@@ -101,6 +114,7 @@ def result(**more: Any) -> LearnResult:
         "samples": [SamplePair("why?", *answers)],
         "problems": ["it took too long"],
         "wall_seconds": 3.0,
+        "start_seconds": 1.25,
         "resumed": False,
         "prompts": "p.jsonl: 20, 2 held out",
         "rewards": ("r.py:f",),
@@ -115,6 +129,7 @@ def test_the_result_names_adapter_comparison_and_next_commands() -> None:
     assert as_json["adapter"] == found.adapter and Path(found.adapter).is_absolute()
     assert as_json["held_out"]["difference"]["mean"] == 0.75
     assert as_json["samples"][0]["after"] == {"answer": "long\x1b[2J", "reward": None}
+    assert as_json["start_seconds"] == 1.2 and as_json["seconds_by_phase"] == {"serving": 0.0}
     assert found.commands[2] == "tentalis policy export assistant@v2 --format safetensors --to assistant-v2"
     assert "difference 0.750" in found.held_out_sentence()
     assert result(comparison=None).held_out_sentence().endswith("after: it took too long.")
@@ -125,6 +140,7 @@ def test_the_report_escapes_answers_and_shows_their_rewards() -> None:
     assert "&lt;b&gt;short&lt;/b&gt;\n[reward 1.000]" in page
     assert "\x1b" not in page and "[reward unknown: it took too long]" in page
     assert "Reward on 2 held-out prompts" in page
+    assert "<td>seconds until the first task</td><td>1.2</td>" in page
 
 
 def test_the_solve_rate_in_words() -> None:

@@ -74,6 +74,39 @@ def test_a_failure_is_named_with_the_line_of_the_function() -> None:
     assert values["moody"].reward == 0.5
 
 
+def test_the_first_failure_is_logged_with_row_and_answer_and_further_ones_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "tentalis.rewards.functions.scorer"]
+
+    with scorer_of("raises") as scorer:
+        for number in range(11):
+            of = answer("y" * 300 if number else "first")
+            task = of.task.model_copy(update={"metadata": {"line": str(number + 1)}})
+            with pytest.raises(FunctionError, match="ZeroDivisionError"):
+                scorer.verify(task, of)
+    first, tenth = said()
+    assert first.startswith(
+        f"{BAD}:11: raises: ZeroDivisionError: division by zero (on the answer 'first' in row 1):\n"
+    )
+    assert "    return len(completion) / least" in first and "tentalis/rewards" not in first
+    assert tenth == (
+        f"10 failures so far: {BAD}:11: raises: ZeroDivisionError: division by zero (on the answer '{'y' * 200}...' "
+        "in row 10)"
+    )
+    caplog.clear()
+    with scorer_of("nan") as scorer, pytest.raises(FunctionError):
+        score(scorer)
+    (nan,) = said()
+    assert "bad_rewards.py:14: nan: it returned nan" in nan and nan.endswith("(on the answer 'fine')")
+    caplog.clear()
+    with scorer_of("moody", time_limit_s=0.5) as scorer, pytest.raises(FunctionTimeout):
+        score(scorer, "hangs")
+    (late,) = said()
+    assert "the call took longer than 0.5 s" in late and late.endswith("(on the answer 'hangs')")
+
+
 def test_a_gigabyte_of_output_is_bounded_and_the_reward_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tentalis.rewards.functions.output")
     with scorer_of("prints_a_gigabyte", time_limit_s=90.0) as scorer:
