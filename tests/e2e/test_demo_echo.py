@@ -45,7 +45,7 @@ def check_episodes(records: list[object], steps: int) -> None:
     plans = [each for each in records if isinstance(each, BatchPlan)]
     trained = [rollouts[row.rollout_id] for plan in plans for row in plan.rows]
     assert len(plans) == steps and len(trained) == 32 * steps
-    whole = [each for each in trained if each.components["turns"] == TURNS]
+    whole = [each for each in trained if each.components.get("ending.done") == 1.0]
     assert len(whole) > len(trained) / 4
     for each in whole:
         turns, mask = float32_view(each.step_scores).tolist(), uint8_view(each.loss_mask)
