@@ -27,11 +27,11 @@ COMPARED_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class _LiveAnswer:
-    """An answer. `prompt`: a hash of the tokens before it. `tokens`: its first tokens."""
+    """An answer. `prompt`: a hash of the tokens before it. `tokens`: its first tokens. `length`: tokens per turn."""
 
     prompt: str
     tokens: tuple[int, ...]
-    length: int
+    length: float
     reward: float | None
 
 
@@ -120,10 +120,12 @@ def _answer_in(rollout: Rollout) -> _LiveAnswer:
     tokens, mask = int32_view(rollout.token_ids), uint8_view(rollout.loss_mask)
     chosen = np.flatnonzero(mask)
     begin = int(chosen[0]) if len(chosen) else len(tokens)
+    # The base model answered one turn: an episode's tokens of all turns are no length to compare with its.
+    turns = 1 + int(np.count_nonzero(np.diff(chosen) > 1))
     return _LiveAnswer(
         prompt=sha256_hex(tokens[:begin].tobytes()),
         tokens=tuple(int(token) for token in tokens[chosen[:COMPARED_TOKENS]]),
-        length=len(chosen),
+        length=len(chosen) / turns,
         reward=rollout.reward,
     )
 

@@ -74,7 +74,7 @@ COMPOSE: tuple[Variable[Any], ...] = (
     _compose("TENTALIS_CPU_TRAINERS", 1, "Number of trainers on the CPU: 0 with the profile gpu.", whole(0, 1)),
     _compose("TENTALIS_RUN", "compose", "Run of the simulated users, as in the trainer's configuration."),
     _compose("TENTALIS_SCENARIO", "assistant", "Scenario of the simulated users."),
-    _compose("TENTALIS_ENVIRONMENT", "chat", "Environment of the worker: math for the scenario math."),
+    _compose("TENTALIS_ENVIRONMENT", "chat", "Environment of the worker: that of the scenario (chat, echo, math)."),
     _compose("TENTALIS_MANAGERS", 1, "Number of managers; with 0 there are no simulated users.", whole(0)),
     _compose("TENTALIS_GATEWAY_CONFIG", "./deploy/compose/gateway.yaml", "Configuration file of the gateway.", PATH),
     _port("TENTALIS_GATEWAY_PORT", 8200, "the gateway"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tentalis.agents.scenarios.base import Scenario, UnknownScenario
 
-NAMES = ("assistant", "math")
+NAMES = ("assistant", "echo", "math")
 
 
 def make_scenario(name: str, data: Path | None = None) -> Scenario:
@@ -13,6 +13,10 @@ def make_scenario(name: str, data: Path | None = None) -> Scenario:
         from tentalis.agents.scenarios.assistant import Assistant
 
         return Assistant()
+    if name == "echo":
+        from tentalis.agents.scenarios.echo import Echo
+
+        return Echo()
     if name == "math":
         from tentalis.agents.scenarios.math import Arithmetic, GradeSchool
 

@@ -43,6 +43,7 @@ def _note_metrics_port(ctx: typer.Context, port: int | None) -> int | None:
 
 class ScenarioName(StrEnum):
     ASSISTANT = "assistant"
+    ECHO = "echo"
     MATH = "math"
 
 

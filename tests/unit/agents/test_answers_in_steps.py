@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Message, Result, Status, Task, Verifier
+from schemas.records import Ending, Message, Result, Status, Task, Verifier
 from tentalis import rewards
 from tentalis.agents.environments import Environment, EnvironmentFault, EnvironmentOptions
 from tentalis.agents.environments.echo import EchoEnvironment
@@ -41,13 +41,20 @@ def asked(environment: str, verifier: str, data: dict[str, Any], *messages: Mess
 
 
 def answered(make: Callable[[EnvironmentOptions], Environment], of: Task, text: str, finish: str = "stop") -> Result:
+    server = EpisodeServer(["assistant@v1"], lambda conversation, turn: text)
+    server.finish_reason = finish
+    result = played(make, of, server)
+    assert len(server.prompts) == 1, "one turn"
+    assert (INSTRUCTIONS in decoded(server.prompts[0])) == (of.environment == "llm")
+    return result
+
+
+def played(make: Callable[[EnvironmentOptions], Environment], of: Task, server: Any) -> Result:
     def no_wall() -> Any:
         raise AssertionError("an environment without actions asked for a wall")
 
     served = ServedVersions("local")
     served.apply(ack(1))
-    server: Any = EpisodeServer(["assistant@v1"], lambda conversation, turn: text)
-    server.finish_reason = finish
     player = EpisodePlayer(
         server,
         policy_calls(served, patience_s=0.1),
@@ -57,9 +64,6 @@ def answered(make: Callable[[EnvironmentOptions], Environment], of: Task, text: 
         server_id="local",
     )
     (result,) = asyncio.run(asyncio.wait_for(player.answer(of, T0), 60))
-    assert len(server.prompts) == 1, "one turn"
-    prompt = decoded(server.prompts[0])
-    assert (INSTRUCTIONS in prompt) == (of.environment == "llm")
     return result
 
 
@@ -162,6 +166,23 @@ def test_echo_rewards_the_last_message_of_the_user_and_nothing_else() -> None:
     graded = [rewards.verify(of, answered(EchoEnvironment, of, text)).reward for text in turns]
     assert graded == [1.0, 0.0, 0.0]
     assert answered(EchoEnvironment, of, "Repeat\nthis.").steps == ("Repeat\nthis.",)
+
+
+def test_echo_plays_a_turn_for_each_message_and_rewards_each() -> None:
+    of = asked("echo", "episode", {"then": ["Second.", "Third."]}, Message(role="user", content="First."))
+    seen: list[str] = []
+
+    def policy(conversation: str, turn: int) -> str:
+        seen.append(conversation)
+        return ("First.", " Third. ", "Third.")[turn]
+
+    result = played(EchoEnvironment, of, EpisodeServer(["assistant@v1"], policy))
+    assert [each.parts for each in result.step_rewards] == [{"reward": 1.0}, {"reward": 0.0}, {"reward": 1.0}]
+    assert (result.ending, len(result.turns), result.rewards) == (Ending.DONE, 3, {"reward": pytest.approx(2 / 3)})
+    assert "Second." not in seen[0] and "Second." in seen[1] and "Third." not in seen[1].replace(" Third. ", "")
+    cut = EpisodeServer(["assistant@v1"], lambda conversation, turn: "First.")
+    cut.finish_reason = "length"
+    assert played(EchoEnvironment, of, cut).rewards == {"reward": 0.0}, "no turn was right in time"
 
 
 def test_a_task_that_says_nothing_cannot_be_echoed() -> None:

@@ -227,7 +227,9 @@ def test_the_manager_asks_the_chosen_prompt_again(manager_log: Log) -> None:
     assert b'tentalis_manager_prompts{pool="hard"} 1.0' in manager.metrics.exporter.exposition()
 
 
-@pytest.mark.parametrize("wrong", [{"low": 0.95}, {"high": 1.5}, {"low": math.nan}, {"probe": 0.98}, {"revisit": -0.1}, {"lowest": 1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"low": 0.95}, {"high": 1.5}, {"low": math.nan}, {"probe": 0.98}, {"revisit": -0.1}, {"lowest": 1.0}]
+)
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(BadCurriculum, match=str(next(iter(wrong.values())))):
         SolveRateRule(**wrong)

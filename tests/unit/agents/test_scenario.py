@@ -119,5 +119,5 @@ def test_data_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:
         make_scenario("math", gsm8k(tmp_path, ['{"question": "q", "answer": "a"}', '["no"]']))
     with pytest.raises(UnknownScenario, match="at least four"):
         make_scenario("math", gsm8k(tmp_path, ['{"question": "q", "answer": "a"}']))
-    with pytest.raises(UnknownScenario, match="the scenarios are assistant, math"):
+    with pytest.raises(UnknownScenario, match="the scenarios are assistant, echo, math"):
         make_scenario("chess")

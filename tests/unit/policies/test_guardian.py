@@ -369,6 +369,16 @@ def answered(
         answers.apply(made)
 
 
+def test_the_length_of_an_episode_is_that_of_its_turns() -> None:
+    """The base model's length is of one turn each, so that several turns were called too long."""
+    answers = ServedAnswers()
+    masks = ([0] * 4 + [1] * 3 + [0] * 5 + [1] * 5 + [0] * 2 + [1] * 4, [0] * 4 + [1] * 6 + [0] * 13)
+    for number, mask in enumerate(masks):
+        made = rollout(f"t{number}", policy="assistant", version=1, response=[7] * 19)
+        answers.apply(made.model_copy(update={"loss_mask": bytes(mask)}))
+    assert answers.evidence("assistant@v1").length == (4 + 6) / 2
+
+
 def test_a_served_version_that_falls_below_its_guard_is_rolled_back() -> None:
     log = log_of(run(), version(0), version(1), said(1), version(2), said(2), promotion(2, "guarded", "s2"))
     of, answers = guardian(log, Speaker()), ServedAnswers()
