@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ class TokenTargets:
 
     Per sequence [s], int64: `groups`, equal for samples of one task; `sides`, 1 or -1 for the better and the worse
     answer of a pair, 0 for neither.
+
+    Derived, int64: the indices of the tokens in the RL part, in the OPD part and in either. A loss selects by them,
+    because a selection by a mask waits for a GPU.
     """
 
     sequences: Tensor
@@ -38,19 +41,31 @@ class TokenTargets:
     teacher_topk: Tensor
     groups: Tensor
     sides: Tensor
+    rl_indices: Tensor = field(init=False)
+    opd_indices: Tensor = field(init=False)
+    either_indices: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        masks = {"rl": self.in_rl, "opd": self.in_opd, "either": self.in_rl | self.in_opd}
+        for name, mask in masks.items():
+            object.__setattr__(self, f"{name}_indices", mask.nonzero().squeeze(1))
 
     def to(self, device: str) -> "TokenTargets":
         """Returns a copy on a device."""
-        return TokenTargets(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return TokenTargets(*(getattr(self, name).to(device) for name in _given_fields()))
 
     @classmethod
     def cat(cls, parts: Sequence["TokenTargets"]) -> "TokenTargets":
         """Concatenates several, at least one; the sequences are renumbered."""
         parts = _pad_hints(parts)
-        joined = {field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)}
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in _given_fields()}
         counts = torch.tensor([0, *(len(part.groups) for part in parts[:-1])]).cumsum(0)
         numbers = [part.sequences + first for part, first in zip(parts, counts, strict=True)]
         return cls(**(joined | {"sequences": torch.cat(numbers)}))
+
+
+def _given_fields() -> list[str]:
+    return [each.name for each in fields(TokenTargets) if each.init]
 
 
 def _pad_hints(parts: Sequence[TokenTargets]) -> list[TokenTargets]:

@@ -19,7 +19,7 @@ def gspo(tokens: LossTokens, loss: LossConfig) -> tuple[Tensor, Metrics]:
     Example: log-ratios .001 and -.001 give s = 1.
     """
     log_ratio = tokens.log_ratio(loss.log_ratio_clamp)
-    means = sequence_means(log_ratio.detach(), tokens.sequences)
+    means = sequence_means(log_ratio.detach(), tokens.sequences, tokens.n_sequences)
     ratio = (log_ratio - log_ratio.detach() + means).exp()
     free = -ratio * tokens.advantages
     bound = -ratio.clamp(1.0 - loss.gspo_low, 1.0 + loss.gspo_high) * tokens.advantages

@@ -28,10 +28,9 @@ def contrastive(
     """
     if not len(logprobs):
         return logprobs.sum(), 0
-    sums, counts = sequence_sums(logprobs, sequences)
+    sums, counts = sequence_sums(logprobs, sequences, len(groups))
     present = counts > 0
     means = sums / counts.clamp(min=1.0)
-    groups, sides = groups[: len(means)], sides[: len(means)]
     better = (present & (sides == 1)).nonzero().squeeze(1)
     worse = (present & (sides == -1)).nonzero().squeeze(1)
     left, right = (groups[better][:, None] == groups[worse][None, :]).nonzero(as_tuple=True)

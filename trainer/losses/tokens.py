@@ -22,6 +22,7 @@ class LossTokens:
         advantages: float32.
         weights: float32, the factor of each token in the sum: 1, or 1 / the length of its sequence.
         sequences: int64 >= 0, the number of the token's sequence.
+        n_sequences: an int above every number in `sequences`.
     """
 
     logprobs: Tensor
@@ -29,6 +30,7 @@ class LossTokens:
     advantages: Tensor
     weights: Tensor
     sequences: Tensor
+    n_sequences: int
 
     def log_ratio(self, clamp: float) -> Tensor:
         """Returns log pi - log mu, clamped to +-clamp, float32 [T]."""
@@ -40,14 +42,14 @@ PolicyLoss = Callable[[LossTokens, LossConfig], tuple[Tensor, Metrics]]
 bounded."""
 
 
-def sequence_sums(values: Tensor, sequences: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns per sequence number the sum and the number of its tokens' values: [S] each, S the largest number + 1."""
-    n = int(sequences.max()) + 1 if len(sequences) else 0
-    zeros = torch.zeros(n, dtype=values.dtype, device=values.device)
+def sequence_sums(values: Tensor, sequences: Tensor, n_sequences: int) -> tuple[Tensor, Tensor]:
+    """Returns per sequence number below `n_sequences` the sum and the number of its tokens' values: [n_sequences]
+    each."""
+    zeros = torch.zeros(n_sequences, dtype=values.dtype, device=values.device)
     return zeros.index_add(0, sequences, values), zeros.index_add(0, sequences, torch.ones_like(values))
 
 
-def sequence_means(values: Tensor, sequences: Tensor) -> Tensor:
+def sequence_means(values: Tensor, sequences: Tensor, n_sequences: int) -> Tensor:
     """Returns for each token the mean over the tokens of its sequence, [T]."""
-    sums, counts = sequence_sums(values, sequences)
+    sums, counts = sequence_sums(values, sequences, n_sequences)
     return (sums / counts.clamp(min=1.0))[sequences]

@@ -20,7 +20,7 @@ class TopKTokens:
     `student_ids` int64 [t, k], most likely first; `teacher_ids` int64 [t, h, k'] and `teacher_logprobs` float32, also
     most likely first, id -1 where there is none; `logprobs` and `old_logprobs` float32 [t, k + h k'], the log-probs of
     cat(student_ids, teacher_ids) by the trained policy (with gradient) and by the policy before the step (without);
-    `sequences` int64 [t].
+    `sequences` int64 [t], all below `n_sequences`.
     """
 
     student_ids: Tensor
@@ -29,6 +29,7 @@ class TopKTokens:
     logprobs: Tensor
     old_logprobs: Tensor
     sequences: Tensor
+    n_sequences: int
 
 
 def choose_hint(tokens: TopKTokens, options: TopKConfig) -> tuple[Tensor, Tensor]:
@@ -45,7 +46,8 @@ def choose_hint(tokens: TopKTokens, options: TopKConfig) -> tuple[Tensor, Tensor
     overlap = (same & (likeliest >= 0)[:, :, None, :]).any(3).sum(2)
     ranked = torch.where(has_teacher, overlap, -1)
     if options.choice == "sequence":
-        columns = [sequence_sums(column.double(), tokens.sequences)[0][tokens.sequences] for column in ranked.unbind(1)]
+        numbers, n = tokens.sequences, tokens.n_sequences
+        columns = [sequence_sums(column.double(), numbers, n)[0][numbers] for column in ranked.unbind(1)]
         hint = torch.stack(columns, 1).argmax(1)
     elif options.choice == "token":
         hint = ranked.argmax(1)

@@ -18,7 +18,7 @@ def importance_weights(tokens: LossTokens, loss: LossConfig) -> tuple[Tensor, Te
     with torch.no_grad():
         log_ratio = tokens.logprobs - tokens.sampler_logprobs
         if options.level == "sequence":
-            log_ratio = sequence_sums(log_ratio, tokens.sequences)[0][tokens.sequences]
+            log_ratio = sequence_sums(log_ratio, tokens.sequences, tokens.n_sequences)[0][tokens.sequences]
         ratio = log_ratio.clamp(-loss.log_ratio_clamp, loss.log_ratio_clamp).exp()
         bounded = ratio.clamp(options.low, options.high)
         out = bounded != ratio

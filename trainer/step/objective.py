@@ -78,7 +78,8 @@ def objective(
     counts: LossCounts,
     base_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the micro-batch's share of the batch's loss, and the sums (SUMMED) for its metrics, detached.
+    """Returns the micro-batch's share of the batch's loss, and the sums (SUM_NAMES) for its metrics, detached. Reads
+    nothing back from a GPU, except for a loss on pairs.
 
     `scores` of the m tokens, with gradient (of the entropies only if entropy_coef > 0); `targets` of the same tokens;
     `counts` of the whole batch; `base_logprobs` float32 [m] if kl.against is base.
@@ -87,37 +88,38 @@ def objective(
     total = logprobs.sum() * 0.0
     sums = {name: torch.zeros((), device=logprobs.device) for name in SUM_NAMES}
 
-    def select(mask: Tensor, advantages: Tensor, weights: Tensor) -> LossTokens:
+    def select(indices: Tensor, advantages: Tensor, weights: Tensor) -> LossTokens:
         return LossTokens(
-            logprobs[mask],
-            targets.sampler_logprobs[mask],
-            advantages[mask],
-            weights[mask],
-            targets.sequences[mask],
+            logprobs[indices],
+            targets.sampler_logprobs[indices],
+            advantages[indices],
+            weights[indices],
+            targets.sequences[indices],
+            len(targets.groups),
         )
 
-    if loss.rl_weight > 0 and bool(targets.in_rl.any()):
+    if loss.rl_weight > 0 and len(targets.rl_indices):
         part_loss, metrics = POLICY_LOSSES[loss.kind](
-            select(targets.in_rl, targets.rl_advantages, targets.rl_weights), loss
+            select(targets.rl_indices, targets.rl_advantages, targets.rl_weights), loss
         )
         total = total + part_loss * (loss.rl_weight / counts.rl)
         sums["rl_loss"], sums["rl_clipped"] = part_loss.detach(), metrics["clipped"]
-    if loss.opd_weight > 0 and bool(targets.in_opd.any()):
+    if loss.opd_weight > 0 and len(targets.opd_indices):
         if loss.opd_kind == "topk":
             part_loss, metrics = topk_distillation(_topk_tokens(scores, targets), loss)
             sums["overlap"] = metrics["overlap"]
         else:
             ones = torch.ones_like(logprobs)
-            part_loss, metrics = clipped(select(targets.in_opd, targets.opd_advantages, ones), loss)
+            part_loss, metrics = clipped(select(targets.opd_indices, targets.opd_advantages, ones), loss)
         total = total + part_loss * (loss.opd_weight / counts.opd)
         sums["opd_loss"], sums["opd_clipped"] = part_loss.detach(), metrics["clipped"]
-    in_either = targets.in_rl | targets.in_opd
-    if loss.kl.coef > 0 and bool(in_either.any()):
+    in_either = targets.either_indices
+    if loss.kl.coef > 0 and len(in_either):
         reference = targets.sampler_logprobs if base_logprobs is None else base_logprobs
         part_loss = kl(loss.kl.kind, logprobs[in_either], reference[in_either], loss.log_ratio_clamp).sum()
         total = total + part_loss * (loss.kl.coef / counts.tokens)
         sums["kl_loss"] = part_loss.detach()
-    if loss.entropy_coef > 0 and bool(in_either.any()):
+    if loss.entropy_coef > 0 and len(in_either):
         total = total + entropy_bonus(entropies[in_either]) * (loss.entropy_coef / counts.tokens)
     if loss.pair.weight > 0:
         part_loss, n_pairs = contrastive(logprobs, targets.sequences, targets.groups, targets.sides, loss.pair)
@@ -133,7 +135,7 @@ def _topk_tokens(scores: TokenScores, targets: TokenTargets) -> TopKTokens:
     assert scores.candidates is not None and scores.likeliest is not None, (
         "top-K distillation needs a forward pass with likeliest > 0"
     )
-    in_opd = targets.in_opd
+    in_opd = targets.opd_indices
     return TopKTokens(
         scores.likeliest[in_opd],
         targets.teacher_ids[in_opd],
@@ -141,6 +143,7 @@ def _topk_tokens(scores: TokenScores, targets: TokenTargets) -> TopKTokens:
         scores.candidates[in_opd],
         scores.candidates[in_opd].detach(),
         targets.sequences[in_opd],
+        len(targets.groups),
     )
 
 
@@ -155,7 +158,8 @@ def _mismatch(logprobs: Tensor, entropies: Tensor, targets: TokenTargets, loss: 
         # k3 of KL(mu || pi), from samples of mu: never negative.
         "mismatch_kl": (ratio - 1.0 - log_ratio).sum(),
         "entropy": entropies.sum(),
-        "forwarded": ratio.new_tensor(float(len(ratio))),
+        # new_tensor copies from the CPU, which waits for a GPU.
+        "forwarded": ratio.new_full((), float(len(ratio))),
     }
 
 

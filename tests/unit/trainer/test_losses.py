@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -28,7 +29,12 @@ def tokens(
     if sequences is None:
         sequences = torch.zeros(len(logprobs), dtype=torch.int64)
     return LossTokens(
-        logprobs, sampler, advantages, torch.ones_like(sampler) if weights is None else weights, sequences
+        logprobs,
+        sampler,
+        advantages,
+        torch.ones_like(sampler) if weights is None else weights,
+        sequences,
+        int(sequences.max()) + 1,
     )
 
 
@@ -74,7 +80,7 @@ def test_cispo_weighs_and_never_drops() -> None:
 def test_gspo_has_one_ratio_per_sequence() -> None:
     x = torch.tensor([0.001, -0.001, -1.0], dtype=torch.float64, requires_grad=True)
     sequences = torch.tensor([0, 0, 1])
-    assert sequence_means(x.detach(), sequences).tolist() == pytest.approx([0.0, 0.0, -1.0])
+    assert sequence_means(x.detach(), sequences, 2).tolist() == pytest.approx([0.0, 0.0, -1.0])
     sampler = torch.zeros(3, dtype=torch.float64)
     value, metrics = POLICY_LOSSES["gspo"](
         tokens(x, sampler, torch.ones(3, dtype=torch.float64), sequences, torch.tensor([0.5, 0.5, 0.0])),
@@ -195,7 +201,7 @@ def draw(n_sequences: int = 6) -> LossTokens:
     logprobs = sampler + 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)
     advantages = torch.randn(n_sequences, generator=generator, dtype=torch.float64)[sequences]
     weights = torch.rand(n, generator=generator, dtype=torch.float64) if n_sequences else torch.ones(n)
-    return LossTokens(logprobs.requires_grad_(), sampler, advantages, weights, sequences)
+    return LossTokens(logprobs.requires_grad_(), sampler, advantages, weights, sequences, n_sequences)
 
 
 def chosen(loss_tokens: LossTokens, where: Tensor) -> LossTokens:
@@ -203,7 +209,8 @@ def chosen(loss_tokens: LossTokens, where: Tensor) -> LossTokens:
         *(
             getattr(loss_tokens, name)[where]
             for name in ("logprobs", "sampler_logprobs", "advantages", "weights", "sequences")
-        )
+        ),
+        loss_tokens.n_sequences,
     )
 
 
@@ -219,6 +226,7 @@ def frozen_reference(loss_tokens: LossTokens, loss: LossConfig) -> Callable[[Ten
         loss_tokens.advantages,
         loss_tokens.weights,
         loss_tokens.sequences,
+        loss_tokens.n_sequences,
     )
     log_ratio = at.logprobs - at.sampler_logprobs
     if loss.kind == "cispo":
@@ -231,7 +239,7 @@ def frozen_reference(loss_tokens: LossTokens, loss: LossConfig) -> Callable[[Ten
         # One number per sequence: with weights 1 / length the token form is the sequence form.
         def sequence_form(x: Tensor) -> Tensor:
             clamped = (x - at.sampler_logprobs).clamp(-loss.log_ratio_clamp, loss.log_ratio_clamp)
-            ratio = sequence_means(clamped, at.sequences).exp()
+            ratio = sequence_means(clamped, at.sequences, at.n_sequences).exp()
             bound = ratio.clamp(1 - loss.gspo_low, 1 + loss.gspo_high)
             return (at.weights * torch.maximum(-ratio * at.advantages, -bound * at.advantages)).sum()
 
@@ -239,8 +247,9 @@ def frozen_reference(loss_tokens: LossTokens, loss: LossConfig) -> Callable[[Ten
     return lambda x: POLICY_LOSSES[loss.kind](LossTokens(x, *_rest(at)), loss)[0]
 
 
-def _rest(loss_tokens: LossTokens) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return loss_tokens.sampler_logprobs, loss_tokens.advantages, loss_tokens.weights, loss_tokens.sequences
+def _rest(loss_tokens: LossTokens) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    at = loss_tokens
+    return at.sampler_logprobs, at.advantages, at.weights, at.sequences, at.n_sequences
 
 
 @EVERY
@@ -248,12 +257,10 @@ def test_finite_differences(loss: LossConfig) -> None:
     loss_tokens = draw()
     if loss.kind == "gspo":
         lengths = (
-            sequence_means(torch.ones_like(loss_tokens.weights), loss_tokens.sequences)
+            sequence_means(torch.ones_like(loss_tokens.weights), loss_tokens.sequences, loss_tokens.n_sequences)
             / torch.bincount(loss_tokens.sequences)[loss_tokens.sequences]
         )
-        loss_tokens = LossTokens(
-            loss_tokens.logprobs, loss_tokens.sampler_logprobs, loss_tokens.advantages, lengths, loss_tokens.sequences
-        )
+        loss_tokens = replace(loss_tokens, weights=lengths)
     reference = frozen_reference(loss_tokens, loss)
     ours = gradient(POLICY_LOSSES[loss.kind](loss_tokens, loss)[0], loss_tokens.logprobs)
     at, step = loss_tokens.logprobs.detach(), 1e-6
@@ -292,7 +299,7 @@ def test_a_permutation_and_a_split_between_sequences_leave_sum_and_gradient(loss
 @EVERY
 def test_unequal_rewards_have_a_gradient_at_ratio_one(loss: LossConfig) -> None:
     x = torch.full((4,), -2.0, requires_grad=True)
-    loss_tokens = LossTokens(x, x.detach(), torch.tensor([0.5, -0.5, -0.5, 0.5]), torch.ones(4), torch.arange(4))
+    loss_tokens = LossTokens(x, x.detach(), torch.tensor([0.5, -0.5, -0.5, 0.5]), torch.ones(4), torch.arange(4), 4)
     value, metrics = POLICY_LOSSES[loss.kind](loss_tokens, loss)
     assert gradient(value, x).tolist() == pytest.approx([-0.5, 0.5, 0.5, -0.5])
     assert float(metrics["clipped"]) == 0.0
@@ -301,7 +308,9 @@ def test_unequal_rewards_have_a_gradient_at_ratio_one(loss: LossConfig) -> None:
 @EVERY
 def test_the_clamp_keeps_infinities_out(loss: LossConfig) -> None:
     x = torch.tensor([0.0, -200.0], requires_grad=True)
-    loss_tokens = LossTokens(x, torch.tensor([-200.0, 0.0]), torch.tensor([-1.0, 1.0]), torch.ones(2), torch.arange(2))
+    loss_tokens = LossTokens(
+        x, torch.tensor([-200.0, 0.0]), torch.tensor([-1.0, 1.0]), torch.ones(2), torch.arange(2), 2
+    )
     value, metrics = POLICY_LOSSES[loss.kind](loss_tokens, loss)
     assert math.isfinite(float(value))
     assert bool(gradient(value, x).isfinite().all())

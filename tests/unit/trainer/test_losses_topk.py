@@ -31,7 +31,12 @@ def likeliest(
     order = torch.sort(teachers, dim=2, descending=True, stable=True).indices[:, :, :listed]
     logprobs = student.log().gather(1, torch.cat([ids, order.flatten(1)], 1))
     taught = teachers.log().gather(2, order)
-    return TopKTokens(ids, order, taught, logprobs, logprobs.detach(), torch.tensor(sequences))
+    return TopKTokens(ids, order, taught, logprobs, logprobs.detach(), torch.tensor(sequences), max(sequences) + 1)
+
+
+def rows(tokens: TopKTokens, where: Any) -> TopKTokens:
+    values = {name: getattr(tokens, name) for name in TopKTokens.__dataclass_fields__}
+    return TopKTokens(**{name: value[where] if isinstance(value, Tensor) else value for name, value in values.items()})
 
 
 def settings(**topk: Any) -> LossConfig:
@@ -75,7 +80,7 @@ def test_with_everything_listed_and_a_tail_the_gradient_is_that_of_the_reverse_d
 
 
 def test_values_by_hand_without_a_tail() -> None:
-    one = TopKTokens(*(getattr(likeliest(STUDENT, 2, 2), name)[1:2] for name in TopKTokens.__dataclass_fields__))
+    one = rows(likeliest(STUDENT, 2, 2), slice(1, 2))
     # Student .4 .3 on tokens 0 and 1, teacher .4 .4: weights 4/7 and 3/7, differences 0 and log(4/3).
     value, metrics = topk_distillation(one, settings(tail=False))
     expected = -3 / 7 * float(torch.tensor(4 / 3).log())
@@ -87,7 +92,7 @@ def test_values_by_hand_without_a_tail() -> None:
 
 def test_a_token_that_the_teacher_did_not_list_has_at_most_its_last_and_its_tail() -> None:
     every = likeliest(STUDENT, 2, 2, hints=(0,))
-    first = TopKTokens(*(getattr(every, name)[:1] for name in TopKTokens.__dataclass_fields__))
+    first = rows(every, slice(1))
     # Student's tokens 0 and 1 (.5, .2); the teacher listed 3 and 2 (.6, .2): at most .2 for each of the others.
     value, _ = topk_distillation(first, settings(tail=False))
     w = torch.tensor([5 / 7, 2 / 7])
@@ -115,11 +120,8 @@ def test_order_and_split_leave_the_sum(support: Any) -> None:
     topk_tokens = likeliest(STUDENT, 2, 3)
     loss = settings(support=support)
 
-    def part(where: Tensor) -> TopKTokens:
-        return TopKTokens(*(getattr(topk_tokens, name)[where] for name in TopKTokens.__dataclass_fields__))
-
     whole = topk_distillation(topk_tokens, loss)[0]
-    torch.testing.assert_close(whole, topk_distillation(part(torch.tensor([2, 0, 1])), loss)[0])
-    halves = [topk_distillation(part(torch.tensor(where)), loss)[0] for where in ([0, 1], [2])]
+    torch.testing.assert_close(whole, topk_distillation(rows(topk_tokens, torch.tensor([2, 0, 1])), loss)[0])
+    halves = [topk_distillation(rows(topk_tokens, torch.tensor(where)), loss)[0] for where in ([0, 1], [2])]
     torch.testing.assert_close(whole, halves[0] + halves[1])
-    assert float(topk_distillation(part(torch.tensor([], dtype=torch.int64)), loss)[0]) == 0.0
+    assert float(topk_distillation(rows(topk_tokens, torch.tensor([], dtype=torch.int64)), loss)[0]) == 0.0

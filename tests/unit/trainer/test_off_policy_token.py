@@ -40,7 +40,7 @@ def cosine(loss: LossConfig, ratio: float) -> float:
 
     def gradient(count: int) -> torch.Tensor:
         ones = torch.ones(count, dtype=torch.float64)
-        tokens = LossTokens(logprobs[:count], sampler[:count], advantages[:count], ones, torch.arange(count))
+        tokens = LossTokens(logprobs[:count], sampler[:count], advantages[:count], ones, torch.arange(count), count)
         (found,) = torch.autograd.grad(POLICY_LOSSES[loss.kind](tokens, loss)[0], head, retain_graph=True)
         return found.flatten()
 
