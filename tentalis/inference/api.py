@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -25,11 +25,14 @@ from tentalis.storage.errors import StorageError
 from tentalis.storage.location import BadLocation
 
 _Body = TypeVar("_Body", bound=BaseModel)
+_Read = TypeVar("_Read")
 
 # A byte of text takes up to 6 bytes in JSON (\u0041); the rest is room for the JSON around the text.
 _MAX_ESCAPED_BYTES, _BODY_OVERHEAD = 8, 1 << 20
 # A body that is too large is read and dropped up to this size, so that the client can receive the error response.
 _MAX_DISCARDED_BYTES = 256 << 20
+# A larger body is parsed, rendered and tokenised on a thread: other clients' answers go on meanwhile.
+_READ_ON_LOOP_BYTES = 64 << 10
 
 
 class UnknownModelName(Exception):
@@ -96,11 +99,8 @@ class InferenceApi:
                 f"The body has {'over ' if size > _MAX_DISCARDED_BYTES else ''}{size:,} bytes; with a context of "
                 f"{self.max_model_len:,} tokens this server accepts at most {self.body_limit:,}."
             )
-        try:
-            data = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise wire.InvalidRequest(f"The body is not JSON: {error}") from error
-        return kind.model_validate(data)
+        request.state.large = size > _READ_ON_LOOP_BYTES
+        return await _read(request, lambda: _parsed(body, kind))
 
     def _check_text(self, text: Any, param: str) -> None:
         """Raises InvalidRequest for lone surrogates, and for text that cannot fit the context in any tokenisation."""
@@ -183,11 +183,11 @@ class InferenceApi:
         body = await self._parse(request, wire.TokenizeBody)
         self._resolve(body.model)
         if body.messages is not None:
-            tokens = self._render(body.messages, body)
+            messages = body.messages
+            tokens = await _read(request, lambda: self._render(messages, body))
         else:
-            self._check_text(body.prompt, "prompt")
-            special = body.add_special_tokens is not False
-            tokens = list(self.tokenizer.encode(body.prompt, add_special_tokens=special))
+            prompt, special = body.prompt, body.add_special_tokens is not False
+            tokens = await _read(request, lambda: self._tokens(prompt, special))
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
         answer["token_strs"] = self.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         return answer
@@ -205,6 +205,12 @@ class InferenceApi:
             raise wire.InvalidRequest("This model's tokenizer has no chat template; use /v1/completions.", "messages")
         if "chat_template" in (body.chat_template_kwargs or {}):
             raise wire.InvalidRequest(wire.TEMPLATE_REFUSED, "messages")
+        if len(messages) > self.max_model_len:
+            raise wire.InvalidRequest(
+                f"This model's context is {self.max_model_len:,} tokens, and a message takes at least one; there are "
+                f"{len(messages):,} messages.",
+                "messages",
+            )
         self._check_text([messages, body.tools, body.chat_template_kwargs], "messages")
         try:
             return list(
@@ -225,6 +231,25 @@ class InferenceApi:
             raise wire.InvalidRequest(
                 f"The chat template rejects these messages: {type(error).__name__}: {error}", "messages"
             ) from error
+
+    def _tokens(self, prompt: Any, add_special_tokens: bool) -> list[int]:
+        """The token ids of a text."""
+        self._check_text(prompt, "prompt")
+        return list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+
+    def _prompts(self, body: wire.CompletionBody) -> list[list[int]]:
+        """The token ids of each prompt, text tokenised. Raises InvalidRequest, also for ids outside the vocabulary."""
+        for raw_prompt in body.prompts():
+            self._check_text(raw_prompt, "prompt")
+        prompts = [
+            prompt
+            if isinstance(prompt, list)
+            else list(self.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens))
+            for prompt in body.prompts()
+        ]
+        for prompt in prompts:
+            self._check_ids(prompt)
+        return prompts
 
     def _check_ids(self, tokens: list[int]) -> None:
         limit = self.engine.runtime.vocab_size
@@ -252,7 +277,7 @@ class InferenceApi:
         """POST /v1/chat/completions."""
         body = await self._parse(request, wire.ChatBody)
         name, adapter = self._resolve(body.model)
-        prompt = self._render(body.messages, body)
+        prompt = await _read(request, lambda: self._render(body.messages, body))
         self._check_ids(prompt)
         top = (body.top_logprobs or 0) if body.logprobs else None
         params = body.params(self._token_budget(prompt, body.limit), top)
@@ -300,20 +325,10 @@ class InferenceApi:
         """POST /v1/completions: sample after prompts, score prompts, or both."""
         body = await self._parse(request, wire.CompletionBody)
         name, adapter = self._resolve(body.model)
-        for raw_prompt in body.prompts():
-            self._check_text(raw_prompt, "prompt")
-        prompts = [
-            prompt
-            if isinstance(prompt, list)
-            else list(self.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens))
-            for prompt in body.prompts()
-        ]
+        prompts = await _read(request, lambda: self._prompts(body))
         if not prompts:
             raise wire.InvalidRequest("The prompt is empty.", "prompt")
-        sampling = []
-        for prompt in prompts:
-            self._check_ids(prompt)
-            sampling.append(body.params(self._token_budget(prompt, body.max_tokens), body.logprobs))
+        sampling = [body.params(self._token_budget(prompt, body.max_tokens), body.logprobs) for prompt in prompts]
         bridge = EngineBridge(self.engine)
         with ExitStack() as cleanup:
             cleanup.enter_context(bridge)
@@ -399,6 +414,19 @@ class InferenceApi:
         if chunk.text is not None:
             return chunk.text
         return str(self.tokenizer.decode(chunk.token_ids, skip_special_tokens=True))
+
+
+async def _read(request: Request, work: Callable[[], _Read]) -> _Read:
+    """Returns what `work` makes of a request's body: on a thread if the body is large."""
+    return await asyncio.to_thread(work) if request.state.large else work()
+
+
+def _parsed(data: bytes | bytearray, kind: type[_Body]) -> _Body:
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise wire.InvalidRequest(f"The body is not JSON: {error}") from error
+    return kind.model_validate(body)
 
 
 def _choice_end(chunk: GeneratedChunk, body: wire.SamplingBody) -> dict[str, Any]:

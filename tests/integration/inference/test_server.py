@@ -25,6 +25,7 @@ from tentalis.storage.file_set import write_set
 from tentalis.storage.location import Location
 from tests.support.inference_lab import Lab, make_adapter, make_model, make_tokenizer, running_server, trainer_logprobs
 from tests.support.object_store import DENIED, FULL, Fault, environment_of, object_store
+from tests.support.stall import longest_stall
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -324,6 +325,21 @@ def test_a_body_of_unknown_length_is_bounded_too(server: str) -> None:
 
     response = httpx.post(server + "/v1/completions", content=chunks(), timeout=60)
     assert response.status_code == 400 and "The body has 19,660,814 bytes" in response.json()["error"]["message"]
+
+
+def test_a_request_with_more_messages_than_tokens_is_refused_before_its_template_runs(server: str) -> None:
+    refused = post(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 257})
+    assert refused.status_code == 400 and "there are 257 messages" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/completions"])
+def test_a_large_request_does_not_stop_the_answers_of_others(model: Path, path: str) -> None:
+    long: dict[str, Any] = {"messages": [{"role": "user", "content": "w"}] * 20_000}
+    if path == "/v1/completions":
+        long = {"prompt": "words " * 60_000}
+    with running_server(Lab(model), max_model_len=32_768) as url:
+        stalled, took = longest_stall(url, "/health", lambda: post(url, path, long))
+    assert stalled < took / 2, f"{stalled:.2f} s of {took:.2f} s"
 
 
 def test_what_is_no_text_is_refused(server: str) -> None:

@@ -35,13 +35,13 @@ def test_a_file_makes_hinters_and_a_teacher(tmp_path: Path) -> None:
     settings = loaded(tmp_path, FILE)
     assert isinstance(settings.hinters["chat"], JudgeHinterSettings) and settings.teacher.top == 8
     made = make_hinters(settings, KEYS)
-    assert made["chat"].name.startswith("judge/3-") and made["*"].name == "rule/6"
+    assert made["chat"].name.startswith("judge/3-") and made["*"].name == "rule/7"
     assert make_teacher(settings.teacher, "http://127.0.0.1:9", KEYS).top == 8
 
 
 def test_a_file_without_anything_is_the_rule_and_the_base_model(tmp_path: Path) -> None:
     assert loaded(tmp_path, "{}") == Hinters()
-    assert make_hinters(Hinters())["*"].name == "rule/6"
+    assert make_hinters(Hinters())["*"].name == "rule/7"
 
 
 @pytest.mark.parametrize("variable", ["HINT_KEY", "TEACHER_KEY"])

@@ -56,6 +56,39 @@ def test_a_pasted_log_does_not_get_into_the_prompt() -> None:
     assert hint is not None and len(hint) <= 400 and hint.endswith("word")
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("不对！", None),
+        ("もっと短く", None),
+        ("请简短一些。", "请简短一些。"),
+        ("請用繁體中文回答", "請用繁體中文回答"),
+        ("もっと短く書いて。", "もっと短く書いて。"),
+        ("더 짧게 써 주세요.", "더 짧게 써 주세요."),
+        (
+            "太长了。请用一句话回答。不要列表！也不要表格。上次你说得更好。",
+            "太长了。请用一句话回答。不要列表！",
+        ),
+        (
+            "長すぎます。 一文で答えてください。箇条書きは使わないで！表もいりません。",
+            "長すぎます。一文で答えてください。箇条書きは使わないで！",
+        ),
+        ("我说的是“太长了。”不是错了。请改短。谢谢。再见。", "我说的是“太长了。”不是错了。请改短。谢谢。"),
+        ("太长了！！请用一句话回答。不要列表。也不要表格。", "太长了！！请用一句话回答。不要列表。"),
+    ],
+)
+def test_chinese_japanese_and_korean_are_measured_in_their_own_way(text: str, hint: str | None) -> None:
+    assert rule_hint(text) == hint
+
+
+def test_a_long_sentence_without_spaces_is_cut_at_a_pause() -> None:
+    clause = "请把每一步的理由写清楚并且不要省略任何中间结果，"
+    hint = rule_hint(clause * 40)
+    assert hint is not None and hint == clause * (len(hint) // len(clause)) and 100 < len(hint) <= 200
+    hint = rule_hint("好，" + "短" * 1000)
+    assert hint is not None and 190 < len(hint) <= 200
+
+
 # --- prompt -----------------------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ def test_a_complaint_becomes_a_hint_with_the_teachers_log_probs() -> None:
     result = make_result(sample=3)
     hint = one(run(feedback_on_log(result=result), inference=inference))
     assert (hint.kind, hint.hints, hint.source) == (HintKind.ACCEPTED, (WISH,), Source.USER)
-    assert (hint.teacher_policy, hint.hinter, hint.key) == ("base", "rule/6", "t1")
+    assert (hint.teacher_policy, hint.hinter, hint.key) == ("base", "rule/7", "t1")
     assert (hint.event_time, hint.opened_at) == (9_000, result.opened_at)
     assert hint.sample.result_id == result.result_id and hint.sample.sample_index == 3
     prefix = inference.tokens_of(inference.rendered[0])
