@@ -29,11 +29,13 @@ class RunCluster:
         where = "the local broker" if self.bootstrap is None else f"Kafka at {self.bootstrap}"
         return f"{where} (cluster id {self.cluster_id}{self.namespace and f', namespace {self.namespace}'})"
 
-    @property
-    def variables(self) -> str:
-        """The settings that lead to it, in words."""
-        given = {variables.BOOTSTRAP.name: self.bootstrap, variables.NAMESPACE.name: self.namespace}
-        return " and ".join(f"set {name}={value}" if value else f"unset {name}" for name, value in given.items())
+    def way_back(self, bootstrap: str | None, namespace: str) -> str:
+        """Returns the settings to change, in words, to reach it from other ones; '' if they are the same."""
+        pairs = (
+            (variables.BOOTSTRAP.name, self.bootstrap, bootstrap),
+            (variables.NAMESPACE.name, self.namespace, namespace),
+        )
+        return " and ".join(f"set {name}={to}" if to else f"unset {name}" for name, to, now in pairs if to != now)
 
 
 def record_cluster(run: LearnRun, settings: Settings) -> None:
@@ -62,10 +64,9 @@ def check_cluster(run: LearnRun, settings: Settings) -> None:
     if now is not None and (now.cluster_id, now.namespace) == (begun.cluster_id, begun.namespace):
         return
     found = f"an empty local broker in {_data(settings)}" if now is None else now.words
-    if begun.bootstrap is None and settings.bootstrap is None and (now is None or now.namespace == begun.namespace):
-        remedy = f"restore {_data(settings)}"
-    else:
-        remedy = begun.variables
+    remedy = begun.way_back(settings.bootstrap, variables.NAMESPACE.read() or "")
+    if not remedy:
+        remedy = f"restore {_data(settings) if begun.bootstrap is None else 'the data of that cluster'}"
     raise LearnError(
         f"run {run.run_id}, which is unfinished, has its records on {begun.words}, and this is {found}. To continue "
         f"the run, {remedy}; --new begins another run here"
