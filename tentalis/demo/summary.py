@@ -97,7 +97,7 @@ def summarise(stats: RunStats, steps: int, wall_seconds: float, start_seconds: f
     if len(versions) >= 2:
         size = max(1, len(versions) // 4)
         first, last = _quarter(stats, versions[:size]), _quarter(stats, versions[-size:])
-        if first.tasks + last.tasks > 2:
+        if min(first.tasks, last.tasks) > 1:
             p_value = p_greater(stats.task_means(last.versions), stats.task_means(first.versions))
     phases = stats.seconds_by_phase()
     return Summary(stats.run_id, steps, scores, first, last, p_value, wall_seconds, start_seconds, phases)

@@ -1,5 +1,6 @@
 """`tentalis learn --check`: samples a few answers of the base model, shows them with their rewards, and stops."""
 
+import logging
 import tempfile
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from tentalis.learning.play import data_of
 from tentalis.learning.result import shown
 from tentalis.learning.runs import LearnRun, prepare_run
 from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.rewards.functions.process import output_log
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
 from tentalis.service.stdout import data
@@ -42,6 +44,7 @@ def check(options: LearnOptions, settings: Settings) -> int:
 
     console = Console(stderr=True, markup=False, highlight=False)
     log_to(console)
+    output_log.setLevel(logging.INFO)  # what the functions print
     with (
         signals_unwind(),
         StateDir(settings.home) as state,

@@ -28,6 +28,7 @@ from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import STDIN, LearnOptions
 from tentalis.learning.prepare import copy_stdin
 from tentalis.learning.result import LearnResult, SamplePair, emit_result
+from tentalis.learning.run_cluster import check_cluster, record_cluster
 from tentalis.learning.runs import Data, LearnRun
 from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
 from tentalis.rewards.functions import FunctionScorer
@@ -85,6 +86,7 @@ def train(
 
     with StateDir(settings.home) as state:
         run = _opened(state, options, settings, configured, console)
+        record_cluster(run, settings)
         scenario = PromptScenario(run.prompts)
         begun = "continuing" if run.resumed else "beginning"
         console.print(f"{begun} run {run.run_id} in {state.path}", soft_wrap=True)
@@ -116,6 +118,7 @@ def train(
             finally:
                 supervisor.stop(STOP_S)
                 _close_scorer(scenario)
+                record_cluster(run, settings)  # of a local broker that was made meanwhile
             if not show.concluded:
                 console.print(f"stopped. `{options.command}` continues run {run.run_id}", soft_wrap=True)
         return show.concluded
@@ -156,6 +159,7 @@ def _opened(
     found = None if options.new else runs.unfinished(folder, kind)
     if found is None:
         return runs.begin(folder, options, data, time.time(), configured, model, remark)
+    check_cluster(found, settings)
     run = runs.continued(found, data)
     model()  # may have been removed from the cache since
     return run

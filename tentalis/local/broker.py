@@ -335,6 +335,19 @@ class EmbeddedBroker:
         return self.log_file.read_text(errors="replace")[-size:] if self.log_file.exists() else "(the log is empty)"
 
 
+def stored_cluster_id(data_dir: Path) -> str | None:
+    """Returns the cluster id of an embedded broker's data; None if there are none. Raises BrokerError."""
+    path = data_dir / "log" / "meta.properties"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    found = next((line.partition("=")[2].strip() for line in lines if line.startswith("cluster.id=")), "")
+    if not found:
+        raise BrokerError(f"{path} has no cluster.id: it is damaged. Restore that file to keep the data")
+    return found.replace("\\", "")
+
+
 def new_cluster_id() -> str:
     """Returns a random cluster id in Kafka's format: 16 bytes in URL-safe base64.
 

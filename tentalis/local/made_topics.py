@@ -26,7 +26,7 @@ def record_made(settings: Settings, warning: str | None) -> None:
     Args:
         warning: for the person who starts the stack, of making them; see `warning_of`.
     """
-    entry = {"cluster_id": _cluster_id(settings), "warning": warning}
+    entry = {"cluster_id": cluster_id(settings), "warning": warning}
     settings.home.mkdir(parents=True, exist_ok=True)
     write_whole(settings.home / FILE, {**_read(settings.home), _place(settings): entry})
 
@@ -45,7 +45,7 @@ def empty_broker(settings: Settings) -> str | None:
     entry = _read(settings.home).get(_place(settings))
     if entry is None:
         return None
-    before, now = entry["cluster_id"], _cluster_id(settings)
+    before, now = entry["cluster_id"], cluster_id(settings)
     other = "" if before == now else f" (its cluster id was {before} and is {now})"
     return f"Kafka at {settings.bootstrap} has none of the topics that the stack of {settings.home} made there{other}"
 
@@ -55,7 +55,7 @@ def has_made(settings: Settings) -> bool:
     in this namespace. Raises Unreachable, KafkaException."""
     namespace = variables.NAMESPACE.read() or ""
     own = {entry["cluster_id"] for place, entry in _read(settings.home).items() if place.partition(" ")[2] == namespace}
-    return bool(own) and _cluster_id(settings) in own
+    return bool(own) and cluster_id(settings) in own
 
 
 def _place(settings: Settings) -> str:
@@ -63,7 +63,8 @@ def _place(settings: Settings) -> str:
     return f"{settings.require_bootstrap()} {variables.NAMESPACE.read() or ''}".rstrip()
 
 
-def _cluster_id(settings: Settings) -> str:
+def cluster_id(settings: Settings) -> str:
+    """Returns the id of the cluster that answers. Raises Unreachable, KafkaException."""
     return str(connect(settings).list_topics(timeout=_PATIENCE_S).cluster_id)
 
 

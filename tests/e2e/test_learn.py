@@ -266,10 +266,11 @@ def check_tasks(home: Home) -> None:
 
 def test_the_check_shows_sixteen_answers_and_starts_no_broker(tmp_path: Path, tiny_model: Path) -> None:
     home = Home(tmp_path / "home", tiny_model)
-    done = subprocess.run(
-        command(home, tmp_path, "--check"), env=home.env, capture_output=True, text=True, timeout=300, check=False
-    )
+    arguments = command(home, tmp_path, "--check")
+    (tmp_path / "rewards.py").write_text(REWARD.replace("    return", "    print(letter)\n    return"))
+    done = subprocess.run(arguments, env=home.env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("rewards.py:score prints: ['e']") >= 15  # the process may end before its last line is read
     found = json.loads(done.stdout)
     assert found["useful"] is True
     assert [len(prompt["answers"]) for prompt in found["prompts"]] == [4] * 4

@@ -98,6 +98,15 @@ def test_a_run_of_one_version_has_no_comparison() -> None:
     assert json.loads(json.dumps(summary.as_json()))["p_value"] is None
 
 
+def test_a_quarter_of_one_task_has_no_test() -> None:
+    stats = learning(2)
+    of = task("only", n=1)
+    stats.apply(of, T0)
+    stats.apply(outcome(of, 0, version=3, reward=1.0), T0)
+    summary = summarise(stats, 2, 1.0)
+    assert summary.last is not None and summary.last.tasks == 1 and summary.p_value is None
+
+
 def test_the_json_object_has_what_is_promised() -> None:
     value = json.loads(json.dumps(summarise(learning(), 15, 12.34).as_json()))
     assert set(value) == {
