@@ -359,7 +359,7 @@ class OpenAIClient:
             response = await self._http.request(method, path, json=body)
         except httpx.TimeoutException as error:
             raise ServerUnavailable(f"{self.base_url}{path} did not answer in time ({error!r}).") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ServerUnavailable(f"{self.base_url}{path}: {error!r}. Is the inference server running?") from error
         if response.status_code in _AWAY:
             raise ServerUnavailable(f"{self.base_url}{path} answered {response.status_code}: {_message(response)}")

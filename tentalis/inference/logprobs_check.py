@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from schemas.records import LogprobsMode
-from tentalis.inference.protocol import Float32, Inference, Int32, RequestRefused
+from tentalis.inference.protocol import Float32, Inference, Int32, NotTokenExact, RequestRefused, ServerUnavailable
 
 MENDING_FLAG = "--logprobs-mode processed_logprobs"
 """The flag with which vLLM gives the log-probs of the distribution that it samples from."""
@@ -39,7 +39,11 @@ class LogprobsMeasurement:
 
 async def measure_logprobs(server: CheckedServer, model: str) -> LogprobsMeasurement:
     """Samples a few tokens at temperature 2 among the 5 most likely, and compares their log-probs with what follows
-    from the model's own. Raises ServerUnavailable."""
+    from the model's own.
+
+    A refused request and an answer of another form say that nothing can be measured. Raises ServerUnavailable, also for
+    a server's own error: it may answer later, and then its log-probs count.
+    """
     try:
         prompt = (await server.tokenize(model, _TEXT)).tolist()
         generation = await server.generate(
@@ -55,7 +59,11 @@ async def measure_logprobs(server: CheckedServer, model: str) -> LogprobsMeasure
             processed.append(_restricted(own[len(prompt) :], top[len(prompt) :]))
             raw.append(own[len(prompt) :])
     except RequestRefused as error:
+        if error.status >= 500 and not isinstance(error, NotTokenExact):
+            raise ServerUnavailable(str(error)) from error
         return LogprobsMeasurement(None, str(error))
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        return LogprobsMeasurement(None, f"its answers have another form ({error!r})")
     return judge_logprobs(np.concatenate(given), np.concatenate(processed), np.concatenate(raw))
 
 

@@ -29,13 +29,16 @@ _LOGPROBS = _ROWS - np.logaddexp.reduce(_ROWS, axis=1, keepdims=True)
 class SamplingServer:
     """`mode`: the log-probs that it gives, `processed_logprobs` or `raw_logprobs`; another value is neither of the two.
     `tokenizes`, `scores`: it has /tokenize, and gives log-probs of prompts. `models`: what it lists, the base first.
-    `away`: it answers 503. `asked`: the number of requests for samples."""
+    `names`: its answers name the model. `away`: it answers 503. `broken`: it answers requests for samples with 500.
+    `asked`: the number of requests for samples."""
 
     mode: str = "processed_logprobs"
     tokenizes: bool = True
     scores: bool = True
     models: tuple[str, ...] = ("base",)
+    names: bool = True
     away: bool = False
+    broken: bool = False
     asked: int = field(default=0)
 
     def __call__(self, method: str, path: str, headers: Mapping[str, str], content: bytes) -> tuple[int, str, bytes]:
@@ -63,6 +66,8 @@ class SamplingServer:
 
     def _completions(self, body: dict[str, Any]) -> tuple[int, Any]:
         prompt = body["prompt"]
+        if self.broken:
+            return 500, {"error": {"message": "out of memory"}}
         if body["max_tokens"]:
             choices = [
                 {"index": at, "text": "x", "finish_reason": "length", "token_ids": ids, "prompt_token_ids": prompt}
@@ -74,7 +79,7 @@ class SamplingServer:
             choices = [{"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": entries}]
         else:
             return 400, {"error": {"message": "prompt_logprobs is not supported"}}
-        return 200, {"model": body["model"], "choices": choices}
+        return 200, ({"model": body["model"]} if self.names else {}) | {"choices": choices}
 
     def _chat(self, body: dict[str, Any]) -> Any:
         [(ids, logprobs)] = self._samples(PROMPT_IDS[-1], body | {"max_tokens": 3, "n": 1})

@@ -42,6 +42,7 @@ class LogprobsChecks:
             if backend.server_id is not None
             for url in backend.base_urls
         }
+        self._untried = {url for _, url in self._replicas}
         self.begun = not self._replicas
         """True once a replica is measured, or each has been tried."""
 
@@ -53,20 +54,27 @@ class LogprobsChecks:
 
     async def run(self) -> None:
         """Measures the replicas, and measures again those that have been away, until cancelled."""
-        while True:
-            await asyncio.gather(*(self._check(replica) for replica in self._replicas.values()))
-            self.begun = True
-            known = all(replica.measured is not None for replica in self._replicas.values())
-            await asyncio.sleep(_WATCH_S if known else _RETRY_S)
+        await asyncio.gather(*(self._watch(replica) for replica in self._replicas.values()))
 
     async def close(self) -> None:
         """Closes the connections."""
         await asyncio.gather(*(replica.client.aclose() for replica in self._replicas.values()))
 
-    async def _check(self, replica: _ReplicaLogprobs) -> None:
-        if replica.measured is not None and await replica.client.probe() is not None:
-            return
-        replica.measured = None
+    async def _watch(self, replica: _ReplicaLogprobs) -> None:
+        while True:
+            if replica.measured is None or await self._is_away(replica):
+                replica.measured = None
+                await self._measure(replica)
+                self._untried.discard(replica.client.base_url)
+                self.begun = self.begun or replica.measured is not None or not self._untried
+            await asyncio.sleep(_WATCH_S if replica.measured is not None else _RETRY_S)
+
+    @staticmethod
+    async def _is_away(replica: _ReplicaLogprobs) -> bool:
+        # One slow answer is no absence.
+        return await replica.client.probe() is None and await replica.client.probe() is None
+
+    async def _measure(self, replica: _ReplicaLogprobs) -> None:
         declared, url = replica.backend.logprobs_mode, replica.client.base_url
         try:
             replica.measured, problem = await replica.client.checked_mode(declared)
@@ -78,4 +86,3 @@ class LogprobsChecks:
         if problem and problem != replica.told:
             log.warning("the backend %s at %s %s", replica.backend.name, url, problem)
         replica.told = problem
-        self.begun = self.begun or replica.measured is not None

@@ -37,6 +37,7 @@ def turn(gateway: Lab, temperature: float = 0.7, **more: Any) -> SessionEvent:
         ({"mode": "raw_logprobs"}, RAW, 0.7, RAW, "bare model (logprobs_mode: raw)"),
         ({"mode": "raw_logits"}, PROCESSED, 1.0, UNKNOWN, "neither the bare model nor the sampling"),
         ({"scores": False}, PROCESSED, 0.7, PROCESSED, ""),
+        ({"names": False}, PROCESSED, 0.7, PROCESSED, ""),
         ({"tokenizes": False, "mode": "raw_logprobs"}, RAW, 1.0, PROCESSED, ""),
     ],
 )
@@ -58,10 +59,11 @@ def test_the_measured_log_probs_count_and_the_declared_ones_only_where_nothing_c
         told = [record.getMessage() for record in caplog.records if "the backend local at" in record.getMessage()]
         if backend.mode != "processed_logprobs" and backend.tokenizes:
             assert len(told) == 1 and MENDING_FLAG in told[0]
-        elif not (backend.scores and backend.tokenizes):
+        elif not (backend.scores and backend.tokenizes and backend.names):
             assert len(told) == 1 and f"is declared to give {declared.value} log-probs, which cannot be" in told[0]
         else:
             assert not told
+        assert gateway.http.get("/healthz").status_code == 200
 
 
 def test_each_replica_is_measured_by_itself_and_again_when_it_has_been_away(
@@ -90,7 +92,22 @@ def test_each_replica_is_measured_by_itself_and_again_when_it_has_been_away(
         assert second.asked <= asked[1] + 1, "a replica that stays is measured once"
 
 
-def test_a_turn_of_a_replica_that_is_not_measured_yet_is_not_trained_on(tmp_path: Path) -> None:
+def test_a_server_that_fails_in_the_measurement_is_measured_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "_RETRY_S", 0.1)
+    backend = SamplingServer(mode="raw_logprobs", broken=True)
+    with sampling(backend) as url, lab(tmp_path, backend_url=url, logprobs_mode=PROCESSED) as gateway:
+        assert "are not measured yet" in turn(gateway).not_trainable
+        backend.broken = False
+        settings, modes = gateway.deps.settings.backends[0], gateway.deps.backends.logprobs
+        wait_for(lambda: modes.mode(settings, url) is RAW)
+
+
+def test_a_turn_of_a_replica_that_is_not_measured_yet_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "_WATCH_S", 600.0)
     backend = SamplingServer()
     with sampling(backend) as url, lab(tmp_path, backend_url=url, logprobs_mode=PROCESSED) as gateway:
         for replica in gateway.deps.backends.logprobs._replicas.values():
