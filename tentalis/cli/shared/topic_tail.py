@@ -8,7 +8,7 @@ from collections.abc import Generator
 from datetime import UTC, datetime
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from schemas import topics
 from schemas.wire.codec import Codec, DecodeError
@@ -19,6 +19,7 @@ from tentalis.kafka.config import consumer_config
 from tentalis.kafka.consumer import Stored
 from tentalis.kafka.errors import DENIED, NoSuchTopic, passes, refused
 from tentalis.kafka.positions import Start, begin_offset
+from tentalis.kafka.topic_client import known_offset
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import FORMS, parse_moment
@@ -61,13 +62,14 @@ def _assignment(
         raise NoSuchTopic(f"the broker has no topic {topic}; `tentalis topics list` lists its topics")
     places, stops = [], {}
     for p in sorted(metadata.partitions):
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=15)
+        low, high = map(known_offset, consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=15))
 
         def at_time(position: Start, partition: int = p) -> int | None:
             if position.at_ms is None:
                 return None
             asked = [TopicPartition(topic, partition, position.at_ms)]
-            return int(consumer.offsets_for_times(asked, timeout=15)[0].offset)
+            found = int(consumer.offsets_for_times(asked, timeout=15)[0].offset)
+            return found if found == OFFSET_END else known_offset(found)
 
         places.append(TopicPartition(topic, p, begin_offset(start, low, high, at_time(start))))
         if end is not None:

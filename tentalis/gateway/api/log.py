@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas import topics
 from schemas.place import RecordPlace
@@ -210,7 +210,9 @@ class BridgeLogFollower:
             positions = consumer.offsets_for_times(positions, timeout=TIMEOUT_S)
             max_newest = self._max_records // len(positions)
         for position, (low, high) in zip(positions, ranges, strict=True):
-            known_offset(high)
+            known_offset(low), known_offset(high)
+            if since_ms is not None and position.offset != OFFSET_END:
+                known_offset(position.offset)
             self._unread[topic, position.partition] = high
             first = high if position.offset < 0 else max(low, position.offset)
             next_offset = self._next_offsets.get((topic, position.partition))
