@@ -16,7 +16,7 @@ _REQUEST = re.compile(r"\bplease\b\s+(\S.*)", re.IGNORECASE)
 # Chinese and Japanese write no space after a full stop.
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？｡])\s*(?![。！？｡」』）”])")
 _FULL_STOP_GAP = re.compile(r"(?<=[。！？｡])\s+")
-_PAUSES = "，、；。！？,.!? "
+_PAUSES = "，、；。！？ "
 
 
 def rule_hint(text: str) -> str | None:
