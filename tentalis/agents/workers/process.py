@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ POLL_S = 0.1
 QUEUE_LIMIT = 1000
 # Confirmations and commits may take a minute each while the broker is unavailable.
 STUCK_S = 300.0
+LEAVE_S = 300.0
+"""Seconds in which the tasks under way may end when this process must be replaced. The others are begun again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +248,23 @@ class Worker:
     async def run(self, stop: threading.Event) -> None:
         """Runs until `stop`; then drops the tasks under way without a commit.
 
-        Raises StuckThread if a thread of an episode could not be stopped, when the results of all tasks under way are
-        on the log.
+        Raises StuckThread if a thread of an episode could not be stopped: when the results of all tasks under way are
+        on the log, or after LEAVE_S seconds.
         """
-        heart = Heart()
+        heart, leaves_at = Heart(), 0.0
         try:
             while not stop.is_set():
                 heart.beat()
                 self.turns.turned()
                 await asyncio.to_thread(self._poll)
                 await self._publish_finished()
+                if self._served_changed:
+                    self._served_changed = False
+                    self._policies.changed()
                 if self._stuck is None:
                     self._start_queued()
-                elif not self._running:
+                    leaves_at = time.monotonic() + LEAVE_S
+                elif not self._running or time.monotonic() > leaves_at:
                     raise StuckThread(self._stuck)
         finally:
             for task in self._running:
@@ -291,9 +298,6 @@ class Worker:
         self._lag = self._acks.lag() | shared.lag()
 
     def _start_queued(self) -> None:
-        if self._served_changed:
-            self._served_changed = False
-            self._policies.changed()
         for consumer in self._consumers:
             while consumer.held and self._free and not self._unwanted(consumer.held[0][1]):
                 stored, task = consumer.held.popleft()

@@ -17,6 +17,7 @@ from tentalis.agents.environments.echo import EchoEnvironment
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.sandbox import WallMissing, choose_wall
+from tentalis.agents.workers import process
 from tentalis.agents.workers.process import Worker, WorkerOptions
 from tentalis.service.settings import Settings
 from tests.support.apps_lab import Apps
@@ -93,8 +94,9 @@ def test_an_episode_becomes_one_rollout_with_its_mask(own_broker: Kafka, tmp_pat
 
 
 def test_a_worker_with_a_thread_that_cannot_be_stopped_records_the_episode_and_ends(
-    own_broker: Kafka, tmp_path: Path
+    own_broker: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "LEAVE_S", 1.0)
     settings = Settings(bootstrap=own_broker.bootstrap)
     played: list[str] = []
 
@@ -103,14 +105,23 @@ def test_a_worker_with_a_thread_that_cannot_be_stopped_records_the_episode_and_e
             played.append(action)
             raise StuckThread("a thread did not end")
 
-    options = WorkerOptions("echo", "", "local", "w1", 1, 20.0)
+    options = WorkerOptions("echo", "", "local", "w1", 2, 20.0)
     server = EpisodeServer(["assistant@v1"], lambda text, turn: "Yes.")
     with Apps(settings, tmp_path) as apps:
         apps.put(topics.POLICY_ACKS, ack(1))
+        apps.put(topics.TASKS, task("waits for a version", environment="echo", policy="nobody-serves-it"))
         first, second = (task(name, n=2, environment="echo") for name in ("first", "second"))
-        with pytest.raises(StuckThread, match="did not end"), running(worker(options, settings, server, Stuck)):
+        ended, run = threading.Event(), worker(options, settings, server, Stuck)
+
+        async def worked(stop: threading.Event) -> None:
+            try:
+                await run(stop)
+            finally:
+                ended.set()
+
+        with pytest.raises(StuckThread, match="did not end"), running(worked):
             apps.put(topics.TASKS, first)
-            apps.wait(lambda: len(apps.read(topics.RESULTS, Result)) == 2, 60)
+            assert ended.wait(60), "it waits for the version that nobody serves"
         with running(worker(options, settings, server, EchoEnvironment)):  # the process that replaces it
             apps.put(topics.TASKS, second)
             apps.wait(lambda: len(apps.read(topics.RESULTS, Result)) == 4, 60)

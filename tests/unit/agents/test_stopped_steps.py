@@ -90,7 +90,7 @@ def test_work_of_a_shell_has_ended_when_its_step_is_cancelled_twice() -> None:
 
     def work(stop: CommandStops) -> None:
         working.set()
-        stop.event().wait(0.1)
+        assert stop.event().wait(30)
         time.sleep(0.5)
         working.clear()
 
