@@ -12,7 +12,7 @@ from tentalis.service import logs, stdout
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.lifecycle import Unmendable
 from tentalis.service.ports import PortTaken
-from tentalis.service.settings import Settings
+from tentalis.service.settings import NoBroker, Settings
 from tentalis.service.variable import BadVariable
 from trainer.distributed.rank_place import rank_place
 from trainer.distributed.stop import stop_on_signals
@@ -67,11 +67,18 @@ def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int
         from torch.distributed import DistError
 
         from trainer.config.file import load_config
+        from trainer.config.trainer_config import ConfigError
         from trainer.distributed.ranks import RankLost
         from trainer.run.loop import run
 
         try:
             return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, stop_condition)
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return ExitCode.USAGE
+        except NoBroker as error:
+            print(f"error: {error}", file=sys.stderr)
+            return ExitCode.UNREACHABLE
         except Unmendable as error:
             print(f"error: {error}", file=sys.stderr)
             return ExitCode.PERMANENT

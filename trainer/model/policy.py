@@ -82,7 +82,7 @@ class TrainedPolicy(nn.Module, ABC):
         student_ids = candidates = None
         if n_likeliest:
             student_ids = torch.full((len(predicting), n_likeliest), -1, device=predicting.device)
-            in_opd = batch.token_targets.in_opd
+            in_opd = batch.token_targets.opd_indices
             student_ids[in_opd] = top_k_ids(
                 predicting.detach()[in_opd], self._head_products(), self.vocab_size, n_likeliest
             )

@@ -14,6 +14,7 @@ from tentalis.storage.version_files import read_weights
 from trainer.config.trainer_config import TrainerConfig
 from trainer.data.fetch import RolloutCache, fetch
 from trainer.distributed import runtime
+from trainer.distributed.rank_place import rank_place
 from trainer.run.checkpoint import Checkpoint, CheckpointState, save_checkpoint, write_folder
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,9 @@ def kept_weights(into: Path, step: int) -> bytes | None:
 
 def run_job(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobResult:
     """Trains the job, in this process or in child processes, on the device of its manifest. Raises RanksFailed,
-    BadRollouts, ValueError (a checkpoint of another adapter shape), TrainingDiverged."""
-    if job.world_size == 1 and runtime.device_is_usable(job.manifest.device):
+    BadRollouts, BadVariable, ValueError (a checkpoint of another adapter shape), TrainingDiverged."""
+    # In the environment of a live run's rank, this process must not join that run's ranks.
+    if job.world_size == 1 and not rank_place().given and runtime.device_is_usable(job.manifest.device):
         return _train_rank(job, settings, codec)
     from trainer.run.launch import spawn
 

@@ -81,12 +81,17 @@ def test_a_place_that_cannot_be_is_refused(change: dict[str, str], said: str) ->
     assert said in str(caught.value)
 
 
-def test_a_rank_is_refused_before_anything_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"RANK": "0"}, "error: RANK=0 is set, but WORLD_SIZE is not"), (WHOLE, "error: ")],
+    ids=["variables", "no file"],
+)
+def test_a_rank_is_refused_before_anything_starts(tmp_path: Path, given: dict[str, str], said: str) -> None:
     command = [sys.executable, "-m", "trainer", "train", "--config", str(tmp_path / "none.yaml")]
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
-    done = subprocess.run(command, env=environment | {"RANK": "0"}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment | given, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: RANK=0 is set, but WORLD_SIZE is not") and "Traceback" not in done.stderr
+    assert done.stderr.startswith(said) and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("ranks", "place"), [(2, None), (1, NodePlace(0, 2, "first", 29400))])

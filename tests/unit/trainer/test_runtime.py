@@ -60,20 +60,25 @@ def test_a_replay_computes_where_the_manifest_says_whatever_this_machine_has(
     assert list(done.sha256) == [0]
 
 
-def test_a_run_that_changed_its_device_is_replayed_by_a_process_for_each(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("why", ["another device", "a live rank"])
+def test_a_replay_has_processes_of_its_own_where_this_one_cannot_train(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
 ) -> None:
-    """DeepSpeed keeps to the device that it began with."""
+    """DeepSpeed keeps to the device that it began with; in a rank's environment this process would join its ranks."""
 
     def spawn(arguments: list[str], ranks: int, *_: Any, **__: Any) -> int:
         result = ReplayJobResult(sha256={0: "trained elsewhere"}, metrics={}, checkpoint=tmp_path)
         Path(arguments[-1]).with_suffix(".done.json").write_text(result.model_dump_json())
         return 0
 
-    monkeypatch.setattr(runtime, "_configured_device", "cpu")
+    monkeypatch.setattr(runtime, "_configured_device", "cpu" if why == "another device" else None)
+    if why == "a live rank":
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "29400"}.items():
+            monkeypatch.setenv(name, value)
     monkeypatch.setattr("trainer.run.launch.spawn", spawn)
     monkeypatch.setattr(replay_job, "_train_rank", lambda *_: pytest.fail("trained in this process"))
-    assert run_job(job(tmp_path, "cuda"), Settings(home=tmp_path), NOTHING).sha256 == {0: "trained elsewhere"}
+    device = "cuda" if why == "another device" else "cpu"
+    assert run_job(job(tmp_path, device), Settings(home=tmp_path), NOTHING).sha256 == {0: "trained elsewhere"}
 
 
 def test_a_replay_without_the_recorded_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
