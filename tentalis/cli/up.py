@@ -367,7 +367,8 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
     """Returns model folder, trainer configuration and environment for a run without an end.
 
     Continues the newest run of this state directory, so that its policy is served and trained further. Begins a new run
-    if there is none, or if the newest has another model. Both are held near the base model (`anchored`).
+    if there is none, or if the newest has another model. Both are held near the base model (`anchored`). Raises
+    LearnError if the newest run is one of `tentalis learn` whose options cannot be read.
     """
     from tentalis.agents.scenarios import make_scenario
     from tentalis.demo.runs import newest
@@ -380,7 +381,8 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
     model = prepared_model(policy_model or (last.base_model if last is not None else None), cache)
     if found is not None and last is not None and Path(last.base_model) == model:
         environment = make_scenario(found.scenario).environment if found.scenario else "chat"
-        config = last.model_copy(update={"steps": None, "max_staleness": max(last.max_staleness, STANDING_STALENESS)})
+        changes = {"steps": None, "max_staleness": max(last.max_staleness, STANDING_STALENESS)}
+        config = last.model_copy(update=changes | _standing_promotion(found.folder))
         path = found.folder / "standing.yaml"
     else:
         environment, run_id = "chat", time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
@@ -389,6 +391,16 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
         path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(given_text(anchored(config)), encoding="utf-8")
     return model, path, environment
+
+
+def _standing_promotion(folder: Path) -> dict[str, str]:
+    """Returns the change of `promotion` for the run of a folder. `tentalis learn` sets `always` because its reward
+    function says what a good answer is; no such function judges a conversation. A value of --set is kept."""
+    from tentalis.cli.shared.set_option import parse_changes
+    from tentalis.learning.runs import changes_of
+
+    given = changes_of(folder)
+    return {} if given is None or "promotion" in parse_changes(given) else {"promotion": "guarded"}
 
 
 def _of_unfinished(config: Path, name: str, variable: Variable[Path | None]) -> Path | None:

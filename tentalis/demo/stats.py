@@ -289,12 +289,13 @@ class RunStats:
         return sum(len(each) for each in groups if len(each) == group and mean_and_std(each)[1] < EQUAL_STD)
 
     def seconds_by_phase(self) -> dict[str, float]:
-        """Returns the mean seconds of each phase over the rounds in which it was seen."""
+        """Returns the median seconds of each phase over the rounds in which it was seen. A run that was interrupted has
+        the pause in one of them."""
         seen: dict[str, list[float]] = {}
         for of in self._rounds.values():
             for name, seconds in of.phases().items():
                 seen.setdefault(name, []).append(seconds)
-        return {name: sum(seen[name]) / len(seen[name]) for name in PHASES if name in seen}
+        return {name: median(seen[name]) for name in PHASES if name in seen}
 
 
 def _run_of(feedback: Feedback) -> str | None:

@@ -31,7 +31,7 @@ class AnswerPair:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Results of a run. `p_value`: chance of so large a difference between equal quarters (see `p_greater`).
-    `start_seconds`: until the first task, None if it is not known; `seconds_by_phase`: the means over the steps."""
+    `start_seconds`: until the first task, None if it is not known; `seconds_by_phase`: the medians over the steps."""
 
     run_id: str
     steps: int
@@ -61,7 +61,7 @@ class Summary:
         """Returns the times for the table of the report, those that are known."""
         start = {} if self.start_seconds is None else {"seconds until the first task": f"{self.start_seconds:.1f}"}
         phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds_by_phase.items())
-        return start | ({"mean time per step": phases} if phases else {})
+        return start | ({"median time per step": phases} if phases else {})
 
 
 def p_greater(higher: Sequence[float], lower: Sequence[float]) -> float:

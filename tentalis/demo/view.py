@@ -194,7 +194,7 @@ def _behind(now: Snapshot) -> dict[str, int]:
 
 
 def _phases(stats: RunStats) -> "Table":
-    table = _grid("phase", "mean s")
+    table = _grid("phase", "median s")
     for name, seconds in stats.seconds_by_phase().items():
         table.add_row(name, f"{seconds:.1f}")
     return table

@@ -402,6 +402,23 @@ def _described(run: LearnRun) -> dict[str, Any]:
     return described
 
 
+def changes_of(folder: Path) -> tuple[str, ...] | None:
+    """Returns the changes that the user gave to a run of `tentalis learn` with --set; None for another command's run.
+
+    Raises LearnError if they cannot be read.
+    """
+    file = folder / _KIND_FILE
+    if not file.exists():
+        return None
+    try:
+        return tuple(json.loads(file.read_text(encoding="utf-8"))["kind"]["changes"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise LearnError(
+            f"{file} is damaged ({error}), so it is unknown which settings of run {folder.name} are the user's: name a "
+            "configuration with --config, or remove the folder"
+        ) from error
+
+
 def _prepare(
     options: LearnOptions,
     data: Data,

@@ -11,7 +11,7 @@ _STARTED = ("ready", "running", "done")
 
 class TrainingBar:
     """A bar of steps, with the newest reward and the sampling speed. It is also the file of a console, so that
-    remarks are printed above it."""
+    remarks are printed above it. If `shown` is False, only the remarks are printed."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
@@ -40,11 +40,12 @@ class TrainingBar:
         self._bar.refresh()
 
     def write(self, text: str) -> int:
-        """Prints a text above the bar."""
-        if self._shown:
-            from tqdm.auto import tqdm
+        """Prints a text on standard error, above the bar if there is one."""
+        if not self._shown:
+            return sys.stderr.write(text)
+        from tqdm.auto import tqdm
 
-            tqdm.write(text, file=sys.stderr, end="")
+        tqdm.write(text, file=sys.stderr, end="")
         return len(text)
 
     def flush(self) -> None:

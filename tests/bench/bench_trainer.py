@@ -101,7 +101,7 @@ class Ours:
             lora={"rank": 16, "alpha": 32},
             optimizer={"lr": 3e-4},
         )
-        runtime.configure_torch(runtime.threads_of(of, 1), "cpu")
+        runtime.configure_torch(runtime.threads_of(of), "cpu")
         joined = ranks.join_ranks()
         engine = TrainingEngine(of, model, joined, "cpu")
         return cls(settings, of, engine, plan, joined)

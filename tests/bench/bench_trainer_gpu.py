@@ -99,7 +99,7 @@ class Ours:
             lora={"rank": 16, "alpha": 32},
             optimizer={"lr": 3e-4},
         )
-        runtime.configure_torch(runtime.threads_of(self.of, 1), DEVICE)
+        runtime.configure_torch(runtime.threads_of(self.of), DEVICE)
         self.world = ranks.join_ranks(DEVICE)
         self.engine = TrainingEngine(self.of, model, self.world, DEVICE)
 

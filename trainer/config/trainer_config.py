@@ -136,7 +136,7 @@ class TrainerConfig(ConfigModel):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of the adapter's first weights and, with the step's number, of every step."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """CPU threads of each rank; null: the machine's cores divided by the ranks. Floating point sums depend on it."""
+    """CPU threads of each rank; null: the machine's cores divided by its ranks. Floating point sums depend on it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; auto: a GPU if there is one. On cuda each rank needs its own GPU."""
     base_dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -30,6 +30,8 @@ class RankPlace:
         given: the variables name a rank, so another process has started this one as such.
         store_is_served: that process serves the store; otherwise rank 0 does.
         restarts: how often all ranks were started again with the same store.
+        local_rank: number of the rank on its machine; it uses this GPU.
+        local_size: number of ranks on its machine; they share its cores.
     """
 
     rank: int
@@ -39,11 +41,13 @@ class RankPlace:
     given: bool = False
     store_is_served: bool = False
     restarts: int = 0
+    local_rank: int = 0
+    local_size: int = 1
 
 
 def rank_place(variables: Mapping[str, str] = os.environ) -> RankPlace:
-    """Returns the place that the variables describe; rank 0 of 1 without them. Raises BadVariable if they are
-    incomplete or contradict each other."""
+    """Returns the place that the variables describe; rank 0 of 1 without them. A rank is alone on its machine if they
+    do not number it there. Raises BadVariable if they are incomplete or contradict each other."""
     rank, size = RANK.read(variables), WORLD_SIZE.read(variables)
     if rank is not None and size is None:
         raise BadVariable(
@@ -59,9 +63,9 @@ def rank_place(variables: Mapping[str, str] = os.environ) -> RankPlace:
     rank = rank or 0
     if rank >= size:
         raise BadVariable(f"RANK={rank}: with WORLD_SIZE={size}, give 0 to {size - 1}")
-    _check_local(variables, size)
+    local_rank, local_size = _local_place(variables, size)
     if size == 1:
-        return RankPlace(rank, size, given=given)
+        return RankPlace(rank, size, given=given, local_rank=local_rank)
     host, port = MASTER_ADDR.read(variables), MASTER_PORT.read(variables)
     if not host or not port:
         name, what = ("MASTER_PORT", "a free port") if host else ("MASTER_ADDR", "the address")
@@ -69,14 +73,27 @@ def rank_place(variables: Mapping[str, str] = os.environ) -> RankPlace:
             f"WORLD_SIZE={size} is set, but {name} is not: set it to {what} of rank 0, the same everywhere"
         )
     served = variables.get(STORE_IS_SERVED) == "True"
-    return RankPlace(rank, size, host, port, given, served, RESTARTS.read(variables))
+    return RankPlace(rank, size, host, port, given, served, RESTARTS.read(variables), local_rank, local_size)
 
 
-def _check_local(variables: Mapping[str, str], size: int) -> None:
+def _local_place(variables: Mapping[str, str], size: int) -> tuple[int, int]:
+    """Returns the number of the rank on its machine, and the number of ranks there."""
     rank, here = LOCAL_RANK.read(variables), LOCAL_WORLD_SIZE.read(variables)
     if here is not None and here > size:
         raise BadVariable(
             f"LOCAL_WORLD_SIZE={here}: it counts the ranks on this machine, and WORLD_SIZE={size} all ranks"
         )
-    if rank is not None and here is not None and rank >= here:
+    if size == 1 or (rank is None and here is None):
+        return rank or 0, 1
+    if here is None:
+        raise BadVariable(
+            f"LOCAL_RANK={rank} is set, but LOCAL_WORLD_SIZE is not: set it to the number of ranks on this machine"
+        )
+    if rank is None:
+        raise BadVariable(
+            f"LOCAL_WORLD_SIZE={here} is set, but LOCAL_RANK is not: give each process on this machine its number, "
+            f"from 0 to {here - 1}"
+        )
+    if rank >= here:
         raise BadVariable(f"LOCAL_RANK={rank}: with LOCAL_WORLD_SIZE={here}, give 0 to {here - 1}")
+    return rank, here

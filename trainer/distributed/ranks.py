@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
-from trainer.distributed.rank_place import RankPlace, rank_place
+from trainer.distributed.rank_place import LOCAL_RANK, LOCAL_WORLD_SIZE, RankPlace, rank_place
 from trainer.distributed.store import serve_store
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,8 @@ def join_ranks(device: str = "cpu") -> RankGroup:
     if _rank_group is not None:
         return _rank_group
     place = rank_place()
-    os.environ.setdefault("LOCAL_RANK", str(place.rank))
+    # DeepSpeed reads the first.
+    os.environ |= {LOCAL_RANK.name: str(place.local_rank), LOCAL_WORLD_SIZE.name: str(place.local_size)}
     store: Store
     if place.size == 1:
         store = HashStore()

@@ -9,6 +9,7 @@ import torch
 from tentalis.service.lifecycle import Unmendable
 from trainer.config.trainer_config import TrainerConfig
 from trainer.distributed.environment import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_DEFAULT
+from trainer.distributed.rank_place import rank_place
 
 PACKAGES = ("tentalis", "torch", "transformers", "peft", "deepspeed", "safetensors")
 
@@ -22,7 +23,7 @@ class NoDevice(Unmendable):
 
 def configure_torch(threads: int, device: str) -> None:
     """Fixes everything that floating point sums depend on: the number of threads, deterministic kernels, no reduced
-    precision. Afterwards `cuda` means this rank's GPU. Raises NoDevice."""
+    precision. Afterwards `cuda` means this rank's GPU. Raises NoDevice, BadVariable."""
     global _configured_device
     _configured_device = device
     torch.set_num_threads(threads)
@@ -32,7 +33,7 @@ def configure_torch(threads: int, device: str) -> None:
     if device == "cuda":
         # CUDA reads it at its start; deterministic matrix products need it.
         os.environ.setdefault(CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_DEFAULT)
-        torch.cuda.set_device(gpu_of(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+        torch.cuda.set_device(gpu_of(rank_place().local_rank, torch.cuda.device_count()))
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cudnn.allow_tf32 = False
@@ -70,10 +71,9 @@ def base_dtype_of(config: TrainerConfig, device: str) -> torch.dtype:
     return torch.bfloat16 if config.base_dtype == "bfloat16" else torch.float32
 
 
-def threads_of(config: TrainerConfig, world_size: int) -> int:
-    """Returns the CPU threads of one rank: the ranks of a machine share its cores."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return config.threads or max(1, len(os.sched_getaffinity(0)) // here)
+def threads_of(config: TrainerConfig) -> int:
+    """Returns the CPU threads of this rank: the ranks of a machine share its cores. Raises BadVariable."""
+    return config.threads or max(1, len(os.sched_getaffinity(0)) // rank_place().local_size)
 
 
 def instruction_set(device: str) -> str:

@@ -89,7 +89,7 @@ def _run(
     stop_condition: StopCondition,
 ) -> None:
     device = resolve_device(config)
-    configure_torch(threads_of(config, rank_group.size), device)
+    configure_torch(threads_of(config), device)
     model_folder = resolve_model(config.base_model, settings.cache)
     engine = TrainingEngine(config, model_folder, rank_group, device)
     peak_flops = _peak_flops(config, device) * rank_group.size if rank_group.rank == 0 else 0.0

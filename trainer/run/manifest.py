@@ -50,7 +50,7 @@ def manifest_of(
         parent_run=None if parent is None else parent.run,
         parent_step=None if parent is None else parent.step,
         versions=package_versions(),
-        threads=threads_of(config, world_size),
+        threads=threads_of(config),
         instruction_set=instruction_set(device),
         device=device,
         world_size=world_size,

@@ -77,6 +77,15 @@ def test_seconds_by_phase() -> None:
     }
 
 
+def test_a_long_pause_in_one_step_does_not_change_the_seconds_of_a_phase() -> None:
+    log: list[tuple[Record, int]] = [(manifest(), T0)]
+    pause = 8 * 3_600_000
+    for step, training in enumerate((20_000, pause, 22_000), 1):
+        at = T0 + step * 2 * pause
+        log += [(plan(step, []), at), (step_result(step, step + 1), at + training)]
+    assert folded(log).seconds_by_phase() == {"training": 22.0}
+
+
 def test_the_start_ends_with_the_first_task_or_answer_after_it() -> None:
     stats = folded(two_versions())
     assert stats.start_seconds(T0 + 97_000) == 3.0

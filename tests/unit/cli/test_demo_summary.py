@@ -131,7 +131,7 @@ def test_the_times_are_the_same_in_the_report_and_as_json() -> None:
     summary = summarise(stats, 15, 12.34, 4.2)
     assert summary.times() == {
         "seconds until the first task": "4.2",
-        "mean time per step": "sampling 1.5 s, judging 0.0 s, serving 0.0 s",
+        "median time per step": "sampling 1.5 s, judging 0.0 s, serving 0.0 s",
     }
     value = summary.as_json()
     assert (value["start_seconds"], value["seconds_by_phase"]) == (

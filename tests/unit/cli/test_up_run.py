@@ -1,5 +1,6 @@
 """The run that `tentalis up` trains: a new one, or the newest of the state directory without an end."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from tentalis.agents.scenarios import make_scenario
 from tentalis.cli import up
 from tentalis.cli.shared.trainer_changes import configured
 from tentalis.demo.runs import RunKind, trainer_config
+from tentalis.learning.errors import LearnError
+from tentalis.learning.options import LearnOptions
+from tentalis.learning.runs import Data, begin
 from trainer.config.conversation import ANCHOR
 from trainer.config.file import load_config
 from trainer.config.trainer_config import TrainerConfig
@@ -24,6 +28,15 @@ def standing(runs: Path) -> TrainerConfig:
     _, path, environment = up._standing_run(runs, "/m/base", runs)
     assert environment == "chat"
     return load_config(path)
+
+
+def learnt(runs: Path, tmp_path: Path, changes: tuple[str, ...] = ()) -> Path:
+    """Begins a run of `tentalis learn` and returns its folder."""
+    prompts, reward = tmp_path / "prompts.jsonl", tmp_path / "rewards.py"
+    prompts.write_text("".join(json.dumps({"prompt": f"question {number}"}) + "\n" for number in range(4)))
+    reward.write_text("def score(completion: str) -> float:\n    return float(len(completion))\n")
+    options = LearnOptions(source=str(prompts), rewards=(f"{reward}:score",), steps=1, changes=changes)
+    return begin(runs, options, Data(prompts, None), 0.0, configured, lambda: Path("/m/base"), print).folder
 
 
 def test_a_new_run_is_guarded_and_held_near_the_base_model(runs: Path) -> None:
@@ -42,3 +55,25 @@ def test_a_run_of_the_demo_continues_in_the_same_way(runs: Path, changes: tuple[
     (runs / "demo-1" / "config.yaml").write_text(yaml.safe_dump(config))
     found = standing(runs)
     assert (found.run_id, found.steps, found.promotion, found.loss.kl.coef) == ("demo-1", None, "guarded", coef)
+
+
+@pytest.mark.parametrize(
+    ("changes", "promotion"),
+    [
+        ((), "guarded"),
+        (("optimizer.grad_clip=0.5",), "guarded"),
+        (("promotion=always",), "always"),
+        (("promotion=manual",), "manual"),
+    ],
+)
+def test_a_run_of_learn_trains_guarded_unless_the_user_has_set_its_promotion(
+    runs: Path, tmp_path: Path, changes: tuple[str, ...], promotion: str
+) -> None:
+    learnt(runs, tmp_path, changes)
+    assert standing(runs).promotion == promotion
+
+
+def test_a_run_of_learn_whose_options_are_unknown_is_refused(runs: Path, tmp_path: Path) -> None:
+    (learnt(runs, tmp_path) / "learn.json").write_text("{")
+    with pytest.raises(LearnError, match=r"learn.json is damaged .*which settings of run learn-1970.*--config"):
+        standing(runs)

@@ -217,4 +217,5 @@ def test_the_bar_shows_steps_reward_and_remarks(capsys: pytest.CaptureFixture[st
     with TrainingBar(False) as bar:
         bar.show(now)
         bar.write("a remark\n")
-    assert capsys.readouterr().err == ""
+    hidden = capsys.readouterr()
+    assert (hidden.err, hidden.out) == ("a remark\n", "")

@@ -55,6 +55,8 @@ def test_places() -> None:
     assert rank_place({"MASTER_ADDR": "first", "RANK": ""}) == RankPlace(0, 1, given=False)
     assert rank_place({"WORLD_SIZE": "1"}) == RankPlace(0, 1, given=True)
     assert rank_place(WHOLE) == RankPlace(1, 2, "first", 29400, given=True)
+    several = rank_place(WHOLE | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    assert several == RankPlace(1, 2, "first", 29400, given=True, local_rank=1, local_size=2)
     assert rank_place(WHOLE | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).store_is_served
 
 
@@ -72,6 +74,8 @@ def test_places() -> None:
         ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000: give a whole number from 1 to 65535"),
         ({"LOCAL_RANK": "gpu"}, "LOCAL_RANK=gpu: give a whole number"),
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=1: with LOCAL_WORLD_SIZE=1, give 0 to 0"),
+        ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2 is set, but LOCAL_RANK is not: give each process on this"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 is set, but LOCAL_WORLD_SIZE is not: set it to the number of"),
         ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3: it counts the ranks on this machine, and WORLD_SIZE=2"),
     ],
 )

@@ -1,21 +1,24 @@
 """The devices on which a rank and a replay compute."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from tentalis.service.settings import Settings
 from tests.support import loop_records
 from tests.support.trainer_lab import config, tiny_model
-from trainer.distributed import runtime
-from trainer.distributed.runtime import NoDevice, configure_torch, gpu_of
+from trainer.distributed import ranks, runtime
+from trainer.distributed.runtime import NoDevice, configure_torch, gpu_of, threads_of
 from trainer.replay import job as replay_job
 from trainer.replay.job import ReplayJob, ReplayJobResult, run_job
 from trainer.replay.recording import CannotReplay
 from trainer.replay.replay import check_device
 
 NOTHING: Any = None
+SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "29400"}
 
 
 def job(folder: Path, device: str) -> ReplayJob:
@@ -49,6 +52,40 @@ def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LOCAL_RANK", "3")
     configure_torch(1, "cuda")
     assert chosen == [3]
+
+
+@pytest.mark.parametrize(
+    ("number", "here", "gpu", "threads"),
+    [
+        ({}, {}, 0, 8),
+        (SECOND, {}, 0, 8),
+        (SECOND, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 4),
+    ],
+    ids=["alone", "on a machine of its own", "beside the first"],
+)
+def test_a_rank_shares_gpus_and_cores_with_the_ranks_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    number: dict[str, str],
+    here: dict[str, str],
+    gpu: int,
+    threads: int,
+) -> None:
+    for name in (*SECOND, "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, (number | here).get(name, ""))
+    chosen: list[int] = []
+    monkeypatch.setattr(ranks, "_rank_group", None)
+    monkeypatch.setattr(ranks, "_open_store", lambda _: HashStore())
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(runtime, "_configured_device", None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpu + 1)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    ranks.join_ranks("cuda")
+    configure_torch(1, "cuda")
+    assert (chosen, os.environ["LOCAL_RANK"]) == ([gpu], str(gpu))
+    assert threads_of(config(tmp_path, threads=None)) == threads
 
 
 def test_a_replay_computes_where_the_manifest_says_whatever_this_machine_has(
