@@ -19,7 +19,9 @@ LOCAL_RANK = Variable[int | None]("LOCAL_RANK", whole(0), None, "Number of this 
 LOCAL_WORLD_SIZE = Variable[int | None]("LOCAL_WORLD_SIZE", whole(1), None, "Number of ranks here.", _RANKS)
 STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """torch's variable: True if the process that starts the ranks also serves their store."""
-RESTARTS = Variable("TORCHELASTIC_RESTART_COUNT", whole(0), 0, "How often all ranks were started again.", _RANKS)
+BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""torchrun's variable: the name of its run."""
+RESTARTS = Variable("TORCHELASTIC_RESTART_COUNT", whole(0), 0, "Number of restarts of all ranks.", _RANKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +98,9 @@ def _local_place(variables: Mapping[str, str], size: int) -> tuple[int, int]:
         )
     if rank >= here:
         raise BadVariable(f"LOCAL_RANK={rank}: with LOCAL_WORLD_SIZE={here}, give 0 to {here - 1}")
+    if here < size and variables.get(BY_TORCHRUN):
+        raise BadVariable(
+            f"WORLD_SIZE={size} is set, and LOCAL_WORLD_SIZE={here} by torchrun: over several machines it starts the "
+            "ranks of one again without the others. Run torchrun on one machine, or `tentalis train --nodes` on each"
+        )
     return rank, here

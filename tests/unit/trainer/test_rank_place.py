@@ -76,6 +76,10 @@ def test_places() -> None:
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=1: with LOCAL_WORLD_SIZE=1, give 0 to 0"),
         ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2 is set, but LOCAL_RANK is not: give each process on this"),
         ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 is set, but LOCAL_WORLD_SIZE is not: set it to the number of"),
+        (
+            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"},
+            "over several machines it starts the ranks of one again without the others. Run torchrun on one machine",
+        ),
         ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3: it counts the ranks on this machine, and WORLD_SIZE=2"),
     ],
 )
