@@ -96,6 +96,7 @@ class RunStats:
         self.policy: str | None = None
         self.first_version: int | None = None
         self.config: str | None = None
+        self.begun: int | None = None  # of the run's first manifest, in ms since the epoch
         self.tasks = 0
         self.samples = 0
         self.results = 0
@@ -166,6 +167,7 @@ class RunStats:
         self._manifests.append(manifest)
         if manifest.run_id == self.run_id:
             self.policy, self.first_version, self.config = manifest.policy, manifest.first_version, manifest.config
+            self.begun = min(manifest.event_time, self.begun or manifest.event_time)
         self._lineage = Lineage(each for each in self._manifests if each.policy == self.policy)
         if manifest.run_id != self.run_id:
             return

@@ -17,7 +17,7 @@ PRINTED_LINES = 20
 """Lines of prints that are shown in PERIOD_S; further ones are counted."""
 PERIOD_S = 10.0
 TRACEBACKS = 5
-"""Failures that are shown whole; of further ones only the first line."""
+"""Failures of a process that are shown with their traceback; of further ones only the first line."""
 _HEAD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ (?P<logger>[\w.]+): (?P<message>.*)")
 _FAILURES = "tentalis.rewards.functions.scorer"
 _PRINTS = "tentalis.rewards.functions.output"
@@ -33,23 +33,25 @@ class FunctionLines:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun = clock()
-        self._printed = self._left_out = self._failures = 0
-        self._within = False
+        self._printed = self._left_out = self._tracebacks = 0
+        self._begins = self._within = False
 
     def pick(self, line: str) -> str | None:
         """Returns the text to show for the next line of the log, or None."""
         head = _HEAD.match(line)
         if head is None:
+            if self._begins:
+                self._tracebacks += 1
+                self._begins, self._within = False, self._tracebacks <= TRACEBACKS
             return f"  {line}" if self._within else None
-        self._within = False
+        self._begins = self._within = False
         if head["logger"] == _PRINTS:
             self._printed += 1
             self._left_out += self._printed > PRINTED_LINES
             return head["message"] if self._printed <= PRINTED_LINES else None
         if head["logger"] != _FAILURES:
             return None
-        self._failures += 1
-        self._within = self._failures <= TRACEBACKS
+        self._begins = True  # if a traceback follows: counts of earlier failures have none
         return head["message"]
 
     def left_out(self) -> int:

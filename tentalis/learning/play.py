@@ -28,7 +28,7 @@ from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import STDIN, LearnOptions
 from tentalis.learning.prepare import copy_stdin
 from tentalis.learning.result import LearnResult, SamplePair, emit_result
-from tentalis.learning.run_cluster import check_cluster, record_cluster
+from tentalis.learning.run_cluster import ClusterRecord, check_cluster
 from tentalis.learning.runs import Data, LearnRun
 from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
 from tentalis.rewards.functions import FunctionScorer
@@ -86,7 +86,7 @@ def train(
 
     with StateDir(settings.home) as state:
         run = _opened(state, options, settings, configured, console)
-        record_cluster(run, settings)
+        record = ClusterRecord(run, settings)
         scenario = PromptScenario(run.prompts)
         begun = "continuing" if run.resumed else "beginning"
         console.print(f"{begun} run {run.run_id} in {state.path}", soft_wrap=True)
@@ -110,7 +110,17 @@ def train(
             supervisor.start()
             try:
                 show = LearnShow(
-                    run, options, scenario, stack.settings, stack.server, supervisor, console, stop, functions, view
+                    run,
+                    options,
+                    scenario,
+                    stack.settings,
+                    stack.server,
+                    supervisor,
+                    console,
+                    stop,
+                    functions,
+                    record,
+                    view,
                 )
                 show.play()
             except Interrupted:
@@ -118,7 +128,6 @@ def train(
             finally:
                 supervisor.stop(STOP_S)
                 _close_scorer(scenario)
-                record_cluster(run, settings)  # of a local broker that was made meanwhile
             if not show.concluded:
                 console.print(f"stopped. `{options.command}` continues run {run.run_id}", soft_wrap=True)
         return show.concluded
@@ -178,6 +187,7 @@ class LearnShow:
     console: "Console"
     stop: threading.Event
     functions: FunctionLog
+    record: ClusterRecord
     view: Callable[[Snapshot], None] | None = None
     concluded: bool = False
     watch: RunWatch = field(init=False)
@@ -211,7 +221,9 @@ class LearnShow:
         self._conclude()
 
     def _notice(self, stats: RunStats) -> str | None:
-        """Returns what the functions print and how they fail, and a new remark on the rewards; None for neither."""
+        """Returns what the functions print and how they fail, and a new remark on the rewards; None for neither.
+        Records the Kafka of the run."""
+        self.record.update(stats.begun)
         return "\n".join(filter(None, (self._of_functions(), self._of_rewards(stats)))) or None
 
     def _of_functions(self) -> str | None:

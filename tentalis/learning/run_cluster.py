@@ -1,5 +1,6 @@
 """The Kafka of a run, recorded in its folder: a run is continued where its records are."""
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,14 +39,40 @@ class RunCluster:
         return " and ".join(f"set {name}={to}" if to else f"unset {name}" for name, to, now in pairs if to != now)
 
 
-def record_cluster(run: LearnRun, settings: Settings) -> None:
-    """Records the Kafka of a run, unless it is recorded or a local broker has not started yet.
+class ClusterRecord:
+    """Records the Kafka of a run in the run's folder once it has the run's records. An earlier record stays.
+
+    For a run that begins, this is at once, or on a local broker without data with the first `update`. A run that is
+    continued without a record may have begun on another Kafka: it is recorded when `update` gets a manifest that an
+    earlier session wrote.
 
     Raises Unreachable, KafkaException, BrokerError, OSError.
     """
-    path = run.folder / FILE
-    if not path.exists() and (now := _cluster(settings)) is not None:
-        write_whole(path, asdict(now))
+
+    def __init__(self, run: LearnRun, settings: Settings) -> None:
+        self._run, self._settings = run, settings
+        self._since = round(1000 * time.time())
+        self._path = run.folder / FILE
+        self._recorded = self._path.exists()
+        self._cluster = None if self._recorded else _cluster(settings)
+        if self._cluster is not None:
+            self.update(None)
+
+    def update(self, manifest_time: int | None) -> None:
+        """Records the Kafka if it is known to be the run's. To be called when the topics are made.
+
+        Args:
+            manifest_time: of the run's manifest on this Kafka, in ms since the epoch; None if it has not been read.
+
+        Raises BrokerError, OSError.
+        """
+        if self._recorded or (self._run.resumed and (manifest_time is None or manifest_time >= self._since)):
+            return
+        if self._cluster is None:  # a local broker, which has data by now
+            self._cluster = _cluster(self._settings)
+        if self._cluster is not None:
+            write_whole(self._path, asdict(self._cluster))
+            self._recorded = True
 
 
 def check_cluster(run: LearnRun, settings: Settings) -> None:

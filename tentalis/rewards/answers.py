@@ -123,23 +123,25 @@ def latex_answer(text: str) -> str | None:
 
 
 def tagged_answer(text: str) -> str | None:
-    """Returns what the last answer tag holds. One that is not closed holds the rest of the text, and counts if no other
-    holds anything. Empty if none does; None without a tag.
+    """Returns what the last answer tag holds. One that is not closed holds the text up to the next tag, and counts if
+    no closed one holds anything. Empty if none does; None without an opening tag.
 
-    >>> [tagged_answer(text) for text in ("<answer>1</answer> <answer>2", "<answer>2", "<answer></answer>", "2")]
-    ['1', '2', '', None]
+    >>> [tagged_answer(text) for text in ("<answer>1</answer> <answer>2", "<answer>2<answer>", "<answer></answer>")]
+    ['1', '2', '']
+    >>> [tagged_answer(text) for text in ("2", "2</answer>")]
+    [None, None]
     """
     text = text[-MAX_CHARS:]
-    found, opened = "", None
-    tags = list(_TAG.finditer(text))
-    for tag in tags:
-        if not tag.group(1):
-            opened = tag.end()
-        elif opened is not None:
-            found, opened = text[opened : tag.start()].strip() or found, None
-    if not found and opened is not None:
-        found = text[opened:].strip()
-    return found if tags else None
+    closed, unclosed, opened, any_opened = "", "", None, False
+    for tag in _TAG.finditer(text):
+        held = "" if opened is None else text[opened : tag.start()].strip()
+        if tag.group(1):
+            closed, opened = held or closed, None
+        else:
+            unclosed, opened, any_opened = held or unclosed, tag.end(), True
+    if opened is not None:
+        unclosed = text[opened:].strip() or unclosed
+    return closed or unclosed if any_opened else None
 
 
 def _last_statement(text: str) -> tuple[int, str] | None:

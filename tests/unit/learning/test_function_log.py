@@ -59,6 +59,14 @@ def test_a_flood_of_prints_is_counted() -> None:
     assert lines.pick(line(output_log.name, "next")) == "next"
 
 
+def test_lines_without_a_traceback_use_up_no_tracebacks() -> None:
+    lines = FunctionLines()
+    for number in range(1, TRACEBACKS + 1):
+        assert lines.pick(line(failure_log.name, said := f"{10**number} failures so far: r.py:1: KeyError")) == said
+    lines.pick(line(failure_log.name, "r.py:2: KeyError:"))
+    assert lines.pick("Traceback") == "  Traceback"
+
+
 def test_after_a_few_tracebacks_only_the_first_line_of_a_failure_is_shown() -> None:
     lines = FunctionLines()
     for number in range(TRACEBACKS + 1):

@@ -1,5 +1,7 @@
 """A run is continued on the Kafka that has its records, and nowhere else."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 
 from tentalis.learning.errors import LearnError
-from tentalis.learning.run_cluster import FILE, check_cluster, record_cluster
+from tentalis.learning.run_cluster import FILE, ClusterRecord, check_cluster
 from tentalis.learning.runs import LearnRun
 from tentalis.local import made_topics
 from tentalis.local.broker import BrokerError, stored_cluster_id
@@ -28,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LearnRun:
     monkeypatch.delenv(variables.NAMESPACE.name, raising=False)
     folder = tmp_path / "runs" / "learn-1"
     folder.mkdir(parents=True)
-    return LearnRun(folder.name, folder, resumed=True)
+    return LearnRun(folder.name, folder, resumed=False)
 
 
 def local(run: LearnRun, cluster: str | None = None) -> Settings:
@@ -42,10 +44,11 @@ def local(run: LearnRun, cluster: str | None = None) -> Settings:
 
 
 def test_a_run_of_the_local_broker_is_recorded_once_it_has_data_and_refused_elsewhere(run: LearnRun) -> None:
-    record_cluster(run, local(run))
+    record = ClusterRecord(run, local(run))
     assert not (run.folder / FILE).exists()
-    check_cluster(run, local(run))  # an old folder, without a record
-    record_cluster(run, local(run, "own=="))
+    check_cluster(run, local(run))  # killed before the topics were made: no records anywhere
+    local(run, "own==")
+    record.update(None)
     assert '"cluster_id": "own=="' in (run.folder / FILE).read_text()
     check_cluster(run, local(run))
     with pytest.raises(
@@ -63,7 +66,7 @@ def test_a_run_of_a_given_kafka_is_continued_under_another_address_but_not_in_an
     run: LearnRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = Settings(bootstrap=GIVEN, home=local(run).home)
-    record_cluster(run, given)
+    ClusterRecord(run, given)
     check_cluster(run, given.model_copy(update={"bootstrap": "other.example:9092"}))
     with pytest.raises(LearnError, match=f"an empty local broker in .* set TENTALIS_BOOTSTRAP={GIVEN}; --new"):
         check_cluster(run, local(run))
@@ -72,6 +75,18 @@ def test_a_run_of_a_given_kafka_is_continued_under_another_address_but_not_in_an
         LearnError, match=r"\(cluster id remote, namespace mine\)\. To continue the run, unset TENTALIS_NAMESPACE;"
     ):
         check_cluster(run, given)
+
+
+def test_a_run_that_is_continued_without_a_record_is_recorded_where_its_manifest_was_before(run: LearnRun) -> None:
+    before = round(1000 * time.time()) - 1
+    record = ClusterRecord(replace(run, resumed=True), Settings(bootstrap=GIVEN, home=local(run).home))
+    record.update(None)
+    record.update(before + 3_600_000)  # of this session's trainer, which finds no manifest there
+    assert not (run.folder / FILE).exists()
+    record.update(before)
+    assert '"cluster_id": "remote"' in (run.folder / FILE).read_text()
+    ClusterRecord(run, local(run, "own==")).update(before)
+    assert '"cluster_id": "remote"' in (run.folder / FILE).read_text()
 
 
 def test_damaged_records_are_named(run: LearnRun) -> None:

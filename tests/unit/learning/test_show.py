@@ -33,13 +33,15 @@ def stats_of(rewards: list[float | None]) -> RunStats:
     return stats
 
 
-def show(functions: FunctionLog | None = None) -> LearnShow:
+def show(functions: FunctionLog | None = None, recorded: list[int | None] | None = None) -> LearnShow:
     nobody = cast(
         Any, SimpleNamespace(status=lambda: {"worker": {}}, environment="chat", policy="assistant", run_id=RUN)
     )
     options = LearnOptions("p.jsonl", ("r.py:f",))
     silent = cast(Any, SimpleNamespace(new=list))
-    return LearnShow(nobody, options, nobody, Settings(), "", nobody, nobody, threading.Event(), functions or silent)
+    record = cast(Any, SimpleNamespace(update=[].append if recorded is None else recorded.append))
+    log = functions or silent
+    return LearnShow(nobody, options, nobody, Settings(), "", nobody, nobody, threading.Event(), log, record)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,17 @@ def test_equal_rewards_are_said_before_the_run_is_given_up(loss: str, groups: in
     said = watching.watch.notice(stats) if watching.watch.notice else None
     assert (said is not None and f"The last {groups} batches of version 3 had equal rewards" in said) == sign
     assert watching.watch.notice is not None and watching.watch.notice(stats) is None
+
+
+def test_the_kafka_is_recorded_with_the_first_records_read(tmp_path: Path) -> None:
+    recorded: list[int | None] = []
+    notice = show(recorded=recorded).watch.notice
+    assert notice is not None
+    notice(RunStats(RUN))
+    stats = stats_of([0.5])
+    stats.apply(manifest(steps=1).model_copy(update={"event_time": T0 + 9}), T0 + 9)  # of a later start
+    notice(stats)
+    assert recorded == [None, T0]
 
 
 def test_what_the_functions_print_is_shown_beside_the_remarks(tmp_path: Path) -> None:

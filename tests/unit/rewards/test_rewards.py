@@ -239,6 +239,12 @@ def solved(verifier: str, data: dict[str, Any], answer: str) -> tuple[Task, Any]
         ("18", "So it is 18. \\boxed{17}", False),
         ("18", "She has 3. <answer>6 * 3 = 18 eggs", True),
         ("18", "I write it in <answer> tags.\n#### Result\nIt is 18.", True),
+        ("18", "Of 20 <answer>18<answer>", True),
+        ("18", "<answer>17<answer>18", True),
+        ("18", "<answer>18</answer> not 17<answer>", True),
+        ("18", "<answer>18<answer>17</answer>", False),
+        ("18", "The answer is 18</answer>", True),
+        ("18", "Of 18 </answer><answer>17", False),
     ],
 )
 def test_the_last_stated_number_is_the_answer(reference: str, answer: str, correct: bool) -> None:

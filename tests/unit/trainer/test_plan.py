@@ -164,7 +164,7 @@ def test_drops_are_ranges_with_reason_and_count() -> None:
 
 
 def test_a_version_that_was_not_published_samples_nothing_that_is_trained_on() -> None:
-    """Its number would be negative steps old: fresher than fresh. The trained version itself may be on its way out."""
+    """A negative distance passed the staleness limit. The trained version itself may not be published yet."""
     batch_planner = planner(1, batch=2)
     log = [
         offer(0, 0, 0, oldest_version=5, newest_version=5),
