@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tentalis.local.stack import Stack
     from tentalis.local.supervisor import Supervisor
     from tentalis.service.settings import Settings
+    from trainer.config.trainer_config import TrainerConfig
 
 READY_TIMEOUT = 900.0
 # max_staleness without a scenario: nothing paces the tasks, so answers of slightly older versions are trained on too.
@@ -382,7 +383,7 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
     if found is not None and last is not None and Path(last.base_model) == model:
         environment = make_scenario(found.scenario).environment if found.scenario else "chat"
         changes = {"steps": None, "max_staleness": max(last.max_staleness, STANDING_STALENESS)}
-        config = last.model_copy(update=changes | _standing_promotion(found.folder))
+        config = last.model_copy(update=changes | _standing_promotion(found.folder, last))
         path = found.folder / "standing.yaml"
     else:
         environment, run_id = "chat", time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
@@ -393,14 +394,19 @@ def _standing_run(runs: Path, policy_model: str | None, cache: Path) -> tuple[Pa
     return model, path, environment
 
 
-def _standing_promotion(folder: Path) -> dict[str, str]:
-    """Returns the change of `promotion` for the run of a folder. `tentalis learn` sets `always` because its reward
-    function says what a good answer is; no such function judges a conversation. A value of --set is kept."""
+def _standing_promotion(folder: Path, config: TrainerConfig) -> dict[str, Any]:
+    """Returns the changes of `promotion` and `guard` for the run of a folder. `tentalis learn` sets `always` because
+    its reward function says what a good answer is; no such function judges a conversation. The function may have
+    taught answers of a word, which are no collapse: without `min_length` they are compared with the base model's alone.
+    Values of --set are kept."""
     from tentalis.cli.shared.set_option import parse_changes
     from tentalis.learning.runs import changes_of
 
     given = changes_of(folder)
-    return {} if given is None or "promotion" in parse_changes(given) else {"promotion": "guarded"}
+    if given is None or "promotion" in parse_changes(given):
+        return {}
+    guard = {"min_length": 0.0} | config.guard.model_dump(exclude_unset=True)
+    return {"promotion": "guarded", "guard": config.guard.model_validate(guard)}
 
 
 def _of_unfinished(config: Path, name: str, variable: Variable[Path | None]) -> Path | None:

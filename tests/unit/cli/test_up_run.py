@@ -13,6 +13,8 @@ from tentalis.demo.runs import RunKind, trainer_config
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import LearnOptions
 from tentalis.learning.runs import Data, begin
+from tentalis.policies.guard import GuardEvidence, GuardLimits
+from tentalis.policies.guard_decision import judge
 from trainer.config.conversation import ANCHOR
 from trainer.config.file import load_config
 from trainer.config.trainer_config import TrainerConfig
@@ -71,6 +73,16 @@ def test_a_run_of_learn_trains_guarded_unless_the_user_has_set_its_promotion(
 ) -> None:
     learnt(runs, tmp_path, changes)
     assert standing(runs).promotion == promotion
+
+
+@pytest.mark.parametrize(("changes", "least"), [((), 0.0), (("guard.min_length=2",), 2.0)])
+def test_short_answers_that_learn_has_taught_are_no_collapse(
+    runs: Path, tmp_path: Path, changes: tuple[str, ...], least: float
+) -> None:
+    learnt(runs, tmp_path, changes)
+    limits = standing(runs).guard
+    assert limits == GuardLimits(min_length=least)
+    assert judge(GuardEvidence(answers=16, length=2.0), limits) == []
 
 
 def test_a_run_of_learn_whose_options_are_unknown_is_refused(runs: Path, tmp_path: Path) -> None:
