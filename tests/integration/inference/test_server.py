@@ -390,12 +390,13 @@ def test_a_request_with_more_messages_than_tokens_is_refused_before_its_template
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/completions"])
 def test_a_large_request_does_not_stop_the_answers_of_others(model: Path, path: str) -> None:
-    long: dict[str, Any] = {"messages": [{"role": "user", "content": "w"}] * 20_000}
+    """On the loop, the request would stop them for nine tenths of its time."""
+    long: dict[str, Any] = {"messages": [{"role": "user", "content": "w"}] * 60_000}
     if path == "/v1/completions":
-        long = {"prompt": "words " * 60_000}
-    with running_server(Lab(model), max_model_len=32_768) as url:
+        long = {"prompt": "words " * 180_000}
+    with running_server(Lab(model), max_model_len=98_304) as url:
         stalled, took = longest_stall(url, "/health", lambda: post(url, path, long))
-    assert stalled < took / 2, f"{stalled:.2f} s of {took:.2f} s"
+    assert stalled < max(0.5, took / 2), f"{stalled:.2f} s of {took:.2f} s"
 
 
 def test_what_is_no_text_is_refused(server: str) -> None:
