@@ -18,6 +18,7 @@ from tentalis.inference.engine_bridge import Disconnected, EngineBridge, EngineS
 from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk
 from tentalis.inference.lora import AdapterMissing, AdapterRefused
 from tentalis.inference.scoring import ScoredTokens
+from tentalis.inference.template_settings import reserved_message, reserved_settings
 from tentalis.inference.text import longest_token_bytes, text_bytes
 from tentalis.inference.whole_model import ServedVersion
 from tentalis.service.packages import MissingExtra
@@ -51,6 +52,7 @@ class InferenceApi:
         self.root = root
         self.max_model_len = max_model_len
         self.tokenizer = engine.runtime.tokenizer
+        self.reserved_settings = reserved_settings(self.tokenizer)
         self.texts = wire.TokenTexts(self.tokenizer)
         # Tokenising takes a hundred bytes of memory per byte of text, so text that cannot fit the context is refused
         # first.
@@ -205,6 +207,8 @@ class InferenceApi:
             raise wire.InvalidRequest("This model's tokenizer has no chat template; use /v1/completions.", "messages")
         if "chat_template" in (body.chat_template_kwargs or {}):
             raise wire.InvalidRequest(wire.TEMPLATE_REFUSED, "messages")
+        if refusal := reserved_message(body.chat_template_kwargs, self.reserved_settings):
+            raise wire.InvalidRequest(refusal, "chat_template_kwargs")
         if len(messages) > self.max_model_len:
             raise wire.InvalidRequest(
                 f"This model's context is {self.max_model_len:,} tokens, and a message takes at least one; there are "

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tentalis.opd.hinters import JUDGE_PROMPT
+from tentalis.opd.hints import RULE_HINTER
+from tentalis.opd.lesson import LESSON_PROMPT
 from tests.support import ROOT
 from tests.support.commands import LEAVES, options
 
@@ -91,6 +94,20 @@ def test_the_index_lists_every_page() -> None:
     apart = ("decisions", "results", "runbooks")  # runbooks: operations/helm.md
     pages = [page for page in PAGES if page.is_relative_to(index.parent) and page.parent.name not in apart]
     assert {page for page in pages if page.parent.parent.name != "results"} - listed == {index}
+
+
+def other_versions(text: str) -> set[str]:
+    """Returns the names with versions of hinters in a text that are not those of the code."""
+    current = {RULE_HINTER, f"judge/{JUDGE_PROMPT}", f"experience/{LESSON_PROMPT}"}
+    kinds = "|".join(name.partition("/")[0] for name in current)
+    return set(re.findall(rf"(?<![\w/])(?:{kinds})/\d+", text)) - current
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name not in ("decisions", "results")], ids=page_id
+)
+def test_the_versions_of_hinters_are_those_of_the_code(page: Path) -> None:
+    assert other_versions(page.read_text(encoding="utf-8")) == set()
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

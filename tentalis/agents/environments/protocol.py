@@ -69,7 +69,8 @@ class Environment(Protocol):
         """Takes the policy's text of one turn. A wrong action is an observation, not an exception.
 
         It is cancelled at the time limit of the episode, which is scored and closed then. So when it raises
-        CancelledError, nothing that it started may run any more: threads of `run_stoppable` have ended.
+        CancelledError, nothing that it started may run any more: threads of `run_stoppable` have ended. The exception
+        is a call of an MCP server, which may run on in the server until `close` ends its session.
         """
         ...
 

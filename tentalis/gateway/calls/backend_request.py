@@ -11,6 +11,7 @@ from tentalis.gateway.calls.capture import AnswerCapture, RequestedFields
 from tentalis.gateway.calls.session_id import BODY_FIELDS
 from tentalis.gateway.http.errors import APIError
 from tentalis.inference.chat_messages import unseen
+from tentalis.inference.template_settings import RESERVED_SETTINGS, reserved_message
 
 # Sent explicitly, because a server may fill missing fields with its model's own generation defaults.
 _MODEL_DISTRIBUTION: dict[str, Any] = {
@@ -34,6 +35,7 @@ _NEUTRAL_SELECTION: dict[str, Any] = {"use_beam_search": False, "best_of": 1}
 _ABORTED = ("abort", "error")
 UNSEEN = "a message holds images, sounds or files, which its tokens do not say"
 _GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+_TOKENIZER_ARGUMENTS = RESERVED_SETTINGS - {"chat_template"}
 # Recorded as max_tokens if the request sets no limit.
 _UNBOUNDED = 2**31 - 1
 
@@ -82,17 +84,21 @@ def backend_request(body: Mapping[str, Any], route: CallRoute, *, chat: bool, to
     return BackendRequest(sent, requested, (n or 1) * prompts, bool(stream))
 
 
-def refuse_templates(body: Mapping[str, Any]) -> None:
-    """Raises APIError (400) for a request that brings its own chat template: a program that the backend would run."""
+def check_template_settings(body: Mapping[str, Any], *, client_templates: bool) -> None:
+    """Raises APIError (400) for a request that sets an argument of the backend's tokenizer, and, unless
+    `client_templates`, for one that brings its own chat template: a program that the backend would run."""
     settings = body.get("chat_template_kwargs")
     if not (settings is None or isinstance(settings, dict)):
         raise APIError(400, "chat_template_kwargs must be an object")
-    if body.get("chat_template") is not None or "chat_template" in (settings or {}):
+    own_template = body.get("chat_template") is not None or "chat_template" in (settings or {})
+    if own_template and not client_templates:
         raise APIError(
             400,
             "chat_template is not allowed here: the model's own template is used. An operator allows it by the "
             "gateway's setting client_templates",
         )
+    if refusal := reserved_message(settings, _TOKENIZER_ARGUMENTS):
+        raise APIError(400, refusal)
 
 
 def _prompts(prompt: Any) -> int:

@@ -17,8 +17,8 @@ from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.calls.backend_request import (
     BackendRequest,
     backend_request,
+    check_template_settings,
     not_trainable_reason,
-    refuse_templates,
     untrainable_request_reason,
 )
 from tentalis.gateway.calls.capture import AnswerCapture
@@ -155,8 +155,7 @@ class CallBuilder:
         if isinstance(protocol, ResponsesProtocol):
             protocol, continued = await self._continuing(client_body, namespace, user_id, stored=recorded(headers))
         body = protocol.body(client_body)
-        if not self._settings.client_templates:
-            refuse_templates(body)
+        check_template_settings(body, client_templates=self._settings.client_templates)
         checked_messages = checked(protocol.messages(body), limits.messages)
         messages = normalised(checked_messages)
         request_extras = unspoken(body, checked_messages) if protocol.chat else ""

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from tentalis.gateway.backends.backend import BackendClients
 from tentalis.gateway.calls.backend_call import error_message, read_body
-from tentalis.gateway.calls.backend_request import refuse_templates
+from tentalis.gateway.calls.backend_request import check_template_settings
 from tentalis.gateway.calls.call import CallBuilder
 from tentalis.gateway.calls.session_id import USER_ID, WORKER_ID
 from tentalis.gateway.http.bodies import body_of
@@ -48,8 +48,7 @@ class TokenCounter:
         self._usage.admit(caller)
         client_body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
         body = self._protocol.prompt(client_body)
-        if not self._settings.client_templates:
-            refuse_templates(body)
+        check_template_settings(body, client_templates=self._settings.client_templates)
         checked(body["messages"], self._usage.limits_of(caller).messages)
         user_id = caller.user_id(request.headers.get(USER_ID))
         route = await self._calls.route(body.get("model"), user_id, request.headers.get(WORKER_ID, ""), "")

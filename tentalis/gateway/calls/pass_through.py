@@ -9,7 +9,7 @@ from starlette.types import Send
 
 from tentalis.gateway.backends.backend import BackendClient, BackendClients
 from tentalis.gateway.calls.backend_call import AnswerBrokeOff, error_message, read_body
-from tentalis.gateway.calls.backend_request import refuse_templates
+from tentalis.gateway.calls.backend_request import check_template_settings
 from tentalis.gateway.calls.session_id import BODY_FIELDS, USER_ID
 from tentalis.gateway.http.bodies import body_of
 from tentalis.gateway.http.errors import APIError, openai_error
@@ -40,8 +40,7 @@ class PassThrough:
             caller.user_id(request.headers.get(USER_ID))
             self._usage.admit(caller)
             body = await body_of(request, self._settings.body_bytes, self._settings.body_s)
-            if not self._settings.client_templates:
-                refuse_templates(body)
+            check_template_settings(body, client_templates=self._settings.client_templates)
             backend = self._backend_of(body.get("model"))
         except APIError as error:
             return _error_response(error)

@@ -57,27 +57,34 @@ _CALENDAR_WORD = re.compile(
     re.IGNORECASE,
 )
 _DIGIT = re.compile(r"\d")
+READ_CHARS = 64 * 1024
+"""Characters read of a system message or first user message."""
+# Characters used of a longer system message: its dates and times move the end of what is read.
+_USED_CHARS = 48 * 1024
 
 
 def derived_session_id(owner: str, user_id: str, messages: Sequence[Message]) -> str:
     """The session id for a client that names none: the same for all calls of the same key and user that begin with the
-    same system message (dates and times aside) and the same first user message."""
-    conversation_start = [
-        _without_changing_words(next(texts(messages, "system"), "")),
-        next(texts(messages, "user"), messages[0].content if messages else ""),
-    ]
+    same system message (dates and times aside) and the same first user message. Of each, READ_CHARS are read; the
+    length of a longer user message counts too."""
+    said = next(texts(messages, "user"), messages[0].content if messages else "")
+    if len(said) > READ_CHARS:
+        said = f"{said[:READ_CHARS]} {len(said)}"
+    conversation_start = [_without_changing_words(next(texts(messages, "system"), "")), said]
     return GUESSED_SESSION + derived_id("session", owner, user_id, conversation_start)
 
 
 def _without_changing_words(text: str) -> str:
-    """The text without words that may change with every call: those with digits, and names of days and months.
+    """The text without words that may change with every call: those with digits, and names of days and months. Of a
+    text longer than READ_CHARS, its beginning.
 
     >>> _without_changing_words("It is Sunday, 2026-11-22 2:03 PM. Be brief.")
     'It is Be brief.'
     """
-    words = text.split()
+    words = text[:READ_CHARS].split()
     changing = {word for word in set(words) if _DIGIT.search(word) or _CALENDAR_WORD.fullmatch(word.strip(".,;:()[]"))}
-    return " ".join(word for word in words if word not in changing)
+    kept = " ".join(word for word in words if word not in changing)
+    return kept if len(text) <= READ_CHARS else kept[:_USED_CHARS]
 
 
 def namespaced(namespace: str, client_session_id: str) -> str:

@@ -1,6 +1,7 @@
 """The pure parts of the gateway: which session, which turn, which backend; what is taken in, taken out and kept."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tentalis.gateway.backends.routing import route
 from tentalis.gateway.calls.backend_request import backend_request, refuses_token_ids
 from tentalis.gateway.calls.capture import AnswerCapture, RequestedFields, strip_unrequested
 from tentalis.gateway.calls.housekeeping import side_sign
-from tentalis.gateway.calls.session_id import call_session, derived_session_id, recorded
+from tentalis.gateway.calls.session_id import READ_CHARS, call_session, derived_session_id, recorded
 from tentalis.gateway.http.bodies import parse_object
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Caller
@@ -72,6 +73,33 @@ def test_the_time_in_a_system_message_makes_no_new_session(one: str, later: str)
 
     assert session(one, "hi") == session(later, "hi", "hello", "and now?")
     assert session(one, "hi") != session(one, "hello") and session(one, "hi") != session(f"{one} Be rude.", "hi")
+
+
+LONG = " ".join("".join(chr(97 + int(digit)) for digit in str(at)) for at in range(30_000))  # words without digits
+
+
+def test_a_guessed_session_reads_the_beginning_of_a_long_text() -> None:
+    def session(system: str, said: str = "hi") -> str:
+        return derived_session_id("k", "u", _user(said, system=system))
+
+    def cpu_s(texts: int) -> float:
+        text, began = LONG * texts, time.process_time()
+        session(text)
+        return time.process_time() - began
+
+    assert len(LONG) > 2 * READ_CHARS
+    times = [min(cpu_s(texts) for _ in range(3)) for texts in (1, 100)]
+    assert times[1] < 5 * times[0], times
+    assert session(f"It is Sunday, 9:59 PM. {LONG}") == session(f"It is Wednesday, 10:02 AM. {LONG}")
+    assert session(LONG) != session(f"Be rude. {LONG}")
+    assert session("", LONG) not in (session("", LONG[:-1]), session("", "x" + LONG[1:]))
+
+
+def test_the_guessed_session_of_a_text_of_the_usual_length_stays_the_same() -> None:
+    """A release in the middle of a conversation."""
+    system = ("It is Sunday, 2:03 PM. Be brief. " + "é word " * 20_000)[:READ_CHARS]
+    guessed = derived_session_id("owner", "ann", _user("x" * READ_CHARS, system=system))
+    assert guessed == "auto-5f114845-d3f5-5554-bd06-cde432e9370c"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ def test_what_a_request_may_ask_for_is_bounded(keyed: tuple[Lab, dict[str, str],
         ({"stop": ["a", "b", "c"]}, "stop has 3 strings"),
         ({"chat_template": "{% for _ in range(10**9) %}{% endfor %}"}, "chat_template is not allowed here"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template is not allowed here"),
+        ({"chat_template_kwargs": {"padding": "max_length", "max_length": 10**9}}, "must not set padding"),
+        ({"chat_template_kwargs": {"truncation": True, "max_length": 5}}, "must not set truncation"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs must be an object"),
     ):
         answer = gateway.chat("hi", headers=ann, **more)
@@ -61,6 +63,11 @@ def test_an_operator_can_allow_templates(tmp_path: Path) -> None:
     with lab(tmp_path, client_templates=True) as gateway:
         gateway.serve(1)
         assert gateway.chat("hi", chat_template="{{ messages }}").status_code == 200
+        variables = {"chat_template": "{{ style }}", "style": "short"}
+        assert gateway.chat("hi", chat_template_kwargs=variables).status_code == 200
+        assert gateway.script.bodies[-1]["chat_template_kwargs"] == variables
+        refused = gateway.chat("hi", chat_template_kwargs=variables | {"tokenizer_kwargs": {"padding": "max_length"}})
+        assert refused.status_code == 400 and "must not set tokenizer_kwargs" in refused.text
 
 
 def test_tokens_and_running_calls_are_limited_and_the_window_moves_on() -> None:

@@ -145,7 +145,7 @@ def test_every_turn_of_an_ended_session_becomes_a_late_half_of_its_own_result() 
     assert [half.sample.result_id for half in halves] == [result.result_id for result in results]
     for half, result in zip(halves, results, strict=True):
         assert half.hints == (LESSON[:40],) and half.source is Source.RESULT and half.feedback_id is None
-        assert half.hinter.startswith("experience/2-") and half.key == result.task.task_id
+        assert half.hinter.startswith("experience/3-") and half.key == result.task.task_id
         assert half.sample.head.turn_index == result.task.turn_index
         assert len(float32_view(half.teacher_logprobs or b"")) == 5
         emission = late(HalvesPartition(topics.HALVES, 0), half, 7, 9, as_rollout=True)
