@@ -15,7 +15,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from schemas.records import Message
-from tentalis.agents.environments import swe_turns, terminal_turns
+from tentalis.agents.environments import agent_repositories, step_tags, swe_turns, terminal_turns
+from tentalis.agents.environments import tools as tools_of_toolcall
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.gateway.calls import housekeeping, session_id
 from tentalis.opd.hints import rule_hint
@@ -85,6 +86,7 @@ _UNITS = (
     *("\x1b[", "\x1b[0", "\x1b]", "\x1b", "<|"),
     *("<plan>", '<edit path="a">\n', "</edit>\n", "<<<<<<< SEARCH\n", "<<<<<<< SEARCH\n=======\n"),
     *("generate a title ", "heartbeat ", "### task: ", "which ", "could not ", "tool ", "java.", "a.b"),
+    *("<step>", "<tool_call>", "<tool_call>{", "[a]"),
 )
 _HEADS = (
     "<answer>",
@@ -129,6 +131,11 @@ def _turn(text: str) -> object:
     return detect(turn, UserMessage(text)), detect(turn, ToolOutput(text))
 
 
+def _git_settings(text: str) -> object:
+    lines = (f"[user] name = {text};", f'[user] name = "{text}', f"[user]{text}", text)
+    return [list(agent_repositories._kept_lines(line)) for line in lines]
+
+
 SCANNERS: dict[str, Callable[[str], object]] = {
     "signals.detect": _turn,
     "signals.find_failure": tools.find_failure,
@@ -150,6 +157,9 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "terminal_turns.parsed_turn": terminal_turns.parsed_turn,
     "swe_turns.parsed_swe_turn": swe_turns.parsed_swe_turn,
     "swe_turns.parsed_swe_turn of an edit": lambda text: swe_turns.parsed_swe_turn(f'<edit path="a">\n{text}'),
+    "agent_repositories.disarm": _git_settings,
+    "step_tags.steps_or_whole": step_tags.steps_or_whole,
+    "tools.requested_calls": tools_of_toolcall.requested_calls,
     "shown_paths.real": FOLDERS.real,
     "shown_paths.shown": FOLDERS.shown,
     "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
@@ -179,11 +189,25 @@ BOUNDED: dict[str, int] = {
     "tentalis.text.words": CHARS,
     "tentalis.traces.judge": judge_module._BEGINNING,
     "tentalis.inference.chat_messages": CHARS,
+    "tentalis.agents.environments.agent_repositories": 0,
+    "tentalis.agents.environments.dockerfile": 0,
+    "tentalis.agents.environments.folders": 255,
+    "tentalis.agents.environments.shown_paths": 0,
+    "tentalis.agents.environments.step_tags": CHARS,
+    "tentalis.agents.environments.swe_instances": 0,
+    "tentalis.agents.environments.swe_must_fail": CHARS,
+    "tentalis.agents.environments.swe_turns": 0,
+    "tentalis.agents.environments.terminal_task": 0,
+    "tentalis.agents.environments.terminal_turns": CHARS,
+    "tentalis.agents.environments.tools": CHARS,
+    "tentalis.agents.sandbox.abandoned": 4096,
+    "tentalis.agents.sandbox.attributes": 0,
     "tentalis.text.timestamps": 0,
     "tentalis.traces.client": 0,
     "tentalis.inference.lora": 0,
 }
-"""Modules with patterns, and the number of characters of outside text that their patterns see; 0: they see none."""
+"""Modules with patterns, and the number of characters of outside text that their patterns see. 0: they see none, see
+what an operator chose, or are matched at one place of a text alone; then a scanner above tries them."""
 
 
 def patterns_of(module: object) -> list[re.Pattern[str]]:
@@ -253,7 +277,7 @@ def _status(run: Callable[[], None]) -> int:
 
 def modules_with_patterns(root: Path) -> set[str]:
     """The modules under these packages that use `re`, or make patterns of a lexicon, by name."""
-    packages = ("signals", "rewards", "opd", "text", "traces", "gateway", "inference")
+    packages = ("agents", "signals", "rewards", "opd", "text", "traces", "gateway", "inference")
     files = (file for package in packages for file in (root / "tentalis" / package).rglob("*.py"))
     return {
         ".".join(file.relative_to(root).with_suffix("").parts)

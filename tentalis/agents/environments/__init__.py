@@ -8,9 +8,18 @@ from tentalis.agents.environments.protocol import (
     Environment,
     EnvironmentFault,
     EnvironmentOptions,
+    LimitsScore,
     Observation,
     RecordsEnding,
     Transition,
 )
 
-__all__ = ["Environment", "EnvironmentFault", "EnvironmentOptions", "Observation", "RecordsEnding", "Transition"]
+__all__ = [
+    "Environment",
+    "EnvironmentFault",
+    "EnvironmentOptions",
+    "LimitsScore",
+    "Observation",
+    "RecordsEnding",
+    "Transition",
+]

@@ -22,7 +22,7 @@ _KEPT = {
 }
 """Settings that are kept, by their section."""
 _SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)(?:\s+"([^"\\\n]*)")?\s*\]')
-_SETTING = re.compile(r'\s*([A-Za-z][A-Za-z0-9-]*)\s*=\s*"?([\w .@/:+*=,{}~^-]*?)"?\s*\Z')
+_NAME, _VALUE = re.compile(r"[A-Za-z][A-Za-z0-9-]*"), re.compile(r"[\w .@/:+*=,{}~^-]*")
 _LARGEST = 1 << 20
 
 
@@ -58,11 +58,21 @@ def _kept_lines(text: str) -> Iterator[str]:
     reads in another way comes through."""
     section = subsection = ""
     for line in text.splitlines():
-        rest = line
-        while (begun := _SECTION.match(rest)) is not None:
+        end = 0
+        while (begun := _SECTION.match(line, end)) is not None:
             section, subsection = begun[1].lower(), begun[2] or ""
-            rest = rest[begun.end() :]
-        found = _SETTING.match(rest)
-        if found is not None and found[1].lower() in _KEPT.get(section, ()):
+            end = begun.end()
+        setting = _setting(line[end:])
+        if setting is not None and setting[0] in _KEPT.get(section, ()):
             named = f' "{subsection}"' if subsection else ""
-            yield f'[{section}{named}]\n\t{found[1].lower()} = "{found[2]}"\n'
+            yield f'[{section}{named}]\n\t{setting[0]} = "{setting[1]}"\n'
+
+
+def _setting(text: str) -> tuple[str, str] | None:
+    """Returns the name and value of a setting, None if it is not understood. No pattern has the spaces around both: it
+    would be quadratic in spaces."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    value = value.removeprefix('"').removesuffix('"')
+    if not equals or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        return None
+    return name.lower(), value

@@ -89,7 +89,21 @@ class RecordsEnding(Protocol):
     """An environment that records what an episode left, such as a patch or the output of checks."""
 
     def ending_calls(self) -> tuple[ToolCall, ...]:
-        """Returns the records that no transition had. Called after `score`: without `done`, no step has them."""
+        """Returns the records that no transition had. Called once, after `score`."""
+        ...
+
+
+@runtime_checkable
+class LimitsScore(Protocol):
+    """An environment whose `score` stops by itself what it runs, such as checks, and says what that means.
+
+    The worker's limit of the time of `score` is above this one, so that checks that hang are not an infrastructure
+    fault.
+    """
+
+    @property
+    def score_s(self) -> float:
+        """The limit of `score` for this episode, in seconds. Read after `reset`."""
         ...
 
 

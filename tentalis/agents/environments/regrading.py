@@ -170,7 +170,7 @@ def _recorded_patch(result: Result) -> str:
     patch, tests = (left.get(name) for name in _LEFT)
     if patch is None or tests is None:
         raise CannotRegrade("the record has no patch: it was made before patches of such endings were recorded")
-    for reason in ("diff_too_large", "no_repository"):
+    for reason in ("diff_too_large", "no_repository", "left_out"):
         if tests.get(reason):
             raise CannotRegrade(f"the record has no patch: {reason}")
     text = str(patch["patch"])

@@ -126,6 +126,12 @@ class SweEnvironment:
         assert self._episode is not None, "score before reset"
         return await self._episode.score()
 
+    @property
+    def score_s(self) -> float:
+        """See LimitsScore: the time limit of the hidden tests."""
+        assert self._episode is not None, "score_s before reset"
+        return self._episode.task.settings.tests_s
+
     def ending_calls(self) -> tuple[ToolCall, ...]:
         """See RecordsEnding."""
         return () if self._episode is None else self._episode.ending_calls()
@@ -164,7 +170,6 @@ class _SweEpisode:
         self._shell.begin(roots[REPOSITORY], variables | {"PATH": f"{test_python(task).parent}:{PATH}"})
         self._turns = self._commands = self._edits = self._bad_turns = 0
         self._verdict: SweVerdict | None = None
-        self._unrecorded: SweVerdict | None = None
 
     async def step(self, action: str) -> Transition:
         """See Environment.step."""
@@ -187,14 +192,11 @@ class _SweEpisode:
             said.append(await self._diff(calls))
         if not (turn.done or self._turns >= self.task.settings.steps):
             return Transition(Observation((Message(role="user", content="\n".join(said)),)), tool_calls=tuple(calls))
-        await self._tests()
-        calls += self.ending_calls()
         return Transition(done=True, tool_calls=tuple(calls))
 
     def ending_calls(self) -> tuple[ToolCall, ...]:
-        """See RecordsEnding: the agent's patch and the outcomes of the tests, once."""
-        found, self._unrecorded = self._unrecorded, None
-        return () if found is None else _verdict_calls(found, self._tests_paths())
+        """See RecordsEnding: the agent's patch and the outcomes of the tests."""
+        return () if self._verdict is None else _verdict_calls(self._verdict, self._tests_paths())
 
     async def _edit(self, edits: tuple[SweEdit, ...], calls: list[ToolCall]) -> str:
         self._edits += len(edits)
@@ -252,7 +254,6 @@ class _SweEpisode:
             self._verdict = await in_thread(
                 lambda stop: graded(self._wall, self.task, self._store, agent, self._folder, stop)
             )
-            self._unrecorded = self._verdict
         return self._verdict
 
     def _tests_paths(self) -> ShownPaths:

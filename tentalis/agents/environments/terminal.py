@@ -68,7 +68,6 @@ class TerminalEnvironment:
         self._shell: TerminalShell | None = None
         self._paths = ShownPaths({})
         self._checked: CheckedEpisode | None = None
-        self._unrecorded: CheckedEpisode | None = None
         self._turns = self._commands = self._bad_turns = 0
         self._seconds = 0.0
 
@@ -80,7 +79,7 @@ class TerminalEnvironment:
     async def reset(self, task: Task) -> Observation:
         """See Environment.reset: the task's messages with the task folder's instruction."""
         self._turns = self._commands = self._bad_turns = 0
-        self._seconds, self._checked, self._unrecorded = 0.0, None, None
+        self._seconds, self._checked = 0.0, None
         data = episode_data(task, TerminalData)
         name = task_name(task, data.task)
         loaded = await in_thread(lambda stop: load_task(self._tasks, name))
@@ -152,13 +151,18 @@ class TerminalEnvironment:
         over = task.agent_s is not None and self._seconds >= task.agent_s
         if not (turn.done or over or self._turns >= task.settings.steps):
             return Transition(Observation((Message(role="user", content=content),)), tool_calls=tuple(calls))
-        await self._checks(task)
-        calls += self.ending_calls()
         return Transition(done=True, tool_calls=tuple(calls))
 
+    @property
+    def score_s(self) -> float:
+        """See LimitsScore: the time limits of the checks and of the task's runs."""
+        assert self._task is not None, "score_s before reset"
+        settings = self._task.settings
+        return self._task.checks_s + settings.command_s * len(settings.runs)
+
     def ending_calls(self) -> tuple[ToolCall, ...]:
-        """See RecordsEnding: the output of the checks, once."""
-        found, self._unrecorded = self._unrecorded, None
+        """See RecordsEnding: the output of the checks."""
+        found = self._checked
         if found is None or self._task is None:
             return ()
         result = recorded_output(found.output, self._paths) | {"reward": found.reward}
@@ -181,18 +185,13 @@ class TerminalEnvironment:
 
     async def score(self) -> Mapping[str, float]:
         """See Environment.score: the checks run once, when the episode has ended."""
-        assert self._task is not None, "score before reset"
-        found = await self._checks(self._task)
+        task, folder = self._task, self._folder
+        assert task is not None and folder is not None, "score before reset"
+        if self._checked is None:
+            self._checked = await in_thread(lambda stop: checked(self._wall, task, folder, stop))
+        found = self._checked
         counts = {"commands": float(self._commands), "bad_turns": float(self._bad_turns)}
         return {**found.parts, **counts, "reward": found.reward}
-
-    async def _checks(self, task: TerminalTask) -> CheckedEpisode:
-        if self._checked is None:
-            folder = self._folder
-            assert folder is not None, "checks before reset"
-            self._checked = await in_thread(lambda stop: checked(self._wall, task, folder, stop))
-            self._unrecorded = self._checked
-        return self._checked
 
     async def close(self) -> None:
         """See Environment.close: removes the folder."""

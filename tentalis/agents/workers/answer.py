@@ -1,8 +1,10 @@
 """Answers one task with its n results: chooses the policy version, retries the server, and records the answers."""
 
 import hashlib
+import json
 import logging
 import time
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
@@ -15,9 +17,13 @@ from tentalis.inference.protocol import (
     ServerUnavailable,
 )
 from tentalis.inference.result import result_of
+from tentalis.kafka.errors import RecordTooLarge
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
+
+LEFT_OUT = "left_out"
+"""Key of the JSON in the place of a content that was left out; its value is the number of characters."""
 
 
 def seed_of(task_id: str) -> int:
@@ -50,6 +56,38 @@ def without_texts(result: Result) -> Result:
     said = Message(role="user", content="(left out: the task alone fills a record)")
     task = result.task.model_copy(update={"messages": (said,), "metadata": {}, "verifier": None})
     return result.model_copy(update={"task": task})
+
+
+def without_call_contents(result: Result) -> Result:
+    """Returns a result whose tool calls have names alone: arguments and results are `{"left_out": CHARACTERS}`."""
+    calls = (
+        call.model_copy(
+            update={
+                "arguments": json.dumps({LEFT_OUT: len(call.arguments)}),
+                "result": None if call.result is None else json.dumps({LEFT_OUT: len(call.result)}),
+            }
+        )
+        for call in result.tool_calls
+    )
+    return result.model_copy(update={"tool_calls": tuple(calls)})
+
+
+def send_fitting(send: Callable[[Result], None], result: Result) -> None:
+    """Sends a result. If it is too large for a record, sends it without the contents of its tool calls, which do not
+    depend on the policy alone; and if that is too large too, a failed one in its place. `send` raises RecordTooLarge.
+    """
+    try:
+        return send(result)
+    except RecordTooLarge as error:
+        log.error("%s", error)
+        failed = failed_instead(result, result.error or str(error))
+    smaller = (without_call_contents(result), failed) if result.tool_calls else (failed,)
+    for each in smaller:
+        try:
+            return send(each)
+        except RecordTooLarge as error:
+            log.error("%s", error)
+    return send(without_texts(failed))
 
 
 class Answerer:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from schemas.ids import derived_id
 from schemas.records import Ending, Message, Result, Status, Task, ToolCall, result_id
-from tentalis.agents.environments import Environment, EnvironmentFault, Observation, RecordsEnding
+from tentalis.agents.environments import Environment, EnvironmentFault, LimitsScore, Observation, RecordsEnding
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers.answer import seed_of
 from tentalis.agents.workers.episode_tokens import EpisodeTokens, appended_tokens
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 """Pause before the second attempt at an episode; it doubles."""
+SCORE_MARGIN_S = 60.0
+"""Seconds for the score beside the limit of what the environment runs for it: copies, comparisons, the wall's start."""
 _PROBE = "A question."
 _PROBES = tuple(
     (Message(role="user", content=_PROBE), Message(role="assistant", content=said)) for said in ("Yes", "No, never")
@@ -49,7 +51,8 @@ _CACHED_MODELS = 8
 class EpisodeLimits:
     """`max_turns`: turns of the policy in one episode. `parallel`: episodes of this worker at the same time.
     `environment_s`: seconds that the environment may take in one episode, all steps together; waits for the model
-    server do not count. `attempts`: attempts at an episode whose infrastructure fails."""
+    server do not count; and again the seconds for the score, unless the environment has a higher limit (LimitsScore).
+    `attempts`: attempts at an episode whose infrastructure fails."""
 
     max_turns: int = 10
     parallel: int = 16
@@ -176,15 +179,18 @@ class EpisodePlayer:
         episode.tokens.begin(await self._rendered(task, episode.messages))
         episode.ending = await self._turns(environment, task, index, episode)
         episode.wall = environment.wall
+        score_s = self._limits.environment_s
+        if isinstance(environment, LimitsScore):
+            score_s = max(score_s, environment.score_s + SCORE_MARGIN_S)
         try:
-            async with asyncio.timeout(self._limits.environment_s) as limit:
+            async with asyncio.timeout(score_s) as limit:
                 episode.rewards = _checked_rewards(await environment.score())
             if isinstance(environment, RecordsEnding):
                 episode.calls += environment.ending_calls()
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise InfrastructureFault(f"the environment's score took over {self._limits.environment_s:g} s") from error
+            raise InfrastructureFault(f"the environment's score took over {score_s:g} s") from error
 
     async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
         """Plays turns until the episode ends. Returns its ending."""

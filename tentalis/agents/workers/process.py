@@ -23,7 +23,7 @@ from tentalis.agents.environments import Environment
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers import metrics
-from tentalis.agents.workers.answer import Answerer, failed_instead, without_texts
+from tentalis.agents.workers.answer import Answerer, send_fitting
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.agents.workers.progress import OffsetProgress
@@ -33,7 +33,6 @@ from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import GroupConsumer, Lags, Stored
-from tentalis.kafka.errors import RecordTooLarge
 from tentalis.kafka.identity import PartitionLoss, described
 from tentalis.kafka.loss_audit import loss_audit
 from tentalis.kafka.metrics import CONSUMER_LAG
@@ -359,15 +358,7 @@ class Worker:
             await asyncio.to_thread(consumer.commit)
 
     def _send(self, result: Result, traceparent: str | None) -> None:
-        try:
-            self._publisher.send(topics.RESULTS, result, traceparent=traceparent)
-        except RecordTooLarge as error:
-            log.error("%s", error)
-            failed = failed_instead(result, result.error or str(error))
-            try:
-                self._publisher.send(topics.RESULTS, failed, traceparent=traceparent)
-            except RecordTooLarge:
-                self._publisher.send(topics.RESULTS, without_texts(failed), traceparent=traceparent)
+        send_fitting(lambda each: self._publisher.send(topics.RESULTS, each, traceparent=traceparent), result)
 
 
 def run(

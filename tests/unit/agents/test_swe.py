@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.records import Ending, Status, Task, Verifier
-from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, Transition
+from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, LimitsScore, Transition
 from tentalis.agents.environments.registry import default_turns, has_episodes, maker_of, prepared_environment
 from tentalis.agents.environments.swe import SweEnvironment
 from tentalis.agents.environments.swe_instances import SweFolder, SweInstance, SweSettings, SweTask
@@ -20,6 +20,7 @@ from tentalis.agents.environments.swe_repository import diff_of_trees
 from tentalis.agents.environments.swe_tests import kept_paths, n_lines_of
 from tentalis.agents.environments.swe_trees import ChangesTooLarge, carry, changes_between, check_size
 from tentalis.agents.environments.swe_turns import NO_ACTION, SweEdit, SweTurn, parsed_swe_turn
+from tentalis.agents.environments.terminal_checks import CHECKS
 from tentalis.agents.environments.terminal_task import BadTasks
 from tentalis.agents.sandbox import Wall
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
@@ -31,6 +32,7 @@ from tests.support.episode_server import EpisodeServer
 from tests.support.loop_records import T0, ack, task
 from tests.support.swe_packages import PACKAGES
 from tests.support.swe_repositories import INSTANCES, git, smith_instance, write_folder, write_repository
+from tests.support.transitions import with_ending
 from tests.support.worker_lab import policy_calls
 from tests.unit.agents.test_swe_tasks import block, correction, edit
 
@@ -59,7 +61,9 @@ def played(wall: Wall, folder: Path, *turns: str, of: Task | None = None) -> tup
         made = SweEnvironment(EnvironmentOptions(lambda: wall, tasks=folder))
         try:
             await made.reset(of or of_instance())
-            return [await made.step(turn) for turn in turns], dict(await made.score())
+            transitions = [await made.step(turn) for turn in turns]
+            score = dict(await made.score())
+            return with_ending(transitions, made), score
         finally:
             await made.close()
 
@@ -386,6 +390,25 @@ def test_a_repository_that_was_replaced_by_a_link_is_none(wall: Wall, folder: Pa
     transitions, score = played(wall, folder, *turns)
     assert (score["reward"], score["no_repository"]) == (0.0, 1.0), said(transitions[1])
     assert "the-secret" not in str(transitions[-1].tool_calls)
+
+
+def test_the_tests_run_when_the_episode_is_scored(wall: Wall, folder: Path) -> None:
+    """Not in its last step, which has the rest of the commands' time."""
+
+    async def ran() -> list[bool]:
+        made = SweEnvironment(EnvironmentOptions(lambda: wall, tasks=folder))
+        try:
+            await made.reset(of_instance())
+            assert (await made.step("<done>")).done and made._folder is not None
+            assert isinstance(made, LimitsScore) and made.score_s == SweFolder(folder).settings.tests_s
+            checks = made._folder / CHECKS
+            before = checks.exists()
+            await made.score()
+            return [before, checks.exists()]
+        finally:
+            await made.close()
+
+    assert asyncio.run(ran()) == [False, True]
 
 
 def test_a_patch_that_is_too_large_gets_nothing(wall: Wall, folder: Path) -> None:

@@ -18,6 +18,7 @@ from tentalis.agents.sandbox import Wall
 from tests.support.loop_records import task
 from tests.support.swe_packages import PACKAGES, Package
 from tests.support.swe_repositories import write_folder
+from tests.support.transitions import with_ending
 
 AT_ONCE = 2
 PARTS = [pytest.param(PACKAGES[:2], id="two"), pytest.param(PACKAGES[2:], id="others", marks=pytest.mark.long)]
@@ -40,7 +41,8 @@ async def played(
     try:
         await made.reset(of_instance(name))
         transitions = [await made.step(turn) for turn in turns]
-        return transitions, dict(await made.score())
+        score = dict(await made.score())
+        return with_ending(transitions, made), score
     finally:
         await made.close()
 

@@ -25,6 +25,7 @@ from tentalis.policies.served import ServedVersions
 from tentalis.rewards import verify
 from tests.support.episode_server import EpisodeServer
 from tests.support.loop_records import T0, ack, task
+from tests.support.transitions import with_ending
 from tests.support.worker_lab import policy_calls
 
 TASKS = Path(__file__).parents[2] / "support/terminal_tasks"
@@ -56,7 +57,8 @@ def played(wall: Wall, tasks: Path, *turns: str, of: Task | None = None) -> tupl
             await made.reset(of or of_folder())
             sent = (turn if "```" in turn or "<" in turn else f"```bash\n{turn}\n```" for turn in turns)
             transitions = [await made.step(turn) for turn in sent]
-            return transitions, dict(await made.score())
+            score = dict(await made.score())
+            return with_ending(transitions, made), score
         finally:
             await made.close()
 

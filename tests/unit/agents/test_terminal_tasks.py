@@ -14,6 +14,7 @@ from tentalis.agents.environments.terminal import TerminalEnvironment
 from tentalis.agents.sandbox import Wall
 from tests.support.capabilities import output_under_rights
 from tests.support.loop_records import task
+from tests.support.transitions import with_ending
 
 TASKS = Path(__file__).parents[2] / "support/terminal_tasks"
 NAMES = sorted(each.name for each in TASKS.iterdir())
@@ -38,7 +39,8 @@ def played(wall: Wall, name: str, turns: Sequence[str]) -> tuple[list[Transition
         try:
             await made.reset(of_folder(name))
             transitions = [await made.step(turn) for turn in turns]
-            return transitions, dict(await made.score())
+            score = dict(await made.score())
+            return with_ending(transitions, made), score
         finally:
             await made.close()
 

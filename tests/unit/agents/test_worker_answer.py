@@ -8,16 +8,17 @@ import httpx
 import pytest
 
 from schemas import topics
-from schemas.records import AssignmentScope, LogprobsMode, Opens, Sampling, Source, Status, Terms
+from schemas.records import AssignmentScope, LogprobsMode, Opens, Result, Sampling, Source, Status, Terms, ToolCall
 from schemas.tensors import float32_view, int32_view
 from schemas.wire.codec import Codec
 from tentalis import rewards
 from tentalis.agents.workers import policy_calls as policy_calls_module
-from tentalis.agents.workers.answer import Answerer, failed_instead, seed_of, without_texts
+from tentalis.agents.workers.answer import Answerer, failed_instead, seed_of, send_fitting, without_texts
 from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.agents.workers.process import WorkerOptions, is_mine
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
+from tentalis.kafka.producer import checked_size
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.served import ServedVersions
 from tests.support.loop_records import T0, ack, assignment, assignment_ack, task
@@ -205,6 +206,29 @@ def test_a_failed_result_stands_in_for_one_that_cannot_be_written() -> None:
     instead = failed_instead(ok, "too large")
     assert (instead.status, instead.error, instead.sample_index) == (Status.FAILED, "too large", 1)
     assert instead.text == "" and instead.response_token_ids == b"" and instead.result_id != ok.result_id
+
+
+def test_large_tool_calls_are_left_out_of_a_result() -> None:
+    """Not the answer: an environment may have made them large, which is no failure of the policy."""
+    server = LoopServer(["assistant@v1"])
+    ok = within(answerer(server, served_at(1)).answer(task(), T0))[1]
+    calls = (ToolCall(name="look", arguments='{"at": 1}', result="x" * 17_000_000), ToolCall(name="note"))
+    sent: list[Result] = []
+
+    def send(result: Result) -> None:
+        checked_size(topics.RESULTS, result.key, Codec().encode(topics.RESULTS, result))
+        sent.append(result)
+
+    send_fitting(send, ok)
+    send_fitting(send, ok.model_copy(update={"tool_calls": calls}))
+    assert sent[0] == ok and sent[1].model_copy(update={"tool_calls": ()}) == ok
+    assert [(each.name, each.arguments, each.result) for each in sent[1].tool_calls] == [
+        ("look", '{"left_out": 9}', '{"left_out": 17000000}'),
+        ("note", '{"left_out": 2}', None),
+    ]
+    send_fitting(send, ok.model_copy(update={"tool_calls": calls, "text": "x" * 17_000_000}))
+    assert (sent[2].status, sent[2].tool_calls) == (Status.FAILED, ()) and "the limit is" in (sent[2].error or "")
+    assert len(sent) == 3
 
 
 def test_a_task_that_fills_a_record_gets_a_small_failed_result() -> None:
