@@ -59,8 +59,8 @@ def run(
     that is asked to stop ends with STOPPED. `stop`: given by a caller that handles signals itself.
 
     Every rank runs it; a single rank is the whole trainer. Rank 0 serves health and metrics for all on `metrics_port`.
-    Raises CannotResume, TrainerFenced, TrainingDiverged, BadRollouts, PortTaken, RankLost, BadVariable, and Kafka
-    errors that are not transient.
+    Raises CannotResume, TrainerFenced, TrainingDiverged, BadRollouts, PortTaken, RankLost, BadVariable, and errors of
+    Kafka that are not transient.
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as stop_request:
         rank_group, metrics = join_ranks(resolve_device(config)), TrainerMetrics()
