@@ -49,8 +49,10 @@ def weather_model() -> FastAPI:
         return {"object": "list", "data": [{"id": "base", "object": "model", "created": 1, "owned_by": "us"}]}
 
     @app.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Any:
         body = await request.json()
+        if "messages" not in body:
+            return JSONResponse({"error": {"message": "it counts conversations only"}}, 400)
         assert body["model"] == "assistant@v3"
         words = " ".join(message["content"] for message in body["messages"]).split()
         return {"count": len(words) + 10 * len(body.get("tools") or ()), "max_model_len": 100, "tokens": []}
