@@ -33,7 +33,7 @@ def scorers_as_before() -> Iterator[None]:
 
 
 # The rooms whose tests compute come early, so that tests that wait for brokers and processes fill the other core.
-_FIRST = ("tests/chaos/", "tests/e2e/", "tests/integration/trainer/", "tests/integration/streams/")
+_FIRST = ("tests/chaos/", "tests/e2e/", *(f"tests/integration/{room}/" for room in ("trainer", "ops", "streams")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
