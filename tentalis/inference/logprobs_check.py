@@ -4,13 +4,17 @@ Many servers return the log-probs of the bare model. At temperature 1 the two ar
 differ, and every importance ratio of the trainer would be wrong.
 """
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from schemas.records import LogprobsMode
-from tentalis.inference.protocol import Float32, Inference, Int32, NotTokenExact, RequestRefused, ServerUnavailable
+from tentalis.inference.protocol import Float32, Inference, Int32, NotTokenExact, RequestRefused
+
+log = logging.getLogger(__name__)
 
 MENDING_FLAG = "--logprobs-mode processed_logprobs"
 """The flag with which vLLM gives the log-probs of the distribution that it samples from."""
@@ -18,6 +22,8 @@ _TEXT = "Once upon a time there was"
 # Far from 1, and few tokens: then both kinds of log-probs differ clearly for any model.
 _TEMPERATURE, _TOP = 2.0, 5
 _SAMPLES, _TOKENS = 4, 8
+PAUSES_S = (1.0, 2.0, 4.0)
+"""Seconds before a measurement is made again in which the server failed."""
 # Half-precision servers compute the same log-prob twice with about this difference.
 _TOLERANCE = 0.05
 
@@ -41,9 +47,23 @@ async def measure_logprobs(server: CheckedServer, model: str) -> LogprobsMeasure
     """Samples a few tokens at temperature 2 among the 5 most likely, and compares their log-probs with what follows
     from the model's own.
 
-    A refused request and an answer of another form say that nothing can be measured. Raises ServerUnavailable, also for
-    a server's own error: it may answer later, and then its log-probs count.
+    A refused request and an answer of another form say that nothing can be measured, and so does an error of the
+    server's own that comes again after each pause. Raises ServerUnavailable.
     """
+    for pause in PAUSES_S:
+        try:
+            return await _measured_once(server, model)
+        except RequestRefused as error:
+            log.warning("the log-probs of %s are not measured yet: %s; again in %g s", model, error, pause)
+        await asyncio.sleep(pause)
+    try:
+        return await _measured_once(server, model)
+    except RequestRefused as error:
+        return LogprobsMeasurement(None, str(error))
+
+
+async def _measured_once(server: CheckedServer, model: str) -> LogprobsMeasurement:
+    """Raises ServerUnavailable, and RequestRefused for an internal error."""
     try:
         prompt = (await server.tokenize(model, _TEXT)).tolist()
         generation = await server.generate(
@@ -60,7 +80,7 @@ async def measure_logprobs(server: CheckedServer, model: str) -> LogprobsMeasure
             raw.append(own[len(prompt) :])
     except RequestRefused as error:
         if error.status >= 500 and not isinstance(error, NotTokenExact):
-            raise ServerUnavailable(str(error)) from error
+            raise
         return LogprobsMeasurement(None, str(error))
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         return LogprobsMeasurement(None, f"its answers have another form ({error!r})")

@@ -29,7 +29,7 @@ _LOGPROBS = _ROWS - np.logaddexp.reduce(_ROWS, axis=1, keepdims=True)
 class SamplingServer:
     """`mode`: the log-probs that it gives, `processed_logprobs` or `raw_logprobs`; another value is neither of the two.
     `tokenizes`, `scores`: it has /tokenize, and gives log-probs of prompts. `models`: what it lists, the base first.
-    `names`: its answers name the model. `away`: it answers 503. `broken`: it answers requests for samples with 500.
+    `names`: its answers name the model. `away`: it answers 503. `broken`: so many requests for samples get 500.
     `asked`: the number of requests for samples."""
 
     mode: str = "processed_logprobs"
@@ -38,7 +38,7 @@ class SamplingServer:
     models: tuple[str, ...] = ("base",)
     names: bool = True
     away: bool = False
-    broken: bool = False
+    broken: int = 0
     asked: int = field(default=0)
 
     def __call__(self, method: str, path: str, headers: Mapping[str, str], content: bytes) -> tuple[int, str, bytes]:
@@ -67,6 +67,7 @@ class SamplingServer:
     def _completions(self, body: dict[str, Any]) -> tuple[int, Any]:
         prompt = body["prompt"]
         if self.broken:
+            self.broken -= 1
             return 500, {"error": {"message": "out of memory"}}
         if body["max_tokens"]:
             choices = [

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.records import LogprobsMode, SessionEvent
 from tentalis.gateway.backends import logprobs
+from tentalis.inference import logprobs_check
 from tentalis.inference.logprobs_check import MENDING_FLAG
 from tests.support.gateway_lab import Lab, ack, lab, wait_for
 from tests.support.sampling_server import SamplingServer, sampling
@@ -92,16 +93,15 @@ def test_each_replica_is_measured_by_itself_and_again_when_it_has_been_away(
         assert second.asked <= asked[1] + 1, "a replica that stays is measured once"
 
 
-def test_a_server_that_fails_in_the_measurement_is_measured_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("mends", "mode"), [(True, RAW), (False, PROCESSED)])
+def test_a_server_that_fails_in_the_measurement_is_asked_again_and_counts_as_declared_if_it_fails_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mends: bool, mode: LogprobsMode
 ) -> None:
-    monkeypatch.setattr(logprobs, "_RETRY_S", 0.1)
-    backend = SamplingServer(mode="raw_logprobs", broken=True)
+    monkeypatch.setattr(logprobs_check, "PAUSES_S", (0.1, 0.1))
+    backend = SamplingServer(mode="raw_logprobs", broken=2 if mends else 3)
     with sampling(backend) as url, lab(tmp_path, backend_url=url, logprobs_mode=PROCESSED) as gateway:
-        assert "are not measured yet" in turn(gateway).not_trainable
-        backend.broken = False
         settings, modes = gateway.deps.settings.backends[0], gateway.deps.backends.logprobs
-        wait_for(lambda: modes.mode(settings, url) is RAW)
+        wait_for(lambda: modes.mode(settings, url) is mode)
 
 
 def test_a_turn_of_a_replica_that_is_not_measured_yet_is_not_trained_on(

@@ -329,10 +329,10 @@ def test_fault_10_a_restart_with_fewer_ranks_makes_a_new_attempt_and_says_so(lab
     run_config = lab.config(steps=1)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     rank_environment: dict[str, Any] = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    rank_environment[STORE_IS_SERVED] = "True"
+    rank_environment |= {STORE_IS_SERVED: "True", "LOCAL_WORLD_SIZE": "2"}
     with (
-        trainer(lab, run_config, "rank0", RANK="0", **rank_environment) as (first, log_file),
-        trainer(lab, run_config, "rank1", "SIGKILL at gradient 1", RANK="1", **rank_environment) as (
+        trainer(lab, run_config, "rank0", RANK="0", LOCAL_RANK="0", **rank_environment) as (first, log_file),
+        trainer(lab, run_config, "rank1", "SIGKILL at gradient 1", RANK="1", LOCAL_RANK="1", **rank_environment) as (
             second,
             second_log,
         ),

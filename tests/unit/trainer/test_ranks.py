@@ -78,9 +78,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list["
     model = tiny_model(folder / "model")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), STORE_IS_SERVED: "True"}
-    environment = os.environ | {"WORLD_SIZE": "2"} | address
+    environment = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} | address
     command = [sys.executable, "-m", "tests.unit.trainer.test_ranks", str(model), str(folder)]
-    ranks = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(command, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
+    ]
     try:
         yield folder, ranks
     finally:
