@@ -71,23 +71,19 @@ def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int
         from trainer.distributed.ranks import RankLost
         from trainer.run.loop import run
 
+        codes: dict[type[Exception], int] = {
+            ConfigError: ExitCode.USAGE,
+            NoBroker: ExitCode.UNREACHABLE,
+            Unmendable: ExitCode.PERMANENT,
+            PartitionsChanged: ExitCode.DRIFT,
+            RankLost: ExitCode.ERROR,
+            PortTaken: ExitCode.ERROR,
+        }
         try:
             return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, stop_condition)
-        except ConfigError as error:
+        except tuple(codes) as error:
             print(f"error: {error}", file=sys.stderr)
-            return ExitCode.USAGE
-        except NoBroker as error:
-            print(f"error: {error}", file=sys.stderr)
-            return ExitCode.UNREACHABLE
-        except Unmendable as error:
-            print(f"error: {error}", file=sys.stderr)
-            return ExitCode.PERMANENT
-        except PartitionsChanged as error:
-            print(f"error: {error}", file=sys.stderr)
-            return ExitCode.DRIFT
-        except (RankLost, PortTaken) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return ExitCode.ERROR
+            return next(code for kind, code in codes.items() if isinstance(error, kind))
         except DistError as error:
             print(f"error: another rank has ended, or cannot be reached: {error}", file=sys.stderr)
             return ExitCode.ERROR
