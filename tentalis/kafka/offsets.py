@@ -4,14 +4,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tentalis.kafka import topology
 from tentalis.kafka.acls import READERS, Operation
 from tentalis.kafka.config import consumer_config
 from tentalis.kafka.errors import DENIED, ELECTING, NoSuchTopic, passes, refused
 from tentalis.kafka.identity import CommittedOffset
-from tentalis.kafka.topic_client import PATIENCE_S, TOPIC_PATIENCE_S, asked_again, committed_notes, known_offset
+from tentalis.kafka.topic_client import (
+    PATIENCE_S,
+    TOPIC_PATIENCE_S,
+    asked_again,
+    committed_notes,
+    known_offset,
+    offset_of_time,
+)
 from tentalis.service.settings import Settings
 
 T = TypeVar("T")
@@ -81,15 +88,11 @@ def offsets_at(settings: Settings, topic: str, time_ms: int) -> dict[int, int | 
         # A negative time has a special meaning in Kafka.
         places = [TopicPartition(topic, p, max(0, time_ms)) for p in _partitions(settings, consumer, topic)]
 
-        def ask() -> list[TopicPartition]:
+        def ask() -> dict[int, int | None]:
             found = consumer.offsets_for_times(places, timeout=15)
-            for place in found:
-                if place.offset != OFFSET_END:  # no record is that recent
-                    known_offset(place.offset)
-            return list(found)
+            return {int(place.partition): offset_of_time(place.offset) for place in found}
 
-        found = _answer(settings, topic, ask)
-        return {int(place.partition): int(place.offset) if place.offset >= 0 else None for place in found}
+        return _answer(settings, topic, ask)
     finally:
         consumer.close()
 

@@ -128,9 +128,14 @@ def _first_offsets(client: AdminClient, topic: str, partitions: list[int], befor
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
+    from tentalis.kafka.topic_client import offset_of_time
+
     asked = {TopicPartition(topic, partition): OffsetSpec.for_timestamp(before_ms) for partition in partitions}
-    found = {int(place.partition): future.result(_TIMEOUT_S) for place, future in client.list_offsets(asked).items()}
-    return {partition: int(result.offset) for partition, result in found.items() if result.offset >= 0}
+    found = {
+        int(place.partition): offset_of_time(future.result(_TIMEOUT_S).offset)
+        for place, future in client.list_offsets(asked).items()
+    }
+    return {partition: offset for partition, offset in found.items() if offset is not None}
 
 
 def _unread(settings: Settings, client: AdminClient, topic: Description, before: Mapping[int, int]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupAuthorizationFailedError
 from aiokafka.errors import KafkaError as AIOKafkaError
 from aiokafka.structs import TopicPartition as AIOTopicPartition
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tentalis.kafka.acls import READERS, Operation, Resource
@@ -44,6 +44,11 @@ def known_offset(answer: int) -> int:
     if answer < 0:
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the broker's response lacks it ({answer})"))
     return int(answer)
+
+
+def offset_of_time(answer: int) -> int | None:
+    """The offset that librdkafka gave for a time, None if no record is that recent. Raises as `known_offset`."""
+    return None if answer == OFFSET_END else known_offset(answer)
 
 
 def asked_again(ask: Callable[[], T], patience: float = PATIENCE_S) -> T:

@@ -19,7 +19,7 @@ from tentalis.kafka.config import consumer_config
 from tentalis.kafka.consumer import Stored
 from tentalis.kafka.errors import DENIED, NoSuchTopic, passes, refused
 from tentalis.kafka.positions import Start, begin_offset
-from tentalis.kafka.topic_client import known_offset
+from tentalis.kafka.topic_client import known_offset, offset_of_time
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import FORMS, parse_moment
@@ -68,8 +68,8 @@ def _assignment(
             if position.at_ms is None:
                 return None
             asked = [TopicPartition(topic, partition, position.at_ms)]
-            found = int(consumer.offsets_for_times(asked, timeout=15)[0].offset)
-            return found if found == OFFSET_END else known_offset(found)
+            found = offset_of_time(consumer.offsets_for_times(asked, timeout=15)[0].offset)
+            return OFFSET_END if found is None else found
 
         places.append(TopicPartition(topic, p, begin_offset(start, low, high, at_time(start))))
         if end is not None:

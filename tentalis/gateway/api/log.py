@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas import topics
 from schemas.place import RecordPlace
@@ -24,7 +24,7 @@ from tentalis.kafka.config import consumer_config
 from tentalis.kafka.consumer import headers_in
 from tentalis.kafka.errors import NoSuchTopic, RecordTooLarge, passes, refused
 from tentalis.kafka.partitioner import TYPE_HEADER
-from tentalis.kafka.topic_client import known_offset
+from tentalis.kafka.topic_client import known_offset, offset_of_time
 from tentalis.service import tracing
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
@@ -211,8 +211,8 @@ class BridgeLogFollower:
             max_newest = self._max_records // len(positions)
         for position, (low, high) in zip(positions, ranges, strict=True):
             known_offset(low), known_offset(high)
-            if since_ms is not None and position.offset != OFFSET_END:
-                known_offset(position.offset)
+            if since_ms is not None:
+                offset_of_time(position.offset)
             self._unread[topic, position.partition] = high
             first = high if position.offset < 0 else max(low, position.offset)
             next_offset = self._next_offsets.get((topic, position.partition))

@@ -1,12 +1,14 @@
 """Questions about offsets to a broker that has just started."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
-from tentalis.kafka import offsets
+from tentalis.kafka import offsets, removal
 from tentalis.kafka.errors import Forbidden
 from tentalis.service.settings import Settings
 
@@ -37,6 +39,18 @@ class RestartedBroker:
 
     def close(self) -> None:
         pass
+
+
+class Asked:
+    """An admin client that gives one offset for every time."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def list_offsets(self, places: dict[TopicPartition, Any]) -> dict[TopicPartition, Any]:
+        answer = Future[Any]()
+        answer.set_result(SimpleNamespace(offset=self.offset))
+        return dict.fromkeys(places, answer)
 
 
 QUESTIONS: dict[str, tuple[Callable[[], Any], Any]] = {
@@ -70,3 +84,14 @@ def test_a_refusal_is_not_questioned(question: tuple[Callable[[], Any], Any], mo
     with pytest.raises(Forbidden):
         question[0]()
     assert broker.refusals == 1
+
+
+@pytest.mark.parametrize(("answer", "first"), [(7, {0: 7}), (OFFSET_END, {})])
+def test_records_are_removed_up_to_the_first_one_that_is_recent_enough(answer: int, first: dict[int, int]) -> None:
+    assert removal._first_offsets(Asked(answer), "tentalis.tasks.v1.dlq", [0], 5) == first
+
+
+def test_records_are_not_removed_where_the_response_lacks_a_partition() -> None:
+    # Read as "no record is that recent", it would remove the newest records too.
+    with pytest.raises(KafkaException):
+        removal._first_offsets(Asked(OFFSET_INVALID), "tentalis.tasks.v1.dlq", [0], 5)
