@@ -3,12 +3,14 @@
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas import topics
 from schemas.ids import policy_name
 from schemas.records import BackPressure, Feedback, Record, Result, Task
+from schemas.wire.codec import DecodeError
 from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
 from tentalis.agents.manager.curriculum import Curriculum, SolveRateRule
@@ -17,7 +19,7 @@ from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
-from tentalis.kafka.consumer import Stored
+from tentalis.kafka.consumer import Stored, read_to_end
 from tentalis.kafka.errors import RecordTooLarge
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.reader import Reader
@@ -115,13 +117,15 @@ class Manager:
         self._options = options
         self._scenario = scenario
         self._n_samples = options.n_samples or scenario.n_samples
-        codec = make_codec(settings)
+        self._settings, self._codec = settings, make_codec(settings)
         curriculum = None
         if options.curriculum is not None:
             curriculum = Curriculum(options.run_id, scenario.prompt_count, options.curriculum)
         self.state = ManagerState(options.run_id, owes_feedback=scenario.owes_feedback, curriculum=curriculum)
-        self._reader = Reader(settings, TOPICS, codec)
-        self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", codec)
+        self._reader = Reader(settings, TOPICS, self._codec)
+        self._results_read: dict[int, int] = {}
+        """The next offset of each partition of the results."""
+        self._publisher = Publisher(settings, f"tentalis/{options.manager_id}", self._codec)
         self._moved = time.monotonic()
         self._pressed = False
         self._missing: str | None = None
@@ -136,6 +140,8 @@ class Manager:
         """
         self.turns.turned()
         for stored, record in self._reader.poll(POLL_S):
+            if stored.topic == topics.RESULTS:
+                self._results_read[stored.partition] = stored.offset + 1
             if self.state.apply(record):
                 self._moved = time.monotonic()
                 if tracing.enabled():
@@ -163,6 +169,14 @@ class Manager:
         self._told(pressed)
         self.metrics.turned(self.state)
         self.metrics.pressed.set(float(pressed is not None))
+        return self.state.finished and self._has_all_results()
+
+    def _has_all_results(self) -> bool:
+        """Returns True if the run is done with all results too. Topics are read one by one: the outcome of a sample may
+        come before its result, to which the manager still owes feedback."""
+        for stored in read_to_end(self._settings, topics.RESULTS, start=self._results_read):
+            with suppress(DecodeError):  # the reader counts it
+                self.state.apply(stored.decode_own(self._codec))
         return self.state.finished
 
     def not_ready(self) -> str | None:

@@ -122,6 +122,24 @@ def test_a_run_to_its_end(kafka: Kafka, unique: str, killed_after: int | None) -
     assert {f.sample_index for f in feedback if f.text} >= {1}
 
 
+def test_a_manager_whose_results_come_last_gives_them_feedback_before_it_ends(
+    kafka: Kafka, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(kafka.bootstrap, unique)
+    world = World(lab)
+    manager = Manager(ManagerOptions(lab.name, "assistant", n_samples=N), lab.settings, make_scenario("assistant"))
+    poll = manager._reader.poll
+    monkeypatch.setattr(
+        manager._reader, "poll", lambda wait: [pair for pair in poll(wait) if pair[0].topic != topics.RESULTS]
+    )
+    done = threading.Event()
+    with running(managing(manager, done)):
+        world.begin()
+        eventually(lambda: (world.turn(), done.is_set())[1], 60)
+    expected = {f"{t.task_id}/{i}" for t in world.tasks() for i in range(N)}
+    assert {f"{f.task_id}/{f.sample_index}" for f in world.feedback()} == expected
+
+
 def test_a_manager_issues_nothing_before_its_run_is_on_the_log(kafka: Kafka, unique: str) -> None:
     lab = Lab(kafka.bootstrap, unique)
     manager = Manager(ManagerOptions(lab.name, "assistant"), lab.settings, make_scenario("assistant"))
