@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -62,13 +63,24 @@ def module_of(where: str) -> ModuleType:
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise BadFunctionName(f"{where}: not a Python file: its name must end with .py")
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=_FromSource(path.stem, str(path)))
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles a file each time. Python's own cache takes a file of the same size, changed within the same second, for
+    the earlier one: then a function would run whose source is not the one that its name has the digest of."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Returns the code of the file as it is now."""
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
 
 
 def functions_of(module: ModuleType, where: str, name: str, form: str) -> Iterator[LoadedFunction]:

@@ -1,6 +1,9 @@
 """Targets of reward functions: what a name may stand for, and the form of completions that a function reads."""
 
+import os
+import sys
 import types
+import uuid
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -25,6 +28,18 @@ def test_a_rubric_stands_for_its_functions() -> None:
     assert (brief.name, brief.weight, dict(brief.given)) == ("brief", 1.0, {})
     assert (parsed.name, parsed.weight, dict(parsed.given)) == ("parsed", 0.5, {"parser": str.upper})
     assert parsed.signature.columns == {"answer"} and parsed.place.endswith("bad_rewards.py:94")
+
+
+def test_a_file_is_what_it_is_now_even_if_its_size_and_time_are_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / f"{uuid.uuid4().hex}.py"
+    for value in (1, 2):
+        file.write_text(f"VALUE = {value}\n", encoding="utf-8")
+        os.utime(file, (1, 1))
+        assert value == module_of(str(file)).VALUE
+        del sys.modules[file.stem]
 
 
 def test_a_file_with_the_name_of_a_module_of_python_is_refused(tmp_path: Path) -> None:
