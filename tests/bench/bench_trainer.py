@@ -1,9 +1,10 @@
 """Tokens per second of the whole optimizer step compared with TRL's GRPOTrainer on the same rollouts, in one run.
 
-BENCH_WORKLOAD is `groups`, mixed-length groups as in the assistant demo (BENCH_GROUPS, 4, of 8 rollouts, prompt 40 to
-60 tokens, response 8 to 64), or `single`, BENCH_CONVERSATIONS (64) of one answer each and of 200 to 2,000 tokens.
+Two workloads, one after the other (BENCH_WORKLOAD, `groups,single`): mixed-length groups as in the assistant demo
+(BENCH_GROUPS, 4, of 8 rollouts, prompt 40 to 60 tokens, response 8 to 64), and BENCH_CONVERSATIONS (64) of one answer
+each and of 200 to 2,000 tokens; TRL wants multiples of 8.
 LoRA r16 on all linear layers of the small real model (BENCH_MODEL), BENCH_DTYPE (float32), as many threads as cores.
-BENCH_ROUNDS (3, after one to warm up) times, these are timed in turn, ours and bare twice per round:
+BENCH_ROUNDS (3, after BENCH_WARM_UP, 1) times, these are timed in turn, ours and bare twice per round:
 
 - ours: the step with its data path (fetch from a broker, verify, pack, loss, optimizer),
 - bare: forward and backward of the same packed micro-batches only,
@@ -197,14 +198,11 @@ def ask(child: "subprocess.Popen[str]") -> dict[str, float]:
     return found
 
 
-def main() -> None:
+def measure(workload: str, model: Path, rounds: int, warm_up: int, dtype: str) -> dict[str, float]:
+    """Returns the figures of a workload."""
     from transformers import AutoConfig
 
-    from tentalis.inference.models import resolve_model
-
-    rounds, dtype = int(os.environ.get("BENCH_ROUNDS", "3")), os.environ.get("BENCH_DTYPE", "float32")
-    model = resolve_model(os.environ.get("BENCH_MODEL"), Settings.from_env().cache)
-    made = rollouts_of(os.environ.get("BENCH_WORKLOAD", "groups"), AutoConfig.from_pretrained(model).vocab_size)
+    made = rollouts_of(workload, AutoConfig.from_pretrained(model).vocab_size)
     tokens = sum(each.n_tokens for each in made)
     with own_kafka() as settings, trl(model, made, dtype) as peer:
         import torch
@@ -217,9 +215,9 @@ def main() -> None:
         shape = ours.engine.policy.shape()
         flops = sum(packed_flops(each.spans, len(each.targets), shape) for each in packs)
         positions = sum(len(each.input_ids) for each in packs)
-        log(f"{len(made)} rollouts, {tokens} tokens, {positions} positions in {len(packs)} micro-batches")
+        log(f"{workload}: {len(made)} rollouts, {tokens} tokens, {positions} positions in {len(packs)} micro-batches")
         seconds: dict[str, list[float]] = {"ours": [], "bare": [], "trl": []}
-        for _ in range(rounds + 1):
+        for _ in range(warm_up + rounds):
             # Ours and bare run twice: the first step after TRL has cold caches.
             peak_mib(reset=True)
             (whole, phases), memory = ours.step(), peak_mib()
@@ -231,31 +229,39 @@ def main() -> None:
             seconds["trl"].append(theirs["seconds"])
         checkpoint, publish = ours.commit()
         peak = measure_peak_flops(getattr(torch, dtype), "cpu", 2048, 12)
-    # The first round is the warm-up.
-    counted = {name: np.array(values).reshape(rounds + 1, -1)[1:] for name, values in seconds.items()}
+    counted = {name: np.array(values).reshape(warm_up + rounds, -1)[warm_up:] for name, values in seconds.items()}
     median = {name: float(np.median(values)) for name, values in counted.items()}
-    report(
-        ours=tokens / median["ours"],
-        trl=tokens / median["trl"],
-        ratio=median["trl"] / median["ours"],
-        overhead=float(np.median(counted["ours"].sum(1) / counted["bare"].sum(1))) - 1.0,
-        data_path_and_optimizer=sum(phases[name] for name in ("fetch", "pack", "optimizer")) / whole,
-        mfu=flops / median["ours"] / peak,
-        peak_mib=memory,
-        trl_peak_mib=theirs["peak_mib"],
-        matmul_peak_gflops=peak / 1e9,
-        tokens=tokens,
-        positions=positions,
-        trl_positions=int(theirs["positions"]),
-        step_seconds=median["ours"],
-        bare_seconds=median["bare"],
-        trl_seconds=median["trl"],
-        checkpoint_seconds=checkpoint,
-        publish_seconds=publish,
-        rounds=rounds,
-        dtype=dtype,
-        threads=os.cpu_count(),
-    )
+    return {
+        "ours": tokens / median["ours"],
+        "trl": tokens / median["trl"],
+        "ratio": median["trl"] / median["ours"],
+        "overhead": float(np.median(counted["ours"].sum(1) / counted["bare"].sum(1))) - 1.0,
+        "data_path_and_optimizer": sum(phases[name] for name in ("fetch", "pack", "optimizer")) / whole,
+        "mfu": flops / median["ours"] / peak,
+        "peak_mib": memory,
+        "trl_peak_mib": theirs["peak_mib"],
+        "matmul_peak_gflops": peak / 1e9,
+        "rollouts": len(made),
+        "tokens": tokens,
+        "positions": positions,
+        "trl_positions": int(theirs["positions"]),
+        "step_seconds": median["ours"],
+        "bare_seconds": median["bare"],
+        "trl_seconds": median["trl"],
+        "checkpoint_seconds": checkpoint,
+        "publish_seconds": publish,
+    }
+
+
+def main() -> None:
+    from tentalis.inference.models import resolve_model
+
+    rounds, dtype = int(os.environ.get("BENCH_ROUNDS", "3")), os.environ.get("BENCH_DTYPE", "float32")
+    warm_up = int(os.environ.get("BENCH_WARM_UP", "1"))
+    model = resolve_model(os.environ.get("BENCH_MODEL"), Settings.from_env().cache)
+    workloads = os.environ.get("BENCH_WORKLOAD", "groups,single").split(",")
+    figures: dict[str, Any] = {workload: measure(workload, model, rounds, warm_up, dtype) for workload in workloads}
+    report(**figures, rounds=rounds, warm_up=warm_up, dtype=dtype, threads=os.cpu_count())
 
 
 if __name__ == "__main__":
