@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 
 def write_gguf_model(folder: Path, path: Path, half: bool = False) -> Path:
-    """Writes the Llama in `folder` to the file `path`, in fp32, or with `half` its matrices in fp16. The rows of Q and K
-    are reordered per head."""
+    """Writes the Llama in `folder` to the file `path`, in fp32; `half`: its matrices in fp16. The rows of Q and K are
+    reordered per head."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
