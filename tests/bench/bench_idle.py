@@ -1,8 +1,8 @@
 """What a local stack costs while nothing happens: CPU and memory of each process of `tentalis up`.
 
 Starts the stack in a folder of its own (BENCH_MODEL, SmolLM2-135M; BENCH_GATEWAY=1 with a gateway), waits
-BENCH_SETTLE (60) seconds once it is ready, and counts for BENCH_SECONDS (120). `cpu`: share of one core, `mb`: memory in
-which a page that several processes share counts once (PSS). `beside_model_mb`: of all processes but the model server,
+BENCH_SETTLE (60) seconds once it is ready, and counts for BENCH_SECONDS (120). `cpu`: share of one core, `mb`: memory
+in which a page that several processes share counts once (PSS). `beside_model_mb`: of all processes but the model server,
 the trainer's copy of the model included; `services_mb`: without the trainer too.
 """
 
