@@ -227,7 +227,8 @@ class _Builder:
             case "gateway":
                 identity = ("--server-id", options.server_id, "--gateway-id", options.server_id)
                 # Draining is short: stopping the stack waits for it.
-                return "--policy", str(options.gateway), *identity, "--logprobs-mode", "processed", "--drain-s", "2"
+                more = ("--logprobs-mode", "processed", "--wait-for-versions", "--drain-s", "2")
+                return "--policy", str(options.gateway), *identity, *more
             case "trainer":
                 return "--config", str(options.trainer_config), "--ranks", str(options.ranks)
             case "manager":
