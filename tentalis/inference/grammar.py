@@ -189,7 +189,7 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> tuple[list[bytes], set[int]]
         elif token in special or token in added:
             tokens.append(piece.encode())
         elif "ByteLevel" in kinds:
-            tokens.append(bytes(_BYTES[char] for char in piece))
+            tokens.append(_byte_level_bytes(piece))
         elif "ByteFallback" in kinds:
             tokens.append(_piece_bytes(piece))
         else:
@@ -207,6 +207,14 @@ def _decoder_kinds(backend: Any) -> set[str]:
         return set()
     found = json.loads(backend.decoder.__getstate__())
     return {found["type"], *(each["type"] for each in found.get("decoders", ()))}
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    """Returns the bytes of a token of a byte-level vocabulary, as its decoder writes it: a token with a character that
+    stands for no byte is plain text."""
+    found = [_BYTES.get(char) for char in piece]
+    known = [byte for byte in found if byte is not None]
+    return bytes(known) if len(known) == len(found) else piece.encode()
 
 
 def _piece_bytes(piece: str) -> bytes:
