@@ -26,7 +26,7 @@ _LIMITS = {
     "max_items_in_row": 2_000,
     "max_lexer_states": 20_000,
 }
-# CPU seconds that the masks of one sample may take: a start, during which the lexer is built, and a mean per token.
+# CPU seconds that the masks of one request may take: a start, during which states are built, and a mean per token.
 _CPU_S = 0.5
 _CPU_S_PER_TOKEN = 0.004
 # Compiled grammars that are kept: agents send the same tools with every call.
@@ -49,60 +49,62 @@ class GrammarsBusy(Exception):
 
 
 class Grammar:
-    """A compiled grammar. It never changes: every sample gets its own matcher."""
+    """A compiled grammar for one request, whose samples share a budget of CPU time."""
 
-    def __init__(self, matcher: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
-        self._matcher = matcher
+    def __init__(self, compiled: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+        self.compiled = compiled
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
+        self._cpu_s = 0.0
+        self._tokens = 0
 
     def matcher(self) -> "GrammarMatcher":
-        """Returns a matcher at the beginning of the grammar. Any thread may call this."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._eos, self._vocab_size)
+        """Returns a matcher at the beginning of the grammar."""
+        return GrammarMatcher(self, self.compiled.deep_copy(), self._eos, self._vocab_size)
+
+    def spend(self, cpu_s: float, tokens: int) -> None:
+        """Counts CPU seconds and sampled tokens. Raises GrammarFailed if the time is more than the tokens allow."""
+        self._cpu_s += cpu_s
+        self._tokens += tokens
+        if self._cpu_s > _CPU_S + _CPU_S_PER_TOKEN * self._tokens:
+            raise GrammarFailed(
+                f"The grammar took {self._cpu_s:.1f} s of CPU time for {self._tokens} tokens, more than this server "
+                "allows. Simplify the schema: shorter patterns, fewer alternatives, smaller counts."
+            )
 
 
 class GrammarMatcher:
     """The place of one sample in its grammar. `eos_token_ids`: the first is the one that the grammar knows."""
 
-    def __init__(self, matcher: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(self, grammar: Grammar, matcher: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+        self._grammar = grammar
         self._matcher = matcher
         self._eos = eos_token_ids
         self._vocab_size = vocab_size
         self._words = np.zeros(-(-vocab_size // _WORD_BITS), dtype=np.int32)
-        self._cpu_s = 0.0
-        self._tokens = 0
 
     def allowed(self) -> NDArray[np.bool_]:
         """Returns the tokens that may come next, bool [vocab]: True for at least one. Raises GrammarFailed."""
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-        self._cpu_s += time.thread_time() - began
-        self._check()
+        self._check(time.thread_time() - began, 0)
         bits = np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little").astype(bool)
         if bits[self._eos[0]]:
             bits[list(self._eos)] = True
         if not bits.any():
-            raise GrammarFailed(f"The grammar allows no token after {self._tokens} tokens.")
+            raise GrammarFailed("The grammar allows no token here.")
         return bits
 
     def advance(self, token: int) -> None:
         """Takes the sampled token. Raises GrammarFailed."""
         began = time.thread_time()
         self._matcher.consume_token(self._eos[0] if token in self._eos else token)
-        self._cpu_s += time.thread_time() - began
-        self._tokens += 1
-        self._check()
+        self._check(time.thread_time() - began, 1)
 
-    def _check(self) -> None:
+    def _check(self, cpu_s: float, tokens: int) -> None:
         if self._matcher.is_error():
-            raise GrammarFailed(
-                f"The grammar failed after {self._tokens} tokens: {_first_line(self._matcher.get_error())}"
-            )
-        if self._cpu_s > _CPU_S + _CPU_S_PER_TOKEN * self._tokens:
-            raise GrammarFailed(
-                f"The grammar took {self._cpu_s:.1f} s of CPU time for {self._tokens} tokens, more than this server "
-                "allows. Simplify the schema: shorter patterns, fewer alternatives, smaller counts."
-            )
+            raise GrammarFailed(f"The grammar failed: {_first_line(self._matcher.get_error())}")
+        self._grammar.spend(cpu_s, tokens)
 
 
 class GrammarCompiler:
@@ -115,7 +117,7 @@ class GrammarCompiler:
         known = () if first is None else (int(first),)
         self._eos = (*known, *sorted(eos_token_ids - set(known)))
         self._vocabulary: Any = None
-        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = asyncio.Lock()
 
     async def compile(self, source: str) -> Grammar:
@@ -135,11 +137,12 @@ class GrammarCompiler:
                     if len(self._kept) > _KEPT:
                         self._kept.popitem(last=False)
                 self._kept.move_to_end(source)
-                return found
+                return Grammar(found, self._eos, self._vocab_size)
         except TimeoutError as error:
             raise GrammarsBusy(f"The server compiled other grammars for {_WAIT_S:g} s; try again later.") from error
 
-    def _compiled(self, source: str) -> Grammar:
+    def _compiled(self, source: str) -> Any:
+        """Returns llguidance's matcher at the beginning of the grammar. It is only copied afterwards."""
         require("An answer in a given form", "serve")
         import llguidance
 
@@ -149,12 +152,12 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise InvalidGrammar(_first_line(matcher.get_error()))
-        grammar = Grammar(matcher, self._eos, self._vocab_size)
         try:
-            grammar.matcher().allowed()  # builds the first states here, not between two tokens of other requests
+            # Builds the first states here, not between two tokens of other requests.
+            Grammar(matcher, self._eos, self._vocab_size).matcher().allowed()
         except GrammarFailed as error:
             raise InvalidGrammar(str(error)) from error
-        return grammar
+        return matcher
 
 
 class _Vocabulary:

@@ -115,10 +115,11 @@ def _rules(schemas: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, An
     for number, schema in enumerate(schemas):
         choices.append(f"answer{number}")
         rules.append(f"answer{number}: {_json_rule(schema)}")
+    tail = json.dumps(f"}}\n{CLOSED}")
     for number, tool in enumerate(tools):
-        head = f'{OPENED}\n{{"name": {json.dumps(_name_of(tool))}, "arguments": '
+        head = json.dumps(f'{OPENED}\n{{"name": {json.dumps(_name_of(tool))}, "arguments": ')
         choices.append(f"call{number}")
-        rules.append(f"call{number}: {json.dumps(head)} arguments{number} {json.dumps(f'}}{chr(10)}{CLOSED}')}")
+        rules.append(f"call{number}: {head} arguments{number} {tail}")
         rules.append(f"arguments{number}: {_json_rule(_parameters_of(tool))}")
     return "\n".join([f"start: {' | '.join(choices)}", *rules]) + "\n"
 
