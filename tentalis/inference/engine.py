@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, GenerateJob, ScoreJob
+from tentalis.inference.grammar import GrammarFailed, GrammarMatcher
+from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, GenerateJob, RequestFailed, ScoreJob
 from tentalis.inference.long_prompt import LongPrompt
 from tentalis.inference.prefix_store import MIN_TOKENS, Prefix, PrefixStore
 from tentalis.inference.runtime import ModelRuntime
-from tentalis.inference.sampling import DrawnTokens, draw, uniforms
+from tentalis.inference.sampling import DrawnTokens, allow_only, draw, penalise, uniforms
 from tentalis.inference.scoring import score_batch
 from tentalis.inference.text import TextStream
 from tentalis.inference.whole_model import WholeModel, whole_model_of
@@ -49,6 +50,7 @@ class _Row:
     index: int
     uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]
     text: TextStream | None
+    matcher: GrammarMatcher | None
     length: int  # tokens in the cache
     last: int = -1  # the last sampled token; it is not in the cache yet
     tokens: list[int] = field(default_factory=list)
@@ -281,7 +283,8 @@ class InferenceEngine:
                 streams = job.stream or params.stop
                 text = TextStream(self.runtime.tokenizer, params.stop, params.include_stop) if streams else None
                 numbers = uniforms(params.seed, job.started, params.max_tokens)
-                self._rows.append(_Row(job, job.started, numbers, text, len(job.prompt)))
+                matcher = None if params.grammar is None else params.grammar.matcher()
+                self._rows.append(_Row(job, job.started, numbers, text, matcher, len(job.prompt)))
                 job.started += 1
                 prompt_of_row.append(prompt_index)
             if job.started == job.n:
@@ -380,6 +383,8 @@ class InferenceEngine:
         return self._draw(self.runtime.logits(self.runtime.hidden(tokens, step)[:, 0]), rows)
 
     def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> DrawnTokens:
+        for index, row in enumerate(rows):
+            self._restrict(logits[index], row)
         params = [row.job.params for row in rows]
         return draw(
             logits,
@@ -389,6 +394,17 @@ class InferenceEngine:
             np.array([row.uniforms[len(row.tokens)] for row in rows]),
             max((p.top_logprobs or 0 for p in params), default=0),
         )
+
+    def _restrict(self, logits: Tensor, row: _Row) -> None:
+        """Applies the row's penalties and grammar to its logits [vocab]. Other rows' logits stay as they are."""
+        params = row.job.params
+        if row.tokens and (params.presence_penalty or params.frequency_penalty):
+            penalise(logits, row.tokens, params.presence_penalty, params.frequency_penalty)
+        if row.matcher is not None and not row.job.cancelled:
+            try:
+                allow_only(logits, row.matcher.allowed())
+            except GrammarFailed as error:
+                self._fail(row.job, RequestFailed(str(error)))
 
     def _append_tokens(self, rows: Sequence[_Row], drawn: DrawnTokens) -> None:
         """Append each row's token, send results to the sinks, and remove finished rows."""
@@ -405,6 +421,8 @@ class InferenceEngine:
                 continue
             row.last = tokens[index]
             row.tokens.append(tokens[index])
+            if row.matcher is not None and not self._advance(row, row.matcher):
+                continue
             row.logprobs.append(logprobs[index])
             wanted = row.job.params.top_logprobs
             if wanted is not None:
@@ -450,16 +468,29 @@ class InferenceEngine:
         )
         return finish_reason is not None
 
+    def _advance(self, row: _Row, matcher: GrammarMatcher) -> bool:
+        """Tells the row's grammar its new token. Returns False if the request has failed."""
+        try:
+            matcher.advance(row.last)
+        except GrammarFailed as error:
+            self._fail(row.job, RequestFailed(str(error)))
+            return False
+        return True
+
     def _fail_not_finite(self, job: GenerateJob) -> None:
         """Fail a request whose logits are not finite, and zero its cache rows, so that NaN cannot spread."""
-        job.cancelled = True
         for index, row in enumerate(self._rows):
             if row.job is job:
                 self._cache.wipe(index)
+        name = "the base model" if job.adapter is None else f"version {job.adapter.name!r}"
+        self._fail(job, EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
+
+    def _fail(self, job: GenerateJob, error: EngineError) -> None:
+        """Fail a request whose rows are still in the batch; they leave it after this step."""
+        job.cancelled = True
         if job in self._waiting:
             self._waiting.remove(job)
-        name = "the base model" if job.adapter is None else f"version {job.adapter.name!r}"
-        job.sink(EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
+        job.sink(error)
 
     def _compact(self, remaining: list[_Row]) -> None:
         """Keep only the rows in `remaining`, in cache rows 0 .. n-1: rows from the end move into the gaps."""

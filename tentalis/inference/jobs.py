@@ -13,6 +13,10 @@ class EngineError(Exception):
     """A request failed inside the engine."""
 
 
+class RequestFailed(EngineError):
+    """The request's own parameters made it fail: repeating it will not help."""
+
+
 class EngineStopped(EngineError):
     """The engine rejects the request or will not finish it: it is stopping, or its queue is full."""
 

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from schemas.records import Message
 from tentalis.agents.environments import agent_repositories, step_tags, swe_turns, terminal_turns
-from tentalis.agents.environments import tools as tools_of_toolcall
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.gateway.calls import housekeeping, session_id
 from tentalis.opd.hints import rule_hint
 from tentalis.opd.verdict import vote_of
 from tentalis.rewards import answers, steps, style_scorer
 from tentalis.signals import AnsweredTurn, ToolOutput, UserMessage, detect, edits, phrases, questions, spoken, tools
-from tentalis.text import tool_output, words
+from tentalis.text import tool_calls, tool_output, words
 
 judge_module = importlib.import_module("tentalis.traces.judge")
 FOLDERS = ShownPaths({"/app": Path("/a/app"), "/tmp": Path("/a/tmp")})
@@ -159,7 +158,7 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "swe_turns.parsed_swe_turn of an edit": lambda text: swe_turns.parsed_swe_turn(f'<edit path="a">\n{text}'),
     "agent_repositories.disarm": _git_settings,
     "step_tags.steps_or_whole": step_tags.steps_or_whole,
-    "tools.requested_calls": tools_of_toolcall.requested_calls,
+    "tool_calls.requested_calls": tool_calls.requested_calls,
     "shown_paths.real": FOLDERS.real,
     "shown_paths.shown": FOLDERS.shown,
     "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
@@ -185,6 +184,7 @@ BOUNDED: dict[str, int] = {
     "tentalis.rewards.steps": CHARS,
     "tentalis.rewards.style_scorer": CHARS,
     "tentalis.rewards.votes": CHARS,
+    "tentalis.text.tool_calls": CHARS,
     "tentalis.text.tool_output": CHARS,
     "tentalis.text.words": CHARS,
     "tentalis.traces.judge": judge_module._BEGINNING,
@@ -199,7 +199,6 @@ BOUNDED: dict[str, int] = {
     "tentalis.agents.environments.swe_turns": 0,
     "tentalis.agents.environments.terminal_task": 0,
     "tentalis.agents.environments.terminal_turns": CHARS,
-    "tentalis.agents.environments.tools": CHARS,
     "tentalis.agents.sandbox.abandoned": 4096,
     "tentalis.agents.sandbox.attributes": 0,
     "tentalis.text.timestamps": 0,

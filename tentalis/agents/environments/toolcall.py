@@ -24,17 +24,15 @@ from tentalis.agents.environments.tools import (
     PYTHON_SIGNATURE_PARAMETERS,
     PYTHON_TOOL,
     McpServer,
-    RequestedCall,
     Tool,
     ToolFile,
     argument_problem,
-    instructions,
     read_tools,
-    requested_calls,
 )
 from tentalis.agents.sandbox import CommandOutput, Limits, RunningCommand, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
 from tentalis.rewards.verdict import VerifierData
+from tentalis.text.tool_calls import RequestedCall, instructions, requested_calls
 from tentalis.text.tool_output import head_and_tail, readable_text
 
 if TYPE_CHECKING:
