@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from schemas.ids import sha256_hex
 from tentalis.demo.stats import PHASES
+from tentalis.local.broker import EmbeddedBroker
 from tests.e2e.lab import CLI, Home, pids_of
 from tests.support import ROOT
 from tests.support.examples import NAMES, learn_arguments
@@ -92,12 +95,20 @@ def hint(completions, letter, **columns):
 
 
 @pytest.mark.long  # tests/unit has its parts: the function in the manager, the loss; tests/integration the teacher
-def test_a_run_on_hints_alone_is_distilled_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_on_hints_alone_is_distilled_on_a_given_kafka_and_replayed(
+    own_broker: EmbeddedBroker, tmp_path: Path, tiny_model: Path
+) -> None:
     home = Home(tmp_path / "home", tiny_model)
+    home.env["TENTALIS_BOOTSTRAP"] = own_broker.bootstrap
     (tmp_path / "hints.py").write_text(HINT, encoding="utf-8")
     learning = started(home, command(home, tmp_path, "--hint", f"{tmp_path / 'hints.py'}:hint", "--loss", "opd"))
     eventually(lambda: "hinting" in home.processes(), 100, message=home.tail)
-    result = home.finish(learning, timeout=400)
+    assert "broker" not in home.processes()
+    with watched(home) as shown:
+        result = home.finish(learning, timeout=400)
+    check_step_times(shown, result)
+    begun_on = json.loads((home.path / "runs" / result["run_id"] / "kafka.json").read_text(encoding="utf-8"))
+    assert begun_on["bootstrap"] == own_broker.bootstrap and not (home.path / "kafka").exists()
     assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
     given = [record["text"] for record in values_of(home, "tentalis.feedback.v1")]
     assert len(given) >= 16 * (STEPS + 1) and {*given} == {"Use the letter e often."}
@@ -108,6 +119,36 @@ def test_a_run_on_hints_alone_is_distilled_and_replayed(tmp_path: Path, tiny_mod
     replayed = home.run("replay", str(result["run_id"]), "-o", "json")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+@contextmanager
+def watched(home: Home) -> Iterator[list[dict[str, Any]]]:
+    """What `tentalis status --watch` shows meanwhile."""
+    shown: list[dict[str, Any]] = []
+    watch = subprocess.Popen(
+        [*CLI, "status", "--watch", "-o", "json"],
+        env=home.env,
+        stdout=subprocess.PIPE,
+        stderr=home.errors.open("ab"),
+        text=True,
+    )
+    try:
+        yield shown
+    finally:
+        watch.send_signal(signal.SIGINT)
+        shown += [json.loads(line) for line in watch.communicate(timeout=60)[0].splitlines()]
+
+
+def check_step_times(shown: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    """The watch begins with the reason why nothing is known yet, and ends with the phases of the run's report."""
+    assert shown[0]["step_times"] is None and shown[0]["step_times_unknown"]
+    newest = [found["step_times"] for found in shown if found["step_times"]][-1]
+    (row,) = newest
+    assert (row["run"], row["policy"], row["step"], row["steps"]) == (result["run_id"], "learn", STEPS, STEPS)
+    assert all(seconds is not None for seconds in row["seconds_by_phase"].values())
+    # The report has one round more, which the last version answered.
+    for phase in ("planning", "training", "publishing"):
+        assert row["seconds_by_phase"][phase] == pytest.approx(result["seconds_by_phase"][phase], abs=0.001)
 
 
 def values_of(home: Home, topic: str) -> list[dict[str, Any]]:
