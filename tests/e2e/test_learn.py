@@ -63,14 +63,8 @@ def started(home: Home, arguments: list[str]) -> "subprocess.Popen[str]":
 @pytest.mark.long  # the ordinary suite has its parts: the check below, the manager over prompts, the samples
 def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
     home = Home(tmp_path / "home", tiny_model)
-    learning = started(home, command(home, tmp_path))
-    eventually(
-        lambda: any((home.path / "adapters").rglob("v1/adapter_model.safetensors")), 200, message="no step was trained"
-    )
+    interrupt_after_a_step(home, started(home, command(home, tmp_path)))
     assert "hinting" not in home.processes()
-    learning.send_signal(signal.SIGINT)
-    learning.communicate(timeout=60)
-    assert learning.returncode == 130 and pids_of(home.path) == []
 
     result = home.finish(started(home, command(home, tmp_path)), timeout=300)
     said = home.errors.read_text()
@@ -87,6 +81,15 @@ def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Pa
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
 
 
+def interrupt_after_a_step(home: Home, learning: "subprocess.Popen[str]") -> None:
+    eventually(
+        lambda: any((home.path / "adapters").rglob("v1/adapter_model.safetensors")), 200, message="no step was trained"
+    )
+    learning.send_signal(signal.SIGINT)
+    learning.communicate(timeout=60)
+    assert learning.returncode == 130 and pids_of(home.path) == []
+
+
 HINT = """
 def hint(completions, letter, **columns):
     print("a hint for", letter[0])
@@ -101,12 +104,14 @@ def test_a_run_on_hints_alone_is_distilled_on_a_given_kafka_and_replayed(
     home = Home(tmp_path / "home", tiny_model)
     home.env["TENTALIS_BOOTSTRAP"] = own_broker.bootstrap
     (tmp_path / "hints.py").write_text(HINT, encoding="utf-8")
-    learning = started(home, command(home, tmp_path, "--hint", f"{tmp_path / 'hints.py'}:hint", "--loss", "opd"))
-    eventually(lambda: "hinting" in home.processes(), 100, message=home.tail)
-    assert "broker" not in home.processes()
+    arguments = command(home, tmp_path, "--hint", f"{tmp_path / 'hints.py'}:hint", "--loss", "opd")
+    interrupt_after_a_step(home, started(home, arguments))
+    assert "hinting" in home.processes() and "broker" not in home.processes()
+    learning = started(home, arguments)
     with watched(home) as shown:
         result = home.finish(learning, timeout=400)
     check_step_times(shown, result)
+    assert f"continuing run {result['run_id']}" in home.errors.read_text()
     begun_on = json.loads((home.path / "runs" / result["run_id"] / "kafka.json").read_text(encoding="utf-8"))
     assert begun_on["bootstrap"] == own_broker.bootstrap and not (home.path / "kafka").exists()
     assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
