@@ -63,8 +63,7 @@ def started(home: Home, arguments: list[str]) -> "subprocess.Popen[str]":
 @pytest.mark.long  # the ordinary suite has its parts: the check below, the manager over prompts, the samples
 def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
     home = Home(tmp_path / "home", tiny_model)
-    interrupt_after_a_step(home, started(home, command(home, tmp_path)))
-    assert "hinting" not in home.processes()
+    assert "hinting" not in interrupted_after_a_step(home, started(home, command(home, tmp_path)))
 
     result = home.finish(started(home, command(home, tmp_path)), timeout=300)
     said = home.errors.read_text()
@@ -81,13 +80,16 @@ def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Pa
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
 
 
-def interrupt_after_a_step(home: Home, learning: "subprocess.Popen[str]") -> None:
+def interrupted_after_a_step(home: Home, learning: "subprocess.Popen[str]") -> set[str]:
+    """Presses Ctrl-C after the first step; returns the names of the processes that ran."""
     eventually(
         lambda: any((home.path / "adapters").rglob("v1/adapter_model.safetensors")), 200, message="no step was trained"
     )
+    ran = {*home.processes()}
     learning.send_signal(signal.SIGINT)
     learning.communicate(timeout=60)
     assert learning.returncode == 130 and pids_of(home.path) == []
+    return ran
 
 
 HINT = """
@@ -105,8 +107,8 @@ def test_a_run_on_hints_alone_is_distilled_on_a_given_kafka_and_replayed(
     home.env["TENTALIS_BOOTSTRAP"] = own_broker.bootstrap
     (tmp_path / "hints.py").write_text(HINT, encoding="utf-8")
     arguments = command(home, tmp_path, "--hint", f"{tmp_path / 'hints.py'}:hint", "--loss", "opd")
-    interrupt_after_a_step(home, started(home, arguments))
-    assert "hinting" in home.processes() and "broker" not in home.processes()
+    ran = interrupted_after_a_step(home, started(home, arguments))
+    assert "hinting" in ran and "broker" not in ran
     learning = started(home, arguments)
     with watched(home) as shown:
         result = home.finish(learning, timeout=400)
