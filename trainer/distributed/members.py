@@ -30,7 +30,7 @@ TELL_SECONDS = 1.0
 
 _ENDED = "ended"
 """Key: which member ended before its work was done, and why."""
-_FINISHED = b"finished"
+_FINISHED = "finished"
 
 
 class MemberLost(Exception):
@@ -108,13 +108,13 @@ class Members:
             come = [member for member in self._others if member not in self._missing]
             found = self._store.multi_get([_beat(member) for member in come]) if come else []
         except RuntimeError as error:  # torch's errors of a lost connection and of an operation that timed out
-            return f"{self._own.server} does not answer at {self._own.address}: {error}"
+            return f"{self._own.server} does not answer at {self._own.address}: {first_line(error)}"
         beats = dict(zip(come, found, strict=True))
-        self._unfinished = tuple(member for member in self._others if beats.get(member) != _FINISHED)
+        self._unfinished = tuple(member for member in self._others if beats.get(member) != _FINISHED.encode())
         return next(filter(None, (self._listen_to(member, beat) for member, beat in beats.items())), "")
 
     def _listen_to(self, member: int, beat: bytes) -> str:
-        if beat == _FINISHED:
+        if beat == _FINISHED.encode():
             self._heard.pop(member, None)
             return ""
         now = time.monotonic()
@@ -152,7 +152,7 @@ class Members:
         try:
             begin(action).result(limit)
         except (RuntimeError, TimeoutError) as error:
-            reason = str(error) or f"it did not answer within {limit:g} s"
+            reason = first_line(error) or f"it did not answer within {limit:g} s"
             server, noun = self._own.server, self._own.noun
             raise MemberLost(f"{server} cannot be told that this {noun} {what}: {reason}") from error
 
@@ -160,6 +160,11 @@ class Members:
 def declare_ended(store: Store, noun: str, index: int, reason: str) -> None:
     """Tells all members of the group on a store that one has ended. Raises RuntimeError."""
     store.set(_ENDED, f"{noun} {index} {reason}")
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text: torch adds its own stack."""
+    return str(error).partition("\n")[0]
 
 
 def _beat(member: int) -> str:

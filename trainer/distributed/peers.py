@@ -5,14 +5,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 
 from torch.distributed import DistError
 
 from tentalis.service.exit_codes import ExitCode
-from trainer.distributed.members import MemberLost, Members
+from trainer.distributed.members import MemberLost, Members, first_line
 from trainer.distributed.stop import StopRequested
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class PeerWatch:
         # gloo's errors are RuntimeErrors, and name an address at most.
         if type(error) is not RuntimeError and not isinstance(error, DistError):
             return ""
-        log.warning("looking for a lost rank after the error: %s", error)
+        log.warning("looking for a lost rank after the error: %s", first_line(error))
         began = time.monotonic()
         while not self._lost and (silent := self._members.silent_since(began)):
             check()
@@ -117,7 +117,7 @@ class PeerWatch:
             raise RankLost(str(error)) from error
 
 
-def ranks_have(ranks: list[int] | tuple[int, ...]) -> str:
+def ranks_have(ranks: Sequence[int]) -> str:
     """Returns `rank 1 has` or `the ranks 1, 2 have`."""
     names = ", ".join(map(str, ranks))
     return f"rank {names} has" if len(ranks) == 1 else f"the ranks {names} have"
@@ -128,4 +128,4 @@ def _reason(error: BaseException, lost: str) -> str:
         return "was asked to stop"
     if lost or isinstance(error, RankLost):
         return f"ended: {error.what if isinstance(error, RankLost) else lost}"
-    return f"ended: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return f"ended: {type(error).__name__}: {first_line(error)}"

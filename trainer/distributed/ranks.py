@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
-from trainer.distributed.members import STORE_TIMEOUT, Members, Membership, declare_ended
+from trainer.distributed.members import STORE_TIMEOUT, Members, Membership, declare_ended, first_line
 from trainer.distributed.peers import PeerWatch, RankLost, ranks_have
 from trainer.distributed.rank_place import LOCAL_RANK, LOCAL_WORLD_SIZE, RankPlace, rank_place
 from trainer.distributed.store import LOOPBACK, serve_store
@@ -196,7 +196,7 @@ def _open_store(place: RankPlace) -> TCPStore:
     except dist.DistError as error:
         raise RankLost(
             f"{_server(place)} is missing: rank {place.rank} finds no store at MASTER_ADDR={place.host} "
-            f"MASTER_PORT={place.port} within {TIMEOUT.total_seconds():g} s ({error})"
+            f"MASTER_PORT={place.port} within {TIMEOUT.total_seconds():g} s ({first_line(error)})"
         ) from error
 
 

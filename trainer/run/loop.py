@@ -45,11 +45,11 @@ def run(
     Kafka that are not transient.
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as stop_request:
-        rank_group, metrics = join_ranks(resolve_device(config), stop_request.check), TrainerMetrics()
+        rank_group, metrics = join_ranks(resolve_device(config), stop_request.check_starting), TrainerMetrics()
         tracing.configure("trainer")
         try:
             with (
-                rank_group.share_end(stop_request.check),
+                rank_group.share_end(stop_request.check_starting),
                 served(Health(metrics.exporter, metrics.not_ready), metrics_port if rank_group.rank == 0 else None),
             ):
                 _run(config, settings, stop_request, rank_group, metrics, stop_condition)
