@@ -137,6 +137,14 @@ Column = Annotated[
     list[str] | None,
     typer.Option("--column", metavar="NAME=prompt", help="Another name of a column of the prompts. Repeatable."),
 ]
+ByCurriculum = Annotated[
+    bool,
+    typer.Option(
+        "--curriculum",
+        help="Ask rarely what is always or never solved: choose the prompts by their solve rates. Default: each prompt "
+        "once, then all in a new order.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of the order of prompts, the held-out part and the training.")
 ]
@@ -171,6 +179,7 @@ def learn(
     reward_seconds: RewardSeconds = 10.0,
     reward_memory: RewardMemory = 2048,
     column: Column = None,
+    curriculum: ByCurriculum = False,
     seed: Seed = 0,
     compared: Compared = 64,
     check: Check = False,
@@ -216,6 +225,7 @@ def learn(
         max_tokens=max_tokens,
         temperature=temperature,
         columns=parse_columns(column or []),
+        curriculum=curriculum,
         seed=seed,
         compared=compared,
         new=new,

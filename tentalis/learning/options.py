@@ -36,6 +36,7 @@ class LearnOptions:
         max_tokens: longest answer, in tokens.
         temperature: of sampling.
         columns: new names of columns, by their name in the source.
+        curriculum: choose the prompts by their solve rates, instead of each once and then all in a new order.
         seed: of the order of the prompts, the choice of the held-out ones and the training.
         compared: most held-out prompts that are answered before and after.
         new: begin a new run although an unfinished one has the same options.
@@ -64,6 +65,7 @@ class LearnOptions:
     max_tokens: int = 256
     temperature: float = 1.0
     columns: tuple[tuple[str, str], ...] = ()
+    curriculum: bool = False
     seed: int = 0
     compared: int = 64
     new: bool = False

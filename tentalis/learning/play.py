@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from schemas import topics
 from tentalis.agents.manager.core import Pace
+from tentalis.agents.manager.curriculum import Pool
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import VERIFIER, PromptScenario
 from tentalis.demo.answers import checked
@@ -20,12 +22,15 @@ from tentalis.demo.runs import Configured, unused_applications, whole_models
 from tentalis.demo.stats import RunStats
 from tentalis.demo.view import Snapshot
 from tentalis.demo.watch import Interrupted, Processes, RunWatch
+from tentalis.kafka.codec import make_codec
 from tentalis.kafka.lag import groups_of
+from tentalis.kafka.reader import records_to_end
 from tentalis.learning import runs
 from tentalis.learning.compare import compare
 from tentalis.learning.findings import judge_rewards
 from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import STDIN, LearnOptions
+from tentalis.learning.pools import curriculum_arguments, pools_of
 from tentalis.learning.prepare import copy_stdin
 from tentalis.learning.result import LearnResult, SamplePair, emit_result
 from tentalis.learning.run_cluster import ClusterRecord, check_cluster
@@ -97,7 +102,7 @@ def train(
                 model=model_of(run),
                 trainer_config=run.config,
                 environment=scenario.environment,
-                manager=("--prompts", str(run.prompts), "--run", run.run_id),
+                manager=("--prompts", str(run.prompts), "--run", run.run_id, *curriculum_arguments(run.curriculum)),
                 scorers=run.scorers,
                 hinters=run.hinters if run.hinters.exists() else None,
                 whole_models=whole_models(run.config),
@@ -290,12 +295,21 @@ class LearnShow:
             prompts=f"{self.options.source}: {self.scenario.set.prompts}, {self.scenario.set.held_out} held out",
             rewards=self.options.rewards or (f"judge {self.options.judge}",),
             config=self.run.config.read_text(encoding="utf-8"),
+            pools=self._pools(),
         )
         emit_result(result, self.settings.home / "reports" / self.run.run_id, self.options.emit, self.console)
         self.run.finish()
         self.concluded = True
         for name, reason in self.processes.broken().items():
             self.console.print(f"{name}: {reason}", soft_wrap=True)
+
+    def _pools(self) -> Mapping[Pool, int] | None:
+        """Returns the number of prompts in each pool of the curriculum now; None without one."""
+        rule = self.run.curriculum
+        if rule is None:
+            return None
+        records = records_to_end(self.settings, (topics.TASKS, topics.OUTCOMES), make_codec(self.settings))
+        return pools_of(self.run.run_id, self.scenario.prompt_count, rule, records)
 
     async def _answers(self, newest: str, prompts: list[Prompt]) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
         """Returns the greedy answers of the base model and of the newest adapter."""

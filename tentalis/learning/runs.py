@@ -4,8 +4,8 @@ import errno
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from schemas.problems import problems
+from tentalis.agents.manager.curriculum import SolveRateRule
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, VERIFIER, PromptScenario, PromptSet
 from tentalis.demo.runs import Configured, RunFolder, RunKind, trainer_config
@@ -32,6 +33,8 @@ from tentalis.rewards.verdict import Scorer
 _KIND_FILE = "learn.json"
 _PREPARING = "learn-preparing"
 _STAMP = "learn-%Y%m%d-%H%M%S"
+_LATER = {"curriculum": None}
+"""Options that runs of earlier versions did not record, with their values then."""
 
 Remark = Callable[[str], None]
 
@@ -54,6 +57,17 @@ class LearnRun(RunFolder):
     def scorers(self) -> Path:
         """The file of scorers."""
         return self.folder / "scorers.yaml"
+
+    @property
+    def curriculum(self) -> SolveRateRule | None:
+        """The curriculum with which the run began; None without one. Raises LearnError."""
+        found = self.kind["curriculum"]
+        return None if found is None else SolveRateRule(**found)
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """The options with which the run began, as `kind_of` returns them. Raises LearnError."""
+        return _LATER | _described(self)["kind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,7 @@ def kind_of(options: LearnOptions) -> dict[str, Any]:
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "columns": dict(options.columns),
+        "curriculum": curriculum_of(options),
         "seed": options.seed,
         "changes": list(options.changes),
     }
@@ -113,6 +128,18 @@ def judge_of(options: LearnOptions) -> dict[str, Any] | None:
         "endpoint": {"url": options.judge, "model": options.judge_model, "api_key_env": options.judge_key_env},
         "criterion": options.criterion or CRITERION,
     }
+
+
+def curriculum_of(options: LearnOptions) -> dict[str, float] | None:
+    """Returns the settings of the curriculum, None without one. The lowest reward is -1 with a declared range, else 0.
+
+    Raises LearnError.
+    """
+    if not options.curriculum:
+        return None
+    if options.trained == "opd":
+        raise LearnError("--curriculum chooses prompts by their rewards, on which --loss opd does not train")
+    return asdict(SolveRateRule(lowest=0.0 if options.reward_range is None else -1.0))
 
 
 def hints_of(options: LearnOptions) -> dict[str, Any] | None:
@@ -252,15 +279,39 @@ def without_hint(hints: Mapping[str, Any], function: HintFunction | None) -> Cal
 
 
 def unfinished(runs: Path, kind: Mapping[str, Any]) -> LearnRun | None:
-    """Returns the newest unfinished run of this kind, or None."""
+    """Returns the newest unfinished run of this kind, or None.
+
+    Raises LearnError if there is none, but one that differs in its curriculum alone.
+    """
+    for folder, found in (others := [*_unfinished(runs)]):
+        if found == kind:
+            return LearnRun(folder.name, folder, resumed=True)
+    for folder, found in others:
+        if found | {"curriculum": kind["curriculum"]} == kind:
+            raise LearnError(_other_curriculum(folder.name, found["curriculum"], kind["curriculum"]))
+    return None
+
+
+def _unfinished(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yields the folders of unfinished runs with their kinds, the newest first. Raises LearnError."""
     for folder in sorted(runs.glob("learn-*"), reverse=True):
         run = LearnRun(folder.name, folder, resumed=True)
         # The configuration is written last: a folder without one was not begun.
-        if folder.name == _PREPARING or run.finished or not run.config.exists():
-            continue
-        if _described(run).get("kind") == kind:
-            return run
-    return None
+        if folder.name != _PREPARING and not run.finished and run.config.exists():
+            yield folder, run.kind
+
+
+def _other_curriculum(run_id: str, begun: object, now: object) -> str:
+    if begun is not None and now is not None:
+        return (
+            f"run {run_id}, which is unfinished, began with other settings of the curriculum, those of another version: "
+            "begin another run with --new"
+        )
+    how, remedy = ("with", "give it again") if now is None else ("without", "leave it out")
+    return (
+        f"run {run_id}, which is unfinished, began {how} --curriculum: {remedy} to continue the run, or begin another "
+        "one with --new"
+    )
 
 
 def continued(run: LearnRun, data: Data) -> LearnRun:
@@ -392,8 +443,8 @@ def _described(run: LearnRun) -> dict[str, Any]:
     file = run.folder / _KIND_FILE
     try:
         described = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(described, dict):
-            raise ValueError("not a JSON object")
+        if not isinstance(described, dict) or not isinstance(described.get("kind"), dict):
+            raise ValueError("not a JSON object with the options of a run")
     except (OSError, ValueError) as error:
         raise LearnError(
             f"{file} is damaged ({error}), so it is unknown whether run {run.run_id} is this one: begin another run "

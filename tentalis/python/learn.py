@@ -50,6 +50,7 @@ def learn(dataset: Dataset, reward: Rewards = None, **arguments: Unpack[LearnArg
         reward_seconds: time limit of one call of a function (10).
         reward_memory_mb: memory limit of the process of the functions, in MiB (2048).
         columns: new names of columns: {"question": "prompt"}.
+        curriculum: choose the prompts by their solve rates (False).
         seed: of the order of prompts, the held-out part and the training (0).
         eval_prompts: most held-out prompts that are answered before and after (64).
         settings: of the trainer: {"optimizer.lr": 1e-4}.

@@ -21,7 +21,7 @@ SAME = {
     name: name
     for name in (
         *("model", "steps", "group", "max_tokens", "temperature", "reward_range", "reward_seconds", "reward_memory_mb"),
-        *("seed", "new", "loss", "judge", "judge_model", "judge_key_env", "criterion"),
+        *("seed", "new", "loss", "judge", "judge_model", "judge_key_env", "criterion", "curriculum"),
     )
 } | {"eval_prompts": "compared"}
 """The options that arguments become unchanged, by argument."""
@@ -47,6 +47,7 @@ class LearnArguments(TypedDict, total=False):
     reward_seconds: float | None
     reward_memory_mb: int | None
     columns: Mapping[str, str] | None
+    curriculum: bool | None
     seed: int | None
     eval_prompts: int | None
     settings: Mapping[str, Any] | None

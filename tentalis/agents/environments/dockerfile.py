@@ -27,8 +27,8 @@ _INSTALLERS = (
     ),
     (re.compile(r"\b(?:curl|wget)\b"), re.compile(r"://")),
 )
-"""Programs that install or fetch, and what follows them in the same command if they do. Two patterns, because one for both
-tries each program with the whole rest of the line."""
+"""Programs that install or fetch, and what follows them in the same command if they do. Two patterns, because one for
+both tries each program with the whole rest of the line."""
 _ALWAYS_INSTALL = re.compile(r"\b(?:uvx|npx)\b|\bgit\s+clone\b")
 _APT_INSTALL = re.compile(r"^(?:sudo\s+)?(?:apt|apt-get)\s+(?:-\S+\s+)*install\b(?P<rest>.*)$")
 _APT_UPKEEP = re.compile(
@@ -122,8 +122,10 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """Returns a text with the values of its variables. Raises ValueError if it gets longer than LONGEST_TEXT: each line of
-    `ENV A=$A$A` doubles a value."""
+    """Returns a text with the values of its variables.
+
+    Raises ValueError if it gets longer than LONGEST_TEXT: each line of `ENV A=$A$A` doubles a value.
+    """
     values = (variables.get(found["braced"] or found["plain"], "") for found in _VARIABLE.finditer(text))
     length = len(text) + sum(map(len, values))
     if length > LONGEST_TEXT:
