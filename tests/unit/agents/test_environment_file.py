@@ -155,7 +155,7 @@ def bad(file: Path, text: str) -> str:
         ({"base": "toolcall", "tool": {}}, "environments.a.tool: no such key, did you mean tools?"),
         ({"base": "echo", "limits": {"turns": 1}}, "environments.a.limits.turns: no such key, did you mean max_turns?"),
         ({"base": "echo", "limits": {"max_turns": 0}}, "environments.a.limits.max_turns: Input should be greater"),
-        ({"base": "chat"}, "environments.a: the key scorer is missing: name one of chat, which has taste"),
+        ({"base": "chat"}, "environments.a: the key scorer is missing: name one of chat, which has "),
         ({"base": "math", "scorer": "gsm9k"}, "environments.a.scorer: math has no verifier 'gsm9k' for answers, did"),
         ({"base": "chat", "scorer": "next_state"}, "environments.a.scorer: chat has no verifier 'next_state' for answ"),
         ({"base": "math", "scorer": "math", "data": {"a": 1}}, "environments.a.data: these are data of the verifier"),

@@ -141,7 +141,6 @@ def test_a_reward_function_scores_what_an_environment_plays(tmp_path: Path) -> N
     scorers = yaml.safe_load((tmp_path / "run" / "scorers.yaml").read_text(encoding="utf-8"))
     assert scorers["environments"]["guess"]["reward"]["target"] == [target]
     assert json.loads(scenario.question("r", 0).verifier.data) == {"columns": {"hint": 1}}
-    registry.ENVIRONMENTS["guess"]["reward"].close()  # type: ignore[union-attr]
 
 
 def test_a_run_continues_with_the_same_file_only(tmp_path: Path) -> None:
