@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from schemas.records import Message
-from tentalis.agents.environments import agent_repositories, step_tags, swe_turns, terminal_turns
+from tentalis.agents.environments import agent_repositories, dockerfile, step_tags, swe_turns, terminal_turns
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.gateway.calls import housekeeping, session_id
 from tentalis.opd.hints import rule_hint
@@ -86,6 +86,7 @@ _UNITS = (
     *("<plan>", '<edit path="a">\n', "</edit>\n", "<<<<<<< SEARCH\n", "<<<<<<< SEARCH\n=======\n"),
     *("generate a title ", "heartbeat ", "### task: ", "which ", "could not ", "tool ", "java.", "a.b"),
     *("<step>", "<tool_call>", "<tool_call>{", "[a]"),
+    *("apt ", "pip ", "curl ", "git ", "apt -y ", "ENV A=$A$A\n", "\\ ", "$A"),
 )
 _HEADS = (
     "<answer>",
@@ -135,6 +136,16 @@ def _git_settings(text: str) -> object:
     return [list(agent_repositories._kept_lines(line)) for line in lines]
 
 
+def _dockerfile(text: str) -> object:
+    found = []
+    for line in ("", "RUN ", "RUN apt install ", "COPY [", "ENV A=b\nENV A="):
+        try:
+            found.append(dockerfile.parsed_dockerfile(line + text, "/"))
+        except ValueError:  # a task with this Dockerfile is refused
+            continue
+    return found
+
+
 SCANNERS: dict[str, Callable[[str], object]] = {
     "signals.detect": _turn,
     "signals.find_failure": tools.find_failure,
@@ -157,6 +168,8 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "swe_turns.parsed_swe_turn": swe_turns.parsed_swe_turn,
     "swe_turns.parsed_swe_turn of an edit": lambda text: swe_turns.parsed_swe_turn(f'<edit path="a">\n{text}'),
     "agent_repositories.disarm": _git_settings,
+    "dockerfile.installation": dockerfile.installation,
+    "dockerfile.parsed_dockerfile": _dockerfile,
     "step_tags.steps_or_whole": step_tags.steps_or_whole,
     "tool_calls.requested_calls": tool_calls.requested_calls,
     "shown_paths.real": FOLDERS.real,

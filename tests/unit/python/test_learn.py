@@ -51,12 +51,14 @@ def test_arguments_become_options(tmp_path: Path) -> None:
         "columns": {"question": "prompt"},
         "eval_prompts": 5,
         "settings": {"optimizer.lr": 1e-4, "loss.kind": "gspo"},
+        "curriculum": True,
         "new": True,
     }
     options = options_of(ROWS, [score, "rewards.py:other"], given, tmp_path, print)
     assert Path(options.source).parent == tmp_path / "datasets" == Path(str(options.held_out)).parent
     assert options.rewards == ("tests.unit.python.test_learn:score", "rewards.py:other")
     assert (options.steps, options.compared, options.new, options.weights) == (3, 5, True, (2.0, 1.0))
+    assert options.curriculum
     assert options.columns == (("question", "prompt"),)
     assert options.changes == ("optimizer.lr=0.0001", "loss.kind=gspo")
     plain = options_of("p.jsonl", "r.py:f", {}, tmp_path, print)
