@@ -5,12 +5,14 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import jsonschema
+import openai
 import pytest
 import torch
+from pydantic import BaseModel, Field
 
 from tentalis.inference import grammar as grammar_module
 from tentalis.inference.grammar import Grammar, GrammarCompiler
@@ -119,6 +121,30 @@ def test_a_json_object(server: str) -> None:
         assert choice["message"]["content"].startswith("{")
         if choice["finish_reason"] == "stop":
             assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+class Tag(BaseModel):
+    text: Literal["old", "new"]
+
+
+class Place(BaseModel):
+    """What a client of the library declares."""
+
+    city: str = Field(max_length=5)
+    level: int = Field(ge=0, le=9)
+    tags: list[Tag] = Field(max_length=2)
+    state: Tag | None
+
+
+def test_openais_client_parses_what_it_asked_for(server: str) -> None:
+    client = openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0)
+    answer = client.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Place, seed=2)  # type: ignore[arg-type]
+    assert isinstance(answer.choices[0].message.parsed, Place)
+    tools = [openai.pydantic_function_tool(Tag, name="tag")]
+    asked = {"model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": "required", "seed": 2}
+    with client.chat.completions.stream(**asked) as stream:  # type: ignore[arg-type]
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert call.function.name == "tag" and isinstance(call.function.parsed_arguments, Tag)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
