@@ -2,8 +2,8 @@
 
 Starts the stack in a folder of its own (BENCH_MODEL, SmolLM2-135M; BENCH_GATEWAY=1 with a gateway), waits
 BENCH_SETTLE (60) seconds once it is ready, and counts for BENCH_SECONDS (120). `cpu`: share of one core, `mb`: memory
-in which a page that several processes share counts once (PSS). `beside_model_mb`: of all processes but the model server,
-the trainer's copy of the model included; `services_mb`: without the trainer too.
+in which a page that several processes share counts once (PSS). `beside_model_mb`: of all but the model server, the
+trainer's copy of the model included; `services_mb`: without the trainer too.
 """
 
 import json

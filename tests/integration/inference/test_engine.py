@@ -270,14 +270,14 @@ def test_long_prompts_are_computed_in_chunks_while_others_decode(model: Path, ad
     a = lab.runtime.load_adapter("a", adapter_folders[0])
     long = encoded(lab)[2] * 4
     seen: queue.Queue[tuple[str, Any]] = queue.Queue()
-    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
     running = GenerateJob([5, 6], params, 1, None, True, lambda result: seen.put(("running", result)))
     other = GenerateJob(long, SamplingParams(max_tokens=4), 2, a, True, lambda result: seen.put(("long", result)))
-    lab.engine.submit(running)
-    lab.engine.submit(other)
     lab.engine.start()
     try:
+        lab.engine.submit(running)
         kinds = [seen.get(timeout=30)[0]]
+        lab.engine.submit(other)
         while kinds[-1] == "running":
             kinds.append(seen.get(timeout=30)[0])
         assert len(kinds) - 1 >= (len(long) - 1) // 16, "a token was decoded after each chunk"
@@ -308,10 +308,10 @@ def test_a_long_prompt_that_fails_or_is_given_up_holds_no_other(
 
     monkeypatch.setattr(LongPrompt, "compute", failing)
     given_up = GenerateJob(long, SamplingParams(max_tokens=4), 1, None, False, seen.put)
-    for job in (GenerateJob(long, SamplingParams(max_tokens=4), 1, a, False, seen.put), given_up):
-        lab.engine.submit(job)
     lab.engine.start()
     try:
+        for job in (GenerateJob(long, SamplingParams(max_tokens=4), 1, a, False, seen.put), given_up):
+            lab.engine.submit(job)
         failed = seen.get(timeout=30)
         lab.engine.cancel(given_up)
         assert isinstance(failed, EngineError) and "no memory for it" in str(failed)

@@ -40,7 +40,7 @@ def test_a_gateway_has_the_port_that_its_documentation_names_unless_it_is_taken(
         stack = build_stack(options)
     (spec,) = [spec for spec in stack.specs if spec.name == "gateway"]
     assert (spec.port == 8200) is free
-    assert "--wait-for-versions" in spec.command
+    assert "--wait-for-versions" in spec.argv
     assert stack.gateway == f"http://127.0.0.1:{spec.port}" and gateway_url(None, tmp_path) == DEFAULT_GATEWAY
 
 
