@@ -195,7 +195,9 @@ def saved(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
 
 
 def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": str(n)}], "answer": n, "day": date(2026, 1, n + 1)} for n in range(5)]
+    rows = [
+        {"prompt": [{"role": "user", "content": str(n)}], "answer": n, "day": date(2026, 1, n + 1)} for n in range(5)
+    ]
     saved(tmp_path / "set", rows)
     read = list(read_rows(tmp_path / "set"))
     assert [row.values for row in read] == [row | {"day": f"2026-01-0{n + 1}"} for n, row in enumerate(rows)]
