@@ -1,7 +1,7 @@
 """Reads the records of the last steps from the log, and follows it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from schemas import topics
 from schemas.records import BatchPlan, RunManifest
@@ -24,7 +24,7 @@ ANEW_S = 900.0
 POLL_S = 0.5
 
 
-def read_step_times(settings: Settings) -> Iterator[list[StepTimes] | None]:
+def read_step_times(settings: Settings) -> Generator[list[StepTimes] | None, None, None]:
     """Yields the times of the last steps about every POLL_S seconds, None until the log is read to its end. Ends after
     ANEW_S seconds.
 

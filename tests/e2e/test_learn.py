@@ -115,7 +115,7 @@ def test_a_run_on_hints_alone_is_distilled_on_a_given_kafka_and_replayed(
     check_step_times(shown, result)
     assert f"continuing run {result['run_id']}" in home.errors.read_text()
     begun_on = json.loads((home.path / "runs" / result["run_id"] / "kafka.json").read_text(encoding="utf-8"))
-    assert begun_on["bootstrap"] == own_broker.bootstrap and not (home.path / "kafka").exists()
+    assert begun_on["bootstrap"] == own_broker.bootstrap and not any((home.path / "kafka").iterdir())
     assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
     given = [record["text"] for record in values_of(home, "tentalis.feedback.v1")]
     assert len(given) >= 16 * (STEPS + 1) and {*given} == {"Use the letter e often."}

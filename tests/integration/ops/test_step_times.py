@@ -57,7 +57,17 @@ def test_a_watch_reads_the_last_steps_and_follows_the_run(kafka: Kafka, unique: 
     lab.put(topics.RUNS, begun)
     put_step(lab, 1)
     watch = subprocess.Popen(
-        [sys.executable, "-m", "tentalis.cli", "status", "--watch", "-o", "json", "--bootstrap-server", kafka.bootstrap],
+        [
+            sys.executable,
+            "-m",
+            "tentalis.cli",
+            "status",
+            "--watch",
+            "-o",
+            "json",
+            "--bootstrap-server",
+            kafka.bootstrap,
+        ],
         env=os.environ | {"TENTALIS_HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

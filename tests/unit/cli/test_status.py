@@ -4,7 +4,7 @@ the times of the last steps."""
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -140,7 +140,7 @@ def test_the_phases_are_read_again_after_a_failure_and_stay_while_the_log_is_rea
         assert gate.acquire(timeout=60)
         return Settings(bootstrap="localhost:1")
 
-    def reads(given: Settings) -> Iterator[list[StepTimes] | None]:
+    def reads(given: Settings) -> Generator[list[StepTimes] | None, None, None]:
         read.append(given.bootstrap)
         for found in (None, [ROW], []) if len(read) == 1 else (None,):
             yield found

@@ -195,7 +195,9 @@ def saved(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
 
 
 def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": str(n)}], "answer": n, "day": date(2026, 1, n + 1)} for n in range(5)]
+    rows = [
+        {"prompt": [{"role": "user", "content": str(n)}], "answer": n, "day": date(2026, 1, n + 1)} for n in range(5)
+    ]
     saved(tmp_path / "set", rows)
     read = list(read_rows(tmp_path / "set"))
     assert [row.values for row in read] == [row | {"day": f"2026-01-0{n + 1}"} for n, row in enumerate(rows)]
@@ -218,7 +220,7 @@ def test_a_folder_with_splits_names_them(tmp_path: Path) -> None:
 def test_without_pyarrow_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}', encoding="utf-8")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(LearnError, match="pip install pyarrow"):
+    with pytest.raises(LearnError, match=r"pip install 'tentalis\[datasets\]'"):
         read_rows(tmp_path)
 
 

@@ -17,6 +17,7 @@ from schemas.records import Record, Task, Verifier
 from tentalis.learning import play
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import LearnOptions
+from tentalis.learning.sources import read_rows
 from tentalis.python import learn as python_learn
 from tentalis.python import learned_run
 from tentalis.python.answer_rows import answer_rows
@@ -234,14 +235,29 @@ def test_the_answers_are_a_data_set(run_with: Callable[..., LearnedRun]) -> None
     assert found["reward"][:] == [0.5, None] and found["policy"][:] == ["assistant@v1", None]
     assert found[0]["prompt"] == [{"role": "user", "content": "Why do cats purr?"}]
     assert found["columns"][:] == [{"letter": "e", "info": {"level": 1}}, {"letter": None, "info": {"level": None}}]
-    assert found["components"][:] == [{"on_topic": 1.0, "words": 10.0}, {"on_topic": None, "words": None}]
+    assert found["components"][:] == [{"on_topic": 1.0, "words": 10.0}, None]
+
+
+def test_a_data_set_of_prompts_without_columns_is_written_as_parquet(
+    run_with: Callable[..., LearnedRun], tmp_path: Path
+) -> None:
+    of = with_columns("a")
+    run_with(result(of), outcome(of, components={})).to_dataset().to_parquet(str(tmp_path / "rows.parquet"))
+    (row,) = read_rows(tmp_path / "rows.parquet")
+    assert row.values is not None and (row.values["reward"], row.values["columns"]) == (1.0, None)
+
+
+def test_a_column_with_values_of_two_types_is_named(run_with: Callable[..., LearnedRun]) -> None:
+    one, two = with_columns("a", answer=1), with_columns("b", answer="many")
+    with pytest.raises(ValueError, match=r"columns .* of run run-1 have values of different types.*'many'.*rows\(\)"):
+        run_with(result(one), result(two)).to_dataset()
 
 
 def test_without_datasets_the_message_names_it_and_the_way_without(
     run_with: Callable[..., LearnedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install datasets\. rows\(\) returns the same"):
+    with pytest.raises(ModuleNotFoundError, match=r"'tentalis\[datasets\]'\. rows\(\) returns the same"):
         run_with().to_dataset()
 
 
