@@ -1,6 +1,6 @@
 """Members of a group that meet on a store and watch each other through it: launchers of nodes, and ranks.
 
-Each gives a sign of life every second. A member that says that it ends, or gives no sign of life, is lost to the others.
+Each gives a sign of life every second. A member that says that it ends, or gives none, is lost to the others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Members:
         self._beating = Lock()
         self._finished = False
         self._beats = 0
-        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._heard: dict[int, tuple[bytes, float, int]] = {}
         self._look: Future[str] | None = None
         self._look_began = 0.0
 
@@ -80,9 +80,11 @@ class Members:
         """The other members that had not finished at the last look."""
         return self._unfinished
 
-    def silent_since(self, moment: float) -> list[int]:
-        """Returns the members that have come and have given no sign of life since `moment` (of time.monotonic)."""
-        return [member for member, (_, heard) in sorted(dict(self._heard).items()) if heard <= moment]
+    @property
+    def heard(self) -> dict[int, int]:
+        """How many signs of life of each present member were seen. After the end of a member, the last one may still be
+        seen for the first time."""
+        return {member: signs for member, (_, _, signs) in dict(self._heard).items()}
 
     def check(self) -> None:
         """Gives a sign of life, and looks for those of the other members. Does not wait: what it raises may be the
@@ -118,9 +120,9 @@ class Members:
             self._heard.pop(member, None)
             return ""
         now = time.monotonic()
-        before, since = self._heard.get(member, (None, now))
+        before, since, signs = self._heard.get(member, (None, now, 0))
         if beat != before:
-            self._heard[member] = beat, now
+            self._heard[member] = beat, now, signs + 1
         elif now - since > PATIENCE_SECONDS:
             return f"{self._own.noun} {member} has given no sign of life for {PATIENCE_SECONDS:g} s"
         return ""
@@ -155,6 +157,13 @@ class Members:
             reason = first_line(error) or f"it did not answer within {limit:g} s"
             server, noun = self._own.server, self._own.noun
             raise MemberLost(f"{server} cannot be told that this {noun} {what}: {reason}") from error
+
+
+def enter(store: Store, index: int) -> int:
+    """Enters the group on a store with a first sign of life, so that a member that ends at once is lost too. Returns
+    how often this member has entered. Raises RuntimeError."""
+    store.set(_beat(index), "0")
+    return store.add(f"joined/{index}", 1)
 
 
 def declare_ended(store: Store, noun: str, index: int, reason: str) -> None:

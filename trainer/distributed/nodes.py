@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from schemas.ids import sha256_hex
 from trainer.distributed import members
-from trainer.distributed.members import MemberLost, Members, Membership, begin, declare_ended
+from trainer.distributed.members import MemberLost, Members, Membership, begin, declare_ended, enter
 from trainer.distributed.store import LOOPBACK, serve_store
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _join(place: NodePlace, digest: str, check: Callable[[], None], waiting: _Re
     if place.index == 0:
         store = serve_store(place.port, "store of the trainer's nodes", "--rendezvous", members.STORE_TIMEOUT)
         store.set("settings", digest)
-        entered = store, store.add("joined/0", 1)
+        entered = store, enter(store, 0)
     else:
         entered = _waited_for(begin(partial(_enter, place, digest)), check)
     store, count = entered
@@ -150,7 +150,7 @@ def _enter(place: NodePlace, digest: str) -> tuple[TCPStore, int]:
     store.set_timeout(members.STORE_TIMEOUT)
     if store.get("settings").decode() != digest:
         return store, 0
-    count = store.add(f"joined/{place.index}", 1)
+    count = enter(store, place.index)
     if count > 1:
         declare_ended(store, "node", place.index, "ended and was started again")
     return store, count

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -91,13 +91,18 @@ class PeerWatch:
         if type(error) is not RuntimeError and not isinstance(error, DistError):
             return ""
         log.warning("looking for a lost rank after the error: %s", first_line(error))
-        began = time.monotonic()
-        while not self._lost and (silent := self._members.silent_since(began)):
+        began, heard = time.monotonic(), self._members.heard
+        while not self._lost and (silent := self._silent_since(heard)):
             check()
             if time.monotonic() - began > BROKEN_SECONDS:
                 return f"{ranks_have(silent)} broken the connection and given no sign of life for {BROKEN_SECONDS:g} s"
             time.sleep(POLL_SECONDS)
         return self._lost
+
+    def _silent_since(self, heard: Mapping[int, int]) -> list[int]:
+        """Returns the ranks without two new signs of life: one may be from before."""
+        now = self._members.heard
+        return [rank for rank in self._members.unfinished if now.get(rank, 0) < heard.get(rank, 0) + 2]
 
     def finish(self, serves_store: bool) -> None:
         """Tells the others that this rank is done. If it serves their store, it waits until they are done too, at most

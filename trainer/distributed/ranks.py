@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
-from trainer.distributed.members import STORE_TIMEOUT, Members, Membership, declare_ended, first_line
+from trainer.distributed.members import STORE_TIMEOUT, Members, Membership, declare_ended, enter, first_line
 from trainer.distributed.peers import PeerWatch, RankLost, ranks_have
 from trainer.distributed.rank_place import LOCAL_RANK, LOCAL_WORLD_SIZE, RankPlace, rank_place
 from trainer.distributed.store import LOOPBACK, serve_store
@@ -164,7 +164,7 @@ def join_ranks(device: str = "cpu", check: Callable[[], None] = lambda: None) ->
 def _watch_peers(place: RankPlace, store: Store) -> PeerWatch:
     """Enters the store as this rank, and watches the others. Raises RankLost if the rank has entered it before."""
     entry = PrefixStore("members", store)
-    if entry.add(f"joined/{place.rank}", 1) > 1:
+    if enter(entry, place.rank) > 1:
         again = "was started again alone"
         declare_ended(entry, "rank", place.rank, again)
         raise RankLost(f"rank {place.rank} {again}")

@@ -148,7 +148,7 @@ def _run_ranks(
 def _wait_for_ranks(
     children: "Sequence[subprocess.Popen[bytes]]", stop: StopRequest, meeting: NodeMeeting | None
 ) -> int:
-    """Returns the exit code of the ranks: when all have ended, one failed, or a stop is requested. Raises MemberLost."""
+    """Returns the exit code of the ranks when all have ended, one failed, or a stop is requested. Raises MemberLost."""
     while not stop.requested:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]

@@ -25,7 +25,6 @@ from trainer.model.policy import TrainedPolicy
 from trainer.step.schedule import learning_rate
 from trainer.step.sharded import MOMENTS, gather_moments, set_moments
 
-
 _engines = itertools.count()
 
 

@@ -62,9 +62,7 @@ def test_a_rank_reads_kafka_before_the_ranks_meet_and_collectives_begin_after(
         barrier=lambda tag, *_: happened.append(tag),
     )
     second: Any = SimpleNamespace(rank=1, size=2, broadcast=receive)
-    train_one_step(
-        monkeypatch, tmp_path, second, channel, fetch=fetch, at_step=lambda: happened.append("collectives")
-    )
+    train_one_step(monkeypatch, tmp_path, second, channel, fetch=fetch, at_step=lambda: happened.append("collectives"))
     assert happened == ["checkpoint", "broadcast", "fetch", "ready/1/1", "collectives"]
 
 
