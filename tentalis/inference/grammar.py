@@ -5,8 +5,11 @@ Begin with `GrammarCompiler`. A grammar is text in llguidance's variant of Lark;
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +28,15 @@ _LIMITS = {
     "step_max_items": 50_000,
     "max_items_in_row": 2_000,
     "max_lexer_states": 20_000,
+    "verbose_errors": False,
 }
+# Compilation outside of those limits, in grammar_check.py.
+_COMPILE_CPU_S = 2
+_COMPILE_BYTES = 1 << 30
+_CHECK = Path(__file__).with_name("grammar_check.py")
 # CPU seconds that the masks of one request may take: a start, during which states are built, and a mean per token.
-_CPU_S = 0.5
-_CPU_S_PER_TOKEN = 0.004
+_CPU_S = 0.25
+_CPU_S_PER_TOKEN = 0.002
 # Compiled grammars that are kept: agents send the same tools with every call.
 _KEPT = 8
 # Seconds that a request waits for its grammar, compilations before it included.
@@ -92,7 +100,7 @@ class GrammarMatcher:
         if bits[self._eos[0]]:
             bits[list(self._eos)] = True
         if not bits.any():
-            raise GrammarFailed("The grammar allows no token here.")
+            raise GrammarFailed("The vocabulary has no token that the grammar allows here.")
         return bits
 
     def advance(self, token: int) -> None:
@@ -103,7 +111,9 @@ class GrammarMatcher:
 
     def _check(self, cpu_s: float, tokens: int) -> None:
         if self._matcher.is_error():
-            raise GrammarFailed(f"The grammar failed: {_first_line(self._matcher.get_error())}")
+            reason = _first_line(self._matcher.get_error())
+            nothing = "no text that it allows begins so" if reason == "NoExtensionBias" else reason
+            raise GrammarFailed(f"The grammar failed: {nothing}")
         self._grammar.spend(cpu_s, tokens)
 
 
@@ -148,7 +158,8 @@ class GrammarCompiler:
 
         if self._vocabulary is None:
             self._vocabulary = llguidance.LLTokenizer(_Vocabulary(self._tokenizer, self._vocab_size, self._eos))
-        limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
+        _check_compilation(source)
+        limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise InvalidGrammar(_first_line(matcher.get_error()))
@@ -158,6 +169,28 @@ class GrammarCompiler:
         except GrammarFailed as error:
             raise InvalidGrammar(str(error)) from error
         return matcher
+
+
+def _check_compilation(source: str) -> None:
+    """Compiles the grammar in another process. Raises InvalidGrammar if it cannot be compiled, or not within limits of
+    time and memory, GrammarsBusy if the machine gives the process no time."""
+    asked = {"grammar": source, "limits": _LIMITS, "cpu_s": _COMPILE_CPU_S, "memory_bytes": _COMPILE_BYTES}
+    command = [sys.executable, "-P", str(_CHECK)]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=_WAIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise GrammarsBusy(f"The machine compiled no grammar within {_WAIT_S:g} s; try again later.") from error
+    if done.returncode < 0:
+        raise InvalidGrammar(
+            f"compiling it takes more than {_COMPILE_CPU_S} s of CPU time or {_COMPILE_BYTES >> 20} MiB of memory. "
+            "Simplify the schema: shorter patterns, fewer alternatives, smaller counts"
+        )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    if problem := _first_line(done.stdout):
+        raise InvalidGrammar(problem)
 
 
 class _Vocabulary:

@@ -45,7 +45,9 @@ class ToolCallStream:
         parts: list[AnswerPart] = []
         while (begin := self._held.find(OPENED)) >= 0:
             content = begin + len(OPENED)
-            closed = end_of_call(self._held, content) if self._held.find(CLOSED, content) >= 0 else None
+            # Read again only when a closing tag has arrived: an earlier one was a part of a string.
+            arrived = max(content, len(self._held) - len(text) - len(CLOSED))
+            closed = end_of_call(self._held, content) if self._held.find(CLOSED, arrived) >= 0 else None
             if closed is None:  # what follows decides if this is a call
                 break
             call = _openai_call(parsed_call(self._held[content:closed].strip()))

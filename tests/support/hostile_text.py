@@ -11,6 +11,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from schemas.records import Message
 from tentalis.agents.environments import agent_repositories, dockerfile, step_tags, swe_turns, terminal_turns
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.gateway.calls import housekeeping, session_id
+from tentalis.inference import response_format
+from tentalis.inference import tool_calls as server_calls
 from tentalis.opd.hints import rule_hint
 from tentalis.opd.verdict import vote_of
 from tentalis.rewards import answers, steps, style_scorer
@@ -131,6 +134,17 @@ def _turn(text: str) -> object:
     return detect(turn, UserMessage(text)), detect(turn, ToolOutput(text))
 
 
+def _streamed_calls(text: str) -> object:
+    stream = server_calls.ToolCallStream({"x"})
+    return [stream.push(text[at : at + 5]) for at in range(0, len(text), 5)], stream.finish()
+
+
+def _tool_name(text: str) -> object:
+    with suppress(response_format.InvalidFormat):
+        return response_format.answer_grammar(None, [{"function": {"name": text}}], "required")
+    return None
+
+
 def _git_settings(text: str) -> object:
     lines = (f"[user] name = {text};", f'[user] name = "{text}', f"[user]{text}", text)
     return [list(agent_repositories._kept_lines(line)) for line in lines]
@@ -172,6 +186,9 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "dockerfile.parsed_dockerfile": _dockerfile,
     "step_tags.steps_or_whole": step_tags.steps_or_whole,
     "tool_calls.requested_calls": tool_calls.requested_calls,
+    "inference.tool_calls": lambda text: server_calls.answer_parts(text, {"x"}),
+    "inference.tool_calls of a stream": _streamed_calls,
+    "inference.response_format": _tool_name,
     "shown_paths.real": FOLDERS.real,
     "shown_paths.shown": FOLDERS.shown,
     "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
@@ -202,6 +219,8 @@ BOUNDED: dict[str, int] = {
     "tentalis.text.words": CHARS,
     "tentalis.traces.judge": judge_module._BEGINNING,
     "tentalis.inference.chat_messages": CHARS,
+    "tentalis.inference.chat_prompt": 0,
+    "tentalis.inference.response_format": 0,
     "tentalis.agents.environments.agent_repositories": 0,
     "tentalis.agents.environments.dockerfile": 0,
     "tentalis.agents.environments.folders": 255,

@@ -34,7 +34,7 @@ def gateway(places: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     server = inference_lab.Lab(model)
     server.adapters.load("assistant@v1", str(adapter))
     with (
-        inference_lab.running_server(server) as url,
+        inference_lab.running_server(server, max_model_len=512) as url,
         lab(tmp_path_factory.mktemp("gateway"), backend_url=url) as made,
     ):
         made.serve(1)

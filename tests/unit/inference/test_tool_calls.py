@@ -61,9 +61,7 @@ def test_a_whole_answer(text: str, said: str | None, calls: list[tuple[str, Any]
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize(("text", "said", "calls"), CASES)
-def test_a_stream_says_the_same_in_pieces(
-    text: str, said: str | None, calls: list[tuple[str, Any]], size: int
-) -> None:
+def test_a_stream_says_the_same_in_pieces(text: str, said: str | None, calls: list[tuple[str, Any]], size: int) -> None:
     stream = ToolCallStream(NAMES)
     parts = [part for at in range(0, len(text), size) for part in stream.push(text[at : at + size])]
     parts += stream.finish()
