@@ -76,7 +76,7 @@ class LearnRun(RunFolder):
     @property
     def kind(self) -> dict[str, Any]:
         """The options with which the run began, as `kind_of` returns them. Raises LearnError."""
-        return _LATER | _described(self)["kind"]
+        return {**_LATER, **_described(self)["kind"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,12 +315,14 @@ def unfinished(runs: Path, kind: Mapping[str, Any]) -> LearnRun | None:
 
     Raises LearnError if there is none, but one that differs in its curriculum alone.
     """
-    for folder, found in (others := [*_unfinished(runs)]):
+    others = []
+    for folder, found in _unfinished(runs):
         if found == kind:
             return LearnRun(folder.name, folder, resumed=True)
-    for folder, found in others:
+        others.append((folder.name, found))
+    for name, found in others:
         if found | {"curriculum": kind["curriculum"]} == kind:
-            raise LearnError(_other_curriculum(folder.name, found["curriculum"], kind["curriculum"]))
+            raise LearnError(_other_curriculum(name, found["curriculum"], kind["curriculum"]))
     return None
 
 

@@ -27,6 +27,7 @@ from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
 
+_OWN = "learn"
 CONCURRENT = 16
 """Prompts that are answered at the same time."""
 
@@ -91,9 +92,8 @@ def _task(scenario: PromptScenario, prompt: Prompt, number: int, asked: Asked) -
 
 
 def _player(client: OpenAIClient, model: str, environment: str, make: Callable[[], Environment]) -> EpisodePlayer:
-    names = {"worker_id": "learn", "server_id": "learn"}
-    policies = PolicyCalls(ServedVersions(), AssignedVersions(), model=model, **names)
-    return EpisodePlayer(client, policies, make, EpisodeLimits.of(environment), **names)
+    policies = PolicyCalls(ServedVersions(), AssignedVersions(), worker_id=_OWN, server_id=_OWN, model=model)
+    return EpisodePlayer(client, policies, make, EpisodeLimits.of(environment), worker_id=_OWN, server_id=_OWN)
 
 
 async def _played(player: EpisodePlayer, task: Task) -> list[ScoredAnswer]:
@@ -120,7 +120,7 @@ async def _answer(client: OpenAIClient, model: str, task: Task, asked: Asked) ->
     except RequestRefused as error:
         return [ScoredAnswer("", None, {}, f"the model server refused it: {error.message}")] * task.n_samples
     results = [
-        result_of(task, index, generation, completion, worker_id="learn")
+        result_of(task, index, generation, completion, worker_id=_OWN)
         for index, completion in enumerate(generation.completions)
     ]
     return list(await asyncio.gather(*(_scored(task, result) for result in results)))

@@ -85,7 +85,7 @@ class DeclaredEnvironment:
     tools: Path | None = None
     tool_mapping: Mapping[str, Any] | None = None
     tasks: Path | None = None
-    limits: EnvironmentLimits = EnvironmentLimits()
+    limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
 
     @property
     def origin(self) -> str:
@@ -108,9 +108,7 @@ def read_environments(path: Path, known: Mapping[str, Mapping[str, Scorer]]) -> 
     return {name: _declared(path, name, entry, known) for name, entry in found.environments.items()}
 
 
-def _declared(
-    path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[str, Scorer]]
-) -> DeclaredEnvironment:
+def _declared(path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[str, Scorer]]) -> DeclaredEnvironment:
     def bad(key: str, problem: str) -> BadEnvironmentFile:
         return BadEnvironmentFile(f"{path}: environments.{name}{key}: {problem}")
 
@@ -163,7 +161,8 @@ def _described(error: Any) -> str:
     place = [str(part) for part in error["loc"]]
     name = ".".join(part for part in place if part != "[key]") or "the file"
     if error["type"] == "extra_forbidden":
-        model = {1: _File, 3: _Entry}.get(len(place), EnvironmentLimits)
+        models: dict[int, type[BaseModel]] = {1: _File, 3: _Entry}
+        model = models.get(len(place), EnvironmentLimits)
         return f"{name}: no such key{_nearest(place[-1], model.model_fields)}"
     if error["type"] == "missing":
         return f"{name}: this key is missing"

@@ -153,9 +153,7 @@ def prepared_environment(
     return partial(maker, options)
 
 
-def _places(
-    declared: DeclaredEnvironment, tools: Path | None, tasks: Path | None
-) -> tuple[Path | None, Path | None]:
+def _places(declared: DeclaredEnvironment, tools: Path | None, tasks: Path | None) -> tuple[Path | None, Path | None]:
     """Returns the tools and tasks of an environment of the file; those of the command if the file has none. Raises
     BadEnvironmentFile if both have them, or if the base cannot use its data."""
     where = f"{declared.file}: environments.{declared.name}"

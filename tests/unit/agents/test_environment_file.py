@@ -81,7 +81,8 @@ def test_an_environment_without_episodes_is_one_answer_with_the_reward_of_its_ve
     for said, reward in (("42", 1), ("41", 0)):
         played = env(*words, '{"answer": "42"}', file=file, typed=f"\\boxed{{{said}}}\n\n")
         assert re.search(rf"\[reward\] {reward} by math_verify/", played)
-    assert "[reward] unknown: the data of the verifier" in env(*words, "{}", file=file, typed="42\n\n")
+    assert "[reward] unknown by math_verify/" in env(*words, "{}", file=file, typed="42\n\n")
+    assert "[reward] unknown: the data of the verifier" in env(*words, '{"x": 1}', file=file, typed="42\n\n")
 
 
 def test_the_variable_is_enough_for_a_process_that_checks_environments(
@@ -120,9 +121,7 @@ def test_a_file_is_read_again_with_the_same_names(file: Path) -> None:
     assert [entry.name for entry in known_environments()].count("capitals") == 1
 
 
-def test_the_environment_of_a_package_is_a_base(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_of_a_package_is_a_base(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_guess(tmp_path)
     file.write_text("environments:\n  few:\n    base: guess\n    limits: {max_turns: 1}\n", encoding="utf-8")
     words = [sys.executable, "-m", "tentalis.cli", "env", "try", "few", "Begin.", "--file", str(file)]

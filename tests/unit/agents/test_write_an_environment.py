@@ -13,6 +13,7 @@ from tentalis.cli.main import app
 from tentalis.rewards import registry
 from tests.support.environment_pages import install_guess
 
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_guess(tmp_path)

@@ -97,16 +97,20 @@ def test_an_episode_without_a_result_has_an_unknown_reward_with_the_reason(
     options = options_for(tmp_path, [{"prompt": "Begin."}] * 2, environment="guess")
     scenario = prepared(tmp_path, options)
     (group, _) = answers(scenario, options, EpisodeServer(["other"], halving))
-    assert group[0].reward is None and "the episode has no result: no m" in group[0].problem
+    assert (
+        group[0].reward is None
+        and "the episode has no result: The inference server answered 404: no m" in group[0].problem
+    )
 
 
 def test_the_columns_of_a_row_complete_the_data_of_the_file(tmp_path: Path) -> None:
     file = write_environments(tmp_path)
-    rows = [{"prompt": "Peru?", "answer": "Lima"}, {"prompt": "France?", "answer": "Paris", "wrong": 0.1}]
-    rows += [{"prompt": "Spain?", "capital": "Madrid"}]
-    options = options_for(
-        tmp_path, rows, environment="capitals", environment_file=str(file), allow_unsandboxed=True
-    )
+    rows: list[dict[str, Any]] = [
+        {"prompt": "Peru?", "answer": "Lima"},
+        {"prompt": "France?", "answer": "Paris", "wrong": 0.1},
+        {"prompt": "Spain?", "capital": "Madrid"},
+    ]
+    options = options_for(tmp_path, rows, environment="capitals", environment_file=str(file), allow_unsandboxed=True)
     said: list[str] = []
     scenario = prepared(tmp_path, options, said)
     data = {prompt.messages[-1][1]: json.loads(scenario.verifier(prompt).data) for prompt in scenario.held_out(9)}
@@ -123,7 +127,11 @@ def test_the_columns_of_a_row_complete_the_data_of_the_file(tmp_path: Path) -> N
 
 def test_a_scorer_of_the_file_grades_single_answers(tmp_path: Path) -> None:
     file = write_environments(tmp_path)
-    rows = [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "1 + 1?", "answer": "2"}, {"prompt": "no reference"}]
+    rows = [
+        {"prompt": "6 * 7?", "answer": "42"},
+        {"prompt": "1 + 1?", "answer": "2"},
+        {"prompt": "b", "reference": "2"},
+    ]
     options = options_for(tmp_path, rows, environment="sums", environment_file=str(file))
     said: list[str] = []
     scenario = prepared(tmp_path, options, said)
@@ -150,7 +158,7 @@ def test_a_run_continues_with_the_same_file_only(tmp_path: Path) -> None:
     data = Data(Path(options.source), Path(str(options.held_out)))
     runs = tmp_path / "runs"
     runs.mkdir()
-    run = begin(runs, options, data, 0.0, unchanged, lambda: Path("/models/tiny"), [].append)
+    run = begin(runs, options, data, 0.0, unchanged, lambda: Path("/models/tiny"), lambda text: None)
     assert unfinished(runs, kind_of(options)) == LearnRun(run.run_id, run.folder, resumed=True)
     assert run.environment_file == file and continued(run, data) == run
     other = replace(options, environment="capitals", allow_unsandboxed=True)
