@@ -174,7 +174,7 @@ class FaultSchedule:
         self.broker.wait_ready(TAKEOVER_S)
 
     def turns(self) -> list[tuple[str, Callable[[str], None], str]]:
-        """One round of the schedule."""
+        """One round of the schedule. Those that come last repeat a fault of an application."""
         return [
             ("kill", self.kill, "join-0"),
             ("stop", self.stop, "scoring-0"),
@@ -186,21 +186,22 @@ class FaultSchedule:
             ("doze", self.doze, "join-0"),
             ("replace", self.replace, "join-2"),
             ("freeze", self.freeze, "aggregation-0"),
-            ("kill", self.kill, "join-2"),
             ("freeze", self.freeze, "scoring-0"),
             ("replace", self.replace, "aggregation-0"),
             ("stop", self.stop, "aggregation-0"),
+            ("kill", self.kill, "join-2"),
             ("stop", self.stop, "join-1"),
             ("kill", self.kill, "join-1"),
         ]
 
     def play(self, driver: Driver, seconds: float) -> None:
-        """Takes turns until all records are sent and every turn was taken once; the broker goes down at one third and
-        at two thirds of the time."""
+        """Takes turns until all records are sent and every application had each of its faults once; the broker goes
+        down at one third and at two thirds of the time."""
         began, turns, taken = time.monotonic(), self.turns(), 0
+        faults = {(name, FLEET[instance]) for name, _, instance in turns}
         brokers: list[tuple[str, Callable[[str], None], float]]
         brokers = [("kill broker", self.kill_broker, 1 / 3), ("restart broker", self.restart_broker, 2 / 3)]
-        while not driver.done or brokers or taken < len(turns):
+        while not driver.done or brokers or taken < len(faults):
             if brokers and time.monotonic() - began > brokers[0][2] * seconds:
                 name, act, _ = brokers.pop(0)
                 instance = ""
