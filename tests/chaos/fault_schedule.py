@@ -44,7 +44,6 @@ from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.errors import NoSuchTopic
 from tentalis.kafka.offsets import committed_offsets, end_offsets
 from tentalis.local.broker import EmbeddedBroker
-from tentalis.local.ports import free_port
 from tentalis.ops.forget.process import forget
 from tentalis.ops.verify.model import ProblemKind, VerifyReport
 from tentalis.ops.verify.reader import verify
@@ -55,7 +54,7 @@ from tests.chaos.driver import Driver, events_of, leaver_of
 from tests.chaos.findings import Findings
 from tests.chaos.promises import not_forgotten, wrongly_dead
 from tests.chaos.worker import Cause, Worker
-from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.kafka_fixture import ensure_topics, eventually, new_broker
 
 FLEET = {"join-0": "join", "join-1": "join", "join-2": "join", "scoring-0": "scoring", "scoring-1": "scoring"}
 FLEET |= {"hinting-0": "hinting", "aggregation-0": "aggregation"}
@@ -232,8 +231,7 @@ class FaultSchedule:
 
 def run(folder: Path, *, seconds: float, tasks: int, seed: int) -> dict[str, Any]:
     """Runs the experiment and returns the report."""
-    port = free_port()
-    broker = EmbeddedBroker(folder / "kafka", port, free_port(avoid=(port,)))
+    broker = new_broker(folder / "kafka")
     broker.start()
     schedule = FaultSchedule(broker, folder)
     try:
