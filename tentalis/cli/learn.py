@@ -252,7 +252,7 @@ def learn(
     )
     settings = resolve_settings(join_stack=False)
     # The check starts the model server alone, which needs no Kafka.
-    check_before_start(settings.model_copy(update={"bootstrap": None}) if check else settings, own_log=True)
+    check_before_start(settings, own_log=True, kafka=not check)
     check_changes(options.changes)
     code = check_reward(options, settings) if check else learn_run(options, settings, configured)
     raise typer.Exit(code)
