@@ -116,7 +116,7 @@ def test_an_environment_of_a_file_has_the_checks_of_its_base(tmp_path: Path) -> 
         task = loop_records.task(environment="capitals", verifier=verifier)
         played = loop_records.result(task, text="\\boxed{Lima}", ending=Ending.DONE, rewards={"calls": 1.0})
         assert verdict("capitals/answer@2", played).reward == 1.0
-        with pytest.raises(BadScorerLabel, match=r"it has capitals/answer, capitals/episode, capitals/gsm8k"):
+        with pytest.raises(BadScorerLabel, match=r"it has capitals/episode, .*capitals/answer$"):
             grader_of(ScorerLabel.parse("capitals/nothing"), OPTIONS)
     finally:
         forget_environments()
