@@ -68,7 +68,7 @@ def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int
 
         from trainer.config.file import load_config
         from trainer.config.trainer_config import ConfigError
-        from trainer.distributed.ranks import RankLost
+        from trainer.distributed.peers import RankLost
         from trainer.run.loop import run
 
         codes: dict[type[Exception], int] = {

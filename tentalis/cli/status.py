@@ -13,6 +13,7 @@ from tentalis.cli.shared.errors import explain
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, first_line, print_data, print_table, print_text
 from tentalis.cli.shared.settings import connected_settings, resolve_settings
+from tentalis.cli.shared.step_times import StepTimesAnswer, StepTimesWatch
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.stdout import data
@@ -43,6 +44,8 @@ def status(
     that cluster, wherever its processes run: missing topics, the members and the lag of each application, and the
     served policies.
 
+    With --watch: also where the time of the last steps of each run goes.
+
     Exits with 1 if no stack runs, the supervisor does not answer, the disk is full, or a process is degraded,
     unresponsive, crash-looping, failed or halted (docs/operations/processes.md); for a cluster, if a topic is missing,
     an application that the loop needs has no member, or no server has the promoted version; for both, if an application
@@ -52,15 +55,20 @@ def status(
     named = bootstrap or (ctx.find_root().params.get("profile") and applied.origins.get(variables.BOOTSTRAP.name))
     on_cluster = bool(named) or (settings.bootstrap is not None and not _found(settings.home)["running"])
     lost = LostTopics(resolve_settings(bootstrap))
-    while True:
-        trouble = (
-            _look_at_cluster(bootstrap, lost, output, watch)
-            if on_cluster
-            else _look_at_stack(settings.home, lost, output, watch)
-        )
-        if not watch:
-            break
-        time.sleep(CLUSTER_S if on_cluster else LOCAL_S)
+    steps = StepTimesWatch(lambda: resolve_settings(bootstrap)) if watch else None
+    try:
+        while True:
+            trouble = (
+                _look_at_cluster(bootstrap, lost, output, steps)
+                if on_cluster
+                else _look_at_stack(settings.home, lost, output, steps)
+            )
+            if steps is None:
+                break
+            time.sleep(CLUSTER_S if on_cluster else LOCAL_S)
+    finally:
+        if steps is not None:
+            steps.close()
     if trouble:
         raise typer.Exit(ExitCode.ERROR)
 
@@ -142,7 +150,9 @@ def _clear(output: OutputFormat, watch: bool) -> None:
         data().write(CLEAR)
 
 
-def _look_at_cluster(bootstrap: str | None, lost: LostTopics, output: OutputFormat, watch: bool) -> bool:
+def _look_at_cluster(
+    bootstrap: str | None, lost: LostTopics, output: OutputFormat, steps: StepTimesWatch | None
+) -> bool:
     """Prints the state of a cluster; returns True if there is trouble. While watching, an absent broker is shown."""
     from confluent_kafka import KafkaException
 
@@ -152,23 +162,25 @@ def _look_at_cluster(bootstrap: str | None, lost: LostTopics, output: OutputForm
     try:
         found = read_cluster(connected_settings(bootstrap))
     except (Unreachable, KafkaException, TimeoutError) as error:
-        if not watch:
+        if steps is None:
             raise
-        _clear(output, watch)
+        _clear(output, watch=True)
         message, _ = explain(error)
         typer.echo(f"error: {message}", err=True)
         return True
     losses = lost.found()
-    _clear(output, watch)
-    _show_cluster(found, losses, output)
+    _clear(output, steps is not None)
+    _show_cluster(found, losses, output, None if steps is None else steps.answer)
     return found.in_trouble or losses.in_trouble
 
 
-def _show_cluster(found: ClusterStatus, lost: LostTopicsAnswer, output: OutputFormat) -> None:
+def _show_cluster(
+    found: ClusterStatus, lost: LostTopicsAnswer, output: OutputFormat, times: StepTimesAnswer | None
+) -> None:
     from tentalis.ops.cluster_status import REPLACED
 
     if output is not OutputFormat.TABLE:
-        print_data(output, asdict(found) | lost.fields())
+        print_data(output, asdict(found) | lost.fields() | ({} if times is None else times.fields()))
         return
     if found.missing_topics:
         count = len(found.missing_topics)
@@ -190,16 +202,18 @@ def _show_cluster(found: ClusterStatus, lost: LostTopicsAnswer, output: OutputFo
         ("served version", "run", "step", "served by"),
         [(each.version, each.run, each.step, each.served_by) for each in found.policies],
     )
+    if times is not None:
+        times.show()
     print_text(f"\nKafka at {found.bootstrap}: every topic is there")
     _show_lost(lost)
 
 
-def _look_at_stack(home: Path, lost: LostTopics, output: OutputFormat, watch: bool) -> bool:
+def _look_at_stack(home: Path, lost: LostTopics, output: OutputFormat, steps: StepTimesWatch | None) -> bool:
     """Prints the state of the local stack; returns True if there is trouble."""
     found = _found(home)
     losses = lost.found() if found["running"] else LostTopicsAnswer()
-    _clear(output, watch)
-    _show(home, found, losses, output)
+    _clear(output, steps is not None)
+    _show(home, found, losses, output, None if steps is None else steps.answer)
     return losses.in_trouble or _in_trouble(found)
 
 
@@ -222,9 +236,11 @@ def _in_trouble(found: dict[str, Any]) -> bool:
     return any(process["state"] in TROUBLED for process in found["processes"].values())
 
 
-def _show(home: Path, found: dict[str, Any], lost: LostTopicsAnswer, output: OutputFormat) -> None:
+def _show(
+    home: Path, found: dict[str, Any], lost: LostTopicsAnswer, output: OutputFormat, times: StepTimesAnswer | None
+) -> None:
     if output is not OutputFormat.TABLE:
-        print_data(output, found | lost.fields())
+        print_data(output, found | lost.fields() | ({} if times is None else times.fields()))
         return
     if not found["running"]:
         print_text(f"no stack runs in {home}: `tentalis up` starts one; TENTALIS_BOOTSTRAP names a cluster to show")
@@ -252,6 +268,8 @@ def _show(home: Path, found: dict[str, Any], lost: LostTopicsAnswer, output: Out
                 f"\nthis status was written {found['stale_s']} s ago: the supervisor (process {found['supervisor']}) "
                 "has not updated it since"
             )
+        if times is not None:
+            times.show()
         _show_lost(lost)
     if found["shortage"]:
         print_text(f"\n{found['shortage']}: free disk space, and waiting processes continue automatically")

@@ -68,6 +68,10 @@ class _Round:
     published: int | None = None
     served: int | None = None
 
+    def judged(self, at: int) -> None:
+        """Applies the time of an outcome."""
+        self.last_outcome = max(at, self.last_outcome or at)
+
     def phases(self) -> dict[str, float]:
         """Returns the seconds of each phase whose start and end are known."""
         ends = {
@@ -119,6 +123,7 @@ class RunStats:
         self._versions: dict[int, _Version] = {}
         self._rounds: dict[int, _Round] = {}
         self._round_of_task: dict[str, int] = {}
+        self._judged_early: dict[str, int] = {}  # ms of the last outcome, by tasks that have not come yet
         self._sampled: list[tuple[int, int, int]] = []  # start, end (ms), tokens
         self._asked: list[int] = []  # ms
 
@@ -184,6 +189,8 @@ class RunStats:
             self._round_of_task[task.task_id] = int(number)
             begun = self._round(int(number))
             begun.first_task = min(timestamp, begun.first_task or timestamp)
+            if (judged := self._judged_early.pop(task.task_id, None)) is not None:
+                begun.judged(judged)
 
     def _result(self, result: Result, timestamp: int) -> None:
         self.results += 1
@@ -200,10 +207,11 @@ class RunStats:
         self.outcomes[outcome.kind.value] += 1
         if outcome.kind in _OWN_KEY_KINDS:
             return
-        number = self._round_of_task.get(outcome.head.task_id)
-        if number is not None:
-            of = self._round(number)
-            of.last_outcome = max(timestamp, of.last_outcome or timestamp)
+        task_id = outcome.head.task_id
+        if (number := self._round_of_task.get(task_id)) is not None:
+            self._round(number).judged(timestamp)
+        else:
+            self._judged_early[task_id] = max(timestamp, self._judged_early.get(task_id, timestamp))
         version = _version_of(outcome)
         if version is None or outcome.reward is None:
             return
@@ -290,11 +298,22 @@ class RunStats:
         groups = self._versions[version].rewards.values() if version in self._versions else ()
         return sum(len(each) for each in groups if len(each) == group and mean_and_std(each)[1] < EQUAL_STD)
 
-    def seconds_by_phase(self) -> dict[str, float]:
-        """Returns the median seconds of each phase over the rounds in which it was seen. A run that was interrupted has
-        the pause in one of them."""
+    def planned_steps(self) -> list[int]:
+        """Returns the steps whose batch has been planned, in their order."""
+        return sorted(number + 1 for number, of in self._rounds.items() if of.planned is not None)
+
+    def whole_steps(self, since: int) -> list[int]:
+        """Returns the planned steps of which all records came after a time (ms since the epoch), if no older record was
+        applied: those that follow another planned step, and the first step of a run that began after it."""
+        planned = self.planned_steps()
+        first = 1 if self.begun is not None and self.begun >= since else None
+        return [step for step in planned if step == first or step - 1 in planned]
+
+    def seconds_by_phase(self, steps: Sequence[int] | None = None) -> dict[str, float]:
+        """Returns the median seconds of each phase over the rounds in which it was seen, or over those of some steps. A
+        run that was interrupted has the pause in one of them."""
         seen: dict[str, list[float]] = {}
-        for of in self._rounds.values():
+        for of in self._rounds.values() if steps is None else [self._round(step - 1) for step in steps]:
             for name, seconds in of.phases().items():
                 seen.setdefault(name, []).append(seconds)
         return {name: median(seen[name]) for name in PHASES if name in seen}

@@ -32,7 +32,7 @@ from tentalis.gateway.protocols.responses import ResponsesProtocol
 from tentalis.gateway.recording.event_log import EventLog
 from tentalis.gateway.recording.recorder import NotRecorded, TurnRecorder
 from tentalis.gateway.settings import GatewaySettings
-from tentalis.service.health import Health
+from tentalis.service.health import WAITING, Health
 from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -199,6 +199,11 @@ def not_ready_reason(deps: GatewayDependencies) -> str | None:
         return "no backend has listed its models yet"
     if not deps.backends.logprobs.begun:
         return "the log-probs of the backends are not measured yet"
+    if deps.settings.wait_for_versions:
+        for policy in deps.settings.policies:
+            server_id = deps.backends[policy.backend].settings.server_id
+            if server_id is None or deps.served.name(server_id, policy.name) is None:
+                return f"{WAITING} the first served version of the policy {policy.name}"
     return deps.event_log.fatal_error
 
 

@@ -143,7 +143,8 @@ class GatewaySettings(_StrictModel):
     for a client to read response data. `body_bytes`: size limit of a body. `drain_s`: seconds for running calls after
     SIGTERM. `bridge`: whether to run the bridge; `bridge_horizon_s`, `bridge_facts`: maximum age and number of records
     in its offset index (docs/reference/bridge.md). `limits`: see KeyLimits. `client_templates`: whether a request may
-    bring its own chat template (chat_template), a program that the backend runs.
+    bring its own chat template (chat_template), a program that the backend runs. `wait_for_versions`: whether it is
+    ready only once each policy's backend serves a version of it; until then it answers with the base model.
     """
 
     gateway_id: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "gateway"
@@ -160,6 +161,7 @@ class GatewaySettings(_StrictModel):
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
     limits: KeyLimits = KeyLimits()
     client_templates: bool = False
+    wait_for_versions: bool = False
     bridge: bool = True
     bridge_horizon_s: Annotated[float, Field(gt=0)] = 3600.0
     bridge_facts: Annotated[int, Field(gt=0)] = 100_000

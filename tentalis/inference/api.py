@@ -13,10 +13,14 @@ from starlette.requests import ClientDisconnect
 
 from tentalis.inference import wire
 from tentalis.inference.adapter_cache import AdapterCache, AdapterCacheFull
+from tentalis.inference.chat_answer import ChatAnswer
+from tentalis.inference.chat_prompt import ChatPrompt, InvalidMessages
 from tentalis.inference.engine import InferenceEngine
 from tentalis.inference.engine_bridge import Disconnected, EngineBridge, EngineStream, collect, unless_disconnected
-from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk
+from tentalis.inference.grammar import Grammar, GrammarCompiler, GrammarsBusy, InvalidGrammar
+from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, RequestFailed
 from tentalis.inference.lora import AdapterMissing, AdapterRefused
+from tentalis.inference.response_format import InvalidFormat
 from tentalis.inference.scoring import ScoredTokens
 from tentalis.inference.template_settings import reserved_message, reserved_settings
 from tentalis.inference.text import longest_token_bytes, text_bytes
@@ -54,6 +58,8 @@ class InferenceApi:
         self.tokenizer = engine.runtime.tokenizer
         self.reserved_settings = reserved_settings(self.tokenizer)
         self.texts = wire.TokenTexts(self.tokenizer)
+        self.chat_prompt = ChatPrompt(self.tokenizer.chat_template)
+        self.grammars = GrammarCompiler(self.tokenizer, engine.runtime.vocab_size, engine.runtime.eos_token_ids)
         # Tokenising takes a hundred bytes of memory per byte of text, so text that cannot fit the context is refused
         # first.
         self.text_limit = max_model_len * longest_token_bytes(self.tokenizer)
@@ -79,6 +85,7 @@ class InferenceApi:
             AdapterCacheFull,
             StorageError,
             MissingExtra,
+            GrammarsBusy,
             Disconnected,
         ):
             app.add_exception_handler(kind, _on_error)
@@ -217,10 +224,11 @@ class InferenceApi:
             )
         self._check_text([messages, body.tools, body.chat_template_kwargs], "messages")
         try:
+            prepared, tools = self.chat_prompt.prepared(messages, body.tools)
             return list(
                 self.tokenizer.apply_chat_template(
-                    [_joined_content(message) for message in messages],
-                    tools=body.tools,
+                    prepared,
+                    tools=tools,
                     add_generation_prompt=body.add_generation_prompt,
                     continue_final_message=body.continue_final_message,
                     tokenize=True,
@@ -228,8 +236,8 @@ class InferenceApi:
                     **(body.chat_template_kwargs or {}),
                 )
             )
-        except wire.InvalidRequest:
-            raise
+        except InvalidMessages as error:
+            raise wire.InvalidRequest(str(error), "messages") from error
         except Exception as error:
             # A template is a program that comes with the model: these messages cause any exception it raises.
             raise wire.InvalidRequest(
@@ -277,6 +285,19 @@ class InferenceApi:
 
     # Completions
 
+    async def _grammar(self, request: Request, body: wire.SamplingBody) -> Grammar | None:
+        """The compiled form that the answer must have. Raises InvalidRequest, GrammarsBusy, MissingExtra."""
+        param = "response_format" if body.response_format is not None else "tools"
+        try:
+            source = await _read(request, body.grammar)
+            return None if source is None else await self.grammars.compile(source)
+        except InvalidFormat as error:
+            raise wire.InvalidRequest(str(error), error.param) from error
+        except InvalidGrammar as error:
+            raise wire.InvalidRequest(f"{param} cannot be served: {error}", param) from error
+        except RecursionError as error:
+            raise wire.InvalidRequest(f"{param} is nested too deeply.", param) from error
+
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = await self._parse(request, wire.ChatBody)
@@ -284,27 +305,21 @@ class InferenceApi:
         prompt = await _read(request, lambda: self._render(body.messages, body))
         self._check_ids(prompt)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        params = body.params(self._token_budget(prompt, body.limit), top)
+        budget = self._token_budget(prompt, body.limit)
+        params = body.params(budget, top, await self._grammar(request, body))
         bridge = EngineBridge(self.engine)
         bridge.generate(0, prompt, params, body.samples, adapter, bool(body.stream))
         if body.stream:
             return EngineStream(bridge, _events(self._chat_stream(bridge, body, name, prompt)))
         with bridge:
             [chunks], _ = await unless_disconnected(request, collect(bridge, 1))
-        choices = [
-            {"index": chunk.index, "message": {"role": "assistant", "content": self._text(chunk)}}
-            | self._chat_choice(chunk, body)
-            for chunk in chunks
-        ]
+        written = ChatAnswer(body, self.texts)
+        choices = [written.choice(chunk, self._text(chunk)) for chunk in chunks]
         answer = wire.envelope("chat.completion", wire.new_id("chatcmpl"), name)
         answer |= {"choices": choices, "usage": wire.usage(len(prompt), sum(len(c.token_ids) for c in chunks))}
         if body.return_token_ids:
             answer["prompt_token_ids"] = prompt
         return JSONResponse(answer)
-
-    def _chat_choice(self, chunk: GeneratedChunk, body: wire.ChatBody) -> dict[str, Any]:
-        logprobs = wire.chat_logprobs(chunk, self.texts, body.return_tokens_as_token_ids) if body.logprobs else None
-        return {"logprobs": logprobs} | _choice_end(chunk, body)
 
     async def _chat_stream(
         self, bridge: EngineBridge, body: wire.ChatBody, name: str, prompt: list[int]
@@ -317,11 +332,11 @@ class InferenceApi:
             }
             yield first | ({"prompt_token_ids": prompt} if body.return_token_ids and index == 0 else {})
         sampled_tokens = 0
+        written = ChatAnswer(body, self.texts)
         async for _, chunk in bridge.results():
             assert isinstance(chunk, GeneratedChunk)
             sampled_tokens += len(chunk.token_ids)
-            delta = {"content": chunk.text or ""}
-            yield shared_fields | {"choices": [{"index": chunk.index, "delta": delta} | self._chat_choice(chunk, body)]}
+            yield shared_fields | {"choices": [written.chunk(chunk)]}
         if body.include_usage:
             yield shared_fields | {"choices": [], "usage": wire.usage(len(prompt), sampled_tokens)}
 
@@ -332,7 +347,9 @@ class InferenceApi:
         prompts = await _read(request, lambda: self._prompts(body))
         if not prompts:
             raise wire.InvalidRequest("The prompt is empty.", "prompt")
-        sampling = [body.params(self._token_budget(prompt, body.max_tokens), body.logprobs) for prompt in prompts]
+        budgets = [self._token_budget(prompt, body.max_tokens) for prompt in prompts]
+        grammar = await self._grammar(request, body)
+        sampling = [body.params(budget, body.logprobs, grammar) for budget in budgets]
         bridge = EngineBridge(self.engine)
         with ExitStack() as cleanup:
             cleanup.enter_context(bridge)
@@ -378,7 +395,7 @@ class InferenceApi:
         if body.logprobs is not None:
             as_ids = body.return_tokens_as_token_ids
             choice["logprobs"] = wire.completion_logprobs(token_ids, logprobs, top, self.texts, as_ids, 0)
-        choice |= _choice_end(chunk, body)
+        choice |= wire.choice_end(chunk, body)
         if scored is not None:
             choice["prompt_logprobs"] = wire.prompt_logprobs(prompt, scored, self.texts)
             choice["prompt_logprobs_temperature"] = body.prompt_logprobs_temperature
@@ -410,7 +427,7 @@ class InferenceApi:
                     body.return_tokens_as_token_ids,
                     offset,
                 )
-            yield shared_fields | {"choices": [choice | _choice_end(chunk, body)]}
+            yield shared_fields | {"choices": [choice | wire.choice_end(chunk, body)]}
         if body.include_usage:
             yield shared_fields | {"choices": [], "usage": wire.usage(sum(map(len, prompts)), sampled_tokens)}
 
@@ -433,11 +450,6 @@ def _parsed(data: bytes | bytearray, kind: type[_Body]) -> _Body:
     return kind.model_validate(body)
 
 
-def _choice_end(chunk: GeneratedChunk, body: wire.SamplingBody) -> dict[str, Any]:
-    end: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
-    return end | ({"token_ids": chunk.token_ids} if body.return_token_ids else {})
-
-
 async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     """Yields server-sent events. An engine error becomes an event, because the status has already been sent."""
     try:
@@ -449,27 +461,14 @@ async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _joined_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Joins content given as a list of text parts: templates of text models accept only a string."""
-    content = message.get("content")
-    if "role" not in message:
-        raise wire.InvalidRequest("Every message needs a role.", "messages")
-    if not isinstance(content, list):
-        return message if content is not None else message | {"content": ""}
-    invalid = [part.get("type") for part in content if part.get("type") != "text"]
-    if invalid:
-        raise wire.InvalidRequest(f"Content of type {invalid[0]!r} is not supported: this is a text model.", "messages")
-    return message | {"content": "".join(part["text"] for part in content)}
-
-
 def _status(error: Exception) -> tuple[int, str]:
     if isinstance(error, UnknownModelName | AdapterMissing):
         return 404, "NotFoundError"
-    if isinstance(error, wire.InvalidRequest | ValidationError | AdapterRefused | AdapterCacheFull):
+    if isinstance(error, wire.InvalidRequest | ValidationError | AdapterRefused | AdapterCacheFull | RequestFailed):
         return 400, "BadRequestError"
     if isinstance(error, StorageError | MissingExtra):
         return 424, "FailedDependencyError"
-    if isinstance(error, EngineStopped):
+    if isinstance(error, EngineStopped | GrammarsBusy):
         return 503, "ServiceUnavailableError"
     if isinstance(error, Disconnected):
         return 499, "ClientClosedRequest"

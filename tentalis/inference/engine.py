@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, GenerateJob, ScoreJob
+from tentalis.inference.grammar import GrammarFailed, GrammarMatcher
+from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, GenerateJob, RequestFailed, ScoreJob
+from tentalis.inference.long_prompt import LongPrompt
+from tentalis.inference.prefix_store import MIN_TOKENS, Prefix, PrefixStore
 from tentalis.inference.runtime import ModelRuntime
-from tentalis.inference.sampling import DrawnTokens, draw, uniforms
+from tentalis.inference.sampling import DrawnTokens, allow_only, draw, penalise, uniforms
 from tentalis.inference.scoring import score_batch
 from tentalis.inference.text import TextStream
 from tentalis.inference.whole_model import WholeModel, whole_model_of
@@ -31,6 +34,7 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     generated_tokens: int = 0
     scored_tokens: int = 0
     steps: int = 0
@@ -46,6 +50,7 @@ class _Row:
     index: int
     uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]
     text: TextStream | None
+    matcher: GrammarMatcher | None
     length: int  # tokens in the cache
     last: int = -1  # the last sampled token; it is not in the cache yet
     tokens: list[int] = field(default_factory=list)
@@ -54,11 +59,28 @@ class _Row:
     emitted: int = 0
 
 
+@dataclass
+class _Admitted:
+    """A job that joins the batch with `count` samples. `prefix` has its first `start` tokens."""
+
+    job: GenerateJob
+    count: int
+    prefix: Prefix | None
+    start: int
+
+    @property
+    def rest(self) -> list[int]:
+        """The tokens to compute."""
+        return self.job.prompt[self.start :]
+
+
 class InferenceEngine:
     """Runs `runtime` in a separate thread. `submit` and `cancel` may be called from any thread.
 
-    `max_batch` bounds the rows decoded together, `cache_bytes` the memory of their keys and values. `prefill_tokens`
-    and `score_tokens` bound the padded tokens of one such pass, and so the time that it delays running requests.
+    `max_batch` bounds the rows decoded together, `cache_bytes` the memory of their keys and values, `prefix_bytes` that
+    of ended sequences whose beginning other prompts may have (0: none is kept). `prefill_tokens` and `score_tokens`
+    bound the padded tokens of one such pass, and so the time that it delays running requests; a longer prompt is
+    computed in chunks of `chunk_tokens`, with a decoding step after each.
     """
 
     def __init__(
@@ -67,7 +89,9 @@ class InferenceEngine:
         max_batch: int = 64,
         cache_bytes: int = 4 << 30,
         prefill_tokens: int = 2048,
+        chunk_tokens: int = 512,
         score_tokens: int = 4096,
+        prefix_bytes: int = 512 << 20,
         max_queue: int = 4096,
         threads: int | None = None,
     ) -> None:
@@ -75,11 +99,14 @@ class InferenceEngine:
         self.stats = EngineStats()
         self._max_batch = max_batch
         self._prefill_tokens = prefill_tokens
+        self._chunk_tokens = chunk_tokens
         self._score_tokens = score_tokens
         self._max_queue = max_queue
         self._threads = threads
         self._cache = runtime.new_cache()
         self.cache_tokens = cache_bytes // self._cache.bytes_per_token
+        self._prefixes = PrefixStore(prefix_bytes)
+        self._long: LongPrompt | None = None
         self._rows: list[_Row] = []
         self._waiting: deque[GenerateJob] = deque()
         self._scores: deque[ScoreJob] = deque()
@@ -162,9 +189,11 @@ class InferenceEngine:
             return not self._stopping
 
     def _run_step(self) -> None:
-        """Run one prefill, one scoring pass or one decoding step."""
+        """Run one prefill, or a chunk of a long prompt if there is one and then a scoring pass or a decoding step."""
         if self._waiting and self._admit():
             return
+        if self._long is not None:
+            self._compute_chunk(self._long)
         if self._scores and (not self._rows or self._score_seconds <= self._decode_seconds):
             started = time.perf_counter()
             self._score()
@@ -180,60 +209,108 @@ class InferenceEngine:
 
     def _admit(self) -> bool:
         """Prefill waiting prompts in order of arrival, as rows and memory allow, up to the first that needs another
-        whole model. Returns False if none fits now."""
-        admitted: list[tuple[GenerateJob, int]] = []
+        whole model. The first long one begins to be computed in chunks, and is passed over. Returns False if none fits
+        now."""
+        admitted: list[_Admitted] = []
         rows, longest = len(self._rows), self._longest_row()
-        width = 0
+        width = start = 0
         for job in self._waiting:
-            width_with = max(width, len(job.prompt))
-            if admitted and width_with * (len(admitted) + 1) > self._prefill_tokens:
-                break
-            if admitted and whole_model_of(job.adapter) is not whole_model_of(admitted[0][0].adapter):
+            if admitted and whole_model_of(job.adapter) is not whole_model_of(admitted[0].job.adapter):
                 break
             longest_with = max(longest, _rounded(len(job.prompt) + job.params.max_tokens))
-            free_rows = min(self._max_batch, max(1, self.cache_tokens // longest_with)) - rows
-            if free_rows <= 0:
+            if self._free_rows(longest_with) <= rows:
                 break
-            count = min(free_rows, job.n - job.started)
-            admitted.append((job, count))
-            rows, longest, width = rows + count, longest_with, width_with
-            if count < job.n - job.started:
+            found = self._begun(job)
+            one = _Admitted(job, job.n - job.started, *(found or (None, 0)))
+            if len(one.rest) > self._chunk_tokens:
+                self._long = self._long or LongPrompt(self.runtime, job, found)
+                continue
+            width_with, start_with = max(width, len(one.rest)), max(start, one.start)
+            if admitted and width_with * (len(admitted) + 1) > self._prefill_tokens:
+                break
+            if start_with:  # the padding of a shorter rest is written to the cache too
+                longest_with = max(longest_with, _rounded(start_with + width_with))
+            one.count = min(self._free_rows(longest_with) - rows, one.count)
+            if one.count <= 0:
+                break
+            admitted.append(one)
+            rows, longest, width, start = rows + one.count, longest_with, width_with, start_with
+            if one.count < job.n - job.started:
                 break
         if admitted:
-            self._prefill(admitted, rows, longest, width)
+            self._prefill(admitted, rows, longest)
         return bool(admitted)
+
+    def _free_rows(self, length: int) -> int:
+        """The number of rows of `length` tokens that the cache may have."""
+        return min(self._max_batch, max(1, self.cache_tokens // length))
+
+    def _begun(self, job: GenerateJob) -> tuple[Prefix, int] | None:
+        """The longest beginning of a job's prompt that is computed already, with its number of tokens."""
+        if job.prefix is not None:
+            return job.prefix, len(job.prefix.tokens)
+        return self._prefixes.longest(job.adapter, job.prompt)
+
+    def _compute_chunk(self, prompt: LongPrompt) -> None:
+        """Compute a chunk of a long prompt; after the last but one, its job joins the batch like any other."""
+        self._routed = False
+        count = min(self._chunk_tokens, prompt.remaining - 1)
+        try:
+            prompt.compute(count)
+        except Exception as error:
+            log.exception("a chunk of a prompt failed")
+            prompt.job.cancelled = True
+            prompt.job.sink(EngineError(f"The model failed on this prompt: {type(error).__name__}: {error}"))
+            return
+        self.stats.prompt_tokens += count
+        if prompt.remaining <= self._chunk_tokens:
+            prompt.job.prefix, self._long = prompt.prefix(), None
 
     def _longest_row(self) -> int:
         """The most cache positions that a running row may need."""
         return max((_rounded(len(row.job.prompt) + row.job.params.max_tokens) for row in self._rows), default=0)
 
-    def _prefill(self, admitted: list[tuple[GenerateJob, int]], rows: int, length: int, width: int) -> None:
+    def _prefill(self, admitted: Sequence[_Admitted], rows: int, length: int) -> None:
         """Run each prompt once, copy its keys and values to its other samples' rows, and draw each first token."""
         first = len(self._rows)
         prompt_rows: list[int] = []  # the row of each prompt
         prompt_of_row: list[int] = []  # for each new row, the index of its prompt in `admitted`
-        for prompt_index, (job, count) in enumerate(admitted):
+        for prompt_index, one in enumerate(admitted):
+            job = one.job
             prompt_rows.append(len(self._rows))
-            for _ in range(count):
+            for _ in range(one.count):
                 params = job.params
                 streams = job.stream or params.stop
                 text = TextStream(self.runtime.tokenizer, params.stop, params.include_stop) if streams else None
                 numbers = uniforms(params.seed, job.started, params.max_tokens)
-                self._rows.append(_Row(job, job.started, numbers, text, len(job.prompt)))
+                matcher = None if params.grammar is None else params.grammar.matcher()
+                self._rows.append(_Row(job, job.started, numbers, text, matcher, len(job.prompt)))
                 job.started += 1
                 prompt_of_row.append(prompt_index)
             if job.started == job.n:
                 self._waiting.remove(job)
         self._routed = False
         self._reserve_cache(first, rows, length)
+        width = max(len(one.rest) for one in admitted)
         tokens = np.zeros((len(admitted), width), dtype=np.int64)
-        for prompt_index, (job, _) in enumerate(admitted):
-            tokens[prompt_index, : len(job.prompt)] = job.prompt
+        for prompt_index, one in enumerate(admitted):
+            tokens[prompt_index, : len(one.rest)] = one.rest
+            if one.prefix is not None:
+                self._cache.load_row(prompt_rows[prompt_index], one.prefix.keys, one.prefix.values, one.start)
+            if one.job.prefix is None:
+                self.stats.reused_tokens += one.start
+            one.job.prefix = None
+            if self._long is not None and self._long.job is one.job:
+                self._long = None
         device = self.runtime.device
-        self.runtime.route([job.adapter for job, _ in admitted])
-        step = self.runtime.prefill_step(self._cache, prompt_rows, width)
+        self.runtime.route([one.job.adapter for one in admitted])
+        if any(one.start for one in admitted):
+            starts = torch.tensor([one.start for one in admitted], device=device)
+            step = self.runtime.continue_step(self._cache, starts, width, torch.tensor(prompt_rows, device=device))
+        else:
+            step = self.runtime.prefill_step(self._cache, prompt_rows, width)
         hidden = self.runtime.hidden(torch.from_numpy(tokens).to(device), step)
-        last_positions = torch.tensor([len(job.prompt) - 1 for job, _ in admitted], device=device)
+        last_positions = torch.tensor([len(one.rest) - 1 for one in admitted], device=device)
         last_hidden = hidden[torch.arange(len(admitted), device=device), last_positions]
         copies = [
             (prompt_rows[prompt_index], first + i)
@@ -241,10 +318,21 @@ class InferenceEngine:
             if prompt_rows[prompt_index] != first + i
         ]
         if copies:
-            self._cache.copy_rows([source for source, _ in copies], [target for _, target in copies], width)
-        self.stats.prompt_tokens += sum(len(job.prompt) for job, _ in admitted)
+            longest = max(len(one.job.prompt) for one in admitted)
+            self._cache.copy_rows([source for source, _ in copies], [target for _, target in copies], longest)
+        self.stats.prompt_tokens += sum(len(one.rest) for one in admitted)
         logits = self.runtime.logits(last_hidden)[torch.tensor(prompt_of_row, device=device)]
-        self._append_tokens(self._rows[first:], self._draw(logits, self._rows[first:]))
+        drawn = self._draw(logits, self._rows[first:])
+        finite = drawn.finite.tolist()
+        for one, row in zip(admitted, prompt_rows, strict=True):
+            if one.job.n > 1 and finite[row - first]:
+                self._keep(one.job, one.job.prompt, row)
+        self._append_tokens(self._rows[first:], drawn)
+
+    def _keep(self, job: GenerateJob, tokens: Sequence[int], row: int) -> None:
+        """Keep the keys and values of a sequence, which `row` of the cache holds, for prompts that begin alike."""
+        if len(tokens) >= MIN_TOKENS and self._prefixes.room_for(len(tokens) * self._cache.bytes_per_token):
+            self._prefixes.put(Prefix.of(job.adapter, tokens, *self._cache.saved_row(row, len(tokens))))
 
     def _reserve_cache(self, kept_rows: int, rows: int, length: int) -> None:
         """Resize the cache to hold `rows` rows of `length` tokens, keeping the first `kept_rows`; within `cache_tokens`
@@ -295,6 +383,8 @@ class InferenceEngine:
         return self._draw(self.runtime.logits(self.runtime.hidden(tokens, step)[:, 0]), rows)
 
     def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> DrawnTokens:
+        for index, row in enumerate(rows):
+            self._restrict(logits[index], row)
         params = [row.job.params for row in rows]
         return draw(
             logits,
@@ -305,11 +395,23 @@ class InferenceEngine:
             max((p.top_logprobs or 0 for p in params), default=0),
         )
 
+    def _restrict(self, logits: Tensor, row: _Row) -> None:
+        """Applies the row's penalties and grammar to its logits [vocab]. Other rows' logits stay as they are."""
+        params = row.job.params
+        if row.tokens and (params.presence_penalty or params.frequency_penalty):
+            penalise(logits, row.tokens, params.presence_penalty, params.frequency_penalty)
+        if row.matcher is not None and not row.job.cancelled:
+            try:
+                allow_only(logits, row.matcher.allowed())
+            except GrammarFailed as error:
+                self._fail(row.job, RequestFailed(str(error)))
+
     def _append_tokens(self, rows: Sequence[_Row], drawn: DrawnTokens) -> None:
         """Append each row's token, send results to the sinks, and remove finished rows."""
         tokens, logprobs, finite = drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.finite.tolist()
         top_tokens = None if drawn.top_tokens is None else drawn.top_tokens.tolist()
         top_logprobs = None if drawn.top_logprobs is None else drawn.top_logprobs.tolist()
+        place = {id(row): number for number, row in enumerate(self._rows)}
         finished: set[int] = set()
         for index, row in enumerate(rows):
             if row.job.cancelled:
@@ -319,6 +421,8 @@ class InferenceEngine:
                 continue
             row.last = tokens[index]
             row.tokens.append(tokens[index])
+            if row.matcher is not None and not self._advance(row, row.matcher):
+                continue
             row.logprobs.append(logprobs[index])
             wanted = row.job.params.top_logprobs
             if wanted is not None:
@@ -330,6 +434,8 @@ class InferenceEngine:
                 row.top.append(list(best)[:wanted])
             if self._emit(row):
                 finished.add(id(row))
+                if row.job.n == 1:
+                    self._keep(row.job, [*row.job.prompt, *row.tokens][: row.length], place[id(row)])
         self.stats.generated_tokens += len(rows)
         if finished or any(row.job.cancelled for row in rows):
             self._compact([row for row in self._rows if id(row) not in finished and not row.job.cancelled])
@@ -362,16 +468,29 @@ class InferenceEngine:
         )
         return finish_reason is not None
 
+    def _advance(self, row: _Row, matcher: GrammarMatcher) -> bool:
+        """Tells the row's grammar its new token. Returns False if the request has failed."""
+        try:
+            matcher.advance(row.last)
+        except GrammarFailed as error:
+            self._fail(row.job, RequestFailed(str(error)))
+            return False
+        return True
+
     def _fail_not_finite(self, job: GenerateJob) -> None:
         """Fail a request whose logits are not finite, and zero its cache rows, so that NaN cannot spread."""
-        job.cancelled = True
         for index, row in enumerate(self._rows):
             if row.job is job:
                 self._cache.wipe(index)
+        name = "the base model" if job.adapter is None else f"version {job.adapter.name!r}"
+        self._fail(job, EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
+
+    def _fail(self, job: GenerateJob, error: EngineError) -> None:
+        """Fail a request whose rows are still in the batch; they leave it after this step."""
+        job.cancelled = True
         if job in self._waiting:
             self._waiting.remove(job)
-        name = "the base model" if job.adapter is None else f"version {job.adapter.name!r}"
-        job.sink(EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
+        job.sink(error)
 
     def _compact(self, remaining: list[_Row]) -> None:
         """Keep only the rows in `remaining`, in cache rows 0 .. n-1: rows from the end move into the gaps."""
@@ -428,6 +547,8 @@ class InferenceEngine:
             self._waiting = deque(job for job in self._waiting if not job.cancelled)
         if any(job.cancelled for job in self._scores):
             self._scores = deque(job for job in self._scores if not job.cancelled)
+        if self._long is not None and self._long.job.cancelled:
+            self._long = None
         if any(row.job.cancelled for row in self._rows):
             self._compact([row for row in self._rows if not row.job.cancelled])
 
@@ -447,6 +568,8 @@ class InferenceEngine:
             self._inbox.clear()
         self._waiting.clear()
         self._scores.clear()
+        self._long = None
+        self._prefixes.clear()
         self._fail_running(error)
         for job in queued:
             if not job.cancelled:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tentalis.inference.prefix_store import Prefix
 from tentalis.inference.sampling import SamplingParams
 from tentalis.inference.scoring import ScoredTokens
 from tentalis.inference.whole_model import ServedVersion
@@ -10,6 +11,10 @@ from tentalis.inference.whole_model import ServedVersion
 
 class EngineError(Exception):
     """A request failed inside the engine."""
+
+
+class RequestFailed(EngineError):
+    """The request's own parameters made it fail: repeating it will not help."""
 
 
 class EngineStopped(EngineError):
@@ -45,8 +50,10 @@ class GenerateJob:
     stream: bool
     sink: ResultSink
     cancelled: bool = False
-    # Samples that have a row or are finished. Only the engine writes this.
+    # Samples that have a row or are finished. Only the engine writes this and the next.
     started: int = 0
+    # What is computed of a long prompt.
+    prefix: Prefix | None = None
 
 
 @dataclass(eq=False)

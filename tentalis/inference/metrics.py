@@ -10,7 +10,14 @@ MODEL_ADAPTERS = Metric("tentalis_inference_adapters", MetricKind.GAUGE, "Adapte
 MODEL_PROMPT_TOKENS = Metric(
     "tentalis_inference_prompt_tokens_total",
     MetricKind.COUNTER,
-    "Prompt tokens prefilled (a prompt counts once, for any n).",
+    "Prompt tokens computed (a prompt counts once, for any n).",
+    ("model",),
+    unit="tokens",
+)
+MODEL_REUSED_TOKENS = Metric(
+    "tentalis_inference_reused_tokens_total",
+    MetricKind.COUNTER,
+    "Prompt tokens that an ended sequence began with, so that they were not computed again.",
     ("model",),
     unit="tokens",
 )

@@ -70,6 +70,15 @@ class KeyValueCache:
         for store in (self.keys, self.values):
             store[:, target_rows, :, :length] = store[:, source_rows, :, :length]
 
+    def load_row(self, row: int, keys: Tensor, values: Tensor, length: int) -> None:
+        """Copy the first `length` positions of keys and values [layers, heads, n, head_dim] to a row."""
+        self.keys[:, row, :, :length] = keys[:, :, :length]
+        self.values[:, row, :, :length] = values[:, :, :length]
+
+    def saved_row(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """Returns copies of the first `length` keys and values of a row, [layers, heads, length, head_dim]."""
+        return self.keys[:, row, :, :length].clone(), self.values[:, row, :, :length].clone()
+
     def wipe(self, row: int) -> None:
         """Zero a row that may hold NaN, so that it cannot affect the next sequence in that row."""
         self.keys[:, row] = 0

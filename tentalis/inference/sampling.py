@@ -1,12 +1,15 @@
 """Draws tokens for a whole batch at once, with the log-probs of the distribution they were drawn from."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from tentalis.inference.grammar import Grammar
 
 _BLOCK = 256
 
@@ -15,7 +18,9 @@ _BLOCK = 256
 class SamplingParams:
     """Sampling settings of a request. Temperature 0 takes the most likely token and reports log-probs at temperature 1.
 
-    `top_k` 0 means all tokens; `top_logprobs` None means that only the sampled token's log-prob is reported.
+    `top_k` 0 means all tokens; `top_logprobs` None means that only the sampled token's log-prob is reported. A sampled
+    token's logit is lowered by `presence_penalty`, and by `frequency_penalty` each time that it was sampled before.
+    `grammar`: the only texts that the answer may have.
     """
 
     max_tokens: int
@@ -28,6 +33,9 @@ class SamplingParams:
     include_stop: bool = False
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    grammar: Grammar | None = None
 
 
 def uniforms(seed: int | None, index: int, count: int) -> NDArray[np.float64]:
@@ -61,7 +69,8 @@ def draw(
 ) -> DrawnTokens:
     """Draws one token per row of `logits` fp32 [N, vocab], by inverting the cumulative distribution at `uniform` [N].
 
-    Overwrites `logits`. The log-probs are those of the processed distribution: temperature, top-k, then top-p.
+    Overwrites `logits`, to which penalties and grammars are applied already. The log-probs are those of the processed
+    distribution: penalties, grammar, temperature, top-k, then top-p.
     """
     device = logits.device
     greedy = temperature == 0
@@ -91,6 +100,18 @@ def draw(
             tokens = torch.where(torch.from_numpy(greedy).to(device), likeliest, tokens)
         logprobs = logits.gather(1, tokens[:, None])[:, 0]
     return DrawnTokens(tokens, logprobs, finite, best_tokens, best_logprobs)
+
+
+def penalise(logits: Tensor, tokens: Sequence[int], presence: float, frequency: float) -> None:
+    """Lowers the logits [vocab] of one row, in place, for the tokens that were sampled before."""
+    found, counts = np.unique(np.asarray(tokens, dtype=np.int64), return_counts=True)
+    lowered = torch.from_numpy((presence + frequency * counts).astype(np.float32)).to(logits.device)
+    logits[torch.from_numpy(found).to(logits.device)] -= lowered
+
+
+def allow_only(logits: Tensor, allowed: NDArray[np.bool_]) -> None:
+    """Sets the logits [vocab] of one row, in place, to minus infinity where `allowed` [vocab] is False."""
+    logits.masked_fill_(torch.from_numpy(~allowed).to(logits.device), float("-inf"))
 
 
 def _restrict(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ class ServerMetrics:
         exporter.read(metrics.MODEL_WAITING, lambda: stats.waiting)
         exporter.read(metrics.MODEL_ADAPTERS, adapters)
         exporter.read(metrics.MODEL_PROMPT_TOKENS, lambda: stats.prompt_tokens)
+        exporter.read(metrics.MODEL_REUSED_TOKENS, lambda: stats.reused_tokens)
         exporter.read(metrics.MODEL_GENERATED_TOKENS, lambda: stats.generated_tokens)
         exporter.read(metrics.MODEL_SCORED_TOKENS, lambda: stats.scored_tokens)
         exporter.read(metrics.MODEL_STEPS, lambda: stats.steps)
@@ -142,6 +143,7 @@ def serve(
     max_batch: int = 64,
     max_adapters: int = 64,
     *,
+    prefix_mb: int = 512,
     max_models: int = DEFAULT_MODELS,
     files: FileCache,
     drain_s: float = 0.0,
@@ -149,8 +151,8 @@ def serve(
     """Serve the model in the folder `model_path` until SIGTERM or SIGINT.
 
     `max_model_len` (tokens) is by default the model's, but at most 2048; `max_batch` bounds the samples decoded
-    together; `max_models`: most whole models that are loaded besides the served one; `drain_s`: seconds that requests
-    in flight may take after the signal.
+    together; `prefix_mb`: memory (MiB) for the keys and values of ended sequences; `max_models`: most whole models that
+    are loaded besides the served one; `drain_s`: seconds that requests in flight may take after the signal.
     Raises PortTaken, UnsupportedModel, ValueError, and the errors of transformers for a folder that it cannot read.
     """
     sockets = listening_sockets(host, port, "model server")  # before the model is loaded, which takes a while
@@ -161,7 +163,7 @@ def serve(
     context = max_model_len or min(runtime.max_positions, _DEFAULT_CONTEXT)
     if context > runtime.max_positions:
         raise ValueError(f"max_model_len {context} is more than the model's {runtime.max_positions} positions.")
-    engine = InferenceEngine(runtime, max_batch=max_batch, threads=threads)
+    engine = InferenceEngine(runtime, max_batch=max_batch, threads=threads, prefix_bytes=prefix_mb << 20)
     adapters = AdapterCache(runtime, max_adapters, files, max_models)
     app = build_app(engine, adapters, served_name or model_path.name, str(model_path), context)
     config = uvicorn.Config(app, host=host, port=port, log_level="info", access_log=False)

@@ -7,7 +7,9 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tentalis.inference.grammar import Grammar
 from tentalis.inference.jobs import GeneratedChunk
+from tentalis.inference.response_format import answer_grammar
 from tentalis.inference.sampling import SamplingParams
 from tentalis.inference.scoring import ScoredTokens
 
@@ -23,16 +25,13 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
     "best_of": (None, 1),
-    "frequency_penalty": (None, 0),
     "guided_choice": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
     "logit_bias": (None, {}),
     "min_p": (None, 0),
     "min_tokens": (None, 0),
-    "presence_penalty": (None, 0),
     "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "suffix": (None, ""),
     "truncate_prompt_tokens": (None,),
@@ -101,6 +100,9 @@ class SamplingBody(_Body):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    response_format: Any = None
 
     @property
     def samples(self) -> int:
@@ -112,8 +114,14 @@ class SamplingBody(_Body):
         """True if a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def params(self, max_tokens: int, top_logprobs: int | None) -> SamplingParams:
+    def grammar(self) -> str | None:
+        """The grammar of the answer, None if it may be any text. Raises InvalidFormat."""
+        return answer_grammar(self.response_format)
+
+    def params(self, max_tokens: int, top_logprobs: int | None, grammar: Grammar | None = None) -> SamplingParams:
         """The engine's sampling parameters; omitted ones mean the model's own distribution."""
+        if grammar is not None and self.ignore_eos:
+            raise InvalidRequest("ignore_eos cannot be combined with a response_format or a forced tool.", "ignore_eos")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if any(not text for text in stop):
             raise InvalidRequest("A stop string must not be empty.", "stop")
@@ -128,6 +136,9 @@ class SamplingBody(_Body):
             include_stop=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             top_logprobs=top_logprobs,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            grammar=grammar,
         )
 
 
@@ -147,8 +158,6 @@ class ChatBody(SamplingBody):
 
     @model_validator(mode="after")
     def _check(self) -> "ChatBody":
-        if self.tool_choice not in (None, "none", "auto"):
-            raise ValueError("tool_choice must be none or auto: this server cannot force a tool call")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
         if self.add_generation_prompt and self.continue_final_message:
@@ -159,6 +168,24 @@ class ChatBody(SamplingBody):
     def limit(self) -> int | None:
         """The most tokens to sample; None means as many as fit."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def may_call(self) -> bool:
+        """True if the model may call a tool: calls in its text become `tool_calls`."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def untagged_tools(self) -> set[str]:
+        """The tools that an answer without tags may call: none, if the answer has a form anyway."""
+        if self.response_format not in (None, {"type": "text"}) or self.tool_choice not in (None, "auto"):
+            return set()
+        functions = (tool.get("function") for tool in self.tools or ())
+        named = (function.get("name") for function in functions if isinstance(function, dict))
+        return {name for name in named if isinstance(name, str)}
+
+    def grammar(self) -> str | None:
+        """The grammar of the answer, None if it may be any text. Raises InvalidFormat."""
+        return answer_grammar(self.response_format, self.tools, self.tool_choice)
 
 
 class CompletionBody(SamplingBody):
@@ -274,6 +301,12 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 def error_body(status: int, kind: str, message: str, param: str | None = None) -> dict[str, Any]:
     """An error body in vLLM's format."""
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def choice_end(chunk: GeneratedChunk, body: SamplingBody) -> dict[str, Any]:
+    """The last fields of a choice: why it ended, and its token ids if the request wants them."""
+    end: dict[str, Any] = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
+    return end | ({"token_ids": chunk.token_ids} if body.return_token_ids else {})
 
 
 def chat_logprobs(chunk: GeneratedChunk, texts: TokenTexts, as_ids: bool | None) -> dict[str, Any]:

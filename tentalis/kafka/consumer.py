@@ -168,10 +168,22 @@ def _lag(consumer: Consumer) -> Lags:
     """
     found: Lags = {}
     for place in consumer.position(consumer.assignment()):
-        _, end = consumer.get_watermark_offsets(place, cached=True)
-        if place.offset >= 0 and end >= 0:
-            found[str(place.topic), str(place.partition)] = float(max(0, end - place.offset))
+        if (behind := records_behind(consumer, place)) is not None:
+            found[str(place.topic), str(place.partition)] = float(behind)
     return found
+
+
+def records_behind(consumer: Consumer, position: TopicPartition) -> int | None:
+    """Returns the records between a position and the end of its partition, as of the last fetch; None if the position
+    is none yet, or nothing was fetched. Asks the client alone, not the broker."""
+    end = _fetched_end(consumer, position)
+    return None if position.offset < 0 or end is None else max(0, end - position.offset)
+
+
+def _fetched_end(consumer: Consumer, place: TopicPartition) -> int | None:
+    """Returns the end of a partition as of its last fetch; None before the first."""
+    _, end = consumer.get_watermark_offsets(place, cached=True)
+    return end if end >= 0 else None
 
 
 class Follower:
@@ -225,9 +237,8 @@ class Follower:
             return
         end = self._pending[place]
         if end is None:
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            self._pending[place] = end if end >= 0 else None  # negative: the client does not know it yet
-        if 0 <= end <= stored.offset + 1:
+            end = self._pending[place] = _fetched_end(self._consumer, TopicPartition(*place))
+        if end is not None and end <= stored.offset + 1:
             del self._pending[place]
 
     def lag(self) -> Lags:

@@ -1,18 +1,20 @@
 """The result of a run: printed for people, as JSON for programs, and as an HTML report."""
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tentalis.agents.manager.curriculum import Pool
 from tentalis.demo.play import PACKAGES, printable
 from tentalis.demo.report import DemoReport, comparison, write_report
 from tentalis.demo.stats import RunStats
 from tentalis.demo.summary import AnswerPair, Summary, summarise
 from tentalis.demo.view import sparkline
 from tentalis.learning.compare import Comparison
+from tentalis.learning.pools import pools_in_words
 from tentalis.learning.sample import ScoredAnswer
 from tentalis.service.stdout import data
 from tentalis.storage.location import Location
@@ -32,7 +34,8 @@ class SamplePair:
 
 @dataclass(frozen=True, slots=True)
 class LearnResult:
-    """Everything that is known at the end of a run. `problems`: reasons of unknown rewards in the comparison."""
+    """Everything that is known at the end of a run. `problems`: reasons of unknown rewards in the comparison. `pools`:
+    the number of prompts in each pool of the curriculum; None without one."""
 
     run_id: str
     stats: RunStats
@@ -47,6 +50,7 @@ class LearnResult:
     prompts: str
     rewards: Sequence[str]
     config: str
+    pools: Mapping[Pool, int] | None = None
 
     @property
     def summary(self) -> Summary:
@@ -90,6 +94,7 @@ class LearnResult:
             ],
             "policy": self.newest,
             "adapter": self.adapter,
+            "pools": None if self.pools is None else {pool.value: count for pool, count in self.pools.items()},
             "report": str(report),
             "next": list(self.commands),
         }
@@ -111,6 +116,7 @@ def _report(result: LearnResult) -> DemoReport:
         "held-out prompts": result.held_out_sentence(),
         "prompts": result.prompts,
         "reward": ", ".join(result.rewards),
+        **({} if result.pools is None else {"prompts by solve rate": pools_in_words(result.pools)}),
         "steps": str(summary.steps),
         "adapter": result.adapter,
         "tasks": f"{stats.tasks} with {stats.samples} samples",
@@ -151,6 +157,8 @@ def _print(result: LearnResult, page: Path) -> None:
     for each in result.samples:
         table.add_row(*(Text(text) for text in (printable(each.question), shown(each.before), shown(each.after))))
     console.print(table)
+    if result.pools is not None:
+        console.print(f"prompts by solve rate: {pools_in_words(result.pools)}", soft_wrap=True)
     for name, value in summary.times().items():
         console.print(f"{name}: {value}", soft_wrap=True)
     console.print(f"adapter: {result.adapter}", soft_wrap=True)

@@ -247,8 +247,8 @@ def _saved_dataset(path: Path) -> Iterator[SourceRow]:
         import pyarrow.ipc
     except ModuleNotFoundError as error:
         raise LearnError(
-            f"{path}: reading Arrow files needs pyarrow: `pip install pyarrow`, or save the data set as Parquet "
-            "(`dataset.to_parquet('prompts.parquet')`)"
+            f"{path}: reading Arrow files needs pyarrow: `pip install 'tentalis[datasets]'`, or save the data set as "
+            "Parquet (`dataset.to_parquet('prompts.parquet')`)"
         ) from error
     return _arrow([path / file for file in files], pyarrow)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tentalis.local import child
 from tentalis.local.spec import NotReady, ProcessSpec
-from tentalis.service.health import RECOVERING
+from tentalis.service.health import RECOVERING, WAITING
 from tentalis.service.heartbeat import Beats
 
 
@@ -33,8 +33,9 @@ class CheckResult:
     paused: tuple[int, ...] = ()
 
     @property
-    def recovering(self) -> bool:
-        return self.reason.startswith(RECOVERING)
+    def in_order(self) -> bool:
+        """True if it says that it restores its state or waits for another process."""
+        return self.reason.startswith((RECOVERING, WAITING))
 
 
 def check_health(spec: ProcessSpec, beats: Beats | None, pid: int, mark: str | None) -> CheckResult:

@@ -139,8 +139,8 @@ class SupervisedProcess:
                 self.confirmed = True
         elif self.unready_since is None:
             self.unready_since = awake
-        # While it starts, being alive is not enough, unless its working loop beats or it says that it recovers.
-        if not result.silent and (result.ready or self.ready_since is not None or result.beating or result.recovering):
+        # While it starts, being alive is not enough, unless its working loop beats or it says why it is not ready yet.
+        if not result.silent and (result.ready or self.ready_since is not None or result.beating or result.in_order):
             self.silence.heard(awake)
         # A series of failures ends when the process has been ready for long enough.
         if self.history != History() and self.ready_for(now) >= self.spec.policy.healthy_after:

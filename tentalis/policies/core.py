@@ -21,11 +21,15 @@ class PolicyLog:
         self._updates: dict[str, PolicyUpdate] = {}
         self._newest: dict[str, tuple[PolicyUpdate, int]] = {}
         self._promoted: dict[str, tuple[Promotion, int]] = {}
+        # By policy, in order: the promotions that no later one has gone back behind. Compaction keeps only the last.
+        self._standing: dict[str, list[Promotion]] = {}
         # By policy: the run that the promotion in force ends, if it is a rollback.
         self._ended_runs: dict[str, str | None] = {}
         self._acked: dict[str, PolicyAck] = {}
         self._served_versions: dict[str, int] = {}
         self._rules: dict[str, GuardRule] = {}
+        # By run, in order: from which time on its versions are published under a mode.
+        self._modes: dict[str, list[tuple[int, GuardMode]]] = {}
         self._manifests: list[RunManifest] = []
         self._verdicts: dict[str, EvalResult] = {}
         self._assignments = Assignments()
@@ -44,6 +48,8 @@ class PolicyLog:
             case Promotion():
                 self._promoted[record.policy] = (record, offset)
                 self._ended_runs[record.policy] = self._ended_by(record)
+                standing = self._standing.get(record.policy, [])
+                self._standing[record.policy] = [each for each in standing if each.version < record.version] + [record]
             case PolicyAck() if record.server_id == self._server_id:
                 self._acked[record.policy] = record
                 if record.ok:
@@ -71,6 +77,8 @@ class PolicyLog:
         except BadGuard as error:
             self._rules[manifest.run_id] = GuardRule(GuardMode.MANUAL)
             self.unruled[manifest.run_id] = str(error)
+        mode = self._rules[manifest.run_id].mode
+        self._modes.setdefault(manifest.run_id, []).append((manifest.event_time, mode))
 
     def due_promotions(self, *, always: bool = False) -> list[PolicyUpdate]:
         """Returns per policy the update to promote: its newest, if no later decision overrides it and it may be served.
@@ -132,20 +140,36 @@ class PolicyLog:
         return [update for update in found if update is not None and self.rule(update).mode is GuardMode.GUARDED]
 
     def fallback(self, served: PolicyUpdate) -> PolicyUpdate | None:
-        """The version to go back to from one that must no longer be served: its newest ancestor that passed the guard
-        or was an initial adapter; None if there is none."""
+        """The version to go back to from one that must no longer be served, over all runs of its policy; None if there
+        is none.
+
+        It is the newest earlier version with other weights that was promoted and not taken back, or that is an ancestor
+        and passed the guard or was published while its run promoted every version. Without one it is the initial
+        adapter from which the served version was trained. A version that failed the guard is left out.
+        """
         lineage = Lineage(manifest for manifest in self._manifests if manifest.policy == served.policy)
         included_steps = lineage.behind(Node(served.run_id, served.step))
-        earlier = (
+        standing = {promotion.name for promotion in self._standing.get(served.policy, [])}
+        earlier = [
             update
             for update in self._updates.values()
             if update.policy == served.policy
             and update.version < served.version
-            and update.step <= included_steps.get(update.run_id, -1)
             and update.sha256 != served.sha256
-            and (self.passed(update.name) or (update.step == 0 and self.passed(update.name) is None))
-        )
-        return max(earlier, key=lambda update: update.version, default=None)
+            # The trainer can continue only from a version of the same shape.
+            and (update.base_sha256, update.rank) == (served.base_sha256, served.rank)
+            and self.passed(update.name) is not False
+        ]
+        ancestors = [update for update in earlier if update.step <= included_steps.get(update.run_id, -1)]
+        good = [update for update in earlier if update.name in standing]
+        good += [update for update in ancestors if self.passed(update.name) or self._was_due(update)]
+        initial = [update for update in ancestors if update.step == 0]
+        return max(good or initial, key=lambda update: update.version, default=None)
+
+    def _was_due(self, update: PolicyUpdate) -> bool:
+        """True if the update was published while its run had `promotion: always`."""
+        modes = [mode for since, mode in self._modes.get(update.run_id, []) if since <= update.event_time]
+        return modes[-1:] == [GuardMode.ALWAYS]
 
     def _may_serve(self, update: PolicyUpdate) -> bool:
         rule, promotion = self._rules.get(update.run_id), self._promoted.get(update.policy)

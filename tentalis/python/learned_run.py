@@ -97,12 +97,26 @@ class LearnedRun:
             return answer_rows(self.run_id, records_to_end(settings, TOPICS, make_codec(settings)))
 
     def to_dataset(self) -> Any:
-        """Returns `rows` as a `datasets.Dataset`. Raises ModuleNotFoundError without the package `datasets`."""
+        """Returns `rows` as a `datasets.Dataset`; components and columns of a row that has none are None.
+
+        Raises ModuleNotFoundError without the package `datasets`, ValueError if a column of the prompts has values of
+        different types.
+        """
         try:
             from datasets import Dataset
+            from pyarrow import ArrowException
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "to_dataset() needs the package datasets: pip install datasets. rows() returns the same as dicts",
+                "to_dataset() needs the package datasets, in a version that fits the others: pip install "
+                "'tentalis[datasets]'. rows() returns the same as dicts",
                 name="datasets",
             ) from error
-        return Dataset.from_list(self.rows())
+        # Arrow has structs without fields, Parquet has not.
+        rows = [row | {name: row[name] or None for name in ("components", "columns")} for row in self.rows()]
+        try:
+            return Dataset.from_list(rows)
+        except ArrowException as error:
+            raise ValueError(
+                f"the columns of the prompts of run {self.run_id} have values of different types, which a Dataset does "
+                f"not hold: {error}. rows() returns the same as dicts"
+            ) from error

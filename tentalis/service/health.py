@@ -19,6 +19,8 @@ CLIENT_TIMEOUT_S = 5.0
 TEXT = "text/plain; charset=utf-8"
 RECOVERING = "recovering"
 """The first word of the reason of a process that restores its state from the log: supervisors show it as recovering."""
+WAITING = "waiting for"
+"""The first words of the reason of a process that lacks only what another one does: no supervisor restarts it."""
 
 
 @dataclass(frozen=True, slots=True)

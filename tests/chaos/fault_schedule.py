@@ -44,7 +44,6 @@ from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.errors import NoSuchTopic
 from tentalis.kafka.offsets import committed_offsets, end_offsets
 from tentalis.local.broker import EmbeddedBroker
-from tentalis.local.ports import free_port
 from tentalis.ops.forget.process import forget
 from tentalis.ops.verify.model import ProblemKind, VerifyReport
 from tentalis.ops.verify.reader import verify
@@ -55,7 +54,7 @@ from tests.chaos.driver import Driver, events_of, leaver_of
 from tests.chaos.findings import Findings
 from tests.chaos.promises import not_forgotten, wrongly_dead
 from tests.chaos.worker import Cause, Worker
-from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.kafka_fixture import ensure_topics, eventually, new_broker
 
 FLEET = {"join-0": "join", "join-1": "join", "join-2": "join", "scoring-0": "scoring", "scoring-1": "scoring"}
 FLEET |= {"hinting-0": "hinting", "aggregation-0": "aggregation"}
@@ -174,7 +173,7 @@ class FaultSchedule:
         self.broker.wait_ready(TAKEOVER_S)
 
     def turns(self) -> list[tuple[str, Callable[[str], None], str]]:
-        """One round of the schedule."""
+        """One round of the schedule. Those that come last repeat a fault of an application."""
         return [
             ("kill", self.kill, "join-0"),
             ("stop", self.stop, "scoring-0"),
@@ -186,21 +185,22 @@ class FaultSchedule:
             ("doze", self.doze, "join-0"),
             ("replace", self.replace, "join-2"),
             ("freeze", self.freeze, "aggregation-0"),
-            ("kill", self.kill, "join-2"),
             ("freeze", self.freeze, "scoring-0"),
             ("replace", self.replace, "aggregation-0"),
             ("stop", self.stop, "aggregation-0"),
+            ("kill", self.kill, "join-2"),
             ("stop", self.stop, "join-1"),
             ("kill", self.kill, "join-1"),
         ]
 
     def play(self, driver: Driver, seconds: float) -> None:
-        """Takes turns until all records are sent and every turn was taken once; the broker goes down at one third and
-        at two thirds of the time."""
+        """Takes turns until all records are sent and every application had each of its faults once; the broker goes
+        down at one third and at two thirds of the time."""
         began, turns, taken = time.monotonic(), self.turns(), 0
+        faults = {(name, FLEET[instance]) for name, _, instance in turns}
         brokers: list[tuple[str, Callable[[str], None], float]]
         brokers = [("kill broker", self.kill_broker, 1 / 3), ("restart broker", self.restart_broker, 2 / 3)]
-        while not driver.done or brokers or taken < len(turns):
+        while not driver.done or brokers or taken < len(faults):
             if brokers and time.monotonic() - began > brokers[0][2] * seconds:
                 name, act, _ = brokers.pop(0)
                 instance = ""
@@ -231,8 +231,7 @@ class FaultSchedule:
 
 def run(folder: Path, *, seconds: float, tasks: int, seed: int) -> dict[str, Any]:
     """Runs the experiment and returns the report."""
-    port = free_port()
-    broker = EmbeddedBroker(folder / "kafka", port, free_port(avoid=(port,)))
+    broker = new_broker(folder / "kafka")
     broker.start()
     schedule = FaultSchedule(broker, folder)
     try:

@@ -36,13 +36,12 @@ from tentalis.kafka import topology
 from tentalis.kafka.config import producer_config
 from tentalis.kafka.consumer import messages_to_end
 from tentalis.kafka.offsets import committed_offsets
-from tentalis.local.broker import EmbeddedBroker
-from tentalis.local.ports import free_port
 from tentalis.service.settings import Settings
 from tests.chaos.account import account, reasons
 from tests.chaos.fault_schedule import say
+from tests.support.fork_server import ForkedProcess
 from tests.support.fuzzing import INPUTS, Fuzzed, fuzzed
-from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.kafka_fixture import ensure_topics, eventually, new_broker
 from tests.support.model_server import hinters_file, model_server
 
 READERS = {each.name: each.consumes for each in topology.streams()}
@@ -64,17 +63,15 @@ class Fuzz:
 
     def start(self) -> None:
         for name in READERS:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", name, "--instance", name]
+            command = ["-m", "tentalis.cli", "serve", name, "--instance", name]
             command += ["--server", self._server] if name in ("hinting", "experience") else []
             command += ["--hinters", str(hinters_file(self._folder, self._server))] if name == "experience" else []
             surroundings = {
                 "TENTALIS_BOOTSTRAP": self._settings.require_bootstrap(),
                 "TENTALIS_HOME": str(self._folder),
             }
-            with (self._folder / f"{name}.log").open("wb") as log:
-                self.processes[name] = subprocess.Popen(
-                    command, env=os.environ | LIFTED | surroundings | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log
-                )
+            environment = os.environ | LIFTED | surroundings | {"OMP_NUM_THREADS": "1"}
+            self.processes[name] = ForkedProcess(command, environment, self._folder / f"{name}.log")
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -150,8 +147,7 @@ class Fuzz:
 def run(count: int, seed: int, folder: Path, seconds: float) -> dict[str, Any]:
     """Runs the experiment and returns the report. Raises RuntimeError if an application ended, AssertionError if one
     stalled."""
-    port = free_port()
-    broker = EmbeddedBroker(folder / "kafka", port, free_port(avoid=(port,)))
+    broker = new_broker(folder / "kafka")
     with ExitStack() as stack:
         stack.callback(broker.stop)
         broker.start()

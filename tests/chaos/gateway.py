@@ -34,8 +34,9 @@ from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tentalis.service.settings import Settings
 from tests.chaos.fault_schedule import say
+from tests.support.fork_server import ForkedProcess
 from tests.support.gateway_lab import WORDS, ack
-from tests.support.kafka_fixture import ensure_topics
+from tests.support.kafka_fixture import ensure_topics, new_broker
 
 ANSWER = "".join(WORDS)
 GATEWAYS = ("gateway-0", "gateway-1")
@@ -62,14 +63,13 @@ class Fleet:
     kills: Counter[str] = field(default_factory=Counter)
 
     def start(self, name: str) -> None:
-        command = [sys.executable, "-m", "tests.chaos.gateway_backend", str(self.ports["backend"])]
+        command = ["-m", "tests.chaos.gateway_backend", str(self.ports["backend"])]
         if name in GATEWAYS:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", "gateway", "--gateway-id", name]
+            command = ["-m", "tentalis.cli", "serve", "gateway", "--gateway-id", name]
             command += ["--server", f"http://127.0.0.1:{self.ports['backend']}", "--policy", "assistant"]
             command += ["--port", str(self.ports[name])]
         more = {"TENTALIS_BOOTSTRAP": self.broker.bootstrap, "TENTALIS_HOME": str(self.folder)}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, env=os.environ | more, stdout=log, stderr=log)
+        self.processes[name] = ForkedProcess(command, os.environ | more, self.folder / f"{name}.log")
 
     def tend(self) -> None:
         """Restarts the processes that ended, by a kill or by themselves."""
@@ -191,7 +191,7 @@ def run(folder: Path, *, seconds: float, streams: int, seed: int) -> dict[str, A
     taken: list[int] = []
     for _ in range(5):
         taken.append(free_port(avoid=tuple(taken)))
-    broker = EmbeddedBroker(folder / "kafka", taken[0], taken[1])
+    broker = new_broker(folder / "kafka", taken[0], taken[1])
     fleet = Fleet(broker, folder, dict(zip(("backend", *GATEWAYS), taken[2:], strict=True)))
     heard, stop = Heard(), threading.Event()
     broker.start()

@@ -4,9 +4,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from enum import StrEnum
 from pathlib import Path
+
+from tests.support.fork_server import ForkedProcess
 
 NOBODY = "http://127.0.0.1:9"
 """The teacher's address, where no server is: the driver sends the hints that would need one."""
@@ -73,18 +74,12 @@ class Worker:
     def __init__(self, bootstrap: str, folder: Path, instance: str, application: str) -> None:
         self.instance = instance
         self.log = folder / f"{instance}.{len(list(folder.glob(f'{instance}.*.log')))}.log"
-        command = [sys.executable, "-m", "tentalis.cli", "serve", application, "--instance", instance]
+        command = ["-m", "tentalis.cli", "serve", application, "--instance", instance]
         command += ["--server", NOBODY] if application == "hinting" else []
         # Partitions move between workers with and without state on disk, and back to databases left from before.
         command += ["--state", "memory" if instance.endswith("-0") else "rocksdb"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=os.environ
-                | {"TENTALIS_BOOTSTRAP": bootstrap, "TENTALIS_HOME": str(folder), "OMP_NUM_THREADS": "1"},
-                stdout=log,
-                stderr=log,
-            )
+        environment = {"TENTALIS_BOOTSTRAP": bootstrap, "TENTALIS_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        self.process = ForkedProcess(command, os.environ | environment, self.log)
 
     @property
     def owns_partitions(self) -> bool:

@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from schemas.ids import sha256_hex
 from tentalis.demo.stats import PHASES
+from tentalis.local.broker import EmbeddedBroker
 from tests.e2e.lab import CLI, Home, pids_of
 from tests.support import ROOT
 from tests.support.examples import NAMES, learn_arguments
@@ -60,14 +63,7 @@ def started(home: Home, arguments: list[str]) -> "subprocess.Popen[str]":
 @pytest.mark.long  # the ordinary suite has its parts: the check below, the manager over prompts, the samples
 def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
     home = Home(tmp_path / "home", tiny_model)
-    learning = started(home, command(home, tmp_path))
-    eventually(
-        lambda: any((home.path / "adapters").rglob("v1/adapter_model.safetensors")), 200, message="no step was trained"
-    )
-    assert "hinting" not in home.processes()
-    learning.send_signal(signal.SIGINT)
-    learning.communicate(timeout=60)
-    assert learning.returncode == 130 and pids_of(home.path) == []
+    assert "hinting" not in interrupted_after_a_step(home, started(home, command(home, tmp_path)))
 
     result = home.finish(started(home, command(home, tmp_path)), timeout=300)
     said = home.errors.read_text()
@@ -84,6 +80,18 @@ def test_a_run_on_own_prompts_is_interrupted_continued_and_replayed(tmp_path: Pa
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
 
 
+def interrupted_after_a_step(home: Home, learning: "subprocess.Popen[str]") -> set[str]:
+    """Presses Ctrl-C after the first step; returns the names of the processes that ran."""
+    eventually(
+        lambda: any((home.path / "adapters").rglob("v1/adapter_model.safetensors")), 200, message="no step was trained"
+    )
+    ran = {*home.processes()}
+    learning.send_signal(signal.SIGINT)
+    learning.communicate(timeout=60)
+    assert learning.returncode == 130 and pids_of(home.path) == []
+    return ran
+
+
 HINT = """
 def hint(completions, letter, **columns):
     print("a hint for", letter[0])
@@ -92,12 +100,22 @@ def hint(completions, letter, **columns):
 
 
 @pytest.mark.long  # tests/unit has its parts: the function in the manager, the loss; tests/integration the teacher
-def test_a_run_on_hints_alone_is_distilled_and_replayed(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_on_hints_alone_is_distilled_on_a_given_kafka_and_replayed(
+    own_broker: EmbeddedBroker, tmp_path: Path, tiny_model: Path
+) -> None:
     home = Home(tmp_path / "home", tiny_model)
+    home.env["TENTALIS_BOOTSTRAP"] = own_broker.bootstrap
     (tmp_path / "hints.py").write_text(HINT, encoding="utf-8")
-    learning = started(home, command(home, tmp_path, "--hint", f"{tmp_path / 'hints.py'}:hint", "--loss", "opd"))
-    eventually(lambda: "hinting" in home.processes(), 100, message=home.tail)
-    result = home.finish(learning, timeout=400)
+    arguments = command(home, tmp_path, "--hint", f"{tmp_path / 'hints.py'}:hint", "--loss", "opd")
+    ran = interrupted_after_a_step(home, started(home, arguments))
+    assert "hinting" in ran and "broker" not in ran
+    learning = started(home, arguments)
+    with watched(home) as shown:
+        result = home.finish(learning, timeout=400)
+    check_step_times(shown, result)
+    assert f"continuing run {result['run_id']}" in home.errors.read_text()
+    begun_on = json.loads((home.path / "runs" / result["run_id"] / "kafka.json").read_text(encoding="utf-8"))
+    assert begun_on["bootstrap"] == own_broker.bootstrap and not any((home.path / "kafka").iterdir())
     assert result["policy"] == f"learn@v{STEPS}" and result["held_out"]["unknown"] == 0
     given = [record["text"] for record in values_of(home, "tentalis.feedback.v1")]
     assert len(given) >= 16 * (STEPS + 1) and {*given} == {"Use the letter e often."}
@@ -108,6 +126,35 @@ def test_a_run_on_hints_alone_is_distilled_and_replayed(tmp_path: Path, tiny_mod
     replayed = home.run("replay", str(result["run_id"]), "-o", "json")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert [step["equal"] for step in json.loads(replayed.stdout)["steps"]] == [True] * (STEPS + 1)
+
+
+@contextmanager
+def watched(home: Home) -> Iterator[list[dict[str, Any]]]:
+    """What `tentalis status --watch` shows meanwhile."""
+    shown: list[dict[str, Any]] = []
+    watch = subprocess.Popen(
+        [*CLI, "status", "--watch", "-o", "json"],
+        env=home.env,
+        stdout=subprocess.PIPE,
+        stderr=home.errors.open("ab"),
+        text=True,
+    )
+    try:
+        yield shown
+    finally:
+        watch.send_signal(signal.SIGINT)
+        shown += [json.loads(line) for line in watch.communicate(timeout=60)[0].splitlines()]
+
+
+def check_step_times(shown: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    """The watch ends with the phases of the run's report."""
+    newest = [found["step_times"] for found in shown if found["step_times"]][-1]
+    (row,) = newest
+    assert (row["run"], row["policy"], row["step"], row["steps"]) == (result["run_id"], "learn", STEPS, STEPS)
+    assert all(seconds is not None for seconds in row["seconds_by_phase"].values())
+    # The report has one round more, which the last version answered.
+    for phase in ("planning", "training", "publishing"):
+        assert row["seconds_by_phase"][phase] == pytest.approx(result["seconds_by_phase"][phase], abs=0.001)
 
 
 def values_of(home: Home, topic: str) -> list[dict[str, Any]]:
@@ -194,7 +241,7 @@ rows = [{{"prompt": f"Write number {{number}}."}} for number in range(20)]
 options = {{"settings": {{"lora.rank": 4}}, "steps": {steps}, "group": 4, "max_tokens": 8}}
 run = tentalis.learn(rows, score, model={model!r}, **options)
 replayed = run.replay()
-rewards = [row["reward"] for row in run.rows()]
+rewards = list(run.to_dataset()["reward"])
 print(json.dumps([run.curve, run.adapter, replayed.equal, len(replayed.steps), rewards]))
 """
 

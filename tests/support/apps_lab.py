@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +14,7 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.producer import Publisher
 from tentalis.service.settings import Settings
+from tests.support.fork_server import ForkedProcess
 from tests.support.kafka_fixture import ensure_topics, eventually
 
 
@@ -53,9 +53,8 @@ class Apps:
             "TENTALIS_STATE": self.state,
             "OMP_NUM_THREADS": "1",
         }
-        with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, *program, "serve", app, "--instance", name, *options]
-            self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        command = [*program, "serve", app, "--instance", name, *options]
+        self.processes[name] = ForkedProcess(command, environment, self.folder / f"{name}.log")
 
     def log_of(self, name: str) -> str:
         """Returns the log of a process so far."""

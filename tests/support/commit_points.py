@@ -28,7 +28,7 @@ def stop_at(point: str, action: str) -> None:
     """Makes this process end or stand still when it reaches the point. `action`: the signal that it sends itself, or
     the name of the system's error that it gets, such as ENOSPC."""
     from trainer.data.rollout_reader import RolloutReader
-    from trainer.run import loop, publish
+    from trainer.run import publish, rank_loop
     from trainer.run.commit import CommittedStep
     from trainer.run.publish import TransactionalWriter
     from trainer.run.state import RunState
@@ -58,7 +58,7 @@ def stop_at(point: str, action: str) -> None:
         RolloutReader.commit_offsets,
         TrainingEngine.backward,
     )
-    train_step, apply_commit = loop.train_step, RunState.apply_commit
+    train_step, apply_commit = rank_loop.train_step, RunState.apply_commit
 
     class Producer(publish.Producer):
         def commit_transaction(self, *args: Any) -> None:
@@ -103,7 +103,7 @@ def stop_at(point: str, action: str) -> None:
         (publish, "Producer", Producer),
         (TransactionalWriter, "write", watched_write),
         (Path, "rename", watched_rename),
-        (loop, "train_step", watched_step),
+        (rank_loop, "train_step", watched_step),
         (TrainingEngine, "backward", watched_backward),
         (RunState, "apply_commit", watched_apply_commit),
         (RolloutReader, "commit_offsets", watched_commit_offsets),

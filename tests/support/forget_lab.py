@@ -21,6 +21,8 @@ from tentalis.kafka.producer import Publisher
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.ops.trajectories import view_of
 from tentalis.service.settings import Settings
+from tests.support import forked
+from tests.support.fork_server import ForkedProcess
 from tests.support.kafka_fixture import eventually, known
 from tests.support.trainer_lab import config, tiny_model
 from trainer.config.trainer_config import config_text
@@ -74,7 +76,8 @@ class Stage:
 
     def serve(self, name: str, *options: str) -> None:
         """`tentalis serve NAME`."""
-        self.start(name, "tentalis.cli", "serve", name, "--instance", "0", *options)
+        command = ["-m", "tentalis.cli", "serve", name, "--instance", "0", *options]
+        self.processes[name] = ForkedProcess(command, self.environment, self.folder / f"{name}.log")
 
     def end(self) -> None:
         for process in self.processes.values():
@@ -101,9 +104,14 @@ class Stage:
         of = config(
             tiny_model(self.folder / "model"), run_id=RUN, policy=POLICY, start=dict.fromkeys(range(8), 0), **more
         )
-        (self.folder / "trainer.yaml").write_text(config_text(of))
-        trainer = self.start("trainer", "trainer", "train", "--config", str(self.folder / "trainer.yaml"))
-        assert trainer.wait(600) == 0, self.said()
+        path, log = self.folder / "trainer.yaml", self.folder / "trainer.log"
+        path.write_text(config_text(of))
+        trainer = forked.start(forked.train, str(path), self.environment, log, log)
+        try:
+            trainer.join(600)
+            assert trainer.exitcode == 0, log.read_text()
+        finally:
+            forked.end(trainer)
 
     def command(self, *arguments: str) -> tuple[int, Any]:
         """A command with JSON on stdout; exit code and the JSON."""
@@ -121,15 +129,16 @@ class Stage:
 
     def replayed(self, *options: str, timeout: float = 600) -> tuple[int, Any]:
         """A replay, which sets torch up for its whole process and so has one of its own."""
-        done = subprocess.run(
-            [sys.executable, "-m", "tentalis.cli", "replay", RUN, *options, "-o", "json"],
-            env=self.environment,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert done.stdout, done.stderr.decode()
-        return done.returncode, json.loads(done.stdout)
+        out, err = self.folder / "replay.json", self.folder / "replay.log"
+        wanted = json.dumps([["replay", RUN, *options, "-o", "json"]])
+        process = forked.start(forked.commands, wanted, self.environment, out, err)
+        try:
+            process.join(timeout)
+            code, report, said = json.loads(out.read_text())
+        finally:
+            forked.end(process)
+        assert report, said
+        return code, json.loads(report)
 
     def newest(self, topic: str) -> dict[str | None, Stored]:
         return {stored.key: stored for stored in read_to_end(self.settings, topic)}

@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 
-def write_gguf_model(folder: Path, path: Path) -> Path:
-    """Writes the fp32 Llama in `folder` to the file `path`. The rows of Q and K are reordered per head."""
+def write_gguf_model(folder: Path, path: Path, half: bool = False) -> Path:
+    """Writes the Llama in `folder` to the file `path`, in fp32; `half`: its matrices in fp16. The rows of Q and K are
+    reordered per head."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
@@ -47,7 +48,8 @@ def write_gguf_model(folder: Path, path: Path) -> Path:
                 values = values.reshape(count, 2, rows // count // 2, -1).swapaxes(1, 2).reshape(rows, -1)
         target = names.get_name(name, try_suffixes=(".weight",))
         assert target is not None, name
-        writer.add_tensor(target, values.contiguous().numpy())
+        stored = values.half() if half and values.ndim > 1 else values
+        writer.add_tensor(target, stored.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

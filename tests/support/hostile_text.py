@@ -1,34 +1,37 @@
 """Runs every function that reads text from outside over texts that make careless patterns slow.
 
-Run as a program: prints the name of each scanner that used more than CPU_S seconds of CPU time for one text, or that
-raised. The limit is CPU time of a child process, so a busy machine does not change the answer. A linear scanner needs a
-tenth of it at most; a quadratic one needs several times as much.
+Run as a program: prints the name of each scanner that used more than SCANNER_S seconds of CPU time for one text, or
+that raised; for the patterns of a module the limit is PATTERNS_S. It is CPU time of a child process, so a busy machine
+does not change the answer. A linear scanner needs a fifth of it at most; a quadratic one needs several times as much.
 """
 
 import importlib
 import os
 import re
 import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from schemas.records import Message
-from tentalis.agents.environments import agent_repositories, step_tags, swe_turns, terminal_turns
-from tentalis.agents.environments import tools as tools_of_toolcall
+from tentalis.agents.environments import agent_repositories, dockerfile, step_tags, swe_turns, terminal_turns
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.gateway.calls import housekeeping, session_id
+from tentalis.inference import response_format
+from tentalis.inference import tool_calls as server_calls
 from tentalis.opd.hints import rule_hint
 from tentalis.opd.verdict import vote_of
 from tentalis.rewards import answers, steps, style_scorer
 from tentalis.signals import AnsweredTurn, ToolOutput, UserMessage, detect, edits, phrases, questions, spoken, tools
-from tentalis.text import tool_output, words
+from tentalis.text import tool_calls, tool_output, words
 
 judge_module = importlib.import_module("tentalis.traces.judge")
 FOLDERS = ShownPaths({"/app": Path("/a/app"), "/tmp": Path("/a/tmp")})
-CHARS = 40_000
-CPU_S = 3
+CHARS = 20_000
+SCANNER_S, PATTERNS_S = 0.8, 4.0
 
 _UNITS = (
     *(
@@ -87,6 +90,7 @@ _UNITS = (
     *("<plan>", '<edit path="a">\n', "</edit>\n", "<<<<<<< SEARCH\n", "<<<<<<< SEARCH\n=======\n"),
     *("generate a title ", "heartbeat ", "### task: ", "which ", "could not ", "tool ", "java.", "a.b"),
     *("<step>", "<tool_call>", "<tool_call>{", "[a]"),
+    *("apt ", "pip ", "curl ", "git ", "apt -y ", "ENV A=$A$A\n", "\\ ", "$A"),
 )
 _HEADS = (
     "<answer>",
@@ -131,9 +135,30 @@ def _turn(text: str) -> object:
     return detect(turn, UserMessage(text)), detect(turn, ToolOutput(text))
 
 
+def _streamed_calls(text: str) -> object:
+    stream = server_calls.ToolCallStream({"x"})
+    return [stream.push(text[at : at + 5]) for at in range(0, len(text), 5)], stream.finish()
+
+
+def _tool_name(text: str) -> object:
+    with suppress(response_format.InvalidFormat):
+        return response_format.answer_grammar(None, [{"function": {"name": text}}], "required")
+    return None
+
+
 def _git_settings(text: str) -> object:
     lines = (f"[user] name = {text};", f'[user] name = "{text}', f"[user]{text}", text)
     return [list(agent_repositories._kept_lines(line)) for line in lines]
+
+
+def _dockerfile(text: str) -> object:
+    found, end = [], text[-CHARS // 4 :]  # `shlex` reads character by character
+    for line in ("", "RUN ", "RUN apt install ", "COPY [", "ENV A=b\nENV A="):
+        try:
+            found.append(dockerfile.parsed_dockerfile(line + end, "/"))
+        except ValueError:  # a task with this Dockerfile is refused
+            continue
+    return found
 
 
 SCANNERS: dict[str, Callable[[str], object]] = {
@@ -158,8 +183,13 @@ SCANNERS: dict[str, Callable[[str], object]] = {
     "swe_turns.parsed_swe_turn": swe_turns.parsed_swe_turn,
     "swe_turns.parsed_swe_turn of an edit": lambda text: swe_turns.parsed_swe_turn(f'<edit path="a">\n{text}'),
     "agent_repositories.disarm": _git_settings,
+    "dockerfile.installation": dockerfile.installation,
+    "dockerfile.parsed_dockerfile": _dockerfile,
     "step_tags.steps_or_whole": step_tags.steps_or_whole,
-    "tools.requested_calls": tools_of_toolcall.requested_calls,
+    "tool_calls.requested_calls": tool_calls.requested_calls,
+    "inference.tool_calls": lambda text: server_calls.answer_parts(text, {"x"}),
+    "inference.tool_calls of a stream": _streamed_calls,
+    "inference.response_format": _tool_name,
     "shown_paths.real": FOLDERS.real,
     "shown_paths.shown": FOLDERS.shown,
     "tool_output.readable_text": lambda text: tool_output.readable_text(text.encode()),
@@ -185,10 +215,13 @@ BOUNDED: dict[str, int] = {
     "tentalis.rewards.steps": CHARS,
     "tentalis.rewards.style_scorer": CHARS,
     "tentalis.rewards.votes": CHARS,
+    "tentalis.text.tool_calls": CHARS,
     "tentalis.text.tool_output": CHARS,
     "tentalis.text.words": CHARS,
     "tentalis.traces.judge": judge_module._BEGINNING,
     "tentalis.inference.chat_messages": CHARS,
+    "tentalis.inference.chat_prompt": 0,
+    "tentalis.inference.response_format": 0,
     "tentalis.agents.environments.agent_repositories": 0,
     "tentalis.agents.environments.dockerfile": 0,
     "tentalis.agents.environments.folders": 255,
@@ -199,7 +232,6 @@ BOUNDED: dict[str, int] = {
     "tentalis.agents.environments.swe_turns": 0,
     "tentalis.agents.environments.terminal_task": 0,
     "tentalis.agents.environments.terminal_turns": CHARS,
-    "tentalis.agents.environments.tools": CHARS,
     "tentalis.agents.sandbox.abandoned": 4096,
     "tentalis.agents.sandbox.attributes": 0,
     "tentalis.text.timestamps": 0,
@@ -228,7 +260,7 @@ def patterns_of(module: object) -> list[re.Pattern[str]]:
 def _with_patterns(length: int, patterns: list[re.Pattern[str]]) -> Callable[[], None]:
     def run() -> None:
         for text in hostile_texts(length):
-            _limit_cpu()
+            _limit_cpu(PATTERNS_S)
             for pattern in patterns:
                 for _ in pattern.finditer(text):
                     pass
@@ -239,7 +271,7 @@ def _with_patterns(length: int, patterns: list[re.Pattern[str]]) -> Callable[[],
 def _over(scanner: Callable[[str], object]) -> Callable[[], None]:
     def run() -> None:
         for text in hostile_texts():
-            _limit_cpu()
+            _limit_cpu(SCANNER_S)
             scanner(text)
 
     return run
@@ -254,11 +286,9 @@ def jobs() -> dict[str, Callable[[], None]]:
     return work
 
 
-def _limit_cpu() -> None:
-    """Lets the process use CPU_S seconds of CPU time from now on."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + 1 + CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+def _limit_cpu(seconds: float) -> None:
+    """Lets the process use so much CPU time from now on."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
 
 
 def _status(run: Callable[[], None]) -> int:

@@ -120,11 +120,22 @@ class Lab:
         **params: Any,
     ) -> list[list[GeneratedChunk]]:
         """All prompts at once; per prompt its samples in order."""
+        return self.generate_each(prompts, [params] * len(prompts), n, adapters)
+
+    def generate_each(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[dict[str, Any]],
+        n: int = 1,
+        adapters: Sequence[LoraAdapter | None] | None = None,
+    ) -> list[list[GeneratedChunk]]:
+        """The same with parameters of each prompt."""
         results: queue.Queue[tuple[int, GeneratedChunk | ScoredTokens | EngineError]] = queue.Queue()
-        for place, prompt in enumerate(prompts):
-            adapter = adapters[place] if adapters else None
-            sink = lambda result, place=place: results.put((place, result))  # noqa: E731
-            self.engine.submit(GenerateJob(prompt, SamplingParams(**params), n, adapter, False, sink))
+        with self.engine._wake:  # the engine sees all of them at once, so the batches are always the same
+            for place, prompt in enumerate(prompts):
+                adapter = adapters[place] if adapters else None
+                sink = lambda result, place=place: results.put((place, result))  # noqa: E731
+                self.engine.submit(GenerateJob(prompt, SamplingParams(**params[place]), n, adapter, False, sink))
         samples: list[list[GeneratedChunk]] = [[] for _ in prompts]
         for _ in range(n * len(prompts)):
             place, result = results.get(timeout=60)

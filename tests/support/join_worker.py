@@ -1,11 +1,10 @@
 """The join as a process of its own, on the broker of a test."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.support.apps_lab import partitions_owned
+from tests.support.fork_server import ForkedProcess
 
 
 class JoinWorker:
@@ -23,13 +22,7 @@ class JoinWorker:
         self.log = home / f"{name}.log"
         environment = os.environ | {"TENTALIS_BOOTSTRAP": bootstrap, "TENTALIS_HOME": str(home)}
         instance = ("--instance", "0") if static else ()
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *main, "serve", "join", *instance, *options],
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
+        self.process = ForkedProcess([*main, "serve", "join", *instance, *options], environment, self.log)
 
     def owned(self) -> set[int]:
         """The partitions that it owns, or owned last."""

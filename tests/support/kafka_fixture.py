@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,7 +62,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """An embedded broker for this test only, started and ready; the test may kill it."""
-    broker = EmbeddedBroker(tmp_path / "kafka", *_two_ports())
+    broker = new_broker(tmp_path / "kafka")
     try:
         broker.start()
         broker.wait_ready()
@@ -199,13 +202,40 @@ def no_image(image: str) -> str | None:
 
 
 def _embedded(folder: Path) -> Iterator[Kafka]:
-    broker = EmbeddedBroker(folder, *_two_ports())
+    broker = new_broker(folder)
     try:
         broker.start()
         broker.wait_ready()
         yield Kafka(broker.bootstrap, "embedded", broker)
     finally:
         broker.stop()
+
+
+def new_broker(
+    folder: Path,
+    port: int | None = None,
+    controller_port: int | None = None,
+    settings: dict[str, str] | None = None,
+) -> EmbeddedBroker:
+    """Returns a broker without records, with free ports if none are given. `settings`: as EmbeddedBroker takes them.
+
+    Its storage is a copy of one that was formatted once, for that takes a JVM of its own.
+    """
+    if port is None or controller_port is None:
+        port, controller_port = _two_ports()
+    shutil.copytree(Path(_formatted().name) / "log", folder / "log")
+    properties = folder / "log" / "meta.properties"
+    identity = f"cluster.id={new_cluster_id()}"
+    properties.write_text(re.sub(r"^cluster\.id=.*$", identity, properties.read_text(), flags=re.MULTILINE))
+    return EmbeddedBroker(folder, port, controller_port, settings=settings)
+
+
+@cache
+def _formatted() -> tempfile.TemporaryDirectory[str]:
+    """The folder of a broker that never ran."""
+    folder = tempfile.TemporaryDirectory(prefix="tentalis-storage-")
+    EmbeddedBroker(Path(folder.name), *_two_ports()).prepare()
+    return folder
 
 
 def _two_ports() -> tuple[int, int]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,10 +29,10 @@ from cryptography.x509.oid import NameOID
 from tentalis.kafka.acls import ROLES
 from tentalis.kafka.admin import bindings, ensure, grant
 from tentalis.kafka.config import client_config
-from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import LOOPBACK, free_port
 from tentalis.service.settings import Security, Settings
-from tests.support.kafka_fixture import eventually
+from tests.support.fork_server import ForkedProcess
+from tests.support.kafka_fixture import eventually, new_broker
 
 PASSWORD = "correct-horse-7391"
 KEY_PASSWORD = "opens-the-key-2846"
@@ -95,7 +93,7 @@ class SafeBroker:
         for _ in range(5):
             taken.append(free_port(avoid=tuple(taken)))
         self.ports = dict(zip(("TLS", "MTLS", "SASL", "OPEN"), taken, strict=False))
-        self.broker = EmbeddedBroker(folder / "kafka", self.ports["MTLS"], taken[4], settings=self._lines(taken[4]))
+        self.broker = new_broker(folder / "kafka", self.ports["MTLS"], taken[4], self._lines(taken[4]))
         certificate, key = self.authority.sign(BROKER)
         (folder / "broker.pem").write_bytes(key.read_bytes() + certificate.read_bytes())
 
@@ -239,12 +237,11 @@ class Application:
 
     def __init__(self, name: str, settings: Settings, folder: Path, *options: str) -> None:
         self.log = folder / f"{name}.log"
+        self.log.unlink(missing_ok=True)
         secret = folder / "secret"
         secret.mkdir(exist_ok=True)
         env = os.environ | environment(settings, secret / f"{name}-password") | {"TENTALIS_HOME": str(folder)}
-        with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", name, *options]
-            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        self.process = ForkedProcess(["-m", "tentalis.cli", "serve", name, *options], env, self.log)
 
     def said(self) -> str:
         """The text of its log."""

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from tentalis.kafka.identity import SOURCES_KEY
 from tentalis.kafka.producer import Publisher
 from tentalis.ops.groups.skip import send_skip_letter
 from tentalis.service.settings import Settings
-from tests.support import ROOT
+from tests.support.fork_server import ForkedProcess
 from tests.support.kafka_fixture import eventually
 
 PARTITIONS = 4
@@ -106,16 +105,10 @@ class Lab:
 
     def start(self, *options: str) -> "subprocess.Popen[bytes]":
         """A worker process."""
-        command = [sys.executable, "-m", "tests.support.counting_app", "--bootstrap", self.bootstrap]
-        command += ["--app", self.app, "--topic", self.topic, "--state-dir", str(self.folder), "--state", self.state]
-        log = (self.folder / f"worker-{len(self._workers)}.log").open("wb")
-        with log:
-            worker = subprocess.Popen(
-                [*command, *options],
-                cwd=ROOT,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        command = ["-m", "tests.support.counting_app", "--bootstrap", self.bootstrap, "--app", self.app]
+        command += ["--topic", self.topic, "--state-dir", str(self.folder), "--state", self.state, *options]
+        log = self.folder / f"worker-{len(self._workers)}.log"
+        worker = ForkedProcess(command, os.environ | {"OMP_NUM_THREADS": "1"}, log)
         self._workers.append(worker)
         return worker
 

@@ -15,7 +15,7 @@ from tentalis.dlq.owner import DeadLetterWriter
 from tentalis.dlq.written import WrittenLetters
 from tentalis.kafka.acls import Operation
 from tentalis.kafka.config import consumer_config
-from tentalis.kafka.consumer import Stored
+from tentalis.kafka.consumer import Stored, records_behind
 from tentalis.kafka.errors import passes, refused
 from tentalis.kafka.producer import Publisher
 from tentalis.service import tracing
@@ -130,12 +130,9 @@ class RolloutReader:
         log.info("reading is %s", "paused: enough offers are in memory" if paused else "resumed")
 
     def lag(self) -> dict[int, int]:
-        """Returns, per own partition, the unread records as of the last fetch."""
-        lag = {}
-        for partition, position in self._next_offsets.items():
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(topics.ROLLOUTS, partition), cached=True)
-            lag[partition] = max(0, end - position)  # the end is negative before the first fetch
-        return lag
+        """Returns, per own partition, the unread records as of the last fetch; 0 before the first."""
+        positions = (TopicPartition(topics.ROLLOUTS, *place) for place in self._next_offsets.items())
+        return {each.partition: records_behind(self._consumer, each) or 0 for each in positions}
 
     def _offer(self, stored: Stored) -> Offer | None:
         """Returns None for records that are not offers: another policy's (its own trainer judges them), tombstones,

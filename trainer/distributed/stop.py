@@ -45,6 +45,10 @@ class StopRequest:
     def check(self) -> None:
         """Marks a safe point. Raises StopRequested if a stop was requested."""
         self._heartbeat.beat()
+        self.check_starting()
+
+    def check_starting(self) -> None:
+        """Like `check`, before the work begins: marks nothing. Raises StopRequested if a stop was requested."""
         if self.requested:
             raise StopRequested
 

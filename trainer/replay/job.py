@@ -98,8 +98,10 @@ def replay_rank(spec: Path) -> int:
     result = _train_rank(ReplayJob.model_validate_json(spec.read_bytes()), settings, make_codec(settings))
     from trainer.distributed.ranks import join_ranks
 
-    if join_ranks().rank == 0:
+    rank_group = join_ranks()
+    if rank_group.rank == 0:
         _result_path(spec).write_text(result.model_dump_json(), encoding="utf-8")
+    rank_group.leave()
     return ExitCode.OK
 
 
@@ -131,7 +133,7 @@ def _train_rank(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobRe
     with stop_on_signals(exit_code=ExitCode.ERROR) as stop:
         for plan in job.plans:
             rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == rank_group.rank], RolloutCache())
-            channel.barrier(f"ready/{plan.step}", stop.check)
+            channel.barrier(f"ready/{plan.step}", "read its rollouts", stop.check)
             version = manifest.first_version + plan.step - 1
             output = train_step(engine, plan, version, rollouts, job.config.loss, rank_group, stop)
             weights = engine.policy.weights_bytes()

@@ -17,7 +17,8 @@ from tentalis.service.variable import BadVariable
 from tentalis.service.version import app_version
 from trainer.config.file import load_config
 from trainer.config.trainer_config import TrainerConfig, config_text
-from trainer.distributed.nodes import NodeLost, NodeMeeting, NodePlace, meet_nodes
+from trainer.distributed.members import MemberLost
+from trainer.distributed.nodes import NodeMeeting, NodePlace, meet_nodes
 from trainer.distributed.rank_place import STORE_IS_SERVED, rank_place
 from trainer.distributed.stop import GRACE_SECONDS, StopRequest, stop_on_signals
 from trainer.distributed.store import LOOPBACK
@@ -133,7 +134,7 @@ def _run_ranks(
         code = _wait_for_ranks(children, stop, meeting)
         if meeting is not None and code == ExitCode.OK and not stop.requested:
             meeting.finish()
-    except NodeLost as error:
+    except MemberLost as error:
         print(f"error: {error}: the ranks of this node end too", file=sys.stderr)
         code = ExitCode.ERROR
     finally:
@@ -147,7 +148,7 @@ def _run_ranks(
 def _wait_for_ranks(
     children: "Sequence[subprocess.Popen[bytes]]", stop: StopRequest, meeting: NodeMeeting | None
 ) -> int:
-    """Returns the exit code of the ranks: when all have ended, one failed, or a stop is requested. Raises NodeLost."""
+    """Returns the exit code of the ranks when all have ended, one failed, or a stop is requested. Raises MemberLost."""
     while not stop.requested:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]

@@ -1,5 +1,6 @@
 """The optimizer step: a policy in a DeepSpeed engine."""
 
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from tentalis.service.lifecycle import Unmendable
 from tentalis.service.stdout import libraries_to_stderr
 from trainer.config.trainer_config import TrainerConfig
 from trainer.data.pack import PackedBatch
-from trainer.distributed.ranks import RankGroup
+from trainer.distributed.ranks import START_SECONDS, RankGroup
 from trainer.distributed.runtime import base_dtype_of
 from trainer.model.logprobs import TokenScores
 from trainer.model.make import make_policy
@@ -23,6 +24,8 @@ from trainer.model.model import read_adapter
 from trainer.model.policy import TrainedPolicy
 from trainer.step.schedule import learning_rate
 from trainer.step.sharded import MOMENTS, gather_moments, set_moments
+
+_engines = itertools.count()
 
 
 class TrainingDiverged(Unmendable):
@@ -46,8 +49,8 @@ class TrainingEngine:
     """Forward, backward and step of one rank. Every rank holds the same weights."""
 
     def __init__(self, config: TrainerConfig, model_folder: Path, rank_group: RankGroup, device: str) -> None:
-        """Starts with the adapter drawn from the seed or the base model (see `load_initial_weights`). Raises
-        UntrainableModel, BadTargets."""
+        """Starts with the adapter drawn from the seed or the base model (see `load_initial_weights`). Every rank makes
+        the same engines in the same order. Raises UntrainableModel, BadTargets, RankLost."""
         self.device = device
         self._config = config
         self._grad_clip = config.optimizer.grad_clip
@@ -57,6 +60,7 @@ class TrainingEngine:
         # PEFT imports DeepSpeed, which prints to stdout; our stdout is for data.
         with libraries_to_stderr():
             self.policy = make_policy(config, model_folder, device, dtype)
+        rank_group.meet(f"model/{next(_engines)}", "loaded the model", lambda: None, START_SECONDS)
         if config.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
         self._parameters = self.policy.trained_parameters()

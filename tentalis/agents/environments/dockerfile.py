@@ -15,15 +15,27 @@ _PLAIN_IMAGES = re.compile(
     r"(?:ubuntu|debian|python|bash|busybox|scratch)(?:[-:@].*)?$"
 )
 """Images with nothing but a distribution or Python, for which this machine's own programs stand in."""
-_INSTALL = re.compile(
-    r"\b(?:apt|apt-get|aptitude|apk|yum|dnf|pacman|brew|snap)\b[^|;&]*\b(?:install|add|-S)\b"
-    r"|\b(?:uv|pip|pip3|pipx|npm|yarn|pnpm|gem|cargo|go|conda|mamba|poetry)\b[^|;&]*\b(?:install|add|sync|ci|get)\b"
-    r"|\b(?:uvx|npx)\b|\b(?:curl|wget)\b[^|;&]*://|\bgit\s+clone\b"
+_COMMAND = re.compile(r"[^|;&]+")
+_INSTALLERS = (
+    (
+        re.compile(r"\b(?:apt|apt-get|aptitude|apk|yum|dnf|pacman|brew|snap)\b"),
+        re.compile(r"\b(?:install|add)\b|(?<!\S)-S"),
+    ),
+    (
+        re.compile(r"\b(?:uv|pip|pip3|pipx|npm|yarn|pnpm|gem|cargo|go|conda|mamba|poetry)\b"),
+        re.compile(r"\b(?:install|add|sync|ci|get)\b"),
+    ),
+    (re.compile(r"\b(?:curl|wget)\b"), re.compile(r"://")),
 )
+"""Programs that install or fetch, and what follows them in the same command if they do. Two patterns, because one for
+both tries each program with the whole rest of the line."""
+_ALWAYS_INSTALL = re.compile(r"\b(?:uvx|npx)\b|\bgit\s+clone\b")
 _APT_INSTALL = re.compile(r"^(?:sudo\s+)?(?:apt|apt-get)\s+(?:-\S+\s+)*install\b(?P<rest>.*)$")
 _APT_UPKEEP = re.compile(
     r"^(?:sudo\s+)?(?:(?:apt|apt-get)\s+(?:-\S+\s+)*(?:update|clean|autoclean|autoremove)\b.*|rm\s+-rf\s+/var/lib/apt\S*)$"
 )
+LONGEST_TEXT = 1 << 16
+"""Characters of a line with the values of its variables."""
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>\w+))")
 
 
@@ -88,8 +100,17 @@ def parsed_dockerfile(text: str, workdir: str) -> DockerfileSteps:
 
 def installation(line: str) -> str | None:
     """Returns the part of a shell line that installs or fetches software, or None."""
-    match = _INSTALL.search(line.partition("#")[0] if line.lstrip().startswith("#") else line)
-    return None if match is None else line.strip()
+    if line.lstrip().startswith("#"):
+        return None
+    installs = _ALWAYS_INSTALL.search(line) or any(_installs(command[0]) for command in _COMMAND.finditer(line))
+    return line.strip() if installs else None
+
+
+def _installs(command: str) -> bool:
+    return any(
+        (found := program.search(command)) is not None and what.search(command, found.end()) is not None
+        for program, what in _INSTALLERS
+    )
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -101,6 +122,14 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Returns a text with the values of its variables.
+
+    Raises ValueError if it gets longer than LONGEST_TEXT: each line of `ENV A=$A$A` doubles a value.
+    """
+    values = (variables.get(found["braced"] or found["plain"], "") for found in _VARIABLE.finditer(text))
+    length = len(text) + sum(map(len, values))
+    if length > LONGEST_TEXT:
+        raise ValueError(f"a line of the Dockerfile has {length} characters with its variables, over {LONGEST_TEXT}")
     return _VARIABLE.sub(lambda found: variables.get(found["braced"] or found["plain"], found[0]), text)
 
 
@@ -114,8 +143,19 @@ def _assignments(rest: str, variables: Mapping[str, str]) -> dict[str, str]:
     return {name: _expanded(value, variables) for name, _, value in pairs}
 
 
+def _exec_form(rest: str) -> list[str] | None:
+    """Returns the words of an instruction that is a JSON array of strings; None for every other text, which Docker
+    takes as words or as a line of the shell."""
+    try:
+        words = json.loads(rest) if rest.startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
 def _copy(name: str, rest: str, found: DockerfileSteps) -> None:
-    words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    given = _exec_form(rest)
+    words = shlex.split(rest) if given is None else given
     options = [word for word in words if word.startswith("--")]
     *sources, target = [_expanded(word, found.variables) for word in words if not word.startswith("--")] or [""]
     if not sources or any(word.startswith("--from") for word in options):
@@ -130,8 +170,9 @@ def _copy(name: str, rest: str, found: DockerfileSteps) -> None:
 
 
 def _run(rest: str, found: DockerfileSteps) -> None:
-    if rest.startswith("["):
-        rest = shlex.join(json.loads(rest))
+    given = _exec_form(rest)
+    if given is not None:
+        rest = shlex.join(given)
     kept = []
     for part in (part.strip() for part in rest.split("&&")):
         apt = _APT_INSTALL.match(part)

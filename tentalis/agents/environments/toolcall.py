@@ -24,17 +24,15 @@ from tentalis.agents.environments.tools import (
     PYTHON_SIGNATURE_PARAMETERS,
     PYTHON_TOOL,
     McpServer,
-    RequestedCall,
     Tool,
     ToolFile,
     argument_problem,
-    instructions,
     read_tools,
-    requested_calls,
 )
 from tentalis.agents.sandbox import CommandOutput, Limits, RunningCommand, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
 from tentalis.rewards.verdict import VerifierData
+from tentalis.text.tool_calls import RequestedCall, instructions, requested_calls
 from tentalis.text.tool_output import head_and_tail, readable_text
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class ToolcallEnvironment:
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._wall = options.wall()
-        self._file = ToolFile() if options.tools is None else read_tools(options.tools)
+        self._file = ToolFile() if options.tools is None else read_tools(options.tools, options.tool_mapping)
         self._tools = {tool.name: tool for tool in self._file.tools}
         self._home = None if options.tools is None else options.tools.resolve().parent
         self._folder: Path | None = None

@@ -1,12 +1,6 @@
-"""Tools that a policy may call: their schemas, the file that lists them, and the calls in a text.
+"""Tools that a policy may call: their schemas, and the file that lists them."""
 
-The format of calls is that of Qwen and Hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-"""
-
-import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -19,9 +13,6 @@ from tentalis.agents.environments.import_rules import ImportRules
 from tentalis.text.yaml_file import BadYaml, read_mapping
 
 PYTHON_TOOL = "python"
-_OPENED, _CLOSED = "<tool_call>", "</tool_call>"
-_DECODER = json.JSONDecoder()
-_NOT_SPACE = re.compile(r"\S")
 _ModuleName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
 _NAME = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 
@@ -142,28 +133,29 @@ def signature(name: str, description: str, parameters: Mapping[str, Any]) -> dic
     }
 
 
-def read_tools(path: Path) -> ToolFile:
-    """Reads a JSON or YAML file of tools. Raises BadTools."""
+def read_tools(path: Path, given: Mapping[str, Any] | None = None) -> ToolFile:
+    """Reads a JSON or YAML file of tools. `given`: its content, if it is only a part of the file. Raises BadTools."""
     try:
-        content = read_mapping(path, "the tools")  # JSON is YAML
+        content = read_mapping(path, "the tools") if given is None else dict(given)  # JSON is YAML
     except BadYaml as error:
         raise BadTools(f"the file of tools cannot be read: {error}") from error
+    whole = f"the file of tools {path}" if given is None else f"{path}: the set of tools of the environment"
     try:
         found = ToolFile.model_validate(content)
     except ValidationError as error:
-        raise BadTools(f"the file of tools {path} is not valid: {problems(error, 'file')}") from error
+        raise BadTools(f"{whole} is not valid: {problems(error, 'file')}") from error
     names = [tool.name for tool in found.tools] + ([PYTHON_TOOL] if found.python else [])
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadTools(f"the file of tools {path} has several tools named {', '.join(twice)}")
+        raise BadTools(f"{whole} has several tools named {', '.join(twice)}")
     servers = [server.name for server in found.mcp]
     twice = sorted({name for name in servers if servers.count(name) > 1})
     if twice:
-        raise BadTools(f"the file of tools {path} has several MCP servers named {', '.join(twice)}")
+        raise BadTools(f"{whole} has several MCP servers named {', '.join(twice)}")
     folders = {folder for server in found.mcp for folder in server.readable}
     absent = sorted(str(folder) for folder in folders if not _at(path, folder).exists())
     if absent:
-        raise BadTools(f"the file of tools {path} names folders that do not exist: {', '.join(absent)}")
+        raise BadTools(f"{whole} names folders that do not exist: {', '.join(absent)}")
     for tool in found.tools:
         try:
             jsonschema.Draft202012Validator.check_schema(tool.parameters)
@@ -178,61 +170,6 @@ def read_tools(path: Path) -> ToolFile:
 def _at(path: Path, name: Path) -> Path:
     """Returns a file or folder that the file of tools at `path` names; relative names are in its folder."""
     return path.resolve().parent / name
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedCall:
-    """A tool call in a text: its name and arguments, or `problem`, the reason why it cannot be carried out."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    problem: str | None = None
-
-
-def requested_calls(text: str) -> list[RequestedCall]:
-    """Returns the tool calls of a text, in order; a call that cannot be read has a problem."""
-    found: list[RequestedCall] = []
-    end = 0
-    while (begin := text.find(_OPENED, end)) >= 0:
-        begin += len(_OPENED)
-        closed = _end_of_json(text, begin)
-        if closed is None:
-            closed = text.find(_CLOSED, begin)
-        if closed < 0:
-            found.append(RequestedCall("", {}, "a <tool_call> has no </tool_call>"))
-            break
-        found.append(_parsed(text[begin:closed].strip()))
-        end = closed + len(_CLOSED)
-    return found
-
-
-def _end_of_json(text: str, begin: int) -> int | None:
-    """Returns the position of the closing tag behind the JSON value that begins here, whose strings may hold tags; None
-    if there is no value, or something else behind it."""
-    try:
-        _, end = _DECODER.raw_decode(text, _skip_space(text, begin))
-    except (ValueError, RecursionError):
-        return None
-    end = _skip_space(text, end)
-    return end if text.startswith(_CLOSED, end) else None
-
-
-def _skip_space(text: str, begin: int) -> int:
-    found = _NOT_SPACE.search(text, begin)
-    return len(text) if found is None else found.start()
-
-
-def _parsed(content: str) -> RequestedCall:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        return RequestedCall("", {}, f"the tool call is not JSON: {error}")
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return RequestedCall("", {}, 'a tool call must be {"name": ..., "arguments": {...}}')
-    arguments = value.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return RequestedCall(value["name"], {}, "the arguments of a tool call must be a JSON object")
-    return RequestedCall(value["name"], arguments)
 
 
 def outside_reference(schema: object) -> str | None:
@@ -259,16 +196,3 @@ def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]
         return None
     where = ".".join(str(part) for part in error.absolute_path)
     return f"arguments{'.' + where if where else ''}: {error.message}"
-
-
-def instructions(signatures: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the part of a system prompt that lists tools, in the words of Qwen's chat template."""
-    listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in signatures)
-    return (
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        "You are provided with function signatures within <tools></tools> XML tags:\n"
-        f"<tools>\n{listed}\n</tools>\n\n"
-        "For each function call, return a json object with function name and arguments within "
-        "<tool_call></tool_call> XML tags:\n"
-        '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-    )

@@ -86,6 +86,13 @@ SpoolDir = Annotated[
         show_default=False,
     ),
 ]
+WaitForVersions = Annotated[
+    bool,
+    typer.Option(
+        "--wait-for-versions",
+        help="Ready only once the backend serves a version of the policy; until then it answers with the base model.",
+    ),
+]
 DrainSeconds = Annotated[
     int | None,
     typer.Option(
@@ -110,6 +117,7 @@ def gateway(
     scorers: ScorerFile = None,
     gateway_id: GatewayId = None,
     spool_dir: SpoolDir = None,
+    wait_for_versions: WaitForVersions = False,
     drain_s: DrainSeconds = None,
     metrics_port: MetricsPort = None,
     bootstrap: Bootstrap = None,
@@ -134,6 +142,8 @@ def gateway(
         policy=policy,
         logprobs=logprobs_mode,
     )
+    if wait_for_versions:
+        gateway_settings = gateway_settings.model_copy(update={"wait_for_versions": True})
     if drain_s is not None:
         gateway_settings = gateway_settings.model_copy(update={"drain_s": drain_s})
     settings = settings_of_role("gateway", bootstrap)

@@ -21,6 +21,14 @@ def model(
     served_name: ServedName = None,
     max_model_len: MaxModelLen = None,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Most samples that are decoded together.")] = 64,
+    prefix_mb: Annotated[
+        int,
+        typer.Option(
+            "--prefix-mb",
+            min=0,
+            help="MiB for ended sequences, so that a prompt that begins like one of them goes on from there. 0: none.",
+        ),
+    ] = 512,
     max_adapters: Annotated[
         int, typer.Option("--max-adapters", min=1, help="Most adapters that are loaded at the same time.")
     ] = 64,
@@ -62,6 +70,7 @@ def model(
         dtype=dtype,
         max_model_len=max_model_len,
         max_batch=max_batch,
+        prefix_mb=prefix_mb,
         max_adapters=max_adapters,
         max_models=max_models,
         files=adapter_cache(settings),

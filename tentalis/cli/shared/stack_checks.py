@@ -21,16 +21,23 @@ MEMBERS_LEAVE_S = 15.0
 
 
 def check_before_start(
-    settings: Settings, *, join: bool = False, own_log: bool = False, config: Path | None = None
+    settings: Settings,
+    *,
+    join: bool = False,
+    own_log: bool = False,
+    config: Path | None = None,
+    kafka: bool = True,
 ) -> None:
     """Checks the settings of the trainer, that no stack runs in the home, that a named Kafka answers, that no other
-    stack works on it unless `join`, and that the disk has room.
+    stack works on it unless `join`, and that the disk has room. Without a named Kafka: that the local broker has the
+    security that the settings ask for.
 
     Args:
         own_log: also that the records on that Kafka, if there are any, are of this home.
         config: the trainer's configuration, if there is one already.
+        kafka: False if the command uses no Kafka.
     Raises:
-        CommandError, ConfigError, Forbidden, KafkaException.
+        CommandError, ConfigError, BadSecurity, Forbidden, KafkaException.
     """
     from tentalis.local.disk import LEAST, space
     from tentalis.local.state import StateDir
@@ -47,24 +54,31 @@ def check_before_start(
             f"a stack already runs in {settings.home}: `tentalis status` shows it, `tentalis down` ends it. Set "
             f"{variables.HOME.name} to another directory for a second one"
         )
-    if settings.bootstrap is not None:
-        from tentalis.kafka.errors import Unreachable
-        from tentalis.kafka.preflight import connect
-
-        try:
-            connect(settings, PROBE_S)
-        except Unreachable as error:
-            remedy = "Correct TENTALIS_BOOTSTRAP, or unset it to start a local broker with the stack"
-            raise CommandError(f"{error}. {remedy}", ExitCode.UNREACHABLE) from error
-        if not join:
-            _refuse_another_stack(settings)
-        if own_log:
-            _refuse_records_of_others(settings)
+    if kafka:
+        _check_kafka(settings, join=join, own_log=own_log)
     if shortage := space(settings.home).shortage(LEAST):
         raise CommandError(
             f"{shortage}: the log, checkpoints and adapters need at least {LEAST // 2**20} MiB at the start. "
             "Free disk space, or set TENTALIS_HOME to another state directory"
         )
+
+
+def _check_kafka(settings: Settings, *, join: bool, own_log: bool) -> None:
+    from tentalis.kafka.errors import Unreachable
+    from tentalis.kafka.preflight import connect
+
+    if settings.bootstrap is None:
+        settings.require_plaintext()
+        return
+    try:
+        connect(settings, PROBE_S)
+    except Unreachable as error:
+        remedy = "Correct TENTALIS_BOOTSTRAP, or unset it to start a local broker with the stack"
+        raise CommandError(f"{error}. {remedy}", ExitCode.UNREACHABLE) from error
+    if not join:
+        _refuse_another_stack(settings)
+    if own_log:
+        _refuse_records_of_others(settings)
 
 
 def _refuse_another_stack(settings: Settings) -> None:

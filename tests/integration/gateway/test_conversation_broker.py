@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tentalis.kafka.producer import Publisher
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.local.ports import free_port
 from tentalis.service.settings import Settings
+from tests.support.fork_server import ForkedProcess
 from tests.support.gateway_lab import PROMPT_IDS, WORDS, Script, ack, backend_app, listening
 from tests.support.kafka_fixture import ensure_topics, eventually
 from tests.support.model_server import model_server
@@ -54,9 +54,8 @@ def test_what_is_said_to_an_answer_becomes_a_rollout_with_the_tokens_of_the_back
             "TENTALIS_HOME": str(tmp_path),
             "OMP_NUM_THREADS": "1",
         }
-        with (tmp_path / f"{name}.log").open("wb") as log:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", name, *options]
-            processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        command = ["-m", "tentalis.cli", "serve", name, *options]
+        processes[name] = ForkedProcess(command, environment, tmp_path / f"{name}.log")
 
     def logs() -> str:
         return "\n".join(f"{name}: {(tmp_path / f'{name}.log').read_text()[-1500:]}" for name in processes)

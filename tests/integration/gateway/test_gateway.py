@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from schemas.records import LogprobsMode, SessionEventKind, Status
 from schemas.tensors import float32_view, int32_view
+from tentalis.gateway.app import not_ready_reason
 from tentalis.gateway.http import keys
-from tests.support.gateway_lab import PROMPT_IDS, Script, backend_app, chunks, lab, listening, wait_for
+from tests.support.gateway_lab import PROMPT_IDS, Script, ack, backend_app, chunks, lab, listening, wait_for
 from tests.support.http_server import serving
 
 
@@ -263,6 +265,16 @@ def test_a_gateway_that_has_just_started_waits_until_it_knows_what_is_served(tmp
         refused = gateway.chat("one")
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
         assert not gateway.script.bodies and not gateway.log.events
+
+
+def test_a_gateway_that_waits_for_versions_is_ready_once_one_is_served(tmp_path: Path) -> None:
+    with lab(tmp_path) as gateway:
+        settings = gateway.deps.settings.model_copy(update={"wait_for_versions": True})
+        waiting = replace(gateway.deps, settings=settings)
+        gateway.deps.served.apply(ack("another", 1))
+        assert not_ready_reason(waiting) == "waiting for the first served version of the policy assistant"
+        gateway.serve(1)
+        assert not_ready_reason(waiting) is None
 
 
 def test_each_request_is_one_event_whatever_history_it_resends(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tentalis.inference.adapter_cache import AdapterCacheFull
 from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, GenerateJob, ScoreJob
+from tentalis.inference.long_prompt import LongPrompt
 from tentalis.inference.lora import AdapterMissing, AdapterRefused
 from tentalis.inference.runtime import UnsupportedModel
 from tentalis.inference.sampling import SamplingParams
@@ -232,6 +233,92 @@ def test_a_broken_adapter_fails_its_request_and_no_other(lab: Lab, model: Path, 
     for prompt, chunks in [*zip(prompts, samples, strict=True), *zip(prompts, again, strict=True)]:
         for chunk in chunks:
             assert_trainer_agrees(model, adapter_folders[0], prompt, chunk, 1.0)
+
+
+def test_the_next_turn_of_a_session_computes_only_what_is_new(model: Path, adapter_folders: list[Path]) -> None:
+    lab = Lab(model)
+    lab.engine.start()
+    a = lab.runtime.load_adapter("a", adapter_folders[0])
+    stats, said = lab.engine.stats, encoded(lab)
+    try:
+        for version, folder in ((a, adapter_folders[0]), (None, None)):
+            prompt, computed = list(said[2]), 0
+            for turn in range(3):
+                before = stats.prompt_tokens, stats.reused_tokens
+                [[chunk]] = lab.generate([prompt], 1, [version], max_tokens=8, seed=turn, ignore_eos=True)
+                assert_trainer_agrees(model, folder, prompt, chunk, 1.0)
+                assert (stats.prompt_tokens - before[0], stats.reused_tokens - before[1]) == (
+                    len(prompt) - computed,
+                    computed,
+                )
+                computed = len(prompt) + 7  # the last token was drawn, and not computed
+                prompt = [*prompt, *chunk.token_ids, *said[0]]
+        # Several at once, of which some begin like an ended sequence.
+        prompts = [prompt, said[1], [*prompt[:40], 7, 8, 9], said[0]]
+        samples = lab.generate(prompts, 3, [a, None, a, a], max_tokens=12, seed=5, ignore_eos=True)
+        for asked, chunks, folder in zip(
+            prompts, samples, [adapter_folders[0], None, *adapter_folders[:1] * 2], strict=True
+        ):
+            for chunk in chunks:
+                assert_trainer_agrees(model, folder, asked, chunk, 1.0)
+    finally:
+        lab.engine.stop()
+
+
+def test_long_prompts_are_computed_in_chunks_while_others_decode(model: Path, adapter_folders: list[Path]) -> None:
+    lab = Lab(model, chunk_tokens=16)
+    a = lab.runtime.load_adapter("a", adapter_folders[0])
+    long = encoded(lab)[2] * 4
+    seen: queue.Queue[tuple[str, Any]] = queue.Queue()
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    running = GenerateJob([5, 6], params, 1, None, True, lambda result: seen.put(("running", result)))
+    other = GenerateJob(long, SamplingParams(max_tokens=4), 2, a, True, lambda result: seen.put(("long", result)))
+    lab.engine.start()
+    try:
+        lab.engine.submit(running)
+        kinds = [seen.get(timeout=30)[0]]
+        lab.engine.submit(other)
+        while kinds[-1] == "running":
+            kinds.append(seen.get(timeout=30)[0])
+        assert len(kinds) - 1 >= (len(long) - 1) // 16, "a token was decoded after each chunk"
+        lab.engine.cancel(running)
+        prompts = [long[3:], encoded(lab)[0], [9, *long], [*long[:90], 4, 5]]
+        samples = lab.generate(prompts, 3, [a, None, None, a], max_tokens=12, seed=5, ignore_eos=True)
+        for asked, chunks, folder in zip(
+            prompts, samples, [adapter_folders[0], None, None, adapter_folders[0]], strict=True
+        ):
+            for chunk in chunks:
+                assert_trainer_agrees(model, folder, asked, chunk, 1.0)
+    finally:
+        lab.engine.stop()
+
+
+def test_a_long_prompt_that_fails_or_is_given_up_holds_no_other(
+    model: Path, adapter_folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(model, chunk_tokens=16)
+    a = lab.runtime.load_adapter("a", adapter_folders[0])
+    long, seen = encoded(lab)[2] * 4, queue.Queue[Any]()
+    compute = LongPrompt.compute
+
+    def failing(prompt: LongPrompt, count: int) -> None:
+        if prompt.job.adapter is a:
+            raise MemoryError("no memory for it")
+        compute(prompt, count)
+
+    monkeypatch.setattr(LongPrompt, "compute", failing)
+    given_up = GenerateJob(long, SamplingParams(max_tokens=4), 1, None, False, seen.put)
+    lab.engine.start()
+    try:
+        for job in (GenerateJob(long, SamplingParams(max_tokens=4), 1, a, False, seen.put), given_up):
+            lab.engine.submit(job)
+        failed = seen.get(timeout=30)
+        lab.engine.cancel(given_up)
+        assert isinstance(failed, EngineError) and "no memory for it" in str(failed)
+        [[chunk]] = lab.generate([long], 1, [None], max_tokens=8, seed=1, ignore_eos=True)
+        assert_trainer_agrees(model, None, long, chunk, 1.0)
+    finally:
+        lab.engine.stop()
 
 
 def test_stopping_fails_what_is_in_flight(model: Path) -> None:

@@ -1,16 +1,21 @@
 """The small real model: prepared once, served, and in agreement with the trainer's arithmetic."""
 
+import asyncio
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from tentalis.inference.grammar import GrammarCompiler
 from tentalis.inference.models import resolve_model
+from tentalis.inference.response_format import answer_grammar
 from tests.support.inference_lab import Lab, make_adapter
 
 pytestmark = pytest.mark.model
@@ -66,3 +71,29 @@ def test_it_answers_and_ends_its_turn(lab: Lab) -> None:
     assert chunk.finish_reason == "stop"
     assert "Paris" in lab.runtime.tokenizer.decode(chunk.token_ids)
     assert chunk.token_ids[-1] == lab.runtime.tokenizer.eos_token_id == 2
+
+
+PLACE = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 30},
+        "country": {"type": "string", "pattern": "^[A-Z][a-z]{2,20}$"},
+        "population": {"type": "integer", "minimum": 0, "maximum": 100_000_000},
+        "languages": {"type": "array", "items": {"enum": ["French", "English", "other"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["city", "country", "population", "languages"],
+    "additionalProperties": False,
+}
+
+
+def test_sampled_answers_are_valid_against_a_schema(lab: Lab) -> None:
+    source = answer_grammar({"type": "json_schema", "json_schema": {"schema": PLACE}})
+    assert source is not None
+    runtime = lab.runtime
+    made = GrammarCompiler(runtime.tokenizer, runtime.vocab_size, runtime.eos_token_ids)
+    grammar = asyncio.run(made.compile(source))
+    prompt = rendered(lab, "Tell me about Paris as JSON.")
+    [chunks] = lab.generate([prompt], 20, max_tokens=300, seed=1, grammar=grammar)
+    for chunk in chunks:
+        assert chunk.finish_reason == "stop" and chunk.token_ids[-1] == 2
+        jsonschema.validate(json.loads(runtime.tokenizer.decode(chunk.token_ids[:-1])), PLACE)

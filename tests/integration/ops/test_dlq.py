@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +29,8 @@ from tentalis.kafka.partitioner import partition_of
 from tentalis.kafka.producer import Publisher
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.service.settings import Settings
-from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.fork_server import ForkedProcess
+from tests.support.kafka_fixture import ensure_topics, eventually, new_broker
 from tests.support.stream_records import make_task
 
 pytestmark = pytest.mark.broker
@@ -68,9 +68,8 @@ class Dlq:
             "TENTALIS_HOME": str(self._home),
             "OMP_NUM_THREADS": "1",
         }
-        with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "tentalis.cli", "serve", "scoring", "--instance", "scoring"]
-            self.scoring = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        command = ["-m", "tentalis.cli", "serve", "scoring", "--instance", "scoring"]
+        self.scoring = ForkedProcess(command, environment, self._log)
 
     def stop_scoring(self) -> None:
         assert self.scoring is not None
@@ -95,9 +94,7 @@ class Dlq:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    from tests.support.kafka_fixture import _two_ports
-
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("dlq") / "kafka", *_two_ports())
+    broker = new_broker(tmp_path_factory.mktemp("dlq") / "kafka")
     try:
         broker.start()
         broker.wait_ready()

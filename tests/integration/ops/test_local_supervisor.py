@@ -27,7 +27,7 @@ from tentalis.local.disk import Space
 from tentalis.local.events import read_events
 from tentalis.local.restart import RestartPolicy
 from tentalis.local.shutdown import stop_signals
-from tentalis.local.spec import ProcessSpec, SupervisorError
+from tentalis.local.spec import NotReady, ProcessSpec, SupervisorError
 from tentalis.local.state import StateDir, request_stop
 from tentalis.local.supervisor import Supervisor
 from tests.support.kafka_fixture import eventually
@@ -279,6 +279,17 @@ def test_what_does_not_become_ready_is_killed_and_says_so(supervise: Callable[..
     eventually(lambda: "port 1234 is closed" in supervisor.status()["hung"]["message"], 10)
     eventually(lambda: supervisor.status()["hung"]["state"] == "crash-looping", 20)
     assert "was not ready for" in supervisor.status()["hung"]["message"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_only_waits_for_another_process_is_left_alone(supervise: Callable[..., Supervisor]) -> None:
+    def waits() -> bool:
+        raise NotReady("waiting for the first served version of the policy p")
+
+    supervisor = supervise(ProcessSpec("gateway", ["sleep", "600"], ready=waits, alive=lambda: True, ready_timeout=0.6))
+    with pytest.raises(SupervisorError, match="the first served version of the policy p"):
+        supervisor.wait_ready(3.0)
+    assert supervisor.status()["gateway"]["restarts"] == 0
 
 
 # Beats as our own processes do, for as long as the file is there.

@@ -8,10 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas import topics
+from schemas.place import RecordPlace
 from schemas.records import Record, Task
 from tentalis.cli.main import app
 from tentalis.kafka.admin import ensure
 from tentalis.kafka.codec import make_codec
+from tentalis.kafka.offsets import end_offsets
 from tentalis.kafka.producer import Publisher
 from tentalis.ops.verify import Log, check
 from tentalis.ops.verify.reader import UnknownRun, read
@@ -82,13 +84,14 @@ def test_an_unknown_run_is_answered_with_the_known_ones(settings: Settings, uniq
 def test_bad_bytes_must_be_on_their_dead_letter_topic_unchanged(settings: Settings, unique: str) -> None:
     written(settings, consistent(), renamed(unique, unique))
     publisher = Publisher(settings, "test", make_codec(settings))
+    place = RecordPlace(topics.FEEDBACK, 5, end_offsets(settings, topics.FEEDBACK)[5])
     publisher.send_bytes(topics.FEEDBACK, unique.encode(), b"\xde\xad", partition=5)
     publisher.flush()
     found = read(settings, unique)
-    (place,) = [place for place, _ in found.undecodable if place[1] == 5 and place not in found.dead]
+    assert place in {undecodable for undecodable, _ in found.undecodable} - found.dead
     headers = [
-        ("tentalis.dlq.original-partition", str(place[1]).encode()),
-        ("tentalis.dlq.original-offset", str(place[2]).encode()),
+        ("tentalis.dlq.original-partition", str(place.partition).encode()),
+        ("tentalis.dlq.original-offset", str(place.offset).encode()),
     ]
     for value, kept in ((b"\xde\xad!", False), (b"\xde\xad", True)):
         publisher.send_bytes(topics.dlq(topics.FEEDBACK), unique.encode(), value, headers)

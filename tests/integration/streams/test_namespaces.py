@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from schemas import topics
 from tentalis.cli.main import app
@@ -50,11 +50,11 @@ print(json.dumps(keys))
 """
 
 
-def run(env: dict[str, str], *command: str, code: int = 0) -> str:
-    """Returns the command's output: stderr if it is expected to fail, else stdout."""
+def run(env: dict[str, str], *command: str) -> str:
+    """Returns what a program prints. A namespace holds for a whole process."""
     done = subprocess.run([sys.executable, *command], env=os.environ | env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
-    return done.stderr if code else done.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_two_namespaces_on_one_broker(
@@ -72,6 +72,10 @@ def test_two_namespaces_on_one_broker(
             with (tmp_path / f"{name}.log").open("ab") as log:
                 command = [sys.executable, "-m", "tentalis.cli", "serve", "join"]
                 plain.processes[name] = subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log)
+
+        def here(*command: str) -> Result:
+            return CliRunner().invoke(app, command, env=mine)
+
         found = json.loads(run(staging, "-c", ONE_TASK, "one"))
         assert found == {"staging.tentalis.outcomes.v1": ["one/0"], "staging.tentalis.rollouts.v1": ["one/0"]}
         assert not list(read_to_end(settings, topics.OUTCOMES))
@@ -87,7 +91,7 @@ def test_two_namespaces_on_one_broker(
         }
         monkeypatch.setattr(stack_checks, "MEMBERS_LEAVE_S", 0.0)
         for command in (["up"], ["demo"]):
-            done = CliRunner().invoke(app, command, env=mine)
+            done = here(*command)
             assert done.exit_code == 1, done.output
             assert "the consumer groups tentalis-join have members" in done.stderr
             assert "`tentalis up --join`" in done.stderr and "TENTALIS_NAMESPACE=NAME" in done.stderr
@@ -99,7 +103,9 @@ def test_two_namespaces_on_one_broker(
         # A run moves from one to the other.
         cli = ("-m", "tentalis.cli")
         run(staging, *cli, "import", str(ROOT / "tests" / "golden" / "run"))
-        assert "there: none" in run(mine, *cli, "replay", RUN, "--verify-only", code=1)
+        unknown = here("replay", RUN, "--verify-only")
+        assert unknown.exit_code == 1 and "there: none" in unknown.stderr
         run(staging, *cli, "export", RUN, "--into", str(tmp_path / "archive"))
-        run(mine, *cli, "import", str(tmp_path / "archive"))
-        assert "Every rollout of 4 steps is present and unaltered" in run(mine, *cli, "replay", RUN, "--verify-only")
+        assert here("import", str(tmp_path / "archive")).exit_code == 0
+        moved = here("replay", RUN, "--verify-only")
+        assert "Every rollout of 4 steps is present and unaltered" in moved.stdout, moved.output

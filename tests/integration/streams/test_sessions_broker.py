@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.producer import Publisher
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.service.settings import Settings
+from tests.support.fork_server import ForkedProcess
 from tests.support.join_support import drive
 from tests.support.kafka_fixture import ensure_topics, eventually
 from tests.support.sessions_support import end, side, turn
@@ -32,9 +32,8 @@ WRITTEN = (topics.TASKS, topics.RESULTS, topics.FEEDBACK)
 def worker(settings: Settings, home: Path, name: str, *options: str) -> "subprocess.Popen[bytes]":
     """`tentalis serve sessions` as a process of its own."""
     environment = os.environ | {"TENTALIS_BOOTSTRAP": settings.require_bootstrap(), "TENTALIS_HOME": str(home)}
-    command = [sys.executable, "-m", "tentalis.cli", "serve", "sessions", "--instance", "0", "--idle", str(IDLE_S)]
-    with (home / f"{name}.log").open("ab") as log:
-        return subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
+    command = ["-m", "tentalis.cli", "serve", "sessions", "--instance", "0", "--idle", str(IDLE_S), *options]
+    return ForkedProcess(command, environment, home / f"{name}.log")
 
 
 def values(settings: Settings) -> dict[tuple[str, str], set[bytes]]:

@@ -1,8 +1,7 @@
 """Topics of a run that are deleted and created again: the trainer refuses, gives up on record what it lost, or goes on
 after an import."""
 
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,30 @@ from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
 from tests.integration.streams.test_topic_loss import recreate
 from tests.integration.trainer.test_trainer_run import Lab, promote
+from tests.support import forked
 from tests.support.kafka_fixture import Kafka
 from tests.support.trainer_lab import tiny_model
 
 pytestmark = pytest.mark.broker
 
 
+def command(lab: Lab, *arguments: str) -> tuple[int, str]:
+    """Runs a command in a process that has the trainer's libraries; its exit code and what it says."""
+    out, err = lab.folder / "command.json", lab.folder / "command.log"
+    for path in (out, err):
+        path.unlink(missing_ok=True)
+    process = forked.start(forked.commands, json.dumps([arguments]), lab.environment(), out, err)
+    try:
+        process.join(180)
+        code, _, said = json.loads(out.read_text())
+        return code, said + err.read_text()
+    finally:
+        forked.end(process)
+
+
 def trained(lab: Lab, steps: int, *options: str) -> tuple[int, str]:
     """Runs `tentalis train` up to a step; its exit code and what it says."""
-    path = lab.write_config(lab.config(steps=steps))
-    command = [sys.executable, "-m", "tentalis.cli", "train", "--config", str(path), *options]
-    done = subprocess.run(command, env=lab.environment(), capture_output=True, text=True, timeout=180, check=False)
-    return done.returncode, done.stderr
+    return command(lab, "train", "--config", str(lab.write_config(lab.config(steps=steps))), *options)
 
 
 def test_a_recreated_topic_is_refused_until_its_loss_is_accepted_with_an_import_too(
@@ -37,10 +48,10 @@ def test_a_recreated_topic_is_refused_until_its_loss_is_accepted_with_an_import_
     lab.put_groups(2)
     assert trained(lab, 1)[0] == 0
     archive = tmp_path / "archive"
-    assert command(lab, "export", lab.config().run_id, "--into", str(archive)).returncode == 0
+    assert command(lab, "export", lab.config().run_id, "--into", str(archive))[0] == 0
     recreate(lab.settings, topics.ROLLOUTS)
-    imported = command(lab, "import", str(archive))
-    assert imported.returncode == 0, imported.stderr
+    code, said = command(lab, "import", str(archive))
+    assert code == 0, said
     lab.put_groups(5)
     code, said = trained(lab, 2)
     assert code == ExitCode.PERMANENT, said
@@ -99,20 +110,15 @@ def test_a_run_whose_plans_are_gone_is_refused_until_they_are_imported(
     lab.put_groups(6)
     assert trained(lab, 1)[0] == 0
     run_id, archive = lab.config().run_id, tmp_path / "archive"
-    assert command(lab, "export", run_id, "--into", str(archive)).returncode == 0
+    assert command(lab, "export", run_id, "--into", str(archive))[0] == 0
     recreate(lab.settings, topics.BATCHES)
     code, said = trained(lab, 2)
     assert code == ExitCode.PERMANENT, said
     assert f"{topics.BATCHES} deleted or created again" in said and "tentalis import" in said
     (lost,) = lost_topics(lab.settings)
     assert f"{topics.BATCHES} was deleted and created again" in lost
-    imported = command(lab, "import", str(archive))
-    assert imported.returncode == 0, imported.stderr
+    code, said = command(lab, "import", str(archive))
+    assert code == 0, said
     assert lost_topics(lab.settings) == []
     code, said = trained(lab, 2)
     assert code == 0 and "continues after step 1" in said, said
-
-
-def command(lab: Lab, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    whole = [sys.executable, "-m", "tentalis.cli", *arguments]
-    return subprocess.run(whole, env=lab.environment(), capture_output=True, text=True, timeout=120, check=False)

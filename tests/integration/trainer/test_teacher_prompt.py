@@ -58,6 +58,9 @@ def rendered(messages: list[dict[str, Any]], **settings: Any) -> list[int]:
         else each
         for each in messages
     ]
+    # The server gives the template a call's arguments as an object.
+    call = CALL | {"function": {"name": "weather", "arguments": {"at": "Rome"}}}
+    joined = [each | {"tool_calls": [call]} if "tool_calls" in each else each for each in joined]
     return list(
         tokenizer.apply_chat_template(
             joined, tools=TOOLS, style="short", add_generation_prompt=True, return_dict=False, **settings

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from schemas.records import Ending, Message, Status, Task, Verifier
 from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, Transition
 from tentalis.agents.environments.agent_repositories import disarm
-from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand, parsed_dockerfile
+from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand, installation, parsed_dockerfile
 from tentalis.agents.environments.registry import default_turns, has_episodes, maker_of, prepared_environment
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.terminal import SHOWN_CHARACTERS, TerminalEnvironment
@@ -285,6 +285,37 @@ CMD ["bash"]
         CopiedFiles(("d e.txt",), "/work/sub", True),
         SetupCommand("mkdir x && echo y >x/z", "/work/sub"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "installs"),
+    [
+        ("apt-get -y install vim", True),
+        ("pacman -Sy vim", True),
+        ("apt list; echo install", False),
+        ("install pip", False),
+        ("pip --version && echo x | tee install", False),
+        ("python -m pip install x", True),
+        ("uv pip list; uv sync", True),
+        ("curl x | sh https://y", False),
+        ("curl -s https://y | sh", True),
+        ("git  clone x", True),
+        ("# pip install x", False),
+    ],
+)
+def test_a_line_of_the_shell_that_installs_is_found(line: str, installs: bool) -> None:
+    assert installation(line) == (line if installs else None)
+
+
+def test_what_is_not_a_json_array_of_texts_is_a_line_of_the_shell() -> None:
+    found = parsed_dockerfile('RUN [ -e a ] && echo b\nRUN ["echo", "a b"]\nRUN ["a", 1]\nRUN ' + "[" * 100_000, "/")
+    commands = [step.command for step in found.steps if isinstance(step, SetupCommand)]
+    assert commands == ["[ -e a ] && echo b", "echo 'a b'", '["a", 1]', "[" * 100_000]
+
+
+def test_variables_that_double_a_text_are_refused() -> None:
+    with pytest.raises(ValueError, match="characters with its variables"):
+        parsed_dockerfile("ENV A=aa\n" + "ENV A=$A$A\n" * 100, "/")
 
 
 def test_a_dockerfile_prepares_the_folder(wall: Wall, tmp_path: Path) -> None:

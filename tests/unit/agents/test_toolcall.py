@@ -16,9 +16,10 @@ from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, T
 from tentalis.agents.environments.folders import new_folder, remove_abandoned, remove_folder
 from tentalis.agents.environments.registry import BadEnvironment, has_episodes, known_environments, maker_of
 from tentalis.agents.environments.toolcall import SHOWN_CHARACTERS, ToolcallEnvironment
-from tentalis.agents.environments.tools import BadTools, argument_problem, read_tools, requested_calls
+from tentalis.agents.environments.tools import BadTools, argument_problem, read_tools
 from tentalis.agents.sandbox import WallMissing, choose_wall
 from tentalis.rewards.episode import EpisodeScorer
+from tentalis.text.tool_calls import requested_calls
 from tentalis.text.tool_output import head_and_tail, readable_text
 from tests.support.loop_records import task
 from tests.support.walls import available_wall

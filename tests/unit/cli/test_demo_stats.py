@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from schemas.records import OutcomeKind, Record, Status
+from schemas.records import OutcomeKind, Record, Status, Task
 from tentalis.demo.stats import RunStats
 from tests.support.loop_records import (
     RUN,
@@ -84,6 +84,13 @@ def test_a_long_pause_in_one_step_does_not_change_the_seconds_of_a_phase() -> No
         at = T0 + step * 2 * pause
         log += [(plan(step, []), at), (step_result(step, step + 1), at + training)]
     assert folded(log).seconds_by_phase() == {"training": 22.0}
+
+
+def test_an_outcome_that_is_read_before_its_task_counts_for_the_phases() -> None:
+    log = two_versions()
+    assert folded(sorted(log, key=lambda pair: isinstance(pair[0], Task))).seconds_by_phase() == (
+        folded(log).seconds_by_phase()
+    )
 
 
 def test_the_start_ends_with_the_first_task_or_answer_after_it() -> None:

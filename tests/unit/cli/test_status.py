@@ -1,9 +1,10 @@
-"""`tentalis status` names lost topics, and shows the processes of a stack whose broker does not answer."""
+"""`tentalis status` names lost topics, shows the processes of a stack whose broker does not answer, and while watching
+the times of the last steps."""
 
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,20 @@ from typer.testing import CliRunner, Result
 
 from tentalis.cli import status
 from tentalis.cli.main import app
+from tentalis.cli.shared import step_times
+from tentalis.cli.shared.step_times import StepTimesAnswer, StepTimesWatch
 from tentalis.cli.status import LostTopicsAnswer
+from tentalis.demo import step_reader
+from tentalis.demo.recent_steps import StepTimes
+from tentalis.demo.stats import PHASES
 from tentalis.kafka.errors import Forbidden
 from tentalis.kafka.topic_client import CommitsUnknown
 from tentalis.local.state import StateDir
 from tentalis.ops import cluster_status, lost_topics
 from tentalis.ops.cluster_status import ClusterStatus
 from tentalis.service.exit_codes import ExitCode
-from tentalis.service.settings import Settings
+from tentalis.service.settings import NoBroker, Settings
+from tests.support.kafka_fixture import eventually
 
 LOSS = "join: tentalis.halves.v1 was deleted and created again"
 
@@ -92,3 +99,78 @@ def test_a_cluster_with_unknown_lost_topics_is_trouble(
     found = CliRunner().invoke(app, ["status", "--bootstrap-server", "localhost:1"])
     assert found.exit_code == code, found.output
     assert ("unknown (why)" in found.stdout) == bool(answer.unknown)
+
+
+ROW = StepTimes("learn-1", "learn", 12, 10, dict.fromkeys(PHASES) | {"sampling": 8.25, "training": 3.0})
+
+
+def test_the_phases_of_the_last_steps_are_a_table_with_a_dash_for_what_is_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    StepTimesAnswer((ROW,)).show()
+    _, head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["RUN", "STEP", "MEDIAN", "OF", *(name.upper() for name in PHASES)]
+    assert row.split() == ["learn-1", "12", "10", "steps", "8.2", "s", "-", "-", "3.0", "s", "-", "-"]
+    StepTimesAnswer().show()
+    assert capsys.readouterr().out == "\ntime per step: - (the log is being read)\n"
+    StepTimesAnswer(()).show()
+    assert "time per step: - (no run began or planned a step in the last 2 hours)" in capsys.readouterr().out
+
+
+def test_the_phases_of_the_last_steps_for_programs() -> None:
+    fields = StepTimesAnswer((ROW,)).fields()
+    assert fields["step_times_unknown"] is None
+    assert fields["step_times"] == [
+        {"run": "learn-1", "policy": "learn", "step": 12, "steps": 10, "seconds_by_phase": ROW.seconds_by_phase}
+    ]
+    assert StepTimesAnswer(unknown="why").fields() == {"step_times": None, "step_times_unknown": "why"}
+
+
+def test_the_phases_are_read_again_after_a_failure_and_stay_while_the_log_is_read_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    read: list[str | None] = []
+    gate = threading.Semaphore(0)
+
+    def settings() -> Settings:
+        asked.append(1)
+        if len(asked) == 1:
+            raise NoBroker("no Kafka is known: none is configured")
+        assert gate.acquire(timeout=60)
+        return Settings(bootstrap="localhost:1")
+
+    def reads(given: Settings) -> Generator[list[StepTimes] | None, None, None]:
+        read.append(given.bootstrap)
+        for found in (None, [ROW], []) if len(read) == 1 else (None,):
+            yield found
+            assert gate.acquire(timeout=60)
+        if len(read) == 2:
+            raise TimeoutError("no record for 60 s")
+
+    monkeypatch.setattr(step_reader, "read_step_times", reads)
+    monkeypatch.setattr(step_times, "RETRY_S", 0.01)
+    watch = StepTimesWatch(settings)
+    try:
+        for answer in (
+            StepTimesAnswer(unknown="no Kafka is known: none is configured"),
+            StepTimesAnswer(),
+            StepTimesAnswer((ROW,)),
+            StepTimesAnswer(()),
+        ):
+            eventually(lambda answer=answer: watch.answer == answer)  # type: ignore[misc]
+            gate.release()
+        gate.release()
+        eventually(lambda: len(read) == 2)
+        assert watch.answer == StepTimesAnswer(()), "the window is read anew"
+        gate.release()
+        eventually(lambda: watch.answer == StepTimesAnswer(unknown="no record for 60 s"))
+    finally:
+        gate.release(10)
+        watch.close()
+
+
+def test_only_a_watch_reads_the_times_of_steps(shown: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_topics, "lost_topics", lambda _: [])
+    monkeypatch.setattr(status, "StepTimesWatch", None)
+    assert "step_times" not in json.loads(shown("-o", "json").stdout)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tentalis.inference.sampling import DrawnTokens, draw, uniforms
+from tentalis.inference.sampling import DrawnTokens, allow_only, draw, penalise, uniforms
 
 
 def drawn(logits: torch.Tensor, uniform: np.ndarray, temperature=1.0, top_p=1.0, top_k=0, width=0) -> DrawnTokens:  # type: ignore
@@ -122,3 +122,22 @@ def test_uniforms_depend_on_seed_and_index_alone() -> None:
     assert not np.array_equal(first, uniforms(7, 1, 5))
     assert not np.array_equal(first, uniforms(-7, 0, 5))
     assert not np.array_equal(uniforms(None, 0, 5), uniforms(None, 0, 5))
+
+
+def test_penalties_lower_the_logits_of_earlier_tokens_by_their_count() -> None:
+    logits = torch.zeros(2, 5)
+    penalise(logits[0], [3, 1, 3, 3], presence=0.5, frequency=0.25)
+    assert logits.tolist() == [[0.0, -0.75, 0.0, -1.25, 0.0], [0.0] * 5]
+
+
+def test_a_restricted_row_leaves_the_others_bit_for_bit() -> None:
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(4))
+    allowed = np.zeros(300, dtype=bool)
+    allowed[[7, 9]] = True
+    restricted = logits.clone()
+    allow_only(restricted[1], allowed)
+    plain, found = (drawn(each, np.array([0.2, 0.9, 0.7])) for each in (logits, restricted))
+    assert plain.tokens[[0, 2]].equal(found.tokens[[0, 2]]) and plain.logprobs[[0, 2]].equal(found.logprobs[[0, 2]])
+    assert found.tokens[1] in (7, 9)
+    expected = logits[1, [7, 9]].log_softmax(-1)[[7, 9].index(int(found.tokens[1]))]
+    assert torch.allclose(found.logprobs[1], expected, atol=1e-6)

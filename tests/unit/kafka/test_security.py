@@ -154,7 +154,9 @@ def test_the_supervisor_gets_no_secret_to_write_down(tmp_path: Path) -> None:
 
 
 def test_the_local_broker_is_not_taken_for_a_safe_one(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["up"], env=LOGIN | {"TENTALIS_HOME": str(tmp_path), "TENTALIS_BOOTSTRAP": None})
+    env = LOGIN | {"TENTALIS_HOME": str(tmp_path), "TENTALIS_BOOTSTRAP": None}
+    # Before a model is fetched: this one cannot be.
+    done = CliRunner().invoke(app, ["up", "--policy-model", str(tmp_path / "absent")], env=env)
     assert done.exit_code == 2 and "the local broker speaks only PLAINTEXT" in done.output
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tentalis.agents.manager.curriculum import SolveRateRule
 from tentalis.agents.scenarios.prompt_file import BadPrompts
 from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.demo.runs import unchanged, whole_models
@@ -83,6 +84,43 @@ def test_the_same_options_continue_it_and_others_do_not(place: Place) -> None:
     run.finish()
     assert place.found() is None
     assert place.begin().run_id == "learn-19700101-000001"
+
+
+def test_another_curriculum_is_refused_and_the_same_one_continues(place: Place) -> None:
+    plain = place.begin()
+    place.options = replace(place.options, curriculum=True, reward_range=(0.0, 10.0))
+    assert place.found() is None, "the range differs too: this is another run"
+    place.options = replace(place.options, reward_range=None)
+    with pytest.raises(LearnError, match=rf"{plain.run_id}, .* without --curriculum: leave it out.*--new"):
+        place.found()
+    chosen = place.begin()
+    assert (found := place.found()) is not None and found.run_id == chosen.run_id
+    assert plain.curriculum is None and chosen.curriculum == SolveRateRule(lowest=0.0)
+    plain.finish()
+    place.options = replace(place.options, curriculum=False)
+    with pytest.raises(LearnError, match=rf"{chosen.run_id}, .* with --curriculum: give it again.*--new"):
+        place.found()
+
+
+def test_the_curriculum_of_a_run_stays_that_of_its_beginning(place: Place) -> None:
+    place.options = replace(place.options, curriculum=True)
+    run = place.begin()
+    file = run.folder / "learn.json"
+    described = json.loads(file.read_text(encoding="utf-8"))
+    described["kind"]["curriculum"]["probe"] = 0.5  # the default of another version
+    file.write_text(json.dumps(described), encoding="utf-8")
+    with pytest.raises(LearnError, match=r"other settings of the curriculum, those of another version.*--new"):
+        place.found()
+    del described["kind"]["curriculum"]  # a run of a version without it
+    file.write_text(json.dumps(described), encoding="utf-8")
+    place.options = replace(place.options, curriculum=False)
+    assert place.found() == LearnRun(run.run_id, run.folder, resumed=True) and run.curriculum is None
+
+
+def test_a_curriculum_needs_rewards_that_train(place: Place) -> None:
+    place.options = replace(place.options, curriculum=True, hint="answer", loss="opd")
+    with pytest.raises(LearnError, match="--curriculum chooses prompts by their rewards"):
+        place.begin()
 
 
 def test_changed_data_is_refused(place: Place) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tentalis.agents.manager.curriculum import Pool
 from tentalis.demo.report import html_of
 from tentalis.demo.stats import RunStats
 from tentalis.learning.check import solve_rate
@@ -154,6 +155,14 @@ def test_the_report_escapes_answers_and_shows_their_rewards() -> None:
     assert "\x1b" not in page and "[reward unknown: it took too long]" in page
     assert "Reward on 2 held-out prompts" in page
     assert "<td>seconds until the first task</td><td>1.2</td>" in page
+
+
+def test_the_result_has_the_pools_of_the_curriculum() -> None:
+    assert result().as_json(Path("/r.html"))["pools"] is None
+    assert "solve rate" not in html_of(_report(result()), b"png")
+    chosen = result(pools={Pool.UNSEEN: 0, Pool.LEARNABLE: 7, Pool.HARD: 2})
+    assert chosen.as_json(Path("/r.html"))["pools"] == {"unseen": 0, "learnable": 7, "hard": 2}
+    assert "<td>prompts by solve rate</td><td>7 learnable, 2 hard</td>" in html_of(_report(chosen), b"png")
 
 
 def test_the_solve_rate_in_words() -> None:

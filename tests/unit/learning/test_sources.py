@@ -1,6 +1,5 @@
 """The readers of prompts: every format gives the same rows, and a bad row is named by its line."""
 
-import importlib
 import json
 import os
 import sys
@@ -185,25 +184,31 @@ def test_files_that_are_no_data_are_named(folder: Path) -> None:
         read_rows(folder)
 
 
-def saved(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """Saves rows as `Dataset.save_to_disk` does, in two Arrow files."""
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is optional, and reads folders of `datasets` only")
-    ipc = importlib.import_module("pyarrow.ipc")
-    folder.mkdir()
-    for number in range(2):
-        table = pyarrow.Table.from_pylist(rows[number::2])
-        with ipc.new_stream(str(folder / f"data-0000{number}-of-00002.arrow"), table.schema) as file:
-            file.write_table(table)
-    files = [{"filename": f"data-0000{number}-of-00002.arrow"} for number in range(2)]
-    (folder / "state.json").write_text(json.dumps({"_data_files": files}), encoding="utf-8")
-    return folder
+def saved(folder: Path, rows: list[dict[str, Any]]) -> list[Path]:
+    """Saves rows with `datasets`, in two Arrow files."""
+    from datasets import Dataset  # takes seconds
+
+    Dataset.from_list(rows).save_to_disk(str(folder), num_shards=2)
+    files = sorted(folder.glob("*.arrow"))
+    assert len(files) == 2
+    return files
 
 
 def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": str(n)}], "answer": n} for n in range(5)]
-    read = list(read_rows(saved(tmp_path / "set", rows)))
-    assert [row.values for row in read] == [*rows[0::2], *rows[1::2]]
+    rows = [
+        {"prompt": [{"role": "user", "content": str(n)}], "answer": n, "day": date(2026, 1, n + 1)} for n in range(5)
+    ]
+    saved(tmp_path / "set", rows)
+    read = list(read_rows(tmp_path / "set"))
+    assert [row.values for row in read] == [row | {"day": f"2026-01-0{n + 1}"} for n, row in enumerate(rows)]
     assert [row.number for row in read] == [1, 2, 3, 4, 5]
+
+
+def test_a_damaged_arrow_file_is_named_with_the_row_before_it(tmp_path: Path) -> None:
+    _, second = saved(tmp_path / "set", [{"prompt": str(n)} for n in range(5)])
+    second.write_bytes(second.read_bytes()[:-100])
+    with pytest.raises(LearnError, match=f"{second.name}, after row 3: not a readable Arrow file"):
+        list(read_rows(tmp_path / "set"))
 
 
 def test_a_folder_with_splits_names_them(tmp_path: Path) -> None:
@@ -215,7 +220,7 @@ def test_a_folder_with_splits_names_them(tmp_path: Path) -> None:
 def test_without_pyarrow_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}', encoding="utf-8")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(LearnError, match="pip install pyarrow"):
+    with pytest.raises(LearnError, match=r"pip install 'tentalis\[datasets\]'"):
         read_rows(tmp_path)
 
 

@@ -26,7 +26,7 @@ from tentalis.policies.process import PolicyService
 from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import ChatClient
 from tentalis.service.settings import Settings
-from tests.support.loop_records import manifest, promotion, task, update
+from tests.support.loop_records import T0, manifest, promotion, task, update
 from tests.support.loop_server import LoopServer
 from tests.support.trainer_lab import rollout
 
@@ -525,6 +525,46 @@ def test_without_a_version_to_roll_back_to_the_verdict_is_recorded_and_the_versi
     answered(answers, 0, 1)
     found = guardian(log, Speaker()).check_served(version(0), answers)
     assert found is not None and found[1] is None
+
+
+def fallback_version(*records: Any) -> int | None:
+    """The version to which the last published one falls back."""
+    log = log_of(*records)
+    served = [record for record in records if isinstance(record, PolicyUpdate)][-1]
+    found = log.fallback(served)
+    return None if found is None else found.version
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_version_of_up_falls_back_to_the_last_that_learn_served(compacted: bool) -> None:
+    """The run is the same, first with `promotion: always`. Compaction leaves the last promotion of the policy."""
+    later = run().model_copy(update={"event_time": T0 + 5, "digest": "m2"})
+    learnt = [version(number) for number in range(4)]
+    promotions = [] if compacted else [promotion(number, "always", f"s{number}") for number in (0, 1, 3)]
+    guarded = [version(number).model_copy(update={"event_time": T0 + 9}) for number in (4, 5)]
+    log = [run("promotion: always\n"), *learnt, *promotions, later, guarded[0], said(4, "one word")]
+    assert fallback_version(*log, guarded[1], said(5), promotion(5, "guarded", "s5")) == 3
+
+
+def second_run(*steps: int, **more: Any) -> list[Any]:
+    """A run from its own initial adapter, whose versions begin at 3, and its updates after these steps."""
+    began = run(first=3).model_copy(update={"run_id": "run-2", "digest": "m2"})
+    return [began, *(update(3 + step, run_id="run-2", step=step, sha256=f"t{step}", **more) for step in steps)]
+
+
+def test_a_version_falls_back_to_what_an_earlier_run_of_the_policy_served() -> None:
+    first = [run(), version(0), version(1), said(1), promotion(1, "guarded", "s1")]
+    passed = verdict_of(update(4, run_id="run-2", step=1), "guard", {}, [], "guard/test")
+    second = [*second_run(0, 1), passed, promotion(4, "guarded", "t1")]
+    assert fallback_version(*first, *second) == 1, "not to an initial adapter that was never served"
+    assert fallback_version(*first[:-1], *second) == 3, "nothing of the first run was served"
+    assert fallback_version(*first, *second_run(0, 1, rank=8)) == 3, "the trainer cannot continue from another shape"
+
+
+def test_a_version_that_was_taken_back_is_not_gone_back_to() -> None:
+    served = [promotion(number, "guarded", f"s{number}") for number in (0, 1)]
+    log = [run(), version(0), version(1), *served, promotion(0, ROLLBACK, "s0"), *second_run(0, 1)]
+    assert fallback_version(*log, promotion(4, "guarded", "t1")) == 0
 
 
 def test_answers_of_two_versions_and_redacted_rollouts_say_nothing() -> None:

@@ -22,6 +22,16 @@ def test_rows_are_written_once_in_their_order(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_dataset_of_datasets_gives_its_rows(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict  # takes seconds
+
+    rows = [{"prompt": [{"role": "user", "content": "ä"}], "answer": 1}, {"prompt": [], "answer": None}]
+    path = path_of(Dataset.from_list(rows), tmp_path)
+    assert [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()] == rows
+    with pytest.raises(LearnError, match="has the splits train, test: give one"):
+        path_of(DatasetDict({name: Dataset.from_list(rows) for name in ("train", "test")}), tmp_path)
+
+
 def test_a_path_stays_as_it_is(tmp_path: Path) -> None:
     assert path_of(tmp_path / "p.jsonl", tmp_path) == str(tmp_path / "p.jsonl")
 

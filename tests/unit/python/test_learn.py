@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,21 @@ from typing import Any
 import pytest
 
 import tentalis
+from schemas.records import Record, Task, Verifier
 from tentalis.learning import play
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import LearnOptions
+from tentalis.learning.sources import read_rows
 from tentalis.python import learn as python_learn
+from tentalis.python import learned_run
 from tentalis.python.answer_rows import answer_rows
 from tentalis.python.learn_arguments import LearnArguments, checked_arguments, options_of
+from tentalis.python.learned_run import LearnedRun
 from tentalis.python.progress_bar import TrainingBar
+from tentalis.service.settings import Settings
 from tests.support.loop_records import RUN, outcome, result, task
 
+JUDGED = ("reward", "components", "policy")
 ROWS = [{"prompt": f"q{number}", "letter": "e"} for number in range(4)]
 RESULT = {
     "run_id": "learn-1",
@@ -45,12 +52,14 @@ def test_arguments_become_options(tmp_path: Path) -> None:
         "columns": {"question": "prompt"},
         "eval_prompts": 5,
         "settings": {"optimizer.lr": 1e-4, "loss.kind": "gspo"},
+        "curriculum": True,
         "new": True,
     }
     options = options_of(ROWS, [score, "rewards.py:other"], given, tmp_path, print)
     assert Path(options.source).parent == tmp_path / "datasets" == Path(str(options.held_out)).parent
     assert options.rewards == ("tests.unit.python.test_learn:score", "rewards.py:other")
     assert (options.steps, options.compared, options.new, options.weights) == (3, 5, True, (2.0, 1.0))
+    assert options.curriculum
     assert options.columns == (("question", "prompt"),)
     assert options.changes == ("optimizer.lr=0.0001", "loss.kind=gspo")
     plain = options_of("p.jsonl", "r.py:f", {}, tmp_path, print)
@@ -196,6 +205,60 @@ def test_rows_have_the_reward_of_their_answer() -> None:
     assert [(row["completion"], row["reward"]) for row in rows] == [("late", None), ("zero", None), ("one", 0.5)]
     assert rows[2]["policy"].endswith("@v3") and rows[2]["prompt"][0]["role"] == "user"
     json.dumps(rows)
+
+
+@pytest.fixture
+def run_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., LearnedRun]:
+    """A finished run whose log has the given records."""
+
+    def made(*records: Record) -> LearnedRun:
+        settings = Settings(home=tmp_path)
+        monkeypatch.setattr(learned_run, "log_of", nullcontext)
+        monkeypatch.setattr(learned_run, "make_codec", lambda _: None)
+        monkeypatch.setattr(learned_run, "records_to_end", lambda *_: iter(records))
+        return LearnedRun.of_result(RESULT | {"run_id": RUN}, settings)
+
+    return made
+
+
+def with_columns(task_id: str, **columns: Any) -> Task:
+    verifier = Verifier(name="function", data=json.dumps({"columns": columns}))
+    return task(task_id, n=1, verifier=verifier)
+
+
+def test_the_answers_are_a_data_set(run_with: Callable[..., LearnedRun]) -> None:
+    first, second = with_columns("a", letter="e", info={"level": 1}), with_columns("b", letter=None, info={})
+    run = run_with(result(first), outcome(first, reward=0.5), result(second, text="unknown"))
+    found = run.to_dataset()
+    assert found.column_names == ["prompt", "completion", "task_id", "sample_index", "columns", *JUDGED]
+    assert found["completion"][:] == ["Because they like it.", "unknown"]
+    assert found["reward"][:] == [0.5, None] and found["policy"][:] == ["assistant@v1", None]
+    assert found[0]["prompt"] == [{"role": "user", "content": "Why do cats purr?"}]
+    assert found["columns"][:] == [{"letter": "e", "info": {"level": 1}}, {"letter": None, "info": {"level": None}}]
+    assert found["components"][:] == [{"on_topic": 1.0, "words": 10.0}, None]
+
+
+def test_a_data_set_of_prompts_without_columns_is_written_as_parquet(
+    run_with: Callable[..., LearnedRun], tmp_path: Path
+) -> None:
+    of = with_columns("a")
+    run_with(result(of), outcome(of, components={})).to_dataset().to_parquet(str(tmp_path / "rows.parquet"))
+    (row,) = read_rows(tmp_path / "rows.parquet")
+    assert row.values is not None and (row.values["reward"], row.values["columns"]) == (1.0, None)
+
+
+def test_a_column_with_values_of_two_types_is_named(run_with: Callable[..., LearnedRun]) -> None:
+    one, two = with_columns("a", answer=1), with_columns("b", answer="many")
+    with pytest.raises(ValueError, match=r"columns .* of run run-1 have values of different types.*'many'.*rows\(\)"):
+        run_with(result(one), result(two)).to_dataset()
+
+
+def test_without_datasets_the_message_names_it_and_the_way_without(
+    run_with: Callable[..., LearnedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"'tentalis\[datasets\]'\. rows\(\) returns the same"):
+        run_with().to_dataset()
 
 
 def test_the_bar_shows_steps_reward_and_remarks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from trainer.distributed.stop import StopRequested
 from trainer.model.policy import adapter_sha256, weights_file
 from trainer.run import commit as commit_module
 from trainer.run import coordinator as coordinator_module
-from trainer.run import loop
+from trainer.run import rank_loop
 from trainer.run.backpressure_gate import BackpressureGate
 from trainer.run.checkpoint import Checkpoint, save_checkpoint
 from trainer.run.commit import Announced, CommittedStep, commit_step
@@ -183,7 +183,7 @@ def test_an_end_waits_for_the_commit(ending: str, held: HeldCommits) -> None:
     )
     held.trained(1)
     stop: Any = SimpleNamespace(check=lambda: held.gates[1].set())
-    loop._send_next_command(coordinator, channel, stop)
+    rank_loop._send_next_command(coordinator, channel, stop)
     ends = [] if not ending else [{"done": {0: 1}}, {"finish": ending == "rolled back"}]
     assert sent == ends
     assert ("apply 1" in held.events) == bool(ends), "while the run continues, nothing waits"

@@ -9,8 +9,37 @@ import pytest
 from tests.support.loop_records import plan
 from tests.support.trainer_lab import config
 from trainer.distributed.stop import StopRequest, StopRequested
-from trainer.run import loop
+from trainer.run import rank_loop
 from trainer.run.metrics import TrainerMetrics
+from trainer.run.rank_loop import RankLoop
+
+
+def train_one_step(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    rank_group: Any,
+    channel: Any,
+    coordinator: Any = None,
+    *,
+    poll: Any = lambda _: [],
+    fetch: Any = lambda *_: {},
+    at_step: Any = lambda: None,
+) -> None:
+    """Runs the loop of a rank without Kafka and a model, until its first step."""
+
+    def train_step(*_: Any) -> None:
+        at_step()
+        raise StopRequested
+
+    monkeypatch.setattr(rank_loop, "fetch", fetch)
+    monkeypatch.setattr(rank_loop, "train_step", train_step)
+    monkeypatch.setattr(rank_loop, "Publisher", lambda *_: None)
+    monkeypatch.setattr(rank_loop, "TopicWatch", lambda *_: SimpleNamespace(check=lambda: None))
+    monkeypatch.setattr(rank_loop, "RolloutReader", lambda *_, **__: SimpleNamespace(poll=poll))
+    nothing: Any = SimpleNamespace(policy=SimpleNamespace(vocab_size=64), restore=lambda *_: None)
+    parts = config(folder), nothing, StopRequest(), rank_group, TrainerMetrics(), nothing, nothing, channel, coordinator
+    with pytest.raises(StopRequested):
+        RankLoop.begin(*parts).train()
 
 
 def test_a_rank_reads_kafka_before_the_ranks_meet_and_collectives_begin_after(
@@ -23,38 +52,17 @@ def test_a_rank_reads_kafka_before_the_ranks_meet_and_collectives_begin_after(
         happened.append("fetch")
         return {}
 
-    def begin(*_: Any) -> None:
-        happened.append("collectives")
-        raise StopRequested
-
     def receive(_: Any) -> tuple[bytes, None]:
         happened.append("broadcast")
         return b"", None
 
-    monkeypatch.setattr(loop, "fetch", fetch)
-    monkeypatch.setattr(loop, "train_step", begin)
-    monkeypatch.setattr(loop, "Publisher", lambda *_: None)
-    monkeypatch.setattr(loop, "TopicWatch", lambda *_: SimpleNamespace(check=lambda: None))
-    monkeypatch.setattr(loop, "RolloutReader", lambda *_, **__: SimpleNamespace(poll=lambda _: []))
     channel: Any = SimpleNamespace(
-        wait_for_command=lambda _: {"first_version": 0, "low_water": {}},
+        wait_for_command=lambda *_: {"first_version": 0, "low_water": {}},
         next_command=lambda: {"plan": plan(1, ["t/0"]).model_dump_json()},
-        barrier=lambda tag, _: happened.append(tag),
+        barrier=lambda tag, *_: happened.append(tag),
     )
-    nothing: Any = SimpleNamespace(policy=SimpleNamespace(vocab_size=64), restore=lambda *_: None)
     second: Any = SimpleNamespace(rank=1, size=2, broadcast=receive)
-    with pytest.raises(StopRequested):
-        loop._train_run(
-            config(tmp_path),
-            nothing,
-            StopRequest(),
-            second,
-            TrainerMetrics(),
-            nothing,
-            nothing,
-            channel,
-            coordinator=None,
-        )
+    train_one_step(monkeypatch, tmp_path, second, channel, fetch=fetch, at_step=lambda: happened.append("collectives"))
     assert happened == ["checkpoint", "broadcast", "fetch", "ready/1/1", "collectives"]
 
 
@@ -65,19 +73,8 @@ def test_a_rank_waits_for_records_only_while_it_has_nothing_else_to_do(
     waits: list[float] = []
     commands: list[dict[str, Any]] = []
     plans = iter([None, None, plan(1, ["t/0"])])
-
-    def begin(*_: Any) -> None:
-        raise StopRequested
-
-    reader = SimpleNamespace(poll=lambda wait: waits.append(wait) or [], pause_reading=lambda paused: None)
-    monkeypatch.setattr(loop, "fetch", lambda *_: {})
-    monkeypatch.setattr(loop, "train_step", begin)
-    monkeypatch.setattr(loop, "Publisher", lambda *_: None)
-    monkeypatch.setattr(loop, "TopicWatch", lambda *_: SimpleNamespace(check=lambda: None))
-    monkeypatch.setattr(loop, "RolloutReader", lambda *_, **__: reader)
-    monkeypatch.setattr(loop, "_share_checkpoint", lambda *_: None)
     channel: Any = SimpleNamespace(
-        wait_for_command=lambda _: commands.pop(0),
+        wait_for_command=lambda *_: commands.pop(0),
         send_command=commands.append,
         next_command=lambda: commands.pop(0) if commands else None,
         receive_reports=list,
@@ -95,10 +92,6 @@ def test_a_rank_waits_for_records_only_while_it_has_nothing_else_to_do(
         reading_paused=False,
         should_pause_reading=False,
     )
-    nothing: Any = SimpleNamespace(policy=SimpleNamespace(vocab_size=64))
     alone: Any = SimpleNamespace(rank=0, size=1)
-    with pytest.raises(StopRequested):
-        loop._train_run(
-            config(tmp_path), nothing, StopRequest(), alone, TrainerMetrics(), nothing, nothing, channel, coordinator
-        )
-    assert waits == [loop.POLL_SECONDS] * 3 + [0.0], "two idle turns, one that plans, one that trains"
+    train_one_step(monkeypatch, tmp_path, alone, channel, coordinator, poll=lambda wait: waits.append(wait) or [])
+    assert waits == [rank_loop.POLL_SECONDS] * 3 + [0.0], "two idle turns, one that plans, one that trains"

@@ -12,8 +12,9 @@ import pytest
 from tentalis.local.ports import free_port, port_is_free
 from tentalis.service.ports import PortTaken
 from tests.support.kafka_fixture import eventually
-from trainer.distributed import nodes
-from trainer.distributed.nodes import BadPlace, NodeLost, NodeMeeting, NodePlace, meet_nodes, place_of
+from trainer.distributed import members, nodes
+from trainer.distributed.members import MemberLost
+from trainer.distributed.nodes import BadPlace, NodeMeeting, NodePlace, meet_nodes, place_of
 from trainer.distributed.stop import StopRequest, StopRequested
 
 SETTINGS = "seed: 1"
@@ -21,7 +22,7 @@ SETTINGS = "seed: 1"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(members, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(nodes, "RETRY_SECONDS", 0.05)
 
 
@@ -94,7 +95,7 @@ def lost(meeting: NodeMeeting) -> str:
     def found() -> str:
         try:
             meeting.check()
-        except NodeLost as error:
+        except MemberLost as error:
             return str(error)
         return ""
 
@@ -128,7 +129,7 @@ def test_a_node_that_ends_is_named_to_the_others_with_its_exit_code(
 def test_a_node_that_gives_no_sign_of_life_is_lost(
     launchers: Launchers, places: list[NodePlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(members, "PATIENCE_SECONDS", 0.5)
     pair = [NodePlace(place.index, 2, place.host, place.port) for place in places[:2]]
     assert lost(launchers.all_met(pair)[0]) == "node 1 has given no sign of life for 0.5 s"
 
@@ -142,8 +143,8 @@ def test_the_others_end_with_node_0(launchers: Launchers, places: list[NodePlace
 def test_a_frozen_node_0_is_lost_and_holds_nobody(
     launchers: Launchers, places: list[NodePlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(nodes, "TELL_SECONDS", 0.2)
+    monkeypatch.setattr(members, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(members, "TELL_SECONDS", 0.2)
     network = Network(places[0].port)
     first = launchers.begin(NodePlace(0, 2, "127.0.0.1", places[0].port))
     away = NodePlace(1, 2, "127.0.0.1", network.port)
@@ -152,8 +153,8 @@ def test_a_frozen_node_0_is_lost_and_holds_nobody(
     network.cut.set()
     assert launchers.pool.submit(lost, met).result(60) == "node 0 has given no sign of life for 0.5 s"
     launchers.pool.submit(met.leave, 1).result(60)
-    monkeypatch.setattr(nodes, "STORE_TIMEOUT", timedelta(seconds=0.2))
-    with pytest.raises(NodeLost, match="node 0 cannot be told"):
+    monkeypatch.setattr(members, "STORE_TIMEOUT", timedelta(seconds=0.2))
+    with pytest.raises(MemberLost, match="node 0 cannot be told"):
         launchers.pool.submit(met.finish).result(60)
     again = launchers.begin(away)
     time.sleep(0.2)

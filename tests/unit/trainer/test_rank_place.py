@@ -34,7 +34,8 @@ group.leave()
 # Rank 0 waits for a command, as for Kafka. Rank 1 dies, and is started again alone.
 ALONE_AGAIN = """
 import os
-from trainer.distributed.ranks import RankChannel, RankLost, join_ranks
+from trainer.distributed.peers import RankLost
+from trainer.distributed.ranks import RankChannel, join_ranks
 try:
     channel = RankChannel(join_ranks())
     if os.environ["RANK"] == "1": os._exit(9)

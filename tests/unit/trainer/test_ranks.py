@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch.distributed import TCPStore
 
 from schemas.records import Rollout, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes
+from tests.support import forked
 from tests.support.trainer_lab import VOCAB, config, rollouts, tiny_model
 from tests.unit.trainer import test_culprits, test_full
 from trainer.config.loss import LossConfig
@@ -71,30 +70,62 @@ def step(model: Path, name: str, size: int) -> tuple[dict[str, torch.Tensor], di
     return {n: p.detach().clone() for n, p in engine.policy.trained_parameters()}, output.metrics
 
 
+def run_rank(argument: str) -> int:
+    """One of the two ranks, in a process of its own. `argument` has the model's folder and that for what it finds."""
+    model, folder = map(Path, argument.splitlines())
+    test_culprits.two_ranks(folder)
+    for settings in test_full.RANKS_SETTINGS:
+        test_full.two_ranks(folder, settings)
+    for name in LOSSES:
+        weights, measured = step(model, name, 2)
+        if join_ranks().rank == 0:
+            metrics = {f"metric.{key}": torch.tensor(value, dtype=torch.float64) for key, value in measured.items()}
+            save_file(weights | metrics, folder / f"{name}.safetensors")
+    return 0
+
+
+class TwoRanks:
+    """Two processes, which end by themselves, and the folder for what they find."""
+
+    def __init__(self, folder: Path, model: Path, port: int) -> None:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), STORE_IS_SERVED: "True"}
+        environment = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} | address
+        self.folder, self._log = folder, folder / "ranks.log"
+        self.processes = [
+            forked.start(
+                run_rank,
+                f"{model}\n{folder}",
+                environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                self._log,
+                self._log,
+            )
+            for rank in range(2)
+        ]
+
+    def wait(self) -> None:
+        """Waits until both have ended without an error."""
+        for process in self.processes:
+            process.join(400)
+            assert process.exitcode == 0, self._log.read_text()
+
+
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list["subprocess.Popen[bytes]"]]]:
-    """The folder of two ranks, and their processes, which end by themselves."""
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
     folder = tmp_path_factory.mktemp("ranks")
     model = tiny_model(folder / "model")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), STORE_IS_SERVED: "True"}
-    environment = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} | address
-    command = [sys.executable, "-m", "tests.unit.trainer.test_ranks", str(model), str(folder)]
-    ranks = [
-        subprocess.Popen(command, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
-    ]
+    ranks = TwoRanks(folder, model, store.port)
     try:
-        yield folder, ranks
+        yield ranks
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+        for process in ranks.processes:
+            forked.end(process)
 
 
-def test_a_step_over_two_ranks_is_the_step_over_one(two: tuple[Path, list["subprocess.Popen[bytes]"]]) -> None:
-    folder, ranks = two
+def test_a_step_over_two_ranks_is_the_step_over_one(two: TwoRanks) -> None:
+    folder = two.folder
     alone = {name: step(folder / "model", name, 1) for name in LOSSES}
-    assert [process.wait(400) for process in ranks] == [0, 0]
+    two.wait()
     for name, (parameters, metrics) in alone.items():
         found = load_file(folder / f"{name}.safetensors")
         for key, value in parameters.items():
@@ -106,37 +137,20 @@ def test_a_step_over_two_ranks_is_the_step_over_one(two: tuple[Path, list["subpr
         assert metrics["grad_norm"] > 0
 
 
-def test_sharded_moments_give_the_same_bytes_again_and_over_a_checkpoint(
-    two: tuple[Path, list["subprocess.Popen[bytes]"]],
-) -> None:
-    folder, ranks = two
-    assert [process.wait(400) for process in ranks] == [0, 0]
-    plain, clipped = (json.loads((folder / f"{name}.json").read_text()) for name in test_full.RANKS_SETTINGS)
+def test_sharded_moments_give_the_same_bytes_again_and_over_a_checkpoint(two: TwoRanks) -> None:
+    two.wait()
+    plain, clipped = (json.loads((two.folder / f"{name}.json").read_text()) for name in test_full.RANKS_SETTINGS)
     # Without clipping the parts are updated as the whole is. The norm is summed in another order.
     assert len(set(plain.values())) == 1, plain
     assert clipped["1"] == clipped["1 resumed"] and clipped["0"] == clipped["0 resumed"], clipped
     assert clipped["1"] != plain["1"]
 
 
-def test_both_ranks_find_the_poison_of_one_and_go_on_without_a_trace(
-    two: tuple[Path, list["subprocess.Popen[bytes]"]],
-) -> None:
-    folder, ranks = two
-    assert [process.wait(400) for process in ranks] == [0, 0]
-    found = json.loads((folder / "culprits.json").read_text())
+def test_both_ranks_find_the_poison_of_one_and_go_on_without_a_trace(two: TwoRanks) -> None:
+    two.wait()
+    found = json.loads((two.folder / "culprits.json").read_text())
     assert found.keys() == test_culprits.RANKS_SETTINGS.keys()
     for name, of in found.items():
         assert of["culprits"] == [{f"p{step}/0": test_culprits.NOT_FINITE} for step in range(2)], name
         struck, calm = of["hashes"]
         assert struck == calm, name
-
-
-if __name__ == "__main__":
-    test_culprits.two_ranks(Path(sys.argv[2]))
-    for settings in test_full.RANKS_SETTINGS:
-        test_full.two_ranks(Path(sys.argv[2]), settings)
-    for each in LOSSES:
-        weights, measured = step(Path(sys.argv[1]), each, 2)
-        if join_ranks().rank == 0:
-            metrics = {f"metric.{key}": torch.tensor(value, dtype=torch.float64) for key, value in measured.items()}
-            save_file(weights | metrics, Path(sys.argv[2]) / f"{each}.safetensors")

@@ -269,7 +269,7 @@ def test_the_channel_keeps_order_and_forgets_what_was_read() -> None:
     assert channel.receive_reports() == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert channel.receive_reports() == []
     assert [channel.next_command() for _ in range(4)] == [[0], [1], [2], None]
-    channel.barrier("here", StopRequest().check)
+    channel.barrier("here", "come here", StopRequest().check)
     stop = StopRequest()
     stop.request()
     with pytest.raises(StopRequested):

@@ -76,6 +76,8 @@ def test_a_rank_shares_gpus_and_cores_with_the_ranks_of_its_machine(
     chosen: list[int] = []
     monkeypatch.setattr(ranks, "_rank_group", None)
     monkeypatch.setattr(ranks, "_open_store", lambda _: HashStore())
+    monkeypatch.setattr(ranks, "_watch_peers", lambda *_: None)
+    monkeypatch.setattr(ranks.RankGroup, "meet", lambda *_: None)
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(runtime, "_configured_device", None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpu + 1)
