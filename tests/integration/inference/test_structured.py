@@ -269,7 +269,7 @@ def test_a_form_that_cannot_be_served_is_refused(server: str, more: dict[str, An
     assert message in error["message"]
 
 
-# The first needs many states for each token; the other, compiled without a limit, takes minutes.
+# The first needs many states for each token; the other, compiled without a limit, takes more than a minute.
 HOSTILE = [{"type": "string", "pattern": "^(.*a.{400}|.*b.{400}|.*c.{400})$"}] * 10 + [
     {"allOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(60, 100)]}
 ] * 2
