@@ -1,6 +1,7 @@
 """Fixtures of tests that run actions behind a wall, and of those that run a manager on a log in memory."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,9 +36,10 @@ def manager_log(monkeypatch: pytest.MonkeyPatch) -> Log:
         def __init__(self, *_: Any) -> None:
             pass
 
-        def poll(self, timeout: float) -> list[tuple[None, Record]]:
+        def poll(self, timeout: float) -> list[tuple[SimpleNamespace, Record]]:
             new, log.read = log.read, []
-            return [(None, record) for record in new]
+            place = SimpleNamespace(topic="", partition=0, offset=0)
+            return [(place, record) for record in new]
 
     class Publisher:
         def __init__(self, *_: Any) -> None:
