@@ -138,10 +138,10 @@ def _git_settings(text: str) -> object:
 
 
 def _dockerfile(text: str) -> object:
-    found = []
+    found, end = [], text[-CHARS // 4 :]  # `shlex` reads character by character
     for line in ("", "RUN ", "RUN apt install ", "COPY [", "ENV A=b\nENV A="):
         try:
-            found.append(dockerfile.parsed_dockerfile(line + text, "/"))
+            found.append(dockerfile.parsed_dockerfile(line + end, "/"))
         except ValueError:  # a task with this Dockerfile is refused
             continue
     return found
