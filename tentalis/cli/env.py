@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tentalis.cli.shared.environment_options import AllowUnsandboxed, MaxTurns, Tasks, Tools
+from tentalis.cli.shared.environment_options import AllowUnsandboxed, File, MaxTurns, Tasks, Tools
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, readable, show
 from tentalis.service.exit_codes import ExitCode
@@ -25,8 +26,9 @@ Name = Annotated[str, typer.Argument(help="Name of the environment.")]
 
 
 @app.command("list", short_help="List the environments with episodes.")
-def list_environments(output: Format = OutputFormat.TABLE) -> None:
-    """Lists the environments whose tasks are played as episodes, with their origin."""
+def list_environments(file: File = None, output: Format = OutputFormat.TABLE) -> None:
+    """Lists the environments whose tasks are played as episodes, and those of a file of environments, with their
+    origin."""
     from tentalis.agents.environments.registry import known_environments
 
     rows = [{"environment": entry.name, "origin": entry.origin} for entry in known_environments()]
@@ -39,18 +41,23 @@ def show_environment(
     question: Annotated[
         str, typer.Argument(help="The user's message; for terminal and swe, the name of a task.", show_default=False)
     ] = "...",
+    file: File = None,
     tools: Tools = None,
     tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Shows the messages with which an episode begins, and the wall that confines its actions on this machine."""
+    """Shows the messages with which an episode begins, and the wall that confines its actions on this machine; of an
+    environment of a file also its settings."""
     from tentalis.agents.environments.trial import first_messages
 
     wall, messages = first_messages(_maker(name, tools, tasks, allow_unsandboxed), name, question)
+    settings = _settings_in_file(name)
     if output is not OutputFormat.TABLE:
-        print_data(output, {"environment": name, "wall": wall, "messages": messages})
+        print_data(output, {"environment": name, **settings, "wall": wall, "messages": messages})
         return
+    for key, value in settings.items():
+        print_text(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
     print_text(f"wall: {wall or 'runs no actions'}")
     for message in messages:
         print_text(f"\n[{message['role']}]\n{readable(message['content'])}")
@@ -70,6 +77,7 @@ def try_environment(
     ] = None,
     max_turns: MaxTurns = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of one turn of a model.")] = 512,
+    file: File = None,
     tools: Tools = None,
     tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
@@ -131,9 +139,32 @@ def _typed() -> str | None:
 
 
 def _maker(name: str, tools: Path | None, tasks: Path | None, allow_unsandboxed: bool) -> Callable[[], Environment]:
+    from tentalis.agents.environments.one_answer import OneAnswer
     from tentalis.agents.environments.registry import BadEnvironment, prepared_environment
+    from tentalis.rewards import declared_environments
 
     made = prepared_environment(name, tools=tools, tasks=tasks, allow_unsandboxed=allow_unsandboxed)
-    if made is None:
-        raise BadEnvironment(f"no environment {name!r} with episodes: see `tentalis env list`")
-    return made
+    if made is not None:
+        return made
+    if name in declared_environments():
+        return OneAnswer
+    raise BadEnvironment(f"no environment {name!r} with episodes: see `tentalis env list`")
+
+
+def _settings_in_file(name: str) -> dict[str, Any]:
+    """Returns the settings of an environment of the file; none for another one."""
+    from tentalis.rewards import declared_environments
+
+    declared = declared_environments().get(name)
+    if declared is None:
+        return {}
+    limits = declared.limits.model_dump(exclude_none=True)
+    places = {"tools": declared.tools, "tasks": declared.tasks}
+    return {
+        "file": str(declared.file),
+        "base": declared.base,
+        "scorer": declared.scorer,
+        **({"data": dict(declared.data)} if declared.data else {}),
+        **({"limits": limits} if limits else {}),
+        **{key: str(place) for key, place in places.items() if place is not None},
+    }

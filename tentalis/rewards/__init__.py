@@ -9,6 +9,7 @@ from tentalis.rewards.registry import (
     check,
     check_environment,
     complaint,
+    declared_environments,
     has_grading_judge,
     inner_steps,
     load_plugins,
@@ -16,6 +17,7 @@ from tentalis.rewards.registry import (
     scorer_name,
     scorer_of,
     settled_verdict,
+    use_environments,
     verify,
     vote_counts,
 )
@@ -52,6 +54,7 @@ __all__ = [
     "check",
     "check_environment",
     "complaint",
+    "declared_environments",
     "grade",
     "has_grading_judge",
     "inner_steps",
@@ -60,6 +63,7 @@ __all__ = [
     "scorer_name",
     "scorer_of",
     "settled_verdict",
+    "use_environments",
     "verify",
     "vote_counts",
 ]

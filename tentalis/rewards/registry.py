@@ -8,8 +8,10 @@ An installed package adds a scorer (a `Verifier` or `Judge` object) with an entr
 
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from schemas.records import Result, Status, Task
+from tentalis.rewards.environment_file import DeclaredEnvironment, read_environments
 from tentalis.rewards.episode import ENVIRONMENT_GROUP, EpisodeScorer
 from tentalis.rewards.math_verify import MathVerifyVerifier
 from tentalis.rewards.mathematics import BoxedMathVerifier, Gsm8kVerifier, ReasoningGymVerifier
@@ -26,6 +28,7 @@ from tentalis.rewards.verdict import (
     Verdict,
 )
 from tentalis.rewards.votes import VoteCounts
+from tentalis.service import variables
 
 _MATHEMATICS: dict[str, Scorer] = {
     "gsm8k": Gsm8kVerifier(),
@@ -43,6 +46,8 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "terminal": {"episode": EpisodeScorer()},
     "toolcall": {"episode": EpisodeScorer(), **_MATHEMATICS},
 }
+DECLARED: dict[str, DeclaredEnvironment] = {}
+"""The environments of the file of environments, by name."""
 PLUGIN_GROUP = "tentalis.scorers"
 _NAME_ONLY: set[tuple[str, str]] = set()
 NO_VERIFIER = "none/1"
@@ -70,7 +75,11 @@ def register(environment: str, name: str, scorer: Scorer, *, replace: bool = Fal
 
 @cache
 def load_plugins() -> None:
-    """Registers the scorers of installed packages, and `episode` for their environments, once. Raises BadPlugin."""
+    """Registers the scorers of installed packages, `episode` for their environments, and the environments of the file
+    that TENTALIS_ENVIRONMENT_FILE names, once.
+
+    Raises BadPlugin, BadEnvironmentFile.
+    """
     for point in entry_points(group=ENVIRONMENT_GROUP):
         if "episode" not in ENVIRONMENTS.get(point.name, {}):
             register(point.name, "episode", EpisodeScorer())
@@ -79,6 +88,34 @@ def load_plugins() -> None:
         if not environment or not name:
             raise BadPlugin(f"the entry point {point.name!r} of {PLUGIN_GROUP} must be named environment.verifier")
         register(environment, name, point.load())
+    if (path := variables.ENVIRONMENT_FILE.read()) is not None:
+        _declare(path)
+
+
+def use_environments(path: Path) -> None:
+    """Registers the environments of a file in this process, in place of those of another one. Raises BadPlugin,
+    BadEnvironmentFile."""
+    load_plugins()
+    _declare(path)
+
+
+def _declare(path: Path) -> None:
+    """Gives each environment of a file the scorers of its base."""
+    others = {name: scorers for name, scorers in ENVIRONMENTS.items() if name not in DECLARED}
+    found = read_environments(path, others)
+    for name in DECLARED:
+        ENVIRONMENTS.pop(name, None)
+    DECLARED.clear()
+    DECLARED.update(found)
+    ENVIRONMENTS.update({name: dict(others[each.base]) for name, each in found.items()})
+
+
+def declared_environments() -> dict[str, DeclaredEnvironment]:
+    """Returns the environments of the file of environments by name; none without a file. Raises BadPlugin,
+    BadEnvironmentFile."""
+    if not DECLARED and variables.ENVIRONMENT_FILE.read() is not None:
+        load_plugins()
+    return DECLARED
 
 
 def vote_counts() -> dict[str, VoteCounts]:

@@ -297,6 +297,14 @@ SCORERS = Variable[Path | None](
     "`serve scoring` and `serve gateway`",
     default_text="the verifiers of installed packages",
 )
+ENVIRONMENT_FILE = Variable[Path | None](
+    f"{PREFIX}ENVIRONMENT_FILE",
+    FILE,
+    None,
+    "YAML file of environments: known ones under other names, with their settings (docs/how-to/environment-file.md).",
+    "`worker`, `learn`, `env`, `rescore`, `serve scoring`, `serve hinting`, `serve aggregation` and `serve gateway`",
+    default_text="the environments of this installation and of installed packages",
+)
 HINTERS = Variable[Path | None](
     f"{PREFIX}HINTERS",
     FILE,

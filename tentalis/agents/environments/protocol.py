@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.sandbox import Wall
@@ -21,12 +21,14 @@ class EnvironmentOptions:
     """Options of an environment in this process.
 
     `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
-    `tasks`: the folder of task folders (`terminal`) or instances (`swe`), or None.
+    `tool_mapping`: the tools, if that is a file of environments, which has them beside other things. `tasks`: the
+    folder of task folders (`terminal`) or instances (`swe`), or None.
     """
 
     wall: Callable[[], Wall]
     tools: Path | None = None
     tasks: Path | None = None
+    tool_mapping: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

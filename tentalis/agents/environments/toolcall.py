@@ -65,7 +65,7 @@ class ToolcallEnvironment:
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._wall = options.wall()
-        self._file = ToolFile() if options.tools is None else read_tools(options.tools)
+        self._file = ToolFile() if options.tools is None else read_tools(options.tools, options.tool_mapping)
         self._tools = {tool.name: tool for tool in self._file.tools}
         self._home = None if options.tools is None else options.tools.resolve().parent
         self._folder: Path | None = None

@@ -142,28 +142,29 @@ def signature(name: str, description: str, parameters: Mapping[str, Any]) -> dic
     }
 
 
-def read_tools(path: Path) -> ToolFile:
-    """Reads a JSON or YAML file of tools. Raises BadTools."""
+def read_tools(path: Path, given: Mapping[str, Any] | None = None) -> ToolFile:
+    """Reads a JSON or YAML file of tools. `given`: its content, if it is only a part of the file. Raises BadTools."""
     try:
-        content = read_mapping(path, "the tools")  # JSON is YAML
+        content = read_mapping(path, "the tools") if given is None else dict(given)  # JSON is YAML
     except BadYaml as error:
         raise BadTools(f"the file of tools cannot be read: {error}") from error
+    whole = f"the file of tools {path}" if given is None else f"{path}: the set of tools of the environment"
     try:
         found = ToolFile.model_validate(content)
     except ValidationError as error:
-        raise BadTools(f"the file of tools {path} is not valid: {problems(error, 'file')}") from error
+        raise BadTools(f"{whole} is not valid: {problems(error, 'file')}") from error
     names = [tool.name for tool in found.tools] + ([PYTHON_TOOL] if found.python else [])
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadTools(f"the file of tools {path} has several tools named {', '.join(twice)}")
+        raise BadTools(f"{whole} has several tools named {', '.join(twice)}")
     servers = [server.name for server in found.mcp]
     twice = sorted({name for name in servers if servers.count(name) > 1})
     if twice:
-        raise BadTools(f"the file of tools {path} has several MCP servers named {', '.join(twice)}")
+        raise BadTools(f"{whole} has several MCP servers named {', '.join(twice)}")
     folders = {folder for server in found.mcp for folder in server.readable}
     absent = sorted(str(folder) for folder in folders if not _at(path, folder).exists())
     if absent:
-        raise BadTools(f"the file of tools {path} names folders that do not exist: {', '.join(absent)}")
+        raise BadTools(f"{whole} names folders that do not exist: {', '.join(absent)}")
     for tool in found.tools:
         try:
             jsonschema.Draft202012Validator.check_schema(tool.parameters)

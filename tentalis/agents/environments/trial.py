@@ -8,10 +8,12 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from schemas.problems import problems
-from schemas.records import Message, Task, Verifier
+from schemas.records import Message, Result, Status, Task, Verifier
+from tentalis import rewards
 from tentalis.agents.environments.protocol import Environment
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
+from tentalis.rewards import BadVerifierData, declared_environments
 from tentalis.text.timestamps import now_ms
 
 Show = Callable[[str], None]
@@ -59,11 +61,17 @@ class ByModel:
 
 
 def trial_task(environment: str, question: str, data: str) -> Task:
-    """Makes a task with one user message and the verifier `episode`. Raises NotATask."""
+    """Makes a task with one user message. Its verifier is `episode`, or that of the file of environments with its data,
+    which `data` complete. Raises NotATask, BadEnvironmentFile."""
     try:
-        json.loads(data)
+        own = json.loads(data)
     except ValueError as error:
         raise NotATask(f"--data is not JSON: {error}") from error
+    scorer, declared = "episode", declared_environments().get(environment)
+    if declared is not None:
+        if not isinstance(own, dict):
+            raise NotATask(f"--data is not a JSON object, but {type(own).__name__}")
+        scorer, data = declared.scorer, json.dumps({**declared.data, **own})
     try:
         return Task(
             task_id="trial",
@@ -71,7 +79,7 @@ def trial_task(environment: str, question: str, data: str) -> Task:
             policy="trial",
             environment=environment,
             messages=(Message(role="user", content=question),),
-            verifier=Verifier(name="episode", data=data),
+            verifier=Verifier(name=scorer, data=data),
         )
     except ValidationError as error:
         raise NotATask(f"not a task: {problems(error, 'task')}") from error
@@ -122,8 +130,32 @@ async def _play(environment: Environment, task: Task, player: Player, max_turns:
         else:
             show("[the turns are over]")
         show(f"[score] {_listed(dict(await environment.score())) or 'none'}")
+        if task.verifier is not None and task.verifier.name != "episode":
+            answer = next((each["content"] for each in reversed(messages) if each["role"] == "assistant"), "")
+            show(f"[reward] {_rewarded(task, answer)}")
     finally:
         await environment.close()
+
+
+def _rewarded(task: Task, answer: str) -> str:
+    """Returns the reward of the last turn's text by the verifier of the task, in words."""
+    result = Result(
+        result_id="trial",
+        event_time=task.event_time,
+        opened_at=task.event_time,
+        task=task,
+        sample_index=0,
+        worker_id="trial",
+        status=Status.OK,
+        text=answer,
+    )
+    try:
+        rewards.check(task)
+        verdict = rewards.verify(task, result)
+    except BadVerifierData as error:
+        return f"unknown: {error}"
+    name = rewards.scorer_name(task)
+    return f"unknown by {name}" if verdict.reward is None else f"{verdict.reward:g} by {name}"
 
 
 def _wired(message: Message) -> dict[str, str]:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from schemas.ids import derived_id
 from schemas.records import Ending, Message, Result, Status, Task, ToolCall, result_id
 from tentalis.agents.environments import Environment, EnvironmentFault, LimitsScore, Observation, RecordsEnding
+from tentalis.agents.environments.registry import default_turns, limits_of
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers.answer import seed_of
 from tentalis.agents.workers.episode_tokens import EpisodeTokens, appended_tokens
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 """Pause before the second attempt at an episode; it doubles."""
+PARALLEL = 16
+"""Episodes of a worker at the same time."""
 SCORE_MARGIN_S = 60.0
 """Seconds for the score beside the limit of what the environment runs for it: copies, comparisons, the wall's start."""
 _PROBE = "A question."
@@ -55,9 +58,28 @@ class EpisodeLimits:
     `attempts`: attempts at an episode whose infrastructure fails."""
 
     max_turns: int = 10
-    parallel: int = 16
+    parallel: int = PARALLEL
     environment_s: float = 600.0
     attempts: int = 3
+
+    @classmethod
+    def of(
+        cls,
+        environment: str,
+        parallel: int = PARALLEL,
+        max_turns: int | None = None,
+        environment_s: float | None = None,
+        attempts: int | None = None,
+    ) -> "EpisodeLimits":
+        """Returns the limits of an environment: the given ones, else those of the file of environments, else the
+        defaults. Raises BadEnvironmentFile."""
+        filed, plain = limits_of(environment), cls()
+        return cls(
+            max_turns or default_turns(environment),
+            parallel,
+            environment_s or filed.environment_seconds or plain.environment_s,
+            attempts or filed.attempts or plain.attempts,
+        )
 
 
 class InfrastructureFault(Exception):

@@ -10,6 +10,7 @@ from tentalis.cli.serve.options import Logprobs, ServerId, checked_servers
 from tentalis.cli.shared.environment_options import (
     AllowUnsandboxed,
     Attempts,
+    EnvironmentFile,
     EnvironmentSeconds,
     Episodes,
     MaxTurns,
@@ -59,8 +60,8 @@ def worker(
     concurrency: Annotated[int, typer.Option(min=1, help="Number of tasks answered at the same time.")] = 8,
     max_turns: MaxTurns = None,
     episodes: Episodes = 16,
-    environment_seconds: EnvironmentSeconds = 600.0,
-    attempts: Attempts = 3,
+    environment_seconds: EnvironmentSeconds = None,
+    attempts: Attempts = None,
     hedge_after: Annotated[
         float | None,
         typer.Option(
@@ -71,6 +72,7 @@ def worker(
             show_default=False,
         ),
     ] = None,
+    environment_file: EnvironmentFile = None,
     tools: Tools = None,
     tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
@@ -83,7 +85,6 @@ def worker(
     """
     configure_logging("INFO")
     url, named = model_server(server, model)
-    from tentalis.agents.environments.registry import default_turns
     from tentalis.agents.workers import EpisodeLimits, run
 
     run(
@@ -96,7 +97,7 @@ def worker(
         logprobs_mode=None if logprobs_mode is None else logprobs_mode.value,
         api_key=variables.INFERENCE_API_KEY.read(),
         model=named,
-        limits=EpisodeLimits(max_turns or default_turns(environment), episodes, environment_seconds, attempts),
+        limits=EpisodeLimits.of(environment, episodes, max_turns, environment_seconds, attempts),
         tools=tools,
         tasks=tasks,
         allow_unsandboxed=allow_unsandboxed,

@@ -7,6 +7,22 @@ from typing import Annotated
 
 import typer
 
+from tentalis.cli.shared.options import variable_option
+from tentalis.service import variables
+
+
+def _use_environments(path: Path | None) -> Path | None:
+    if path is not None:
+        from tentalis.rewards import use_environments
+
+        use_environments(path)
+    return path
+
+
+EnvironmentFile = Annotated[
+    Path | None, variable_option(variables.ENVIRONMENT_FILE, "--environment-file", callback=_use_environments)
+]
+File = Annotated[Path | None, variable_option(variables.ENVIRONMENT_FILE, "--file", callback=_use_environments)]
 Tools = Annotated[
     Path | None,
     typer.Option(
@@ -31,17 +47,28 @@ MaxTurns = Annotated[
     typer.Option(
         "--max-turns",
         min=1,
-        help="Turns of the policy in one episode. Default: 10; 50 for terminal and swe.",
+        help="Turns of the policy in one episode. Default: that of the file of environments, else 50 for terminal and "
+        "swe, and 10 for others.",
         show_default=False,
     ),
 ]
 Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes played at the same time.")]
 EnvironmentSeconds = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--environment-seconds",
         min=1,
-        help="Seconds that the environment may take in one episode. Waits for the model server do not count.",
+        help="Seconds that the environment may take in one episode. Waits for the model server do not count. Default: "
+        "that of the file of environments, else 600.",
+        show_default=False,
     ),
 ]
-Attempts = Annotated[int, typer.Option("--attempts", min=1, help="Attempts at an episode whose infrastructure fails.")]
+Attempts = Annotated[
+    int | None,
+    typer.Option(
+        "--attempts",
+        min=1,
+        help="Attempts at an episode whose infrastructure fails. Default: that of the file of environments, else 3.",
+        show_default=False,
+    ),
+]

@@ -25,6 +25,7 @@ EXIT_CODES = {
     "tentalis.kafka.errors.NoSuchTopic": ExitCode.DRIFT,
     "tentalis.learning.errors.LearnError": ExitCode.USAGE,
     "tentalis.ops.key_usage.GatewayAway": ExitCode.UNREACHABLE,
+    "tentalis.rewards.environment_file.BadEnvironmentFile": ExitCode.USAGE,
     "tentalis.service.lifecycle.Unmendable": ExitCode.PERMANENT,
     "tentalis.service.packages.MissingExtra": ExitCode.USAGE,
     "tentalis.service.security.BadSecurity": ExitCode.USAGE,

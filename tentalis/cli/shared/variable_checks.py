@@ -36,6 +36,12 @@ def _scorers(path: Path) -> None:
         raise ValueError(str(error)) from error
 
 
+def _environments(path: Path) -> None:
+    from tentalis.rewards import use_environments
+
+    use_environments(path)
+
+
 def _hinters(path: Path) -> None:
     from tentalis.opd.config import BadHinters, load_hinters
 
@@ -63,6 +69,7 @@ _FURTHER: Mapping[Variable[Any], Callable[[Any], None]] = {
     variables.SIGNALS: _signals,
     variables.SCORERS: _scorers,
     variables.HINTERS: _hinters,
+    variables.ENVIRONMENT_FILE: _environments,
 }
 
 

@@ -38,14 +38,16 @@ def grader_of(label: ScorerLabel, options: EnvironmentOptions) -> Grader:
 
     Raises BadScorerLabel, MissingExtra, and the errors of the environment's options: BadTasks, WallMissing.
     """
-    if (label.environment, label.name) in EPISODE_GRADERS:
-        return EpisodeGrader(label, options)
     registry.load_plugins()
+    declared = registry.declared_environments().get(label.environment)
+    base = label.environment if declared is None else declared.base
+    if (base, label.name) in EPISODE_GRADERS:
+        return EpisodeGrader(label, base, options)
     scorers = registry.ENVIRONMENTS.get(label.environment, {})
     scorer = scorers.get(label.name)
     if scorer is None or isinstance(scorer, FeedbackJudge):
         known = sorted(f"{label.environment}/{name}" for name, each in scorers.items() if _by_result(each))
-        known += sorted("/".join(key) for key in EPISODE_GRADERS if key[0] == label.environment)
+        known += sorted(f"{label.environment}/{name}" for environment, name in EPISODE_GRADERS if environment == base)
         why = "has no such scorer" if scorer is None else "judges by feedback, which a result does not have"
         raise BadScorerLabel(f"{label}: {label.environment} {why}; it has {', '.join(known) or 'none'}")
     version = scorer.name.rpartition("/")[2]
@@ -89,12 +91,12 @@ class RuleGrader:
 
 
 class EpisodeGrader:
-    """Scores episodes with the checks, tests or rule of their environment.
+    """Scores episodes with the checks, tests or rule of their environment. `base`: the built-in one that played them.
 
     Raises BadScorerLabel, BadTasks, MissingExtra or WallMissing.
     """
 
-    def __init__(self, label: ScorerLabel, options: EnvironmentOptions) -> None:
+    def __init__(self, label: ScorerLabel, base: str, options: EnvironmentOptions) -> None:
         if label.version is None:
             raise BadScorerLabel(
                 f"{label}: name a version, such as {label}@2. It stands for the checks as they are now, so choose a "
@@ -105,7 +107,7 @@ class EpisodeGrader:
 
         self.label = label
         self._cannot = regrading.CannotRegrade
-        self._regrader = regrading.REGRADERS[label.environment, label.name](options)
+        self._regrader = regrading.REGRADERS[base, label.name](options)
 
     async def verdict(self, result: Result) -> Verdict:
         """See Grader.verdict."""

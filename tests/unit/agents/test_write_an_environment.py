@@ -11,19 +11,12 @@ from tentalis import rewards
 from tentalis.agents.environments.registry import EnvironmentEntry, known_environments
 from tentalis.cli.main import app
 from tentalis.rewards import registry
-
-PAGE = Path(__file__).parents[3] / "docs/how-to/write-an-environment.md"
+from tests.support.environment_pages import install_guess
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, project = (re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL)[0] for kind in ("python", "toml"))
-    (tmp_path / "guess.py").write_text(code)
-    metadata = tmp_path / "guess-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: guess\nVersion: 1.0\n")
-    points = project.replace('[project.entry-points."tentalis.environments"]', "[tentalis.environments]")
-    (metadata / "entry_points.txt").write_text(points.replace('"', ""))
+    install_guess(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
 
@@ -40,6 +33,14 @@ def test_the_environment_of_the_page_is_found_and_played(monkeypatch: pytest.Mon
     registry.load_plugins.cache_clear()
     rewards.check_environment("guess")
     assert list(registry.ENVIRONMENTS["guess"]) == ["episode"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_saying_numbers_is_rewarded_before_the_right_one_is_found() -> None:
+    """A group in which no one finds the number still has different rewards, from which a policy learns."""
+    played = CliRunner().invoke(app, ["env", "try", "guess", "Begin."], input="none\n\nI say 999\n\nnone\n\nnone\n\n")
+    assert played.exit_code == 0, played.output
+    assert "[score] reward 0.025" in played.output
 
 
 def test_an_unknown_environment_is_refused() -> None:

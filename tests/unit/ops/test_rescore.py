@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.records import Ending, Forget, Result, Status, Task, Verifier
+from tentalis import rewards
 from tentalis.agents.environments import EnvironmentOptions
 from tentalis.agents.environments.regrading import REGRADERS
 from tentalis.agents.sandbox import Wall
@@ -23,6 +25,7 @@ from tentalis.rewards import ScoredStep, Verdict
 from tentalis.rewards.score import score_of_result
 from tentalis.service.settings import Settings
 from tests.support import loop_records
+from tests.support.environment_pages import forget_environments, write_environments
 from tests.support.loop_records import RUN, T0
 
 
@@ -104,6 +107,19 @@ def test_an_episode_has_the_components_of_its_environment() -> None:
     assert found.reward == 1.0 and found.components["calls"] == 2.0 and found.components["ending.done"] == 1.0
     with pytest.raises(LeftOut, match="not an episode"):
         verdict("toolcall/answer@2", loop_records.result(task))
+
+
+def test_an_environment_of_a_file_has_the_checks_of_its_base(tmp_path: Path) -> None:
+    rewards.use_environments(write_environments(tmp_path))
+    try:
+        verifier = Verifier(name="episode", data='{"answer": "Lima"}')
+        task = loop_records.task(environment="capitals", verifier=verifier)
+        played = loop_records.result(task, text="\\boxed{Lima}", ending=Ending.DONE, rewards={"calls": 1.0})
+        assert verdict("capitals/answer@2", played).reward == 1.0
+        with pytest.raises(BadScorerLabel, match=r"it has capitals/episode, .*capitals/answer$"):
+            grader_of(ScorerLabel.parse("capitals/nothing"), OPTIONS)
+    finally:
+        forget_environments()
 
 
 def test_scores_of_one_label_have_one_id_and_are_beside_the_old_ones() -> None:

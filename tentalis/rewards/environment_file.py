@@ -1,0 +1,181 @@
+"""The file of environments: each is a known environment under a name of its own, with its settings, tools, scorer and
+limits (docs/how-to/environment-file.md). Pure, apart from the reading of the file.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from tentalis.rewards.verdict import FeedbackJudge, Judge, Scorer
+from tentalis.text.yaml_file import BadYaml, read_mapping
+
+EPISODE = "episode"
+"""The verifier of environments with episodes."""
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+TAKES_TOOLS = frozenset({"toolcall"})
+TAKES_TASKS = frozenset({"swe", "terminal"})
+BUILT_IN_EPISODES = frozenset({"echo", "llm", "swe", "terminal", "toolcall"})
+"""Built-in environments with episodes. Those of packages take tools and tasks as they like."""
+
+
+class BadEnvironmentFile(ValueError):
+    """A file of environments that cannot be used. The message names the file, the key and what is right."""
+
+
+class EnvironmentLimits(BaseModel):
+    """Limits of an episode, where they are not the defaults.
+
+    Attributes:
+        max_turns: turns of the policy.
+        environment_seconds: seconds that the environment may take in all steps together.
+        attempts: at an episode whose infrastructure fails.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_turns: int | None = Field(default=None, ge=1, le=1000)
+    environment_seconds: float | None = Field(default=None, ge=1.0, le=86_400.0)
+    attempts: int | None = Field(default=None, ge=1, le=100)
+
+
+class _Entry(BaseModel):
+    """An environment as the file has it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base: str
+    scorer: str | None = None
+    data: dict[str, JsonValue] = {}
+    tools: Any = None
+    tasks: str | None = None
+    limits: EnvironmentLimits = EnvironmentLimits()
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environments: dict[Annotated[str, Field(pattern=NAME)], _Entry] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredEnvironment:
+    """An environment of a file.
+
+    Attributes:
+        name: its name, which tasks have.
+        file: the file.
+        base: the environment that plays it.
+        scorer: the verifier of its tasks, one of the base.
+        data: defaults of the data of the verifier `episode`; those of a task come first.
+        tools: the file with its tools, or None. With `tool_mapping` that is `file` itself.
+        tool_mapping: the tools, if `file` has them.
+        tasks: the folder with its tasks, or None.
+        limits: those of its episodes.
+    """
+
+    name: str
+    file: Path
+    base: str
+    scorer: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    tools: Path | None = None
+    tool_mapping: Mapping[str, Any] | None = None
+    tasks: Path | None = None
+    limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
+
+    @property
+    def origin(self) -> str:
+        """The file and the base, in words."""
+        return f"{self.file} ({self.base})"
+
+
+def read_environments(path: Path, known: Mapping[str, Mapping[str, Scorer]]) -> dict[str, DeclaredEnvironment]:
+    """Reads a file of environments. `known`: the verifiers of each environment that a base may be. Raises
+    BadEnvironmentFile."""
+    try:
+        given = read_mapping(path, "the key environments")
+    except BadYaml as error:
+        raise BadEnvironmentFile(str(error)) from error
+    try:
+        found = _File.model_validate(given)
+    except ValidationError as error:
+        said = "; ".join(dict.fromkeys(_described(item) for item in error.errors(include_url=False)))
+        raise BadEnvironmentFile(f"{path}: {said}") from error
+    return {name: _declared(path, name, entry, known) for name, entry in found.environments.items()}
+
+
+def _declared(path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[str, Scorer]]) -> DeclaredEnvironment:
+    def bad(key: str, problem: str) -> BadEnvironmentFile:
+        return BadEnvironmentFile(f"{path}: environments.{name}{key}: {problem}")
+
+    if name in known:
+        raise bad("", "there is an environment with this name: choose another name")
+    if entry.base not in known:
+        raise bad(".base", f"there is no environment {entry.base!r}{_nearest(entry.base, known)}")
+    verifiers = {each for each, scorer in known[entry.base].items() if not isinstance(scorer, Judge | FeedbackJudge)}
+    scorer = entry.scorer or (EPISODE if EPISODE in verifiers else None)
+    if scorer is None:
+        raise bad("", f"the key scorer is missing: name one of {entry.base}, which has {_listed(verifiers)}")
+    if scorer not in verifiers:
+        raise bad(".scorer", f"{entry.base} has no verifier {scorer!r} for answers{_nearest(scorer, verifiers)}")
+    if entry.data and scorer != EPISODE:
+        raise bad(".data", f"these are data of the verifier episode, and the scorer is {scorer}: leave them out")
+    plays = EPISODE in known[entry.base]
+    if not plays and entry.limits.model_fields_set:
+        raise bad(".limits", f"one completion answers a task of {entry.base}, which has no limits: leave them out")
+    for key, value, takes in (("tools", entry.tools, TAKES_TOOLS), ("tasks", entry.tasks, TAKES_TASKS)):
+        own = plays and entry.base not in BUILT_IN_EPISODES
+        if value is not None and entry.base not in takes and not own:
+            raise bad(f".{key}", f"{entry.base} takes no {key}, as {_listed(takes)} does: leave them out")
+    folder = path.resolve().parent
+    tools, mapping = path.resolve(), None
+    if isinstance(entry.tools, dict):
+        mapping = entry.tools
+    elif isinstance(entry.tools, str):
+        tools = folder / entry.tools
+        if not tools.is_file():
+            raise bad(".tools", f"there is no file {tools}: paths are relative to {folder}")
+    elif entry.tools is not None:
+        raise bad(".tools", "give the name of a file of tools, or the tools as in such a file: {tools: [...]}")
+    tasks = None if entry.tasks is None else folder / entry.tasks
+    if tasks is not None and not tasks.is_dir():
+        raise bad(".tasks", f"there is no folder {tasks}: paths are relative to {folder}")
+    return DeclaredEnvironment(
+        name,
+        path.resolve(),
+        entry.base,
+        scorer,
+        entry.data,
+        None if entry.tools is None else tools,
+        mapping,
+        tasks,
+        entry.limits,
+    )
+
+
+def _described(error: Any) -> str:
+    place = [str(part) for part in error["loc"]]
+    name = ".".join(part for part in place if part != "[key]") or "the file"
+    if error["type"] == "extra_forbidden":
+        models: dict[int, type[BaseModel]] = {1: _File, 3: _Entry}
+        model = models.get(len(place), EnvironmentLimits)
+        return f"{name}: no such key{_nearest(place[-1], model.model_fields)}"
+    if error["type"] == "missing":
+        return f"{name}: this key is missing"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{name}: a name has letters, digits, `_`, `.` and `-`, and begins with a letter or a digit"
+    return f"{name}: {error['msg']}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    closest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f", did you mean {closest[0]}?" if closest else f"; give one of {', '.join(names)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " or ".join(sorted(names))
