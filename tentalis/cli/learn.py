@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tentalis.cli.shared.environment_options import AllowUnsandboxed, EnvironmentFile
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.output import Format, OutputFormat, emitter
 from tentalis.cli.shared.settings import resolve_settings
@@ -51,6 +52,14 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+EnvironmentName = Annotated[
+    str,
+    typer.Option(
+        "--environment",
+        help="Environment of the tasks. One with episodes, or of a file of environments, gives the reward itself, and "
+        "the other columns of the prompts are its data; unless --reward or --judge is given.",
+    ),
+]
 HeldOut = Annotated[
     str | None,
     typer.Option(
@@ -64,7 +73,9 @@ Steps = Annotated[int, typer.Option("--steps", min=1, help="Policy versions to t
 Group = Annotated[
     int, typer.Option("--group", min=2, max=MOST_ANSWERS, help="Answers per prompt, compared with each other.")
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Longest answer, or turn of an episode, in tokens.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.01, help="Temperature of sampling.")]
 Weight = Annotated[
     list[float] | None,
@@ -166,6 +177,9 @@ def learn(
     judge_model: JudgeModel = None,
     judge_key_env: JudgeKey = None,
     criterion: Criterion = None,
+    environment: EnvironmentName = "chat",
+    environment_file: EnvironmentFile = None,
+    allow_unsandboxed: AllowUnsandboxed = False,
     model: Model = None,
     held_out: HeldOut = None,
     steps: Steps = 100,
@@ -208,6 +222,9 @@ def learn(
     options = LearnOptions(
         source=prompts,
         rewards=rewards,
+        environment=environment,
+        environment_file=None if environment_file is None else str(environment_file),
+        allow_unsandboxed=allow_unsandboxed,
         judge=judge,
         judge_model=judge_model,
         judge_key_env=judge_key_env,

@@ -11,6 +11,7 @@ from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.demo.answers import checked
 from tentalis.demo.play import STOP_S, log_to, printable
 from tentalis.demo.watch import Interrupted, Processes, RunFailed
+from tentalis.learning.environments import episodes_of
 from tentalis.learning.findings import Findings, judge_rewards
 from tentalis.learning.options import LearnOptions
 from tentalis.learning.play import data_of
@@ -57,7 +58,8 @@ def check(options: LearnOptions, settings: Settings) -> int:
         prompts = scenario.trained(PROMPTS)
         with stop_signals() as stop:
             try:
-                groups = _sampled(state, settings, model, scenario, prompts, stop)
+                asked = Asked(ANSWERS, scenario.sampling.temperature, scenario.set.seed, episodes_of(options))
+                groups = _sampled(state, settings, model, scenario, prompts, asked, stop)
             except Interrupted:
                 console.print("stopped", soft_wrap=True)
                 return ExitCode.INTERRUPTED
@@ -75,6 +77,7 @@ def _sampled(
     model: Path,
     scenario: PromptScenario,
     prompts: list[Prompt],
+    asked: Asked,
     stop: threading.Event,
 ) -> list[list[ScoredAnswer]]:
     """Returns answers of the base model from a model server that runs meanwhile. Raises Interrupted or RunFailed."""
@@ -92,7 +95,7 @@ def _sampled(
         while supervisor.status()[MODEL]["state"] != "ready":
             watched()
             stop.wait(0.1)
-        return checked(_answers(stack.server, scenario, prompts), watched)
+        return checked(_answers(stack.server, scenario, prompts, asked), watched)
     finally:
         supervisor.stop(STOP_S)
 
@@ -104,11 +107,12 @@ def _watched(processes: Processes, stop: threading.Event) -> None:
         raise RunFailed(f"{name}: {reason}")
 
 
-async def _answers(server: str, scenario: PromptScenario, prompts: list[Prompt]) -> list[list[ScoredAnswer]]:
+async def _answers(
+    server: str, scenario: PromptScenario, prompts: list[Prompt], asked: Asked
+) -> list[list[ScoredAnswer]]:
     from tentalis.inference.client import OpenAIClient
 
     async with OpenAIClient(server, timeout=600.0) as client:
-        asked = Asked(ANSWERS, scenario.sampling.temperature, scenario.set.seed)
         return await scored_answers(client, await base_model(client), scenario, prompts, asked)
 
 

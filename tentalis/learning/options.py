@@ -8,6 +8,8 @@ from tentalis.learning.errors import LearnError
 from tentalis.rewards.functions.scorer import MEMORY_MB, TIME_LIMIT_S
 
 STDIN = "-"
+PLAIN = "chat"
+"""The environment of prompts that one completion answers."""
 Loss = Literal["rl", "opd", "both"]
 
 
@@ -17,6 +19,9 @@ class LearnOptions:
 
     Attributes:
         source: file or folder of the prompts, or `-` for standard input.
+        environment: of the tasks; one with episodes plays them, and may give the reward itself.
+        environment_file: file of environments that has it; None: that of TENTALIS_ENVIRONMENT_FILE, if set.
+        allow_unsandboxed: run the actions of the model without a wall, if this machine has none.
         rewards: reward functions, each PATH.py:NAME or MODULE:NAME.
         python_path: folders with modules that they are in or import.
         weights: of the functions, in their order; empty for equal ones.
@@ -46,7 +51,10 @@ class LearnOptions:
     """
 
     source: str
-    rewards: tuple[str, ...]
+    rewards: tuple[str, ...] = ()
+    environment: str = PLAIN
+    environment_file: str | None = None
+    allow_unsandboxed: bool = False
     python_path: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     judge: str | None = None

@@ -14,7 +14,7 @@ from schemas import topics
 from tentalis.agents.manager.core import Pace
 from tentalis.agents.manager.curriculum import Pool
 from tentalis.agents.scenarios.prompt_file import Prompt
-from tentalis.agents.scenarios.prompts import VERIFIER, PromptScenario
+from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.demo.answers import checked
 from tentalis.demo.play import STOP_S, log_to, printable
 from tentalis.demo.prepare import prepare
@@ -27,6 +27,7 @@ from tentalis.kafka.lag import groups_of
 from tentalis.kafka.reader import records_to_end
 from tentalis.learning import runs
 from tentalis.learning.compare import compare
+from tentalis.learning.environments import episodes_of
 from tentalis.learning.findings import judge_rewards
 from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import STDIN, LearnOptions
@@ -102,8 +103,10 @@ def train(
                 model=model_of(run),
                 trainer_config=run.config,
                 environment=scenario.environment,
+                worker=("--allow-unsandboxed",) if options.allow_unsandboxed else (),
+                environment_file=run.environment_file,
                 manager=("--prompts", str(run.prompts), "--run", run.run_id, *curriculum_arguments(run.curriculum)),
-                scorers=run.scorers,
+                scorers=run.scorers if run.scorers.exists() else None,
                 hinters=run.hinters if run.hinters.exists() else None,
                 whole_models=whole_models(run.config),
                 without=unused_applications(run.config),
@@ -140,7 +143,7 @@ def train(
 
 def _close_scorer(scenario: PromptScenario) -> None:
     """Ends the process of the reward functions, which the comparison started in this process."""
-    scorer = ENVIRONMENTS[scenario.environment][VERIFIER]
+    scorer = ENVIRONMENTS[scenario.environment][scenario.set.scorer]
     if isinstance(scorer, FunctionScorer):
         scorer.close()
 
@@ -293,7 +296,7 @@ class LearnShow:
             start_seconds=self.watch.start_seconds,
             resumed=self.run.resumed,
             prompts=f"{self.options.source}: {self.scenario.set.prompts}, {self.scenario.set.held_out} held out",
-            rewards=self.options.rewards or (f"judge {self.options.judge}",),
+            rewards=self._rewards(),
             config=self.run.config.read_text(encoding="utf-8"),
             pools=self._pools(),
         )
@@ -302,6 +305,13 @@ class LearnShow:
         self.concluded = True
         for name, reason in self.processes.broken().items():
             self.console.print(f"{name}: {reason}", soft_wrap=True)
+
+    def _rewards(self) -> tuple[str, ...]:
+        """Returns what gives the rewards, in words."""
+        if self.options.judge is not None:
+            return (f"judge {self.options.judge}",)
+        described = f"{self.scenario.set.scorer} of the environment {self.scenario.environment}"
+        return self.options.rewards or (described,)
 
     def _pools(self) -> Mapping[Pool, int] | None:
         """Returns the number of prompts in each pool of the curriculum now; None without one."""
@@ -315,7 +325,7 @@ class LearnShow:
         """Returns the greedy answers of the base model and of the newest adapter."""
         from tentalis.inference.client import OpenAIClient
 
-        greedy = Asked(n=1, temperature=0.0)
+        greedy = Asked(n=1, temperature=0.0, make=episodes_of(self.options))
         async with OpenAIClient(self.server, timeout=600.0) as client:
             base = await base_model(client)
             found = [

@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import yaml
 from pydantic import ValidationError
 
 from schemas.problems import problems
+from tentalis.agents.environments.registry import has_episodes
 from tentalis.agents.manager.curriculum import SolveRateRule
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import HELD_OUT, TRAINED, VERIFIER, PromptScenario, PromptSet
 from tentalis.demo.runs import Configured, RunFolder, RunKind, trainer_config
+from tentalis.learning.environments import LearnEnvironment, digest_of, environment_of, episodes_of, unfit_for
 from tentalis.learning.errors import LearnError
-from tentalis.learning.options import STDIN, LearnOptions
+from tentalis.learning.options import PLAIN, STDIN, LearnOptions
 from tentalis.learning.prepare import PreparedPrompts, held_out_count, source_digest, unusable_file, write_prompts
 from tentalis.opd.config import ANY_ENVIRONMENT
 from tentalis.opd.hint_function import HintFunction
@@ -27,13 +29,14 @@ from tentalis.rewards.answer_judge import CRITERION
 from tentalis.rewards.chat import ChatEndpoint, NoApiKey
 from tentalis.rewards.functions import BadFunction, FunctionScorer, FunctionSettings
 from tentalis.rewards.functions.arguments import missing_columns
+from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
 from tentalis.rewards.verdict import Scorer
 
 _KIND_FILE = "learn.json"
 _PREPARING = "learn-preparing"
 _STAMP = "learn-%Y%m%d-%H%M%S"
-_LATER = {"curriculum": None}
+_LATER = {"curriculum": None, "environment": None}
 """Options that runs of earlier versions did not record, with their values then."""
 
 Remark = Callable[[str], None]
@@ -55,8 +58,14 @@ class LearnRun(RunFolder):
 
     @property
     def scorers(self) -> Path:
-        """The file of scorers."""
+        """The file of scorers; missing in a run whose environment gives the reward."""
         return self.folder / "scorers.yaml"
+
+    @property
+    def environment_file(self) -> Path | None:
+        """The file of environments that has the run's, or None. Raises LearnError."""
+        environment = self.kind["environment"]
+        return Path(environment["files"][0]) if environment is not None and environment["files"] else None
 
     @property
     def curriculum(self) -> SolveRateRule | None:
@@ -67,7 +76,7 @@ class LearnRun(RunFolder):
     @property
     def kind(self) -> dict[str, Any]:
         """The options with which the run began, as `kind_of` returns them. Raises LearnError."""
-        return _LATER | _described(self)["kind"]
+        return {**_LATER, **_described(self)["kind"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ def kind_of(options: LearnOptions) -> dict[str, Any]:
     return {
         "source": options.source if options.source == STDIN else str(Path(options.source).resolve()),
         "held_out": None if options.held_out is None else str(Path(options.held_out).resolve()),
+        "environment": environment_of(options).kind,
         "rewards": [absolute_target(target) for target in options.rewards],
         "python_path": [str(Path(folder).resolve()) for folder in options.python_path],
         "weights": list(options.weights),
@@ -105,12 +115,20 @@ def kind_of(options: LearnOptions) -> dict[str, Any]:
 
 
 def judge_of(options: LearnOptions) -> dict[str, Any] | None:
-    """Returns the judge of the options: its endpoint and criterion; None if functions give the rewards.
+    """Returns the judge of the options: its endpoint and criterion; None if functions or the environment give the
+    rewards.
 
     Raises LearnError if both or none are given, or an option of the other.
     """
-    if bool(options.rewards) == (options.judge is not None):
+    if options.rewards and options.judge is not None:
         raise LearnError("give reward functions (--reward) or a judge (--judge), and not both")
+    if not options.rewards and options.judge is None and environment_of(options).scorer is None:
+        if options.environment == PLAIN:
+            raise LearnError("give reward functions (--reward) or a judge (--judge), and not both")
+        raise LearnError(
+            f"the environment {options.environment} gives no reward itself: give functions (--reward) or a judge "
+            "(--judge), or name its scorer in a file of environments (--environment-file)"
+        )
     if options.judge is None:
         of_judge = {
             "--judge-model": options.judge_model,
@@ -119,6 +137,10 @@ def judge_of(options: LearnOptions) -> dict[str, Any] | None:
         }
         if given := next((name for name, value in of_judge.items() if value is not None), None):
             raise LearnError(f"{given} is of a judge: name its server with --judge, or leave {given} out")
+        if not options.rewards and options.reward_range is not None:
+            raise LearnError(
+                f"--reward-range is of reward functions: leave it out, because {options.environment} gives the reward"
+            )
         return None
     if options.reward_range is not None:
         raise LearnError(
@@ -146,6 +168,10 @@ def hints_of(options: LearnOptions) -> dict[str, Any] | None:
     """Returns the source of hints for `PromptSet`; None for no hints. Raises LearnError."""
     if options.hint is None:
         return None
+    if has_episodes(options.environment):
+        raise LearnError(
+            f"--hint is for answers of one completion, and {options.environment} plays episodes: leave it out"
+        )
     if options.trained == "rl":
         raise LearnError("--loss rl reads no hints: leave --hint out, or give --loss opd or both")
     if ":" not in options.hint:
@@ -177,13 +203,19 @@ def absolute_model(model: str | None) -> str | None:
     return str(Path(model).resolve()) if model is not None and Path(model).exists() else model
 
 
+def environment_name(kind: Mapping[str, Any]) -> str:
+    """Returns the name of the environment of a run."""
+    return PLAIN if kind["environment"] is None else str(kind["environment"]["name"])
+
+
 def scorer_file_of(kind: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of the file of scorers for the reward functions or the judge of a run."""
+    environment = environment_name(kind)
     if (judge := kind["judge"]) is not None:
         graded = {"kind": "answer", "judge": "judge", "criterion": judge["criterion"]}
         return {
             "judges": {"judge": judge["endpoint"]},
-            "environments": {PromptScenario.environment: {VERIFIER: graded}},
+            "environments": {environment: {VERIFIER: graded}},
         }
     settings: dict[str, Any] = {
         "kind": "function",
@@ -197,7 +229,7 @@ def scorer_file_of(kind: Mapping[str, Any]) -> dict[str, Any]:
         settings["weights"] = kind["weights"]
     if kind["reward_range"] is not None:
         settings["range"] = kind["reward_range"]
-    return {"environments": {PromptScenario.environment: {VERIFIER: settings}}}
+    return {"environments": {environment: {VERIFIER: settings}}}
 
 
 def first_model(endpoint: Mapping[str, Any]) -> str:
@@ -283,12 +315,14 @@ def unfinished(runs: Path, kind: Mapping[str, Any]) -> LearnRun | None:
 
     Raises LearnError if there is none, but one that differs in its curriculum alone.
     """
-    for folder, found in (others := [*_unfinished(runs)]):
+    others = []
+    for folder, found in _unfinished(runs):
         if found == kind:
             return LearnRun(folder.name, folder, resumed=True)
-    for folder, found in others:
+        others.append((folder.name, found))
+    for name, found in others:
         if found | {"curriculum": kind["curriculum"]} == kind:
-            raise LearnError(_other_curriculum(folder.name, found["curriculum"], kind["curriculum"]))
+            raise LearnError(_other_curriculum(name, found["curriculum"], kind["curriculum"]))
     return None
 
 
@@ -304,8 +338,8 @@ def _unfinished(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 def _other_curriculum(run_id: str, begun: object, now: object) -> str:
     if begun is not None and now is not None:
         return (
-            f"run {run_id}, which is unfinished, began with other settings of the curriculum, those of another version: "
-            "begin another run with --new"
+            f"run {run_id}, which is unfinished, began with other settings of the curriculum, those of another "
+            "version: begin another run with --new"
         )
     how, remedy = ("with", "give it again") if now is None else ("without", "leave it out")
     return (
@@ -326,7 +360,7 @@ def continued(run: LearnRun, data: Data) -> LearnRun:
                 f"{place} has changed since run {run.run_id} began, which is unfinished: put the earlier content back "
                 "to continue it, or begin another run with --new"
             )
-    if loaded_scorer(run.scorers).name != described["scorer"]:
+    if run.scorers.exists() and loaded_scorer(run.scorers).name != described["scorer"]:
         raise LearnError(
             f"the reward function has changed since run {run.run_id} began, which is unfinished: put the earlier "
             "function back to continue it, or begin another run with --new"
@@ -336,6 +370,12 @@ def continued(run: LearnRun, data: Data) -> LearnRun:
         raise LearnError(
             f"the hint function has changed since run {run.run_id} began, which is unfinished: put the earlier "
             "function back to continue it, or begin another run with --new"
+        )
+    environment = run.kind["environment"]
+    if environment is not None and digest_of(map(Path, environment["files"])) != described["environment"]:
+        raise LearnError(
+            f"{' or '.join(environment['files'])} has changed since run {run.run_id} began, which is unfinished: put "
+            "the earlier content back to continue it, or begin another run with --new"
         )
     PromptScenario(run.prompts).check()
     return run
@@ -415,19 +455,25 @@ def prepare_run(
     else:
         shown = kind
     run = LearnRun("", folder, resumed=False)
-    run.scorers.write_text(yaml.safe_dump(scorer_file_of(kind), sort_keys=False), encoding="utf-8")
-    scorer = loaded_scorer(run.scorers)
+    environment = environment_of(options)
+    if options.rewards or options.judge is not None:
+        run.scorers.write_text(yaml.safe_dump(scorer_file_of(kind), sort_keys=False), encoding="utf-8")
+        scorer = loaded_scorer(run.scorers)
+        environment, scorable = replace(environment, scorer=None), missing_of(scorer)
+    else:
+        scorer, scorable = ENVIRONMENTS[environment.name][str(environment.scorer)], unfit_for(environment)
+    episodes_of(options)  # what it needs is here: a wall, tools, tasks
     hints = kind["hints"]
     function = loaded_hints(hints) if hints is not None and "target" in hints else None
     hinter = None if function is None else function.name
-    refusals = [missing_of(scorer)]
+    refusals = [scorable]
     if hints is not None:
         run.hinters.write_text(yaml.safe_dump({"hinters": {ANY_ENVIRONMENT: {"kind": "given"}}}), encoding="utf-8")
         refusals.append(without_hint(hints, function))
     run.prompts.mkdir()
     listed = None if final is None else LearnRun("", final, resumed=False).prompts
     try:
-        prepared = _prepare(options, data, run.prompts, refusals, hinter, remark, listed)
+        prepared = _prepare(options, data, environment, run.prompts, refusals, hinter, remark, listed)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -435,7 +481,8 @@ def prepare_run(
             f"{run.prompts}: {error.strerror}: the data are copied there. Make room, or set TENTALIS_HOME to a folder "
             "on another disk"
         ) from error
-    return prepared | {"kind": shown, "scorer": scorer.name, "hinter": hinter}
+    digest = digest_of(environment.files)
+    return prepared | {"kind": shown, "scorer": scorer.name, "hinter": hinter, "environment": digest}
 
 
 def _described(run: LearnRun) -> dict[str, Any]:
@@ -473,14 +520,16 @@ def changes_of(folder: Path) -> tuple[str, ...] | None:
 def _prepare(
     options: LearnOptions,
     data: Data,
+    environment: LearnEnvironment,
     folder: Path,
     refusals: Sequence[Callable[[Prompt], str | None]],
     hinter: str | None,
     remark: Remark,
     listed: Path | None,
 ) -> dict[str, Any]:
-    """Writes the prompts; returns the digests of the sources. `refusals`: the first one holds for held-out prompts too.
-    `hinter`: name of the hint function, or None. `listed`: the later name of the folder, or None."""
+    """Writes the prompts; returns the digests of the sources. `environment`: without a scorer if it does not give the
+    reward. `refusals`: the first one holds for held-out prompts too. `hinter`: name of the hint function, or None.
+    `listed`: the later name of the folder, or None."""
 
     def refused(prompt: Prompt) -> str | None:
         return next((reason for refusal in refusals if (reason := refusal(prompt)) is not None), None)
@@ -515,6 +564,9 @@ def _prepare(
         None if held_out is None else held_out.sha256,
         hints_of(options),
         hinter,
+        environment.name,
+        environment.scorer or VERIFIER,
+        None if environment.scorer is None else environment.data,
     ).write(folder)
     return {
         "source": source_digest(data.source),

@@ -1,25 +1,33 @@
-"""Samples answers of a model to prompts and scores them, in the way of a worker and of the scoring application."""
+"""Samples answers of a model to prompts, or plays episodes with it, and scores them, in the way of a worker and of the
+scoring application."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.ids import derived_id
-from schemas.records import Result, Sampling, Task
+from schemas.records import Result, Sampling, Status, Task
 from tentalis import rewards
+from tentalis.agents.environments import Environment
 from tentalis.agents.scenarios.prompt_file import Prompt
-from tentalis.agents.scenarios.prompts import PromptScenario, messages_of, verifier_of
+from tentalis.agents.scenarios.prompts import PromptScenario, messages_of
+from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
+from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 from tentalis.inference.result import result_of
+from tentalis.policies.assignments import AssignedVersions
+from tentalis.policies.served import ServedVersions
 from tentalis.rewards import FeedbackJudge, Judge, Scorer, Verdict
+from tentalis.rewards.episode import EpisodeScorer
 from tentalis.rewards.functions import OutOfRange
 from tentalis.rewards.thread_runner import time_limit_of, verify_in_thread
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
 
+_OWN = "learn"
 CONCURRENT = 16
 """Prompts that are answered at the same time."""
 
@@ -36,11 +44,14 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The way of asking: `n` answers per prompt at a temperature; 0 is greedy."""
+    """The way of asking: `n` answers per prompt at a temperature; 0 is greedy. `make`: makes the environment that plays
+    each answer as an episode; None: an answer is one completion. `seed`: of completions; that of an episode comes from
+    its number."""
 
     n: int
     temperature: float
     seed: int = 0
+    make: Callable[[], Environment] | None = None
 
 
 async def base_model(client: OpenAIClient) -> str:
@@ -56,10 +67,12 @@ async def scored_answers(
     An answer that the server refuses has an unknown reward. Raises ServerUnavailable.
     """
     slots = asyncio.Semaphore(CONCURRENT)
+    player = None if asked.make is None else _player(client, model, scenario.environment, asked.make)
 
     async def one(number: int, prompt: Prompt) -> list[ScoredAnswer]:
         async with slots:
-            return await _answer(client, model, _task(scenario, prompt, number, asked), asked)
+            task = _task(scenario, prompt, number, asked)
+            return await (_answer(client, model, task, asked) if player is None else _played(player, task))
 
     return await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))
 
@@ -73,9 +86,25 @@ def _task(scenario: PromptScenario, prompt: Prompt, number: int, asked: Asked) -
         messages=messages_of(prompt),
         n_samples=asked.n,
         sampling=Sampling(temperature=asked.temperature, max_tokens=scenario.sampling.max_tokens),
-        verifier=verifier_of(prompt),
+        verifier=scenario.verifier(prompt),
         terms=scenario.terms,
     )
+
+
+def _player(client: OpenAIClient, model: str, environment: str, make: Callable[[], Environment]) -> EpisodePlayer:
+    policies = PolicyCalls(ServedVersions(), AssignedVersions(), worker_id=_OWN, server_id=_OWN, model=model)
+    return EpisodePlayer(client, policies, make, EpisodeLimits.of(environment), worker_id=_OWN, server_id=_OWN)
+
+
+async def _played(player: EpisodePlayer, task: Task) -> list[ScoredAnswer]:
+    results = await player.answer(task, now_ms())
+    return list(await asyncio.gather(*(_scored_episode(task, result) for result in results)))
+
+
+async def _scored_episode(task: Task, result: Result) -> ScoredAnswer:
+    if result.status is Status.OK:
+        return await _scored(task, result)
+    return ScoredAnswer(result.text, None, {}, f"the episode has no result: {result.error or result.status.value}")
 
 
 async def _answer(client: OpenAIClient, model: str, task: Task, asked: Asked) -> list[ScoredAnswer]:
@@ -91,7 +120,7 @@ async def _answer(client: OpenAIClient, model: str, task: Task, asked: Asked) ->
     except RequestRefused as error:
         return [ScoredAnswer("", None, {}, f"the model server refused it: {error.message}")] * task.n_samples
     results = [
-        result_of(task, index, generation, completion, worker_id="learn")
+        result_of(task, index, generation, completion, worker_id=_OWN)
         for index, completion in enumerate(generation.completions)
     ]
     return list(await asyncio.gather(*(_scored(task, result) for result in results)))
@@ -111,7 +140,8 @@ async def _scored(task: Task, result: Result) -> ScoredAnswer:
     except Exception as error:  # the user's function may raise anything, and the reward is then unknown
         log.info("unknown reward", exc_info=error)
         return ScoredAnswer(result.text, None, {}, str(error) or type(error).__name__)
-    problem = "" if verdict.reward is not None else "the reward function gave none"
+    giver = "the environment" if isinstance(scorer, EpisodeScorer) else "the reward function"
+    problem = "" if verdict.reward is not None else f"{giver} gave none"
     return ScoredAnswer(result.text, verdict.reward, verdict.components, problem)
 
 

@@ -40,6 +40,8 @@ class StackOptions:
         model: folder of the base model.
         trainer_config: configuration of the run to train.
         environment: kind of tasks that the worker answers.
+        environment_file: file of environments, for all processes; None: that of TENTALIS_ENVIRONMENT_FILE, if set.
+        worker: further arguments of `tentalis worker`.
         manager: arguments of `tentalis manager`; empty for a stack without a scenario.
         ranks: number of training processes.
         threads: CPU threads of the model server.
@@ -59,6 +61,8 @@ class StackOptions:
     model: Path
     trainer_config: Path
     environment: str = "chat"
+    environment_file: Path | None = None
+    worker: tuple[str, ...] = ()
     manager: tuple[str, ...] = ()
     ranks: int = 1
     threads: int = os.cpu_count() or 1
@@ -137,6 +141,8 @@ class _Builder:
         self._ports: dict[str, int] = {}
         self.server = self.url("model")
         self._env = _environment(settings, self.server)
+        if options.environment_file is not None:
+            self._env[variables.ENVIRONMENT_FILE.name] = str(options.environment_file)
 
     def _port(self, name: str) -> int:
         if name not in self._ports:  # asked twice, the state directory could choose another one
@@ -222,7 +228,7 @@ class _Builder:
                 # Of a stack that joins another one on its host, the id of the server is unique, the host's name is not.
                 place = options.server_id if options.joins else socket.gethostname()
                 worker_id = instance_name(f"{place}-{options.environment}", number)
-                answers_as = ("--environment", options.environment, "--server-id", options.server_id)
+                answers_as = ("--environment", options.environment, "--server-id", options.server_id, *options.worker)
                 return *answers_as, *(("--worker-id", worker_id) if options.joins or number > 1 else ())
             case "gateway":
                 identity = ("--server-id", options.server_id, "--gateway-id", options.server_id)

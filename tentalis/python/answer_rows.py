@@ -34,8 +34,14 @@ def _answered(result: Result) -> dict[str, Any]:
         "completion": result.text,
         "task_id": result.task.task_id,
         "sample_index": result.sample_index,
-        "columns": {} if verifier is None else from_json(verifier.data).get("columns", {}),
+        "columns": {} if verifier is None else _columns(from_json(verifier.data)),
     }
+
+
+def _columns(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the other columns of a row: what a function got, or the data of an environment."""
+    columns = data.get("columns")
+    return columns if isinstance(columns, dict) and len(data) == 1 else data
 
 
 def _judged(outcome: Outcome | None) -> dict[str, Any]:

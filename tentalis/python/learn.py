@@ -33,6 +33,10 @@ def learn(dataset: Dataset, reward: Rewards = None, **arguments: Unpack[LearnArg
         dataset: a file or folder of prompts, a list of dicts, or a `datasets.Dataset`. The column `prompt` is the
             question; every other column reaches the reward.
         reward: a function with the parameters of TRL, verl or verifiers, or several, which are added.
+        environment: of the tasks ("chat"); one with episodes gives the reward itself, unless a reward or a judge is
+            given, and the other columns are its data.
+        environment_file: file of environments that has it; None: that of TENTALIS_ENVIRONMENT_FILE, if set.
+        allow_unsandboxed: run the actions of the model without a wall, if this machine has none (False).
         model: smollm2 (the default), qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, a folder, a GGUF file or a hub id.
         eval: held-out prompts; None: a tenth of the prompts.
         steps: policy versions to train (100).

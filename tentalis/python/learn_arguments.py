@@ -22,6 +22,7 @@ SAME = {
     for name in (
         *("model", "steps", "group", "max_tokens", "temperature", "reward_range", "reward_seconds", "reward_memory_mb"),
         *("seed", "new", "loss", "judge", "judge_model", "judge_key_env", "criterion", "curriculum"),
+        *("environment", "allow_unsandboxed"),
     )
 } | {"eval_prompts": "compared"}
 """The options that arguments become unchanged, by argument."""
@@ -30,6 +31,9 @@ SAME = {
 class LearnArguments(TypedDict, total=False):
     """The arguments by name; see `tentalis.learn`. One that is None has its default."""
 
+    environment: str | None
+    environment_file: str | Path | None
+    allow_unsandboxed: bool | None
     model: str | None
     eval: Dataset | None
     steps: int | None
@@ -106,6 +110,7 @@ def options_of(
         rewards=tuple(place.target for place in places),
         python_path=tuple(dict.fromkeys(map(str, folders))),
         weights=weights,
+        environment_file=str(arguments["environment_file"]) if "environment_file" in arguments else None,
         hint=None if hint is None else hint.target,
         held_out=None if held_out is None else path_of(held_out, datasets_folder(home)),
         columns=tuple(arguments.get("columns", {}).items()),

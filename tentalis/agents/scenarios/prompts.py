@@ -1,4 +1,5 @@
-"""The scenario of `tentalis learn`: the prompts of a folder that the command prepared, scored by the user's function.
+"""The scenario of `tentalis learn`: the prompts of a folder that the command prepared, scored by the user's function or
+by an environment.
 
 The folder has a file of prompts (`prompt_file`), perhaps a second one of held-out prompts, and `set.json`.
 """
@@ -43,6 +44,10 @@ class PromptSet:
         held_out_sha256: of the file of held-out prompts; None if they are a part of the prompts.
         hints: the source of hints: {"column": NAME}, or the settings of a function; None for no hints.
         hinter: name of the hint function, which has the digest of its source; None for a column or no hints.
+        environment: of the tasks.
+        scorer: the verifier of the tasks.
+        data: defaults of the verifier's data, which the other columns of a row complete; None: a function gets the
+            columns as they are.
     """
 
     seed: int
@@ -55,6 +60,9 @@ class PromptSet:
     held_out_sha256: str | None = None
     hints: Mapping[str, Any] | None = None
     hinter: str | None = None
+    environment: str = "chat"
+    scorer: str = VERIFIER
+    data: Mapping[str, Any] | None = None
 
     @property
     def held_out_inside(self) -> int:
@@ -98,10 +106,10 @@ class PromptScenario:
 
     name = "prompts"
     policy = "learn"
-    environment = "chat"
 
     def __init__(self, folder: Path) -> None:
         self.set = PromptSet.read(folder)
+        self.environment = self.set.environment
         self.owes_feedback = self.set.hints is not None
         # A hint waits for the model server, which may be restarting: two minutes cover a restart.
         opd = Source.MANAGER if self.owes_feedback else None
@@ -152,7 +160,11 @@ class PromptScenario:
 
     def _question(self, prompt: Prompt, sha256: str) -> Question:
         metadata = {"prompts": sha256, "line": str(prompt.line)}
-        return Question(messages_of(prompt), verifier_of(prompt), None, metadata)
+        return Question(messages_of(prompt), self.verifier(prompt), None, metadata)
+
+    def verifier(self, prompt: Prompt) -> Verifier:
+        """Returns the verifier of a prompt."""
+        return verifier_of(prompt, self.set.scorer, self.set.data)
 
     @cached_property
     def _hints(self) -> HintProvider:
@@ -214,7 +226,8 @@ def messages_of(prompt: Prompt) -> tuple[Message, ...]:
     return tuple(Message(role=role, content=content) for role, content in prompt.messages)
 
 
-def verifier_of(prompt: Prompt) -> Verifier:
-    """Returns the verifier of a prompt, whose data are the other columns of its row."""
-    data: dict[str, Any] = {"columns": prompt.columns}
-    return Verifier(name=VERIFIER, data=json.dumps(data, ensure_ascii=False))
+def verifier_of(prompt: Prompt, scorer: str = VERIFIER, defaults: Mapping[str, Any] | None = None) -> Verifier:
+    """Returns the verifier of a prompt, whose data are the other columns of its row: as they are for a function, or
+    with `defaults`, see PromptSet."""
+    data = {"columns": prompt.columns} if defaults is None else {**defaults, **prompt.columns}
+    return Verifier(name=scorer, data=json.dumps(data, ensure_ascii=False))

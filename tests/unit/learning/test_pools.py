@@ -7,6 +7,7 @@ import pytest
 
 from schemas.records import Record
 from tentalis.agents import manager
+from tentalis.agents.manager.core import task_id_of
 from tentalis.agents.manager.curriculum import PROMPT, Pool, SolveRateRule
 from tentalis.cli.main import app
 from tentalis.learning.pools import curriculum_arguments, pools_in_words, pools_of
@@ -15,13 +16,13 @@ from tests.support.loop_records import RUN, outcome, task
 
 def answered(number: int, prompt: int, rewards: list[float]) -> list[Record]:
     """The task of this number, which asks a prompt, and its outcomes."""
-    of = task(manager.core.task_id_of(RUN, number), n=len(rewards)).model_copy(update={"metadata": {PROMPT: str(prompt)}})
+    of = task(task_id_of(RUN, number), n=len(rewards), metadata={PROMPT: str(prompt)})
     return [of, *(outcome(of, index, reward=reward) for index, reward in enumerate(rewards))]
 
 
 def test_the_pools_are_those_that_the_manager_has_in_whatever_order_records_come() -> None:
     records = [*answered(0, 3, [0.0, 1.0]), *answered(1, 0, [1.0, 1.0]), *answered(2, 1, [0.0, 0.0])]
-    other = task("other", n=2).model_copy(update={"run_id": "another run"})
+    other = task("other", n=2, run_id="another run")
     for given in (records, records[::-1], [*records, *records, other, outcome(other, 0, reward=1.0)]):
         pools = pools_of(RUN, 5, SolveRateRule(), given)
         assert pools_in_words(pools) == "2 unseen, 1 learnable, 1 easy, 1 hard"

@@ -109,7 +109,7 @@ def test_the_curriculum_of_a_run_stays_that_of_its_beginning(place: Place) -> No
     described = json.loads(file.read_text(encoding="utf-8"))
     described["kind"]["curriculum"]["probe"] = 0.5  # the default of another version
     file.write_text(json.dumps(described), encoding="utf-8")
-    with pytest.raises(LearnError, match="other settings of the curriculum, those of another version.*--new"):
+    with pytest.raises(LearnError, match=r"other settings of the curriculum, those of another version.*--new"):
         place.found()
     del described["kind"]["curriculum"]  # a run of a version without it
     file.write_text(json.dumps(described), encoding="utf-8")

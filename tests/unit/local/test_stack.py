@@ -43,6 +43,23 @@ def test_a_gateway_has_the_port_that_its_documentation_names_unless_it_is_taken(
     assert stack.gateway == f"http://127.0.0.1:{spec.port}" and gateway_url(None, tmp_path) == DEFAULT_GATEWAY
 
 
+def test_all_processes_have_the_file_of_environments_and_the_worker_its_arguments(tmp_path: Path) -> None:
+    with StateDir(tmp_path) as state:
+        options = StackOptions(
+            state,
+            Settings(home=tmp_path),
+            model=tmp_path,
+            trainer_config=tmp_path / "run.yaml",
+            environment="capitals",
+            environment_file=tmp_path / "environments.yaml",
+            worker=("--allow-unsandboxed",),
+        )
+        found = {spec.name: spec for spec in build_stack(options).specs}
+    assert {spec.env[variables.ENVIRONMENT_FILE.name] for spec in found.values()} == {f"{tmp_path}/environments.yaml"}
+    worker = found["worker"].argv
+    assert worker[worker.index("--environment") + 1] == "capitals" and "--allow-unsandboxed" in worker
+
+
 def test_vllm_takes_the_place_of_the_model_server(tmp_path: Path) -> None:
     with StateDir(tmp_path) as state:
         options = StackOptions(
