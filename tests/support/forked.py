@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from schemas import topics
 from tentalis.service import logs
 from tentalis.service.settings import Settings
 from tests.support.commit_points import stop_at
@@ -93,6 +94,7 @@ def commands(wanted: str) -> int:
 def _child(run: Callable[[str], int], argument: str, environment: Mapping[str, str], out: Path, err: Path) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    topics.table.cache_clear()  # a variable may set its number of partitions
     for path, stream in ((out, 1), (err, 2)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), stream)
