@@ -26,6 +26,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "bad_words": (None, []),
     "best_of": (None, 1),
     "guided_choice": (None,),
+    "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
     "logit_bias": (None, {}),
