@@ -21,8 +21,9 @@ class PolicyLog:
         self._updates: dict[str, PolicyUpdate] = {}
         self._newest: dict[str, tuple[PolicyUpdate, int]] = {}
         self._promoted: dict[str, tuple[Promotion, int]] = {}
-        # By policy, in order: the promotions that no later one has gone back behind. Compaction keeps only the last.
-        self._standing: dict[str, list[Promotion]] = {}
+        # Names of versions. Compaction keeps only the last promotion of a policy.
+        self._once_promoted: set[str] = set()
+        self._taken_back: set[str] = set()
         # By policy: the run that the promotion in force ends, if it is a rollback.
         self._ended_runs: dict[str, str | None] = {}
         self._acked: dict[str, PolicyAck] = {}
@@ -48,8 +49,12 @@ class PolicyLog:
             case Promotion():
                 self._promoted[record.policy] = (record, offset)
                 self._ended_runs[record.policy] = self._ended_by(record)
-                standing = self._standing.get(record.policy, [])
-                self._standing[record.policy] = [each for each in standing if each.version < record.version] + [record]
+                self._once_promoted.add(record.name)
+                self._taken_back.discard(record.name)
+                if record.mode in DECIDED_MODES:
+                    known = self._updates.values()
+                    later = (each for each in known if each.policy == record.policy and each.version > record.version)
+                    self._taken_back.update(each.name for each in later)
             case PolicyAck() if record.server_id == self._server_id:
                 self._acked[record.policy] = record
                 if record.ok:
@@ -140,29 +145,29 @@ class PolicyLog:
         return [update for update in found if update is not None and self.rule(update).mode is GuardMode.GUARDED]
 
     def fallback(self, served: PolicyUpdate) -> PolicyUpdate | None:
-        """The version to go back to from one that must no longer be served, over all runs of its policy; None if there
-        is none.
+        """The version to go back to from one that must no longer be served; None if there is none.
 
-        It is the newest earlier version with other weights that was promoted and not taken back, or that is an ancestor
-        and passed the guard or was published while its run promoted every version. Without one it is the initial
-        adapter from which the served version was trained. A version that failed the guard is left out.
+        It is the newest ancestor with other weights that was promoted, passed the guard, or was published while its run
+        promoted every version; else the initial adapter from which the served version was trained. Versions that failed
+        the guard or that a later decision took back are left out.
         """
         lineage = Lineage(manifest for manifest in self._manifests if manifest.policy == served.policy)
         included_steps = lineage.behind(Node(served.run_id, served.step))
-        standing = {promotion.name for promotion in self._standing.get(served.policy, [])}
-        earlier = [
+        ancestors = [
             update
             for update in self._updates.values()
             if update.policy == served.policy
             and update.version < served.version
+            and update.step <= included_steps.get(update.run_id, -1)
             and update.sha256 != served.sha256
-            # The trainer can continue only from a version of the same shape.
-            and (update.base_sha256, update.rank) == (served.base_sha256, served.rank)
             and self.passed(update.name) is not False
+            and update.name not in self._taken_back
         ]
-        ancestors = [update for update in earlier if update.step <= included_steps.get(update.run_id, -1)]
-        good = [update for update in earlier if update.name in standing]
-        good += [update for update in ancestors if self.passed(update.name) or self._was_due(update)]
+        good = [
+            update
+            for update in ancestors
+            if update.name in self._once_promoted or self.passed(update.name) or self._was_due(update)
+        ]
         initial = [update for update in ancestors if update.step == 0]
         return max(good or initial, key=lambda update: update.version, default=None)
 

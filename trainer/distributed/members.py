@@ -69,6 +69,8 @@ class Members:
         self._heard: dict[int, tuple[bytes, float, int]] = {}
         self._look: Future[str] | None = None
         self._look_began = 0.0
+        self._checked = time.monotonic()
+        self._stale: Future[str] | None = None
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -90,7 +92,13 @@ class Members:
         """Gives a sign of life, and looks for those of the other members. Does not wait: what it raises may be the
         result of the look that an earlier call began. Raises MemberLost."""
         now = time.monotonic()
-        if self._look is not None and self._look.done() and (lost := self._look.result()):
+        if now - self._checked > PATIENCE_SECONDS / 2:
+            # This process stood still, as in a paused container: the others get their time anew.
+            self._stale, self._look_began = self._look, now
+            self._heard = {member: (beat, now, signs) for member, (beat, _, signs) in dict(self._heard).items()}
+        self._checked = now
+        look = self._look
+        if look is not None and look is not self._stale and look.done() and (lost := look.result()):
             raise MemberLost(lost)
         if self._look is None or (self._look.done() and now - self._look_began >= BEAT_SECONDS):
             self._look, self._look_began = begin(self._look_around), now

@@ -54,9 +54,13 @@ class PeerWatch:
             except MemberLost as error:
                 self._lost = str(error)
                 break
+            except RuntimeError as error:  # no thread can be started now
+                log.warning("the other ranks cannot be looked at: %s", error)
         if not self._stopped.wait(GRACE_SECONDS):
-            print(f"error: {RankLost(self._lost)}", file=sys.stderr, flush=True)
-            os._exit(ExitCode.ERROR)
+            try:
+                print(f"error: {RankLost(self._lost)}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(ExitCode.ERROR)
 
     def stop(self) -> None:
         """Ends the watch."""

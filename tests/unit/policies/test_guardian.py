@@ -546,25 +546,24 @@ def test_a_version_of_up_falls_back_to_the_last_that_learn_served(compacted: boo
     assert fallback_version(*log, guarded[1], said(5), promotion(5, "guarded", "s5")) == 3
 
 
-def second_run(*steps: int, **more: Any) -> list[Any]:
-    """A run from its own initial adapter, whose versions begin at 3, and its updates after these steps."""
-    began = run(first=3).model_copy(update={"run_id": "run-2", "digest": "m2"})
-    return [began, *(update(3 + step, run_id="run-2", step=step, sha256=f"t{step}", **more) for step in steps)]
-
-
-def test_a_version_falls_back_to_what_an_earlier_run_of_the_policy_served() -> None:
+def test_a_version_falls_back_within_the_runs_that_it_was_trained_from() -> None:
+    """A version of another run may be of more steps than the run has, or of another shape."""
     first = [run(), version(0), version(1), said(1), promotion(1, "guarded", "s1")]
-    passed = verdict_of(update(4, run_id="run-2", step=1), "guard", {}, [], "guard/test")
-    second = [*second_run(0, 1), passed, promotion(4, "guarded", "t1")]
-    assert fallback_version(*first, *second) == 1, "not to an initial adapter that was never served"
-    assert fallback_version(*first[:-1], *second) == 3, "nothing of the first run was served"
-    assert fallback_version(*first, *second_run(0, 1, rank=8)) == 3, "the trainer cannot continue from another shape"
+    began = run(first=3).model_copy(update={"run_id": "run-2", "digest": "m2"})
+    second = [update(3 + step, run_id="run-2", step=step, sha256=f"t{step}") for step in (0, 1)]
+    assert fallback_version(*first, began, *second, promotion(4, "guarded", "t1")) == 3
 
 
-def test_a_version_that_was_taken_back_is_not_gone_back_to() -> None:
-    served = [promotion(number, "guarded", f"s{number}") for number in (0, 1)]
-    log = [run(), version(0), version(1), *served, promotion(0, ROLLBACK, "s0"), *second_run(0, 1)]
-    assert fallback_version(*log, promotion(4, "guarded", "t1")) == 0
+@pytest.mark.parametrize("mode", ["manual", ROLLBACK])
+def test_a_version_that_was_taken_back_is_not_gone_back_to(mode: str) -> None:
+    learnt = [run("promotion: always\n"), *(version(number) for number in range(4))]
+    served = [promotion(number, "always", f"s{number}") for number in range(4)]
+    later = run().model_copy(update={"event_time": T0 + 5, "digest": "m2"})
+    guarded = version(4).model_copy(update={"event_time": T0 + 9})
+    log = [*learnt, *served, promotion(1, mode, "s1"), later, guarded, promotion(4, "guarded", "s4")]
+    assert fallback_version(*log) == 1
+    again = [*log[:-3], promotion(3, "manual", "s3"), *log[-3:]]
+    assert fallback_version(*again) == 3, "it was promoted again"
 
 
 def test_answers_of_two_versions_and_redacted_rollouts_say_nothing() -> None:

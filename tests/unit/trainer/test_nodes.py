@@ -8,12 +8,13 @@ from datetime import timedelta
 from threading import Event, Thread
 
 import pytest
+from torch.distributed import HashStore
 
 from tentalis.local.ports import free_port, port_is_free
 from tentalis.service.ports import PortTaken
 from tests.support.kafka_fixture import eventually
 from trainer.distributed import members, nodes
-from trainer.distributed.members import MemberLost
+from trainer.distributed.members import MemberLost, Members, Membership
 from trainer.distributed.nodes import BadPlace, NodeMeeting, NodePlace, meet_nodes, place_of
 from trainer.distributed.stop import StopRequest, StopRequested
 
@@ -87,6 +88,31 @@ def launchers() -> Iterator[Launchers]:
         found = Launchers(pool)
         yield found
         found.stop.request()  # whatever a failed test leaves behind ends
+
+
+def test_members_that_all_stood_still_do_not_take_each_other_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0.0
+    clock = time.monotonic
+    monkeypatch.setattr(members.time, "monotonic", lambda: clock() + ahead)
+    store = HashStore()
+    group = [Members(Membership("rank", index, 2, "rank 0", "here"), store) for index in range(2)]
+
+    def all_check() -> bool:
+        for each in group:
+            each.check()
+        return all(sum(each.heard.values()) > 1 for each in group)
+
+    eventually(all_check, 30)
+    for _ in range(3):
+        ahead += members.PATIENCE_SECONDS * 2
+        for _ in range(20):
+            all_check()
+            time.sleep(0.005)
+    with pytest.raises(MemberLost, match="rank 1 has given no sign of life for"):
+        while True:  # this one goes on, the other does not
+            ahead += members.PATIENCE_SECONDS / 4
+            group[0].check()
+            time.sleep(0.03)
 
 
 def lost(meeting: NodeMeeting) -> str:
