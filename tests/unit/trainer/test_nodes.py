@@ -104,6 +104,9 @@ def test_members_that_all_stood_still_do_not_take_each_other_for_lost(monkeypatc
 
     eventually(all_check, 30)
     for _ in range(3):
+        for _ in range(3):  # it has heard the other's last sign of life
+            group[0].check()
+            time.sleep(0.05)
         ahead += members.PATIENCE_SECONDS * 2
         for _ in range(20):
             all_check()
