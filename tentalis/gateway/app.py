@@ -199,12 +199,14 @@ def not_ready_reason(deps: GatewayDependencies) -> str | None:
         return "no backend has listed its models yet"
     if not deps.backends.logprobs.begun:
         return "the log-probs of the backends are not measured yet"
+    if deps.event_log.fatal_error is not None:
+        return deps.event_log.fatal_error
     if deps.settings.wait_for_versions:
         for policy in deps.settings.policies:
             server_id = deps.backends[policy.backend].settings.server_id
             if server_id is None or deps.served.name(server_id, policy.name) is None:
                 return f"{WAITING} the first served version of the policy {policy.name}"
-    return deps.event_log.fatal_error
+    return None
 
 
 def _add_call_route(app: FastAPI, proxy: ModelProxy, path: str, protocol: ClientProtocol) -> None:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # The cache's rows grow by doubling, its length in steps of this many tokens.
 _LENGTH_STEP = 128
+# Long prompts in the queue behind the one that is computed, of which a beginning that is kept is looked for.
+_LOOKED_AT = 8
 
 
 @dataclass
@@ -213,22 +215,27 @@ class InferenceEngine:
         now."""
         admitted: list[_Admitted] = []
         rows, longest = len(self._rows), self._longest_row()
-        width = start = 0
+        width = start = passed = 0
         for job in self._waiting:
             if admitted and whole_model_of(job.adapter) is not whole_model_of(admitted[0].job.adapter):
                 break
             longest_with = max(longest, _rounded(len(job.prompt) + job.params.max_tokens))
             if self._free_rows(longest_with) <= rows:
                 break
+            if self._waits_for_another(job) and (passed := passed + 1) > _LOOKED_AT:
+                continue
             found = self._begun(job)
             one = _Admitted(job, job.n - job.started, *(found or (None, 0)))
             if len(one.rest) > self._chunk_tokens:
-                self._long = self._long or LongPrompt(self.runtime, job, found)
+                if self._long is None and not self._begin_long(job, found):
+                    break
                 continue
             width_with, start_with = max(width, len(one.rest)), max(start, one.start)
             if admitted and width_with * (len(admitted) + 1) > self._prefill_tokens:
                 break
-            if start_with:  # the padding of a shorter rest is written to the cache too
+            if admitted and start_with + width_with > self.runtime.max_positions:
+                break  # the padding of a shorter rest has positions too
+            if start_with:  # and is written to the cache
                 longest_with = max(longest_with, _rounded(start_with + width_with))
             one.count = min(self._free_rows(longest_with) - rows, one.count)
             if one.count <= 0:
@@ -244,6 +251,23 @@ class InferenceEngine:
     def _free_rows(self, length: int) -> int:
         """The number of rows of `length` tokens that the cache may have."""
         return min(self._max_batch, max(1, self.cache_tokens // length))
+
+    def _waits_for_another(self, job: GenerateJob) -> bool:
+        """True if a job has a long prompt, and that of another job is being computed."""
+        long = len(job.prompt) > self._chunk_tokens and job.prefix is None
+        return long and self._long is not None and self._long.job is not job
+
+    def _begin_long(self, job: GenerateJob, found: tuple[Prefix, int] | None) -> bool:
+        """Begin to compute a long prompt in chunks. Returns False if the job has failed."""
+        try:
+            self._long = LongPrompt(self.runtime, job, found)
+        except RuntimeError as error:  # no memory
+            log.exception("a long prompt cannot be computed")
+            self._prefixes.clear()
+            self._fail(job, EngineError(f"The model failed on this prompt: {type(error).__name__}: {error}"))
+            return False
+        self.stats.reused_tokens += self._long.done
+        return True
 
     def _begun(self, job: GenerateJob) -> tuple[Prefix, int] | None:
         """The longest beginning of a job's prompt that is computed already, with its number of tokens."""
@@ -297,9 +321,10 @@ class InferenceEngine:
             tokens[prompt_index, : len(one.rest)] = one.rest
             if one.prefix is not None:
                 self._cache.load_row(prompt_rows[prompt_index], one.prefix.keys, one.prefix.values, one.start)
-            if one.job.prefix is None:
+            if one.prefix is not one.job.prefix:
                 self.stats.reused_tokens += one.start
-            one.job.prefix = None
+            if one.job.started == one.job.n:
+                one.job.prefix = None
             if self._long is not None and self._long.job is one.job:
                 self._long = None
         device = self.runtime.device
@@ -331,8 +356,13 @@ class InferenceEngine:
 
     def _keep(self, job: GenerateJob, tokens: Sequence[int], row: int) -> None:
         """Keep the keys and values of a sequence, which `row` of the cache holds, for prompts that begin alike."""
-        if len(tokens) >= MIN_TOKENS and self._prefixes.room_for(len(tokens) * self._cache.bytes_per_token):
+        if len(tokens) < MIN_TOKENS or not self._prefixes.room_for(len(tokens) * self._cache.bytes_per_token):
+            return
+        try:
             self._prefixes.put(Prefix.of(job.adapter, tokens, *self._cache.saved_row(row, len(tokens))))
+        except RuntimeError:  # no memory: a copy for others must not fail this request
+            log.exception("kept sequences are dropped")
+            self._prefixes.clear()
 
     def _reserve_cache(self, kept_rows: int, rows: int, length: int) -> None:
         """Resize the cache to hold `rows` rows of `length` tokens, keeping the first `kept_rows`; within `cache_tokens`

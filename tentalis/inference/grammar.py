@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +130,7 @@ class GrammarCompiler:
         self._eos = (*known, *sorted(eos_token_ids - set(known)))
         self._vocabulary: Any = None
         self._kept: OrderedDict[str, Any] = OrderedDict()
-        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "grammars")
 
     async def compile(self, source: str) -> Grammar:
         """Returns the compiled grammar. Raises InvalidGrammar, GrammarsBusy, and MissingExtra if llguidance is not
@@ -138,18 +140,26 @@ class GrammarCompiler:
         size = len(source.encode())
         if size > MAX_GRAMMAR_BYTES:
             raise InvalidGrammar(f"it has {size:,} bytes; this server accepts at most {MAX_GRAMMAR_BYTES:,}")
-        try:
-            async with asyncio.timeout(_WAIT_S), self._lock:
-                found = self._kept.get(source)
-                if found is None:
-                    found = await asyncio.to_thread(self._compiled, source)
-                    self._kept[source] = found
-                    if len(self._kept) > _KEPT:
-                        self._kept.popitem(last=False)
-                self._kept.move_to_end(source)
-                return Grammar(found, self._eos, self._vocab_size)
-        except TimeoutError as error:
-            raise GrammarsBusy(f"The server compiled other grammars for {_WAIT_S:g} s; try again later.") from error
+        found = self._kept.get(source)
+        if found is None:
+            # A compilation that runs cannot be given up. Only this thread compiles, so the next one begins after it.
+            running = asyncio.get_running_loop().run_in_executor(self._thread, self._kept_or_compiled, source)
+            try:
+                found = await asyncio.wait_for(running, _WAIT_S)
+            except TimeoutError as error:
+                raise GrammarsBusy(f"The server compiled grammars for {_WAIT_S:g} s; try again later.") from error
+        with suppress(KeyError):  # the thread may just have dropped it
+            self._kept.move_to_end(source)
+        return Grammar(found, self._eos, self._vocab_size)
+
+    def _kept_or_compiled(self, source: str) -> Any:
+        """Returns the matcher of a grammar that may have been compiled since it was asked for."""
+        found = self._kept.get(source)
+        if found is None:
+            found = self._kept[source] = self._compiled(source)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
 
     def _compiled(self, source: str) -> Any:
         """Returns llguidance's matcher at the beginning of the grammar. It is only copied afterwards."""

@@ -13,14 +13,20 @@ import sys
 def main() -> None:
     """Reads the question from stdin and prints the answer."""
     asked = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_CPU, (asked["cpu_s"], asked["cpu_s"]))
-    resource.setrlimit(resource.RLIMIT_AS, (asked["memory_bytes"], asked["memory_bytes"]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_CPU, asked["cpu_s"])
+    _limit(resource.RLIMIT_AS, asked["memory_bytes"])
+    _limit(resource.RLIMIT_CORE, 0)
     import llguidance
 
     limits = llguidance.LLParserLimits(**asked["limits"])
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), asked["grammar"], log_level=0, limits=limits)
     print(matcher.get_error())
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ class PrefixStore:
     def longest(self, version: ServedVersion | None, tokens: Sequence[int]) -> tuple[Prefix, int] | None:
         """Returns the prefix with the most first tokens in common with `tokens`, and their number; None below
         MIN_TOKENS. The last token of `tokens` does not count: it must be computed for its logits."""
+        self._prefixes = [each for each in self._prefixes if not each.unloaded]
         wanted = np.asarray(tokens[:-1], dtype=np.int64)
         found = max(
             ((each.common(wanted), at) for at, each in enumerate(self._prefixes) if each.is_of(version)), default=(0, 0)

@@ -277,3 +277,6 @@ def _check_supported(config: Any) -> None:
     for option in ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(config, option, None) not in (None, 1, 1.0):
             raise UnsupportedModel(f"{config.model_type}: {option} is not supported. Serve the model with vLLM.")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("longrope", "dynamic"):  # the frequencies depend on the longest sequence of a pass
+        raise UnsupportedModel(f"{config.model_type}: rope_type {rope} is not supported. Serve the model with vLLM.")

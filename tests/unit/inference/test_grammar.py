@@ -11,7 +11,14 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from tentalis.inference import grammar as grammar_module
-from tentalis.inference.grammar import Grammar, GrammarCompiler, GrammarFailed, InvalidGrammar, token_bytes
+from tentalis.inference.grammar import (
+    Grammar,
+    GrammarCompiler,
+    GrammarFailed,
+    GrammarsBusy,
+    InvalidGrammar,
+    token_bytes,
+)
 from tentalis.inference.response_format import answer_grammar
 from tests.support.inference_lab import make_tokenizer
 
@@ -185,6 +192,32 @@ def test_a_grammar_that_takes_too_long_fails_the_samples_of_its_request(monkeypa
     for matcher in (first, second):
         with pytest.raises(GrammarFailed, match="CPU time for 0 tokens"):
             matcher.allowed()
+
+
+def test_one_grammar_is_compiled_at_a_time_and_a_kept_one_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, inside, most = compiler(), 0, 0
+
+    def slow(source: str) -> str:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.3)
+        inside -= 1
+        return source
+
+    monkeypatch.setattr(made, "_compiled", slow)
+    monkeypatch.setattr(grammar_module, "_WAIT_S", 0.5)
+
+    async def all_at_once() -> list[Any]:
+        await made.compile("kept")
+        begun = [asyncio.create_task(made.compile(str(number))) for number in range(3)]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(made.compile("kept"), 0.05)
+        return await asyncio.gather(*begun, return_exceptions=True)
+
+    found = asyncio.run(all_at_once())
+    assert [type(each) for each in found] == [Grammar, GrammarsBusy, GrammarsBusy]
+    assert most == 1
 
 
 def test_grammars_are_compiled_once_and_the_oldest_are_dropped() -> None:
