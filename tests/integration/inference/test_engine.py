@@ -3,6 +3,7 @@
 import json
 import queue
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,6 +294,23 @@ def test_long_prompts_are_computed_in_chunks_while_others_decode(model: Path, ad
         lab.engine.stop()
 
 
+@pytest.mark.parametrize("prefix_bytes", [0, 1 << 20])
+def test_a_long_prompt_with_more_samples_than_rows_is_computed_once(
+    model: Path, adapter_folders: list[Path], prefix_bytes: int
+) -> None:
+    lab = Lab(model, chunk_tokens=16, max_batch=2, prefix_bytes=prefix_bytes)
+    lab.engine.start()
+    a = lab.runtime.load_adapter("a", adapter_folders[0])
+    long = encoded(lab)[2] * 4
+    try:
+        [chunks] = lab.generate([long], 5, [a], max_tokens=6, seed=3, ignore_eos=True)
+        for chunk in chunks:
+            assert_trainer_agrees(model, adapter_folders[0], long, chunk, 1.0)
+        assert lab.engine.stats.prompt_tokens < len(long) + 3 * 16
+    finally:
+        lab.engine.stop()
+
+
 def test_a_long_prompt_that_fails_or_is_given_up_holds_no_other(
     model: Path, adapter_folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,10 +318,15 @@ def test_a_long_prompt_that_fails_or_is_given_up_holds_no_other(
     a = lab.runtime.load_adapter("a", adapter_folders[0])
     long, seen = encoded(lab)[2] * 4, queue.Queue[Any]()
     compute = LongPrompt.compute
+    begun, cancelled, chunks = threading.Event(), threading.Event(), []
 
     def failing(prompt: LongPrompt, count: int) -> None:
         if prompt.job.adapter is a:
             raise MemoryError("no memory for it")
+        if prompt.job is given_up:
+            chunks.append(count)
+            begun.set()
+            cancelled.wait(30)
         compute(prompt, count)
 
     monkeypatch.setattr(LongPrompt, "compute", failing)
@@ -313,10 +336,13 @@ def test_a_long_prompt_that_fails_or_is_given_up_holds_no_other(
         for job in (GenerateJob(long, SamplingParams(max_tokens=4), 1, a, False, seen.put), given_up):
             lab.engine.submit(job)
         failed = seen.get(timeout=30)
+        assert begun.wait(30)
         lab.engine.cancel(given_up)
+        cancelled.set()
         assert isinstance(failed, EngineError) and "no memory for it" in str(failed)
         [[chunk]] = lab.generate([long], 1, [None], max_tokens=8, seed=1, ignore_eos=True)
         assert_trainer_agrees(model, None, long, chunk, 1.0)
+        assert len(chunks) == 1, "nothing more of it was computed"
     finally:
         lab.engine.stop()
 
