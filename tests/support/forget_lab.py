@@ -130,6 +130,7 @@ class Stage:
     def replayed(self, *options: str, timeout: float = 600) -> tuple[int, Any]:
         """A replay, which sets torch up for its whole process and so has one of its own."""
         out, err = self.folder / "replay.json", self.folder / "replay.log"
+        out.unlink(missing_ok=True)  # of an earlier replay
         wanted = json.dumps([["replay", RUN, *options, "-o", "json"]])
         process = forked.start(forked.commands, wanted, self.environment, out, err)
         try:
