@@ -44,7 +44,9 @@ class Prefix:
 
     def is_of(self, version: ServedVersion | None) -> bool:
         """True if it was computed with this version."""
-        return version is None if self.version is None else self.version() is version
+        if self.version is None or version is None:
+            return self.version is None and version is None  # a version that is unloaded is not the base model
+        return self.version() is version
 
     def common(self, tokens: NDArray[np.int64]) -> int:
         """Returns the number of first tokens that both have in common."""

@@ -61,8 +61,11 @@ def test_those_that_were_not_used_go_first() -> None:
 def test_prefixes_do_not_keep_their_version_and_go_with_it() -> None:
     version = adapter("one")
     store = PrefixStore(2**20)
-    store.put(prefix(0, version=version))
+    kept = prefix(0, version=version)
+    store.put(kept)
+    assert kept.is_of(version) and not kept.is_of(None)
     del version
     gc.collect()
+    assert kept.unloaded and not kept.is_of(None), "it would be taken for the base model's"
     store.put(prefix(100))
     assert store.n_bytes == A_PREFIX.n_bytes
