@@ -22,6 +22,12 @@ from tests.support.loop_records import ack, manifest, outcome, plan, result, ste
 pytestmark = pytest.mark.broker
 
 SAMPLING_S = 0.5
+# A shell lets the processes that it starts with & ignore SIGINT, and they pass that on.
+HEARS_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 def put_step(lab: Lab, step: int) -> None:
@@ -59,6 +65,8 @@ def test_a_watch_reads_the_last_steps_and_follows_the_run(kafka: Kafka, unique: 
     watch = subprocess.Popen(
         [
             sys.executable,
+            "-c",
+            HEARS_SIGINT,
             "-m",
             "tentalis.cli",
             "status",
