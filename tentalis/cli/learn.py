@@ -212,16 +212,9 @@ def learn(
     from tentalis.learning.options import LearnOptions
     from tentalis.learning.play import learn as learn_run
 
-    weights = tuple(weight or ())
-    rewards = tuple(reward or ())
-    if weights and len(weights) != len(rewards):
-        raise CommandError(
-            f"--weight is given {len(weights)} times and --reward {len(rewards)} times: give one weight per function",
-            ExitCode.USAGE,
-        )
     options = LearnOptions(
         source=prompts,
-        rewards=rewards,
+        rewards=tuple(reward or ()),
         environment=environment,
         environment_file=None if environment_file is None else str(environment_file),
         allow_unsandboxed=allow_unsandboxed,
@@ -229,7 +222,7 @@ def learn(
         judge_model=judge_model,
         judge_key_env=judge_key_env,
         criterion=criterion_of(criterion),
-        weights=weights,
+        weights=parse_weights(weight or [], reward or []),
         hint=hint,
         loss=None if loss is None else loss.value,
         reward_range=parse_range(reward_range),
@@ -256,6 +249,16 @@ def learn(
     check_changes(options.changes)
     code = check_reward(options, settings) if check else learn_run(options, settings, configured)
     raise typer.Exit(code)
+
+
+def parse_weights(weights: list[float], rewards: list[str]) -> tuple[float, ...]:
+    """Returns the weights. Raises CommandError if there is another number of them than of functions."""
+    if weights and len(weights) != len(rewards):
+        raise CommandError(
+            f"--weight is given {len(weights)} times and --reward {len(rewards)} times: give one weight per function",
+            ExitCode.USAGE,
+        )
+    return tuple(weights)
 
 
 def criterion_of(given: str | None) -> str | None:

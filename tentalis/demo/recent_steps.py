@@ -36,7 +36,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepWindow:
     """The part of the log that has the last steps. `since`: ms since the epoch; `runs`: those that began in it or
     planned a step in it."""
 
@@ -44,7 +44,7 @@ class Window:
     runs: tuple[str, ...]
 
 
-def window_of(manifests: Iterable[RunManifest], plans: Iterable[tuple[BatchPlan, int]], now: int) -> Window:
+def window_of(manifests: Iterable[RunManifest], plans: Iterable[tuple[BatchPlan, int]], now: int) -> StepWindow:
     """Returns the window of the last STEPS steps of each run, at most MOST_MS before `now` (ms since the epoch).
 
     The tasks of a step are issued after the plan of the step before it, and those of the first step after the manifest.
@@ -65,7 +65,7 @@ def window_of(manifests: Iterable[RunManifest], plans: Iterable[tuple[BatchPlan,
         step, at = each[-STEPS - 1 :][0]
         if step > 1 or run not in since:
             since[run] = at
-    return Window(min(since.values(), default=now), tuple(since))
+    return StepWindow(min(since.values(), default=now), tuple(since))
 
 
 class RecentSteps:
@@ -75,7 +75,7 @@ class RecentSteps:
         manifests: all manifests on the log.
     """
 
-    def __init__(self, manifests: Iterable[RunManifest], window: Window) -> None:
+    def __init__(self, manifests: Iterable[RunManifest], window: StepWindow) -> None:
         self._manifests = list(manifests)
         self._since = window.since
         self._runs: dict[str, RunStats] = {}

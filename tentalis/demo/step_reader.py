@@ -5,13 +5,12 @@ from collections.abc import Generator, Iterator
 
 from schemas import topics
 from schemas.records import BatchPlan, RunManifest
-from schemas.wire.codec import Codec, DecodeError
+from schemas.wire.codec import Codec
 from tentalis.demo.recent_steps import RecentSteps, StepTimes, window_of
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Follower, read_to_end
 from tentalis.kafka.offsets import end_offsets, offsets_at
-from tentalis.kafka.reader import records_to_end
-from tentalis.kafka.skipped import SKIPPED
+from tentalis.kafka.reader import decoded, records_to_end
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
 
@@ -45,13 +44,8 @@ def read_step_times(settings: Settings) -> Generator[list[StepTimes] | None, Non
     follower = Follower(settings, *followed, start=starts)
     try:
         while time.monotonic() < until:
-            for stored in follower.poll(POLL_S):
-                if stored.value is None:  # a tombstone
-                    continue
-                try:
-                    steps.apply(stored.decode_own(codec), stored.timestamp)
-                except DecodeError as error:
-                    SKIPPED.add(error)
+            for stored, record in decoded(follower.poll(POLL_S), codec):
+                steps.apply(record, stored.timestamp)
             yield steps.rows() if follower.caught_up else None
     finally:
         follower.close()
@@ -64,13 +58,6 @@ def _newest_plans(
     start = {
         partition: max(0, end - PLAN_OFFSETS) for (topic, partition), end in ends.items() if topic == topics.BATCHES
     }
-    for stored in read_to_end(settings, topics.BATCHES, start=start):
-        if stored.value is None:
-            continue
-        try:
-            record = stored.decode_own(codec)
-        except DecodeError as error:
-            SKIPPED.add(error)
-            continue
+    for stored, record in decoded(read_to_end(settings, topics.BATCHES, start=start), codec):
         if isinstance(record, BatchPlan):
             yield record, stored.timestamp

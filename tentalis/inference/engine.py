@@ -60,6 +60,12 @@ class _Row:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     emitted: int = 0
 
+    @property
+    def restricted(self) -> bool:
+        """True if its grammar or penalties change its logits."""
+        params = self.job.params
+        return self.matcher is not None or bool(params.presence_penalty or params.frequency_penalty)
+
 
 @dataclass
 class _Admitted:
@@ -283,8 +289,7 @@ class InferenceEngine:
             prompt.compute(count)
         except Exception as error:
             log.exception("a chunk of a prompt failed")
-            prompt.job.cancelled = True
-            prompt.job.sink(EngineError(f"The model failed on this prompt: {type(error).__name__}: {error}"))
+            self._fail(prompt.job, EngineError(f"The model failed on this prompt: {type(error).__name__}: {error}"))
             return
         self.stats.prompt_tokens += count
         if prompt.remaining <= self._chunk_tokens:
@@ -414,7 +419,8 @@ class InferenceEngine:
 
     def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> DrawnTokens:
         for index, row in enumerate(rows):
-            self._restrict(logits[index], row)
+            if row.restricted:
+                self._restrict(logits[index], row)
         params = [row.job.params for row in rows]
         return draw(
             logits,
@@ -441,7 +447,6 @@ class InferenceEngine:
         tokens, logprobs, finite = drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.finite.tolist()
         top_tokens = None if drawn.top_tokens is None else drawn.top_tokens.tolist()
         top_logprobs = None if drawn.top_logprobs is None else drawn.top_logprobs.tolist()
-        place = {id(row): number for number, row in enumerate(self._rows)}
         finished: set[int] = set()
         for index, row in enumerate(rows):
             if row.job.cancelled:
@@ -464,8 +469,10 @@ class InferenceEngine:
                 row.top.append(list(best)[:wanted])
             if self._emit(row):
                 finished.add(id(row))
-                if row.job.n == 1:
-                    self._keep(row.job, [*row.job.prompt, *row.tokens][: row.length], place[id(row)])
+        if finished:
+            for number, row in enumerate(self._rows):
+                if id(row) in finished and row.job.n == 1:
+                    self._keep(row.job, [*row.job.prompt, *row.tokens][: row.length], number)
         self.stats.generated_tokens += len(rows)
         if finished or any(row.job.cancelled for row in rows):
             self._compact([row for row in self._rows if id(row) not in finished and not row.job.cancelled])
@@ -516,7 +523,7 @@ class InferenceEngine:
         self._fail(job, EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
 
     def _fail(self, job: GenerateJob, error: EngineError) -> None:
-        """Fail a request whose rows are still in the batch; they leave it after this step."""
+        """Fail a request; rows of it that are in the batch leave it after this step."""
         job.cancelled = True
         if job in self._waiting:
             self._waiting.remove(job)

@@ -43,16 +43,23 @@ class Reader:
         return [pair for follower in self._followers.values() for pair in self._decoded(follower.poll(timeout))]
 
     def _decoded(self, stored: list[Stored]) -> list[tuple[Stored, Record]]:
-        pairs = []
-        for each in stored:
-            if each.value is None:  # a tombstone
-                continue
-            try:
-                pairs.append((each, each.decode_own(self._codec)))
-            except DecodeError as error:
-                self.skipped += 1
-                SKIPPED.add(error)
+        pairs = list(decoded(stored, self._codec))
+        self.skipped += sum(each.value is not None for each in stored) - len(pairs)
         return pairs
+
+
+def decoded(found: Iterable[Stored], codec: Codec) -> Iterator[tuple[Stored, Record]]:
+    """Yields records with what they hold. Tombstones are left out, and bad records, which are logged: their owners
+    dead-letter them."""
+    for stored in found:
+        if stored.value is None:
+            continue
+        try:
+            record = stored.decode_own(codec)
+        except DecodeError as error:
+            SKIPPED.add(error)
+        else:
+            yield stored, record
 
 
 def records_to_end(settings: Settings, topic_names: Iterable[str], codec: Codec) -> Iterator[Record]:

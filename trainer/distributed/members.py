@@ -84,8 +84,8 @@ class Members:
 
     @property
     def heard(self) -> dict[int, int]:
-        """How many signs of life of each present member were seen. After the end of a member, the last one may still be
-        seen for the first time."""
+        """The number of signs of life that were seen of each present member. After the end of a member, the last one
+        may still be seen for the first time."""
         return {member: signs for member, (_, _, signs) in dict(self._heard).items()}
 
     def check(self) -> None:

@@ -12,10 +12,10 @@ from schemas import topics
 from schemas.digest import digest_holds
 from schemas.ids import rollout_task_id
 from schemas.records import BatchPlan, Rollout
-from schemas.wire.codec import Codec, DecodeError
+from schemas.wire.codec import Codec
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.producer import Publisher
-from tentalis.kafka.skipped import SKIPPED
+from tentalis.kafka.reader import decoded
 from tentalis.ops.forget.core import redacted_rollout
 from tentalis.service.settings import Settings
 from trainer.advantages.baseline import RunningBaseline
@@ -60,15 +60,8 @@ def read_rewards(source: RewardSource, plans: Sequence[BatchPlan], settings: Set
     answers = _recorded_answers(tasks, settings, codec)
     scores = VerifierScores(source.label, {answer.result_id for answer in answers})
     try:
-        for stored in read_to_end(settings, topics.HALVES):
-            if stored.value is None:
-                continue
-            try:
-                record = stored.decode_own(codec)
-            except DecodeError as error:
-                SKIPPED.add(error)
-            else:
-                scores.apply(record, stored.place)
+        for stored, record in decoded(read_to_end(settings, topics.HALVES), codec):
+            scores.apply(record, stored.place)
         rewards = RescoredRewards.of(answers, scores)
     except CannotRescore as error:
         raise CannotReplay(str(error)) from error

@@ -3,14 +3,12 @@
 import logging
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas import topics
 from schemas.ids import policy_name
 from schemas.records import BackPressure, Feedback, Record, Result, Task
-from schemas.wire.codec import DecodeError
 from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
 from tentalis.agents.manager.curriculum import Curriculum, SolveRateRule
@@ -22,7 +20,7 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Stored, read_to_end
 from tentalis.kafka.errors import RecordTooLarge
 from tentalis.kafka.producer import Publisher
-from tentalis.kafka.reader import Reader
+from tentalis.kafka.reader import Reader, decoded
 from tentalis.kafka.topic_watch import ending_on_changes
 from tentalis.service import tracing
 from tentalis.service.exit_codes import ExitCode
@@ -174,9 +172,8 @@ class Manager:
     def _has_all_results(self) -> bool:
         """Returns True if the run is done with all results too. Topics are read one by one: the outcome of a sample may
         come before its result, to which the manager still owes feedback."""
-        for stored in read_to_end(self._settings, topics.RESULTS, start=self._results_read):
-            with suppress(DecodeError):  # the reader counts it
-                self.state.apply(stored.decode_own(self._codec))
+        for _, record in decoded(read_to_end(self._settings, topics.RESULTS, start=self._results_read), self._codec):
+            self.state.apply(record)
         return self.state.finished
 
     def not_ready(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Where the time of the last steps goes, for `tentalis status --watch`. Imports nothing heavy."""
+"""The times of the last steps by phase, for `tentalis status --watch`. Imports nothing heavy."""
 
 from __future__ import annotations
 

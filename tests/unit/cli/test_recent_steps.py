@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from schemas.records import BatchPlan, Outcome, Record, Result, Task
-from tentalis.demo.recent_steps import MOST_MS, STEPS, RecentSteps, StepTimes, Window, window_of
+from tentalis.demo.recent_steps import MOST_MS, STEPS, RecentSteps, StepTimes, StepWindow, window_of
 from tentalis.demo.stats import PHASES
 from tests.support.loop_records import RUN, T0, ack, manifest, outcome, plan, result, step_result, task, update
 
@@ -66,7 +66,7 @@ def test_a_step_of_which_records_are_missing_does_not_count() -> None:
 
 
 def test_a_phase_is_unknown_until_a_step_has_had_it() -> None:
-    steps = RecentSteps([], Window(T0, ()))
+    steps = RecentSteps([], StepWindow(T0, ()))
     assert steps.rows() == []
     steps.apply(manifest(), T0)
     assert steps.rows() == [StepTimes(RUN, "assistant", None, 0, UNKNOWN)]
@@ -94,7 +94,7 @@ def test_turns_of_people_have_no_sampling_and_the_rest_of_the_step_is_shown() ->
 def test_each_run_has_its_row_and_a_branch_belongs_to_its_run() -> None:
     branch = manifest(f"{RUN}.1", first=10).model_copy(update={"parent_run": RUN, "parent_step": 2})
     other = manifest("other").model_copy(update={"policy": "math"})
-    steps = RecentSteps([manifest(), other], Window(T0, (RUN, "other")))
+    steps = RecentSteps([manifest(), other], StepWindow(T0, (RUN, "other")))
     for record, at in [*run_of(2), (branch, T0 + 3 * STEP_MS), *step_of(1, "other")]:
         steps.apply(record, at)
     # The branch's first step is the third one of the run.
