@@ -6,7 +6,8 @@ A replica is measured when the gateway starts, and again when it has been away: 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from schemas.records import LogprobsMode
 from tentalis.gateway.settings import BackendSettings
@@ -17,15 +18,19 @@ log = logging.getLogger(__name__)
 
 _WATCH_S, _RETRY_S = 10.0, 1.0
 _TIMEOUT_S = 30.0
+_SETTLE_S = 2.0
+"""Longest wait of an answer for the measurement of its replica."""
 
 
 @dataclass(slots=True)
 class _ReplicaLogprobs:
-    """A replica that serves policies. `measured`: the mode to record, None while it is not known."""
+    """A replica that serves policies. `measured`: the mode to record, None while it is not known; `known`: set once it
+    is."""
 
     backend: BackendSettings
     client: OpenAIClient
     measured: LogprobsMode | None = None
+    known: asyncio.Event = field(default_factory=asyncio.Event)
     told: str = ""
 
 
@@ -52,6 +57,14 @@ class LogprobsChecks:
         replica = self._replicas.get((backend.name, url))
         return backend.logprobs_mode if replica is None else replica.measured
 
+    async def settled_mode(self, backend: BackendSettings, url: str) -> LogprobsMode | None:
+        """Like `mode`, but waits a moment for a replica that has just come back and is being measured."""
+        replica = self._replicas.get((backend.name, url))
+        if replica is not None and replica.measured is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(replica.known.wait(), _SETTLE_S)
+        return self.mode(backend, url)
+
     async def run(self) -> None:
         """Measures the replicas, and measures again those that have been away, until cancelled."""
         await asyncio.gather(*(self._watch(replica) for replica in self._replicas.values()))
@@ -64,7 +77,10 @@ class LogprobsChecks:
         while True:
             if replica.measured is None or await self._is_away(replica):
                 replica.measured = None
+                replica.known.clear()
                 await self._measure(replica)
+                if replica.measured is not None:
+                    replica.known.set()
                 self._untried.discard(replica.client.base_url)
                 self.begun = self.begun or replica.measured is not None or not self._untried
             await asyncio.sleep(_WATCH_S if replica.measured is not None else _RETRY_S)

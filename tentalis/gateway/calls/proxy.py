@@ -105,8 +105,8 @@ class ModelProxy:
     async def _forward(self, call: GatewayCall, send: Send, span: TraceSpan) -> None:
         while True:
             answer = await self._backend_call.send(call)
-            call.replica_mode = self._backends.logprobs.mode(call.route.backend, answer.lease.url)
             try:
+                call.replica_mode = await self._backends.logprobs.settled_mode(call.route.backend, answer.lease.url)
                 if call.backend_request.stream:
                     await self._send_stream(call, answer, send, span)
                 else:

@@ -104,6 +104,20 @@ def test_a_server_that_fails_in_the_measurement_is_asked_again_and_counts_as_dec
         wait_for(lambda: modes.mode(settings, url) is mode)
 
 
+def test_a_turn_of_a_replica_that_has_just_come_back_waits_for_its_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "_WATCH_S", 0.1)
+    backend = SamplingServer(models=("base", "assistant@v1"))
+    with sampling(backend) as url, lab(tmp_path, backend_url=url, logprobs_mode=PROCESSED) as gateway:
+        settings, modes = gateway.deps.settings.backends[0], gateway.deps.backends.logprobs
+        backend.away = True
+        wait_for(lambda: modes.mode(settings, url) is None)
+        backend.away = False
+        event = turn(gateway)
+        assert (event.logprobs_mode, event.not_trainable) == (PROCESSED, "")
+
+
 def test_a_turn_of_a_replica_that_is_not_measured_yet_is_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
