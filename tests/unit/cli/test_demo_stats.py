@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from schemas.records import OutcomeKind, Record, Status, Task
+from schemas.records import OutcomeKind, PolicyAck, Record, Status, Task
 from tentalis.demo.stats import RunStats
 from tests.support.loop_records import (
     RUN,
@@ -75,6 +75,14 @@ def test_seconds_by_phase() -> None:
         "publishing": 0.1,
         "serving": 0.5,
     }
+
+
+def test_a_round_that_is_sampled_during_the_trial_of_its_version_is_sampling_from_the_swap_on() -> None:
+    swapped = T0 + 205_000
+    log = [(each, swapped if isinstance(each, PolicyAck) and each.version == 2 else at) for each, at in two_versions()]
+    phases = folded(log)
+    assert phases.seconds_by_phase([2])["sampling"] == 6.0
+    assert phases.seconds_by_phase([1])["serving"] == 64.9
 
 
 def test_a_long_pause_in_one_step_does_not_change_the_seconds_of_a_phase() -> None:
