@@ -45,6 +45,11 @@ class Candidates:
         decided = newest is None or policy in self._overruled or newest <= self._acknowledged.get(policy, -1)
         return None if decided else newest
 
+    def covers(self, task: Task) -> bool:
+        """True if a task was issued for what is the candidate of its policy now."""
+        candidate = self.version(task.policy)
+        return candidate is not None and task.metadata.get(ISSUED_FOR) == policy_name(task.policy, candidate)
+
 
 def issued_for(task: Task) -> int | None:
     """The version that a task was issued for; None if it names none. Raises ValueError if that is no `policy@vN`."""

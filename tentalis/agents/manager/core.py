@@ -450,7 +450,10 @@ class ManagerState:
 
     def pressed(self, now_ms: int) -> BackPressure | None:
         """Returns the trainer's backpressure if it would discard samples made now, else None."""
-        return None if self.manifest is None else self._pressure.closed(self.manifest.policy, now_ms)
+        if self.manifest is None:
+            return None
+        ahead = self.issue_version != self.served_version
+        return self._pressure.closed(self.manifest.policy, now_ms, for_candidate=ahead)
 
     def terms(self, given: Terms) -> Terms:
         """Returns the terms of the next task: without a hint if the trainer does not read it."""

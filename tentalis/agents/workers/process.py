@@ -324,7 +324,9 @@ class Worker:
 
         A task of a run exists only for training; a task without a run is a question of a user.
         """
-        return task.run_id is not None and self._pressure.closed(task.policy, now_ms()) is not None
+        if task.run_id is None:
+            return False
+        return self._pressure.closed(task.policy, now_ms(), for_candidate=self._candidates.covers(task)) is not None
 
     def _start(self, consumer: TaskConsumer, stored: Stored, task: Task) -> None:
         log.info("task %s (%d samples)", task.task_id, task.n_samples)

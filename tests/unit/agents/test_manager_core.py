@@ -36,6 +36,7 @@ from tests.support.loop_records import (
     task,
     update,
 )
+from trainer.run.backpressure_gate import BackpressureGate
 
 
 class Loop:
@@ -542,6 +543,19 @@ def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:
     state.apply(manifest())
     assert state.pressed(500) == said and state.pressed(1000) is None
     assert state.apply(said.model_copy(update={"closed": False})) and state.pressed(500) is None
+
+
+def test_the_next_round_is_issued_although_the_served_version_is_a_step_behind() -> None:
+    gate, loop = BackpressureGate("assistant", RUN, 0), GuardedLoop(steps=3, batch=8, n=4)
+    for waiting, ahead in ((1, 0), (0, 1)):
+        signal = gate.due_signal(waiting, ahead, 1)
+        assert signal is not None
+        loop.put(signal)
+        assert loop.state.pressed(2) == signal, "nothing is published"
+    loop.put(update(2))
+    assert loop.state.issue_version == 2 and loop.state.pressed(2) is None
+    loop.put(ack(2))
+    assert loop.state.pressed(2) is not None, "until the trainer has heard of the promotion"
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -35,6 +35,16 @@ def test_a_candidate_is_the_newest_version_until_it_is_decided_on(records: list[
     assert fold.version("other") is None
 
 
+def test_a_task_is_covered_while_the_version_that_it_was_issued_for_is_the_candidate() -> None:
+    fold = Candidates()
+    for record in [*SERVED, update(2)]:
+        fold.apply(record)
+    tasks = [task(metadata=metadata) for metadata in ({"served": "assistant@v2"}, {"served": "assistant@v1"}, {})]
+    assert [fold.covers(each) for each in tasks] == [True, False, False]
+    fold.apply(ack(2))
+    assert not fold.covers(tasks[0])
+
+
 def test_the_acknowledgement_of_another_server_decides_nothing_here() -> None:
     fold = Candidates("local")
     for record in [*SERVED, update(2), promotion(2), ack(2, server_id="other")]:
