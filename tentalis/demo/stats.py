@@ -160,10 +160,10 @@ class RunStats:
         return True
 
     def _step(self, run_id: str, step: int) -> int | None:
-        """Returns the number of steps since the run's initial adapter, None for a run that is not its branch."""
+        """Returns the number of the run's steps up to this one of a branch, None for a run that is not its branch."""
         if run_id != self.run_id and self._lineage.stem(run_id) != self.run_id:
             return None
-        return self._lineage.depth(Node(run_id, step))
+        return self._lineage.own_steps(self.run_id, Node(run_id, step))
 
     def step_of(self, version: int) -> int | None:
         """Returns the number of steps of the run that a version has; None if it does not belong to the run."""

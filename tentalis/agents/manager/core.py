@@ -283,7 +283,7 @@ class ManagerState:
             self._trainable.pop(row.rollout_id, None)
         if plan.run_id != current:
             return False
-        before, self.planned = self.planned, max(self.planned, self._lineage.depth(Node(plan.run_id, plan.step)))
+        before, self.planned = self.planned, max(self.planned, self._steps(Node(plan.run_id, plan.step)))
         return self.planned > before
 
     def _result(self, result: Result) -> bool:
@@ -315,8 +315,12 @@ class ManagerState:
         self._others[manifest.run_id] = manifest
         if manifest.run_id != self._lineage.current(self.run_id):
             return False
-        self.planned = self._lineage.depth(Node(manifest.run_id, 0))
+        self.planned = self._steps(Node(manifest.run_id, 0))
         return True
+
+    def _steps(self, node: Node) -> int:
+        """Number of steps of this run and its branches that a node's weights include."""
+        return self._lineage.own_steps(self.run_id, node)
 
     @property
     def _lineage(self) -> Lineage:
@@ -366,7 +370,7 @@ class ManagerState:
     def step_of(self, version: int) -> int | None:
         """Number of steps of a version, counted as `served_step`; None for one before the first run."""
         node = self._lineage.node(version)
-        return None if node is None else self._lineage.depth(node)
+        return None if node is None else self._steps(node)
 
     @property
     def issue_version(self) -> int | None:
@@ -434,7 +438,7 @@ class ManagerState:
             return set()
         lineage, limit = self._lineage, self.pace.max_staleness
         begun = Node(lineage.current(self.run_id), 0)
-        head = lineage.version(begun) + self.planned - lineage.depth(begun)
+        head = lineage.version(begun) + self.planned - self._steps(begun)
         return {version for version in versions if lineage.staleness(head, version) <= limit}
 
     def _drops(self, rollout: _Trainable) -> bool:

@@ -522,8 +522,11 @@ def test_a_branch_may_go_on_from_another_run_of_the_policy() -> None:
     branch = manifest(f"{RUN}.1", first=8).model_copy(update={"parent_run": "before.1", "parent_step": 1})
     assert state.apply(branch)
     state.apply(ack(8))
-    assert (state.served_step, state.planned) == (3, 3), "two steps of before, one of before.1"
-    assert state.apply(plan(1, ["b"], f"{RUN}.1")) and state.planned == 4
+    assert (state.served_step, state.planned) == (0, 0), "the steps of before and before.1 are none of this run"
+    for number, version in enumerate((6, 7, 8)):
+        state.apply(outcome(task(f"t{number}", n=1), version=version))
+    assert state.usable == 2, "v6 is too old for the step after v8"
+    assert state.apply(plan(1, ["b"], f"{RUN}.1")) and state.planned == 1
 
 
 def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:

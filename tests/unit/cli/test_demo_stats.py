@@ -135,6 +135,13 @@ def test_other_runs_and_policies_do_not_count() -> None:
     assert stats.acknowledged is None, "version 4 was served before this run began"
 
 
+def test_the_steps_of_another_run_that_a_branch_begins_with_are_not_the_runs() -> None:
+    branch = manifest(f"{RUN}.1", first=7).model_copy(update={"parent_run": "other", "parent_step": 1})
+    log = [(manifest("other", first=0), T0), *two_versions(), (branch, T0 + 150_000)]
+    stats = folded([*log, (step_result(1, 8, f"{RUN}.1", metrics={"loss": 0.25}), T0 + 160_000)])
+    assert (stats.metrics, stats.step_of(7), stats.step_of(8)) == ({1: {"loss": 0.25}}, 0, 1)
+
+
 def test_what_earned_nothing_knowable_has_no_score() -> None:
     of = task("a", n=4)
     stats = folded([(manifest(), T0), (of, T0)])
