@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from uuid import UUID
 
 from tentalis.learning.errors import LearnError
+from tentalis.service.packages import how_to_install
 
 _CHUNK = 2**20
 _FIELD_BYTES = 2**24
@@ -247,8 +248,8 @@ def _saved_dataset(path: Path) -> Iterator[SourceRow]:
         import pyarrow.ipc
     except ModuleNotFoundError as error:
         raise LearnError(
-            f"{path}: reading Arrow files needs pyarrow: `pip install 'tentalis[datasets]'`, or save the data set as "
-            "Parquet (`dataset.to_parquet('prompts.parquet')`)"
+            f"{path}: reading Arrow files needs pyarrow: {how_to_install('datasets')}, or save the data set as Parquet "
+            "(`dataset.to_parquet('prompts.parquet')`)"
         ) from error
     return _arrow([path / file for file in files], pyarrow)
 

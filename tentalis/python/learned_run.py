@@ -14,6 +14,7 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.reader import records_to_end
 from tentalis.python.answer_rows import TOPICS, answer_rows
 from tentalis.service import variables
+from tentalis.service.packages import how_to_install
 from tentalis.service.settings import Settings
 
 
@@ -107,8 +108,8 @@ class LearnedRun:
             from pyarrow import ArrowException
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "to_dataset() needs the package datasets, in a version that fits the others: pip install "
-                "'tentalis[datasets]'. rows() returns the same as dicts",
+                "to_dataset() needs the package datasets, in a version that fits the others: "
+                f"{how_to_install('datasets')}. rows() returns the same as dicts",
                 name="datasets",
             ) from error
         # Arrow has structs without fields, Parquet has not.

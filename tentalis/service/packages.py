@@ -25,6 +25,8 @@ EXTRAS: Mapping[str, str] = {
     "train": "`tentalis train`, `replay`, `up`, `demo` and `learn`",
 }
 """The extras that commands need, each with its purpose."""
+IMAGES: Mapping[str, str] = {"serve": "model", "train": "trainer-cpu"}
+"""The smallest image that has an extra, for those that the image `core` lacks; that of `train` has `serve` too."""
 
 
 class MissingExtra(Unmendable):
@@ -38,9 +40,18 @@ def require(purpose: str, *extras: str) -> None:
     if needed:
         names = sorted({name for found in absent.values() for name in found})
         raise MissingExtra(
-            f"{purpose} needs packages that are not installed ({', '.join(names)}): "
-            f"pip install 'tentalis[{','.join(needed)}]'"
+            f"{purpose} needs packages that are not installed ({', '.join(names)}): {how_to_install(*needed)}"
         )
+
+
+def how_to_install(*extras: str) -> str:
+    """Returns the command that installs extras from a checkout, and the image that has all of them if there is one.
+
+    A checkout, because no release is on a package index.
+    """
+    command = f"pip install '.[{','.join(extras)}]' in a checkout"
+    images = [image for extra, image in IMAGES.items() if extra in extras]
+    return f"{command}, or use the image `{images[-1]}`" if images and IMAGES.keys() >= set(extras) else command
 
 
 def extra_of(module: str) -> str | None:

@@ -6,6 +6,7 @@ import sys
 from tentalis.agents.sandbox.no_wall import NoWall
 from tentalis.agents.sandbox.wall import SandboxFault, Wall
 from tentalis.service.lifecycle import Unmendable
+from tentalis.service.packages import how_to_install
 
 NO_WALL = NoWall.name
 
@@ -35,7 +36,7 @@ def _sandlock() -> Wall | str:
     if not sys.platform.startswith("linux"):
         return f"sandlock needs Linux, and this is {sys.platform}"
     if importlib.util.find_spec("sandlock") is None:
-        return "sandlock is not installed (pip install 'tentalis[environments]')"
+        return f"sandlock is not installed ({how_to_install('environments')})"
     import sandlock
 
     abi, least = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()

@@ -68,11 +68,11 @@ def explain(error: Exception) -> tuple[str, int]:
         if code := EXIT_CODES.get(f"{base.__module__}.{base.__qualname__}"):
             return str(error), code
     if isinstance(error, ModuleNotFoundError):
-        from tentalis.service.packages import extra_of
+        from tentalis.service.packages import extra_of, how_to_install
 
         extra = extra_of(error.name or "")
         if extra is not None:
-            return f"{error}: pip install 'tentalis[{extra}]'", ExitCode.USAGE
+            return f"{error}: {how_to_install(extra)}", ExitCode.USAGE
         return f"{error}. The installation is incomplete: `tentalis doctor` lists what is missing", ExitCode.ERROR
     if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
         return f"{error.filename}: {error.strerror}", ExitCode.ERROR

@@ -124,13 +124,13 @@ def test_commands_without_torch(tmp_path: Path) -> None:
     environments = [["env", "list"], ["env", "try", "toolcall", "What is 6 * 7?"]]
     done = output(COMMANDS, json.dumps([*commands, *environments]), home=tmp_path)
     assert [done[" ".join(each)][0] for each in environments] == [0, 2], done
-    assert "pip install 'tentalis[environments]'" in done[" ".join(environments[1])][1]
+    assert "pip install '.[environments]'" in done[" ".join(environments[1])][1]
     works, refused = commands[:4], commands[4:]
     assert [done[" ".join(each)][0] for each in works] == [0] * len(works), done
     for each, extras in zip(refused, ("train", "train", "serve", "local,serve,train", *2 * ["local"]), strict=True):
         code, said = done[" ".join(each)]
         (line,) = said.splitlines()
-        assert code == 2 and line.startswith("error: `tentalis ") and f"pip install 'tentalis[{extras}" in line, said
+        assert code == 2 and line.startswith("error: `tentalis ") and f"pip install '.[{extras}" in line, said
 
 
 def test_the_page_on_installing_explains_every_extra() -> None:

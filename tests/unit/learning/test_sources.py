@@ -220,7 +220,7 @@ def test_a_folder_with_splits_names_them(tmp_path: Path) -> None:
 def test_without_pyarrow_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}', encoding="utf-8")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(LearnError, match=r"pip install 'tentalis\[datasets\]'"):
+    with pytest.raises(LearnError, match=r"pip install '\.\[datasets\]' in a checkout"):
         read_rows(tmp_path)
 
 

