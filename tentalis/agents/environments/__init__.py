@@ -9,7 +9,9 @@ from tentalis.agents.environments.protocol import (
     EnvironmentFault,
     EnvironmentOptions,
     LimitsScore,
+    NamesEpisode,
     Observation,
+    OffersTools,
     RecordsEnding,
     Transition,
 )
@@ -19,7 +21,9 @@ __all__ = [
     "EnvironmentFault",
     "EnvironmentOptions",
     "LimitsScore",
+    "NamesEpisode",
     "Observation",
+    "OffersTools",
     "RecordsEnding",
     "Transition",
 ]

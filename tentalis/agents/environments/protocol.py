@@ -1,12 +1,13 @@
 """The protocol of an environment, and the values that pass through it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.sandbox import Wall
+from tentalis.rewards.environment_file import EnvironmentServer
 
 
 class EnvironmentFault(Exception):
@@ -22,13 +23,15 @@ class EnvironmentOptions:
 
     `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
     `tool_mapping`: the tools, if that is a file of environments, which has them beside other things. `tasks`: the
-    folder of task folders (`terminal`) or instances (`swe`), or None.
+    folder of task folders (`terminal`) or instances (`swe`), or None. `server`: the server that plays the episodes
+    (`env-pool`), or None.
     """
 
     wall: Callable[[], Wall]
     tools: Path | None = None
     tasks: Path | None = None
     tool_mapping: Mapping[str, Any] | None = None
+    server: EnvironmentServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,36 @@ class LimitsScore(Protocol):
     @property
     def score_s(self) -> float:
         """The limit of `score` for this episode, in seconds. Read after `reset`."""
+        ...
+
+
+@runtime_checkable
+class NamesEpisode(Protocol):
+    """An environment that must know which episode it plays, such as one on a server that gives the same lease for the
+    same name."""
+
+    def name_episode(self, sample: int, attempt: int) -> None:
+        """Tells the index of the sample of the task, from 0, and the number of the attempt, from 1. Called once, before
+        `reset`."""
+        ...
+
+
+@runtime_checkable
+class OffersTools(Protocol):
+    """An environment whose turns can also be made of calls of tools, for agents that are not our policy
+    (`tentalis serve env-pool`)."""
+
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the tools as in OpenAI's API. Called after `reset`."""
+        ...
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Transition:
+        """Makes a turn of one call of a tool; like `step`. The arguments fit the tool's schema. The observation is the
+        output alone."""
+        ...
+
+    async def answer(self, text: str) -> Transition:
+        """Ends the episode with the text of a turn without a call; like `step`."""
         ...
 
 
