@@ -11,7 +11,6 @@ from tentalis.agents.environments.protocol import (
     LimitsScore,
     NamesEpisode,
     Observation,
-    OffersTools,
     RecordsEnding,
     Transition,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "LimitsScore",
     "NamesEpisode",
     "Observation",
-    "OffersTools",
     "RecordsEnding",
     "Transition",
 ]

@@ -45,7 +45,7 @@ def called(name: str, **arguments: Any) -> str:
 
 
 class ForeignPool:
-    """A pool as OpenClaw-RL's: no keys of `tentalis serve env-pool` in its answers. `faults`: by path, the answers that
+    """A pool as OpenClaw-RL's: no further keys in its answers. `faults`: by path, the answers that
     come before the usual one."""
 
     def __init__(self, score: Any = 1.0, **faults: list[tuple[int, Any]]) -> None:
