@@ -7,6 +7,7 @@ and drop them if it is refused: nobody gets an answer of a version that the guar
 
 from schemas.ids import parse_policy_name, policy_name
 from schemas.records import PolicyAck, PolicyUpdate, Promotion, Record, Task
+from tentalis.policies.newest import NewestVersions
 
 # Metadata key of a task: the version that it was issued for, which was served then or was the candidate.
 ISSUED_FOR = "served"
@@ -20,18 +21,16 @@ class Candidates:
 
     def __init__(self, server_id: str | None = None) -> None:
         self._server_id = server_id
-        self._newest: dict[str, int] = {}
-        self._overruled: set[str] = set()
+        self._versions = NewestVersions()
+        self._applied = 0
         self._acknowledged: dict[str, int] = {}
 
     def apply(self, record: Record) -> bool:
-        """Applies a record. Returns True if a candidate appeared or was decided on."""
+        """Applies a record. Returns True if a candidate may have appeared or been decided on."""
         match record:
-            case PolicyUpdate() if record.version > self._newest.get(record.policy, -1):
-                self._newest[record.policy] = record.version
-                self._overruled.discard(record.policy)
-            case Promotion() if record.version != self._newest.get(record.policy, record.version):
-                self._overruled.add(record.policy)
+            case PolicyUpdate() | Promotion():
+                self._applied += 1
+                self._versions.apply(record, self._applied)
             case PolicyAck() if self._server_id in (None, record.server_id):
                 self._acknowledged[record.policy] = max(record.version, self._acknowledged.get(record.policy, -1))
             case _:
@@ -39,11 +38,13 @@ class Candidates:
         return True
 
     def version(self, policy: str) -> int | None:
-        """The newest version of a policy, if no server has acknowledged it and no promotion of another version followed
-        it; else None."""
-        newest = self._newest.get(policy)
-        decided = newest is None or policy in self._overruled or newest <= self._acknowledged.get(policy, -1)
-        return None if decided else newest
+        """The newest version of a policy, if it may come to be served: it is undecided or promoted, and no server has
+        acknowledged it; else None."""
+        newest, promotion = self._versions.newest(policy), self._versions.promotions.get(policy)
+        if newest is None or newest.version <= self._acknowledged.get(policy, -1):
+            return None
+        promoted = promotion is not None and promotion.version == newest.version
+        return newest.version if promoted or self._versions.undecided(policy) is not None else None
 
     def covers(self, task: Task) -> bool:
         """True if a task was issued for what is the candidate of its policy now."""

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable
 from schemas.ids import parse_policy_name, policy_name
 from schemas.records import AssignmentAck, EvalResult, PolicyAck, PolicyUpdate, Promotion, Record, RunManifest
 from tentalis.policies.assignments import Assignments
-from tentalis.policies.guard import CANDIDATE, LIVE, ROLLBACK, BadGuard, GuardMode, GuardRule
+from tentalis.policies.guard import CANDIDATE, LIVE, BadGuard, GuardMode, GuardRule
 from tentalis.policies.lineage import Lineage, Node
+from tentalis.policies.newest import DECIDED_MODES, NewestVersions
 
 KEPT_VERSIONS = 3
-# A promotion of such a mode overrides everything that was published before it.
-DECIDED_MODES = (GuardMode.MANUAL, ROLLBACK)
 
 
 class PolicyLog:
@@ -19,13 +18,10 @@ class PolicyLog:
     def __init__(self, server_id: str) -> None:
         self._server_id = server_id
         self._updates: dict[str, PolicyUpdate] = {}
-        self._newest: dict[str, tuple[PolicyUpdate, int]] = {}
-        self._promoted: dict[str, tuple[Promotion, int]] = {}
+        self._versions = NewestVersions()
         # Names of versions. Compaction keeps only the last promotion of a policy.
         self._once_promoted: set[str] = set()
         self._taken_back: set[str] = set()
-        # By policy: the run that the promotion in force ends, if it is a rollback.
-        self._ended_runs: dict[str, str | None] = {}
         self._acked: dict[str, PolicyAck] = {}
         self._served_versions: dict[str, int] = {}
         self._rules: dict[str, GuardRule] = {}
@@ -43,12 +39,9 @@ class PolicyLog:
         match record:
             case PolicyUpdate():
                 self._updates[record.name] = record
-                newest = self._newest.get(record.policy)
-                if newest is None or record.version > newest[0].version:
-                    self._newest[record.policy] = (record, offset)
+                self._versions.apply(record, offset)
             case Promotion():
-                self._promoted[record.policy] = (record, offset)
-                self._ended_runs[record.policy] = self._ended_by(record)
+                self._versions.apply(record, offset)
                 self._once_promoted.add(record.name)
                 self._taken_back.discard(record.name)
                 if record.mode in DECIDED_MODES:
@@ -67,13 +60,6 @@ class PolicyLog:
                 self._verdicts[record.policy] = record
             case _:
                 self._assignments.apply(record)
-
-    def _ended_by(self, promotion: Promotion) -> str | None:
-        """The run that a rollback ends: the last to publish, unless the rollback goes back to its newest version."""
-        if promotion.mode != ROLLBACK or promotion.policy not in self._newest:
-            return None
-        last, _ = self._newest[promotion.policy]
-        return None if last.sha256 == promotion.sha256 else last.run_id
 
     def _manifest(self, manifest: RunManifest) -> None:
         self._manifests.append(manifest)
@@ -96,10 +82,10 @@ class PolicyLog:
         update of the step that was in progress.
         """
         due = []
-        for update in self._newer_updates():
+        for update in self._versions.all_undecided():
             if always or self._may_serve(update):
                 due.append(update)
-            elif update.policy not in self._promoted and (first := self._initial(update.run_id)) is not None:
+            elif update.policy not in self._versions.promotions and (first := self._initial(update.run_id)) is not None:
                 # Further versions were published before the first decision.
                 due.append(first)
         return due
@@ -108,7 +94,7 @@ class PolicyLog:
         """Updates that the guard has to try: per policy the newest, if its run is guarded and it has no verdict."""
         return [
             update
-            for update in self._newer_updates()
+            for update in self._versions.all_undecided()
             if self.rule(update).mode is GuardMode.GUARDED
             and not self._may_serve(update)
             and self.verdict(update.name) is None
@@ -116,7 +102,7 @@ class PolicyLog:
 
     def refused(self) -> list[PolicyUpdate]:
         """Updates that failed the guard and that no rollback to the served version has followed yet."""
-        newer = (update for update in self._newer_updates() if update.policy in self._promoted)
+        newer = (update for update in self._versions.all_undecided() if update.policy in self._versions.promotions)
         return [update for update in newer if self.passed(update.name) is False and not self._may_serve(update)]
 
     def verdict(self, name: str) -> EvalResult | None:
@@ -141,7 +127,7 @@ class PolicyLog:
 
     def guarded(self) -> list[PolicyUpdate]:
         """The promoted updates whose run is guarded."""
-        found = (self._updates.get(promotion.name) for promotion, _ in self._promoted.values())
+        found = (self._updates.get(promotion.name) for promotion in self._versions.promotions.values())
         return [update for update in found if update is not None and self.rule(update).mode is GuardMode.GUARDED]
 
     def fallback(self, served: PolicyUpdate) -> PolicyUpdate | None:
@@ -177,10 +163,10 @@ class PolicyLog:
         return modes[-1:] == [GuardMode.ALWAYS]
 
     def _may_serve(self, update: PolicyUpdate) -> bool:
-        rule, promotion = self._rules.get(update.run_id), self._promoted.get(update.policy)
+        rule, promotion = self._rules.get(update.run_id), self._versions.promotions.get(update.policy)
         if rule is None:
             return False
-        same = promotion is not None and promotion[0].sha256 == update.sha256
+        same = promotion is not None and promotion.sha256 == update.sha256
         return (
             same
             or (promotion is None and update.step == 0 and self._initial(update.run_id) is not None)
@@ -194,29 +180,14 @@ class PolicyLog:
             return None
         return next((u for u in self._updates.values() if u.run_id == run_id and u.step == 0), None)
 
-    def _newer_updates(self) -> list[PolicyUpdate]:
-        """Per policy the newest update, if it is newer than the promoted version and no decision overrides it."""
-        due = []
-        for policy, (update, offset) in self._newest.items():
-            promotion, promoted_at = self._promoted.get(policy, (None, -1))
-            if promotion is not None:
-                if update.version <= promotion.version:
-                    continue
-                if promotion.mode in DECIDED_MODES and offset < promoted_at:
-                    continue
-                if update.run_id == self._ended_runs[policy]:
-                    continue
-            due.append(update)
-        return due
-
     @property
     def policies(self) -> list[str]:
         """The policies that have a promoted version."""
-        return sorted(self._promoted)
+        return sorted(self._versions.promotions)
 
     def promotion(self, policy: str) -> Promotion:
         """The promotion in force."""
-        return self._promoted[policy][0]
+        return self._versions.promotions[policy]
 
     def update(self, name: str) -> PolicyUpdate | None:
         """The published `policy@vN`, None if it is not on the log."""

@@ -22,9 +22,13 @@ SERVED = [update(1), promotion(1), ack(1)]
         ([*SERVED, update(2), promotion(1, mode="rollback")], None),
         ([*SERVED, update(2), promotion(1, mode="rollback"), update(3)], 3),
         # Topics are read one after the other, and compaction leaves the last promotion and acknowledgement alone.
-        ([ack(1), update(1), update(2), promotion(1)], None),
+        ([ack(1), update(1), update(2), promotion(1, mode="rollback")], None),
         ([ack(2), ack(1), update(2), promotion(2)], None),
         ([promotion(1), update(2), ack(1)], 2),
+        # A late decision says nothing of what was published meanwhile; a rollback ends the run that published last.
+        ([*SERVED, update(2), update(3), promotion(2, mode="guarded")], 3),
+        ([*SERVED, update(2, sha256="t"), promotion(1, mode="rollback"), update(3, sha256="u")], None),
+        ([*SERVED, update(2, sha256="t"), promotion(1, mode="rollback"), update(3, run_id="run-1.1")], 3),
     ],
 )
 def test_a_candidate_is_the_newest_version_until_it_is_decided_on(records: list[Record], candidate: int | None) -> None:
