@@ -5,10 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tentalis.text.tool_calls import CLOSED, OPENED, instructions
+from tentalis.text.tool_calls import CLOSED, OPENED, instructions, tool_response
 
 _TOOLS = re.compile(r"\btools\b")
-_RESULT = "<tool_response>\n{}\n</tool_response>"
 
 
 class InvalidMessages(Exception):
@@ -91,7 +90,7 @@ def _spelled_out(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         role, content = str(message["role"]), message["content"]
         if role == "tool":
-            result = _RESULT.format(content)
+            result = tool_response(content)
             if before == "tool":
                 made[-1]["content"] += f"\n{result}"
             else:

@@ -28,6 +28,11 @@ def requested_calls(text: str) -> list[RequestedCall]:
     return [call for _, _, call in call_spans(text)]
 
 
+def tool_response(result: str) -> str:
+    """Returns the result of a call in the same format."""
+    return f"<tool_response>\n{result}\n</tool_response>"
+
+
 def call_spans(text: str) -> Iterator[tuple[int, int, RequestedCall]]:
     """Yields each tool call of a text with its place, tags included: text[begin:end]."""
     end = 0

@@ -20,17 +20,14 @@ from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.episode_task import episode_data
 from tentalis.agents.environments.pool_client import PoolClient, PoolFault
 from tentalis.agents.environments.protocol import EnvironmentOptions, Observation, Transition
-from tentalis.agents.environments.tools import argument_problem, outside_reference
+from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS, after_calls, call_problem, with_tools
+from tentalis.agents.environments.tools import outside_reference
 from tentalis.rewards.environment_file import EnvironmentServer
 from tentalis.rewards.verdict import VerifierData
 from tentalis.service import variables
-from tentalis.text.tool_calls import RequestedCall, instructions, requested_calls
+from tentalis.text.tool_calls import RequestedCall, requested_calls
 from tentalis.text.tool_output import head_and_tail, readable_text
 
-SHOWN_CHARACTERS = 8000
-"""Characters of a tool's output that the policy sees: its head and tail."""
-MOST_CALLS = 8
-"""Calls of one turn that are carried out."""
 UNKNOWN_WALL = "env-pool"
 """The wall of a pool that does not name its own."""
 
@@ -97,7 +94,8 @@ class EnvPoolEnvironment:
         asked = self._begun.get("user_msg")
         if not isinstance(asked, str) or not asked.strip():
             raise PoolFault(f"{self._server.url}/reset answered without a user_msg")
-        return Observation(_prompt(task, signatures, readable(asked)))
+        messages = (*task.messages[:-1], Message(role="user", content=readable(asked)))
+        return Observation(with_tools(messages, signatures) if signatures else messages)
 
     def _task_meta(self, task: Task) -> dict[str, Any]:
         named = {} if self._data.task is None else {"task_name": self._data.task}
@@ -115,7 +113,7 @@ class EnvPoolEnvironment:
         rewards: dict[str, float] = {}
         done = False
         for number, call in enumerate(requested):
-            problem = "the episode is over" if done else self._problem(call, number)
+            problem = "the episode is over" if done else call_problem(call, number, self._parameters)
             if problem is not None:
                 self._refused += 1
                 output = head_and_tail(readable(f"error: {problem}"), SHOWN_CHARACTERS)
@@ -125,19 +123,7 @@ class EnvPoolEnvironment:
             made.append(ToolCall(name=call.name or "?", arguments=json.dumps(dict(call.arguments)), result=output))
         if done:
             return Transition(rewards=rewards, done=True, tool_calls=tuple(made))
-        content = "\n".join(f"<tool_response>\n{call.result}\n</tool_response>" for call in made)
-        return Transition(Observation((Message(role="user", content=content),)), rewards, tool_calls=tuple(made))
-
-    def _problem(self, call: RequestedCall, number: int) -> str | None:
-        """Returns the reason why a call of the policy is not sent, or None. A pool may answer such a call with an error
-        that looks like a defect of its own."""
-        if call.problem is not None:
-            return call.problem
-        if number >= MOST_CALLS:
-            return f"only the first {MOST_CALLS} calls of a turn are carried out"
-        if call.name not in self._parameters:
-            return f"no tool {call.name!r}; the tools are {', '.join(self._parameters) or 'none'}"
-        return argument_problem(self._parameters[call.name], call.arguments)
+        return Transition(after_calls(made), rewards, tool_calls=tuple(made))
 
     async def _carried_out(self, call: RequestedCall, rewards: dict[str, float]) -> tuple[str, bool]:
         """Returns the output of a call, and True if it ended the episode; adds its parts of the reward."""
@@ -221,15 +207,6 @@ def _offered(begun: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[st
         shown.append(json.loads(readable(json.dumps(each))))
         parameters[name] = schema
     return shown, parameters
-
-
-def _prompt(task: Task, signatures: list[Mapping[str, Any]], asked: str) -> tuple[Message, ...]:
-    said, before = "", task.messages[:-1]
-    if before and before[0].role == "system":
-        said, before = before[0].content, before[1:]
-    rules = "\n\n".join(part for part in (said, instructions(signatures) if signatures else "") if part)
-    system = (Message(role="system", content=rules),) if rules else ()
-    return (*system, *before, Message(role="user", content=asked))
 
 
 def readable(text: str) -> str:

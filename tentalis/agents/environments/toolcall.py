@@ -20,19 +20,19 @@ from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.import_rules import import_problem
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.stoppable import run_stoppable
+from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS, after_calls, call_problem, with_tools
 from tentalis.agents.environments.tools import (
     PYTHON_SIGNATURE_PARAMETERS,
     PYTHON_TOOL,
     McpServer,
     Tool,
     ToolFile,
-    argument_problem,
     read_tools,
 )
 from tentalis.agents.sandbox import CommandOutput, Limits, RunningCommand, SandboxFault
 from tentalis.rewards.answers import same_latex, stated_answer
 from tentalis.rewards.verdict import VerifierData
-from tentalis.text.tool_calls import RequestedCall, instructions, requested_calls
+from tentalis.text.tool_calls import RequestedCall, requested_calls
 from tentalis.text.tool_output import head_and_tail, readable_text
 
 if TYPE_CHECKING:
@@ -41,12 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PYTHON = str(Path(sys.executable).resolve())
-SHOWN_CHARACTERS = 8000
-"""Characters of a tool's output that the policy sees: its head and tail."""
 WORK, INPUT = "work", "input"
 """Folders of an episode: the policy's, and that of code and arguments, which it cannot write to."""
-MOST_CALLS = 8
-"""Calls of one turn that are carried out."""
 
 
 class ToolcallData(VerifierData):
@@ -106,10 +102,7 @@ class ToolcallEnvironment:
             signatures.append(self._file.python.signature)
         if self._servers is not None:
             signatures += [dict(tool.signature) for tool in self._servers.tools.values()]
-        said, rest = "", task.messages
-        if rest[0].role == "system":
-            said, rest = f"{rest[0].content}\n\n", rest[1:]
-        return (Message(role="system", content=said + instructions(signatures)), *rest)
+        return with_tools(task.messages, signatures)
 
     async def step(self, action: str) -> Transition:
         """See Environment.step."""
@@ -121,17 +114,10 @@ class ToolcallEnvironment:
         for number, call in enumerate(requested):
             output = await self._carried_out(call, number)
             made.append(ToolCall(name=call.name or "?", arguments=json.dumps(dict(call.arguments)), result=output))
-        content = "\n".join(f"<tool_response>\n{call.result}\n</tool_response>" for call in made)
-        return Transition(Observation((Message(role="user", content=content),)), tool_calls=tuple(made))
+        return Transition(after_calls(made), tool_calls=tuple(made))
 
     async def _carried_out(self, call: RequestedCall, number: int) -> str:
-        problem = call.problem
-        if problem is None and number >= MOST_CALLS:
-            problem = f"only the first {MOST_CALLS} calls of a turn are carried out"
-        if problem is None and call.name not in self._parameters():
-            problem = f"no tool {call.name!r}; the tools are {', '.join(self._parameters())}"
-        if problem is None:
-            problem = argument_problem(self._parameters()[call.name], call.arguments)
+        problem = call_problem(call, number, self._parameters())
         if problem is None and call.name == PYTHON_TOOL and self._file.python is not None:
             problem = import_problem(call.arguments["code"], self._file.python.rules)
         if problem is not None:

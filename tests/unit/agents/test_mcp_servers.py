@@ -27,7 +27,8 @@ from tentalis.agents.environments import mcp_sessions as sessions
 from tentalis.agents.environments.folders import PREFIX, remove_abandoned
 from tentalis.agents.environments.mcp_pipes import MESSAGE_BYTES, BoundedLines
 from tentalis.agents.environments.mcp_results import BadServerTool, result_bytes, server_tool
-from tentalis.agents.environments.toolcall import SHOWN_CHARACTERS, ToolcallEnvironment
+from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS
+from tentalis.agents.environments.toolcall import ToolcallEnvironment
 from tentalis.agents.environments.tools import BadTools, argument_problem, read_tools
 from tentalis.agents.sandbox import NO_WALL
 from tentalis.agents.sandbox.no_wall import NoWall

@@ -15,7 +15,8 @@ from schemas.records import Message, Task, Verifier
 from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, Transition
 from tentalis.agents.environments.folders import new_folder, remove_abandoned, remove_folder
 from tentalis.agents.environments.registry import BadEnvironment, has_episodes, known_environments, maker_of
-from tentalis.agents.environments.toolcall import SHOWN_CHARACTERS, ToolcallEnvironment
+from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS
+from tentalis.agents.environments.toolcall import ToolcallEnvironment
 from tentalis.agents.environments.tools import BadTools, argument_problem, read_tools
 from tentalis.agents.sandbox import WallMissing, choose_wall
 from tentalis.rewards.episode import EpisodeScorer
