@@ -37,7 +37,7 @@ from tentalis.learning.prepare import copy_stdin
 from tentalis.learning.result import LearnResult, SamplePair, emit_result
 from tentalis.learning.run_cluster import ClusterRecord, check_cluster
 from tentalis.learning.runs import Data, LearnRun
-from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.learning.sample import CONCURRENT, Asked, ScoredAnswer, base_model, scored_answers
 from tentalis.rewards.functions import FunctionScorer
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.service.exit_codes import ExitCode
@@ -325,11 +325,13 @@ class LearnShow:
     async def _answers(self, newest: str, prompts: list[Prompt]) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
         """Returns the greedy answers of the base model and of the newest adapter."""
         from tentalis.inference.client import OpenAIClient
+        from tentalis.policies.evaluation import all_or_none
 
         greedy = Asked(n=1, temperature=0.0, make=episodes_of(self.options))
         async with OpenAIClient(self.server, timeout=600.0) as client:
             base = await base_model(client)
-            before, after = await asyncio.gather(
-                *(scored_answers(client, model, self.scenario, prompts, greedy) for model in (base, newest))
+            slots = asyncio.Semaphore(CONCURRENT)
+            before, after = await all_or_none(
+                *(scored_answers(client, model, self.scenario, prompts, greedy, slots) for model in (base, newest))
             )
         return [group[0] for group in before], [group[0] for group in after]

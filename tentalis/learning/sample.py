@@ -61,13 +61,19 @@ async def base_model(client: OpenAIClient) -> str:
 
 
 async def scored_answers(
-    client: OpenAIClient, model: str, scenario: PromptScenario, prompts: Sequence[Prompt], asked: Asked
+    client: OpenAIClient,
+    model: str,
+    scenario: PromptScenario,
+    prompts: Sequence[Prompt],
+    asked: Asked,
+    slots: asyncio.Semaphore | None = None,
 ) -> list[list[ScoredAnswer]]:
-    """Returns the scored answers of a model to each prompt.
+    """Returns the scored answers of a model to each prompt. `slots`: those of several models that are asked at the same
+    time; None: CONCURRENT.
 
     An answer that the server refuses has an unknown reward. Raises ServerUnavailable.
     """
-    slots = asyncio.Semaphore(CONCURRENT)
+    slots = slots or asyncio.Semaphore(CONCURRENT)
     player = None if asked.make is None else _player(client, model, scenario.environment, asked.make)
 
     async def one(number: int, prompt: Prompt) -> list[ScoredAnswer]:
