@@ -45,7 +45,7 @@ from tentalis.policies.guard import GuardMode
 from tentalis.policies.lineage import Lineage, Node
 from tentalis.policies.served import ServedVersions
 
-# Metadata key of a task: the number of steps of its run that were served when it was issued.
+# Metadata key of a task: the number of steps of its run that the version has for which it was issued.
 ROUND = "round"
 
 # The trainer's default, for manifests that do not have the setting.
@@ -68,7 +68,8 @@ class Pace:
         max_equal_batches: batches with nothing to learn that one version may sample before the run is given up.
         distils: the trainer reads hints and the teacher's log-probs.
         distils_alone: it reads nothing else.
-        guarded: the guard tries each version before it is served.
+        guarded: the guard tries each version before it is served, and the trainer waits for its decision; with a
+            greater `max_staleness` than 1 it publishes further versions meanwhile.
     """
 
     steps: int
@@ -85,6 +86,7 @@ class Pace:
         """Reads the pace from the resolved trainer config in a manifest. Raises BadManifest."""
         values = yaml.safe_load(config)
         try:
+            max_staleness = int(values["max_staleness"])
             loss = values.get("loss") or {}
             dynamic = loss.get("dynamic_sampling")
             distils = float(loss.get("opd_weight", 1.0)) > 0
@@ -92,12 +94,12 @@ class Pace:
             return cls(
                 int(values["steps"]),
                 int(values["batch_rollouts"]),
-                int(values["max_staleness"]),
+                max_staleness,
                 loss.get("kind") == "dapo" if dynamic is None else bool(dynamic),
                 int(loss.get("max_equal_batches", MAX_EQUAL_BATCHES)),
                 distils,
                 distils and not rewarded,
-                values.get("promotion") == GuardMode.GUARDED,
+                values.get("promotion") == GuardMode.GUARDED and max_staleness <= 1,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadManifest(
@@ -130,8 +132,8 @@ def _has_rl(outcome: Outcome) -> bool:
 @dataclass(slots=True)
 class _TaskState:
     """A task of the run. `version`: the one that it was issued for, if it names one. `prompt`: its prompt's number;
-    `index`: its own number; both only for the curriculum. `decided`: its samples with an outcome; `rewards`: those of
-    its RL halves."""
+    `index`: its own number; both only for the curriculum. `decided`: its samples with an outcome; `answered_by`: the
+    versions that sampled them; `rewards`: those of its RL halves."""
 
     n_samples: int
     round: int
@@ -139,11 +141,17 @@ class _TaskState:
     prompt: int | None = None
     index: int | None = None
     decided: set[int] = field(default_factory=set)
+    answered_by: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
     @property
     def running(self) -> int:
         return self.n_samples - len(self.decided)
+
+    @property
+    def answered_by_others(self) -> int:
+        """Number of samples that another version answered than the one that the task was issued for."""
+        return 0 if self.version is None else sum(each not in (-1, self.version) for each in self.answered_by)
 
     @property
     def equal(self) -> bool:
@@ -165,7 +173,7 @@ class _Trainable:
 
 
 class ManagerState:
-    """The fold over tasks, results, feedback, outcomes, batches, runs and policy-acks, for one run.
+    """The fold over tasks, results, feedback, outcomes, batches, runs, policies and policy-acks, for one run.
 
     Args:
         owes_feedback: True if this run's users give feedback on results.
@@ -229,6 +237,7 @@ class ManagerState:
             _version_issued_for(task),
             _number(task.metadata, PROMPT),
             decided=known.decided,
+            answered_by=known.answered_by,
             rewards=known.rewards,
         )
         while (numbered := self._tasks.get(task_id_of(self.run_id, self._next_index))) is not None:
@@ -262,6 +271,7 @@ class ManagerState:
         if outcome.sample_index in task.decided:
             return False
         task.decided.add(outcome.sample_index)
+        task.answered_by.append(_version_of(outcome))
         if outcome.has_rl and outcome.reward is not None:
             task.rewards.append(outcome.reward)
         self._close(task)
@@ -475,14 +485,14 @@ class ManagerState:
         if version is None or step is None or pace is None:
             return 0
         if step < pace.steps:
-            unplanned = min(step + 1 + pace.max_staleness, pace.steps) - self.planned
-            wanted = unplanned * pace.batch_rollouts - self.usable - self.running
-            if version != self.served_version:
-                # Answers that expire while the guard waits for a server or a judge are replaced after its decision.
-                issued = sum(task.n_samples for task in self._tasks.values() if task.version == version)
-                wanted = min(wanted, unplanned * pace.batch_rollouts - issued)
+            due = (min(step + 1 + pace.max_staleness, pace.steps) - self.planned) * pace.batch_rollouts
+            wanted = due - self.usable - self.running
         else:
-            wanted = pace.batch_rollouts - sum(task.n_samples for task in self._last_round(pace, version))
+            due, wanted = pace.batch_rollouts, self._last_samples_left(pace, version)
+        if version != self.served_version:
+            # Answers that expire or are given up while the guard waits are replaced after its decision.
+            issued = sum(task.n_samples for task in self._tasks.values() if task.version == version)
+            wanted = min(wanted, due - issued)
         return max(0, -(-wanted // n_samples))
 
     def choose(self, n_samples: int) -> Choice | None:
@@ -514,12 +524,14 @@ class ManagerState:
         version, step, pace = self.served_version, self.served_step, self.pace
         if version is None or step is None or pace is None or step < pace.steps or self._unanswered:
             return False
-        asked = sum(task.n_samples for task in self._last_round(pace, version))
-        return asked >= pace.batch_rollouts and self.running == 0
+        return self._last_samples_left(pace, version) <= 0 and self.running == 0
 
-    def _last_round(self, pace: Pace, version: int) -> list[_TaskState]:
-        """The tasks after the last step, without those for a candidate that was refused."""
-        return [task for task in self._tasks.values() if task.round >= pace.steps and task.version in (None, version)]
+    def _last_samples_left(self, pace: Pace, version: int) -> int:
+        """Samples of the round after the last step that are not asked yet. Tasks for a refused candidate do not count.
+        What other versions answered, as after a long trial, is asked again, once: an assignment may go on doing so."""
+        asked = [task for task in self._tasks.values() if task.round >= pace.steps and task.version in (None, version)]
+        others = sum(task.answered_by_others for task in asked)
+        return pace.batch_rollouts + min(others, pace.batch_rollouts) - sum(task.n_samples for task in asked)
 
 
 def _version_of(outcome: Outcome) -> int:

@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ids import policy_name
-from schemas.records import BackPressure, Feedback, OutcomeKind, Record, RunManifest, Source, Task, Terms
+from schemas.records import (
+    BackPressure,
+    Feedback,
+    Outcome,
+    OutcomeKind,
+    Record,
+    RunManifest,
+    Source,
+    Task,
+    Terms,
+)
 from tentalis.agents.manager.core import (
     ROUND,
     BadManifest,
@@ -47,7 +57,7 @@ class Loop:
         self.steps, self.batch, self.n, self.staleness = steps, batch, n, staleness
         self.log: list[Record] = []
         self.state = ManagerState(RUN, owes_feedback=True)
-        self.open: list[tuple[object, int]] = []
+        self.open: list[tuple[Task, int]] = []
         self.trained = 0
         self.waiting: list[tuple[str, int]] = []
         self.taken: set[str] = set()
@@ -59,10 +69,16 @@ class Loop:
         self.log.append(record)
         self.state.apply(record)
 
+    def metadata(self) -> dict[str, str]:
+        return {ROUND: str(self.state.served_step)}
+
+    @property
+    def served(self) -> int:
+        return 1 + self.trained
+
     def issue(self, count: int) -> None:
         for _ in range(count):
-            index = self.state.next_index
-            issued = task(task_id_of(RUN, index), n=self.n, metadata={ROUND: str(self.state.served_step)})
+            issued = task(task_id_of(RUN, self.state.next_index), n=self.n, metadata=self.metadata())
             self.put(issued)
             self.open += [(issued, sample) for sample in range(self.n)]
 
@@ -77,20 +93,19 @@ class Loop:
 
     def answer(self, survives: bool) -> None:
         of, index = self.open.pop(0)
-        version = 1 + self.trained
-        self.put(result(of, index, version=version))  # type: ignore[arg-type]
-        self.put(outcome(of, index, version=version) if survives else lost(of, index))  # type: ignore[arg-type]
+        version = self.served
+        self.put(result(of, index, version=version))
+        self.put(outcome(of, index, version=version) if survives else lost(of, index))
         if survives:
-            self.waiting.append((f"{of.task_id}/{index}", version))  # type: ignore[attr-defined]
+            self.waiting.append((f"{of.task_id}/{index}", version))
 
     def train(self) -> None:
-        version = 1 + self.trained
-        fresh = [r for r, v in self.waiting if r not in self.taken and v >= version - self.staleness]
+        fresh = [r for r, v in self.waiting if r not in self.taken and v >= self.served - self.staleness]
         if self.trained < self.steps and len(fresh) >= self.batch:
             self.trained += 1
             self.taken.update(fresh[: self.batch])
             self.put(plan(self.trained, fresh[: self.batch]))
-            self.put(ack(1 + self.trained))
+            self.put(ack(self.served))
 
 
 @settings(max_examples=40, deadline=None)
@@ -113,7 +128,7 @@ def test_the_run_ends_whatever_share_of_samples_is_lost(seed: int, share: float,
 
 class GuardedLoop(Loop):
     """The same with a guard: a trained version is a candidate until `decide`, and a refused one ends its run's branch.
-    What is issued for a candidate is answered after the decision, as workers do."""
+    What is issued for a candidate is answered after the decision, as workers do, unless one gives it up."""
 
     def __init__(self, **more: Any) -> None:
         self.run, self.first, self.step, self.candidate = RUN, 1, 0, 0
@@ -129,24 +144,14 @@ class GuardedLoop(Loop):
     def served(self) -> int:
         return self.first + self.step
 
-    def issue(self, count: int) -> None:
-        for _ in range(count):
-            version = self.state.issue_version
-            assert version is not None
-            values = {ROUND: str(self.state.step_of(version)), **issue_metadata("assistant", version)}
-            issued = task(task_id_of(RUN, self.state.next_index), n=self.n, metadata=values)
-            self.put(issued)
-            self.open += [(issued, sample) for sample in range(self.n)]
+    def metadata(self) -> dict[str, str]:
+        version = self.state.issue_version
+        assert version is not None
+        return {ROUND: str(self.state.step_of(version)), **issue_metadata("assistant", version)}
 
-    def answer(self, survives: bool) -> None:
-        of, index = self.open[0]
-        if survives and issued_for(of) == self.candidate:  # type: ignore[arg-type]
-            return
-        self.open.pop(0)
-        self.put(result(of, index, version=self.served))  # type: ignore[arg-type]
-        self.put(outcome(of, index, version=self.served) if survives else lost(of, index))  # type: ignore[arg-type]
-        if survives:
-            self.waiting.append((f"{of.task_id}/{index}", self.served))  # type: ignore[attr-defined]
+    def answer(self, survives: bool, *, gives_up: bool = False) -> None:
+        if gives_up or not survives or issued_for(self.open[0][0]) != self.candidate:
+            super().answer(survives)
 
     def train(self) -> None:
         weights = self.weights[self.served]
@@ -187,13 +192,15 @@ def test_a_guarded_run_ends_with_a_round_of_its_last_version(seed: int, lost_sha
             break
         for _ in range(rng.randint(0, 5)):
             if loop.open:
-                loop.answer(rng.random() >= lost_share)
+                loop.answer(rng.random() >= lost_share, gives_up=rng.random() < 0.1)
         loop.train()
         if rng.random() < 0.2:
             loop.decide(rng.random() >= refused)
     assert loop.state.finished and loop.trained == loop.steps and loop.stalled == 0
-    tasks = [record for record in loop.log if isinstance(record, Task)]
-    assert sum(each.n_samples for each in tasks if issued_for(each) == loop.served) >= loop.batch
+    issued = {each.task_id: each for each in loop.log if isinstance(each, Task) and issued_for(each) == loop.served}
+    outcomes = [each for each in loop.log if isinstance(each, Outcome) and each.head.task_id in issued]
+    others = sum(each.policy_spans[-1].policy != f"assistant@v{loop.served}" for each in outcomes if each.policy_spans)
+    assert sum(each.n_samples for each in issued.values()) - others >= loop.batch
 
 
 def test_the_next_round_is_issued_once_while_a_candidate_is_tried() -> None:
@@ -204,7 +211,7 @@ def test_the_next_round_is_issued_once_while_a_candidate_is_tried() -> None:
     loop.train()
     assert loop.candidate == 2 and loop.state.served_version == 1 and loop.state.issue_version == 2
     loop.manage()
-    assert len(loop.open) == 8 and {issued_for(of) for of, _ in loop.open} == {2}  # type: ignore[arg-type]
+    assert len(loop.open) == 8 and {issued_for(of) for of, _ in loop.open} == {2}
     for _ in range(8):
         loop.answer(False)
     loop.manage()
@@ -212,6 +219,34 @@ def test_the_next_round_is_issued_once_while_a_candidate_is_tried() -> None:
     loop.decide(True)
     loop.manage()
     assert len(loop.open) == 8
+
+
+def test_a_last_round_that_was_given_up_before_the_decision_is_asked_again_once() -> None:
+    loop = GuardedLoop(steps=1, batch=8, n=4)
+    loop.manage()
+    for _ in range(8):
+        loop.answer(True)
+    loop.train()
+    loop.manage()
+    for _ in range(8):
+        loop.answer(True, gives_up=True)
+    loop.manage()
+    assert not loop.open and not loop.state.finished
+    loop.decide(True)
+    assert not loop.state.finished, "the last version has no answer"
+    loop.manage()
+    assert len(loop.open) == 8
+    loop.step -= 1  # an assignment lets the version before answer again
+    for _ in range(8):
+        loop.answer(True)
+    loop.manage()
+    assert not loop.open and loop.state.finished
+
+
+def test_with_a_greater_staleness_nothing_is_issued_for_a_candidate() -> None:
+    loop = GuardedLoop(staleness=2)
+    loop.put(update(2))
+    assert loop.state.issue_version == 1
 
 
 def test_a_run_whose_versions_are_promoted_by_hand_waits_for_that() -> None:
