@@ -118,6 +118,7 @@ def plausible(model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, An
                 values["top_p"], values["max_tokens"] = values["top_p"] or 1.0, max(1, values["max_tokens"])
             case "Task":
                 values["messages"] = values["messages"] or ({"role": "user", "content": ""},)
+                values["n_samples"] = values["n_samples"] % 256 + 1
             case "Result":
                 values["sample_index"] = values["sample_index"] % values["task"].n_samples
                 tokens = len(values["response_token_ids"]) // 4
