@@ -29,8 +29,8 @@ from tentalis.policies.lineage import Lineage, Node
 
 RATE_WINDOW_MS = 60_000
 PHASES = ("sampling", "judging", "planning", "training", "publishing", "serving")
-"""Answers; rewards, hints and the join; the wait for the plan of a batch; the step; the adapter's files; its promotion
-and swap."""
+"""Answers; rewards, hints and the join; the wait for the plan of a batch; the step; the adapter's files; its trial,
+promotion and swap. A round that is sampled during the trial of its version counts as sampling from the swap on."""
 _OWN_KEY_KINDS = (OutcomeKind.LATE, OutcomeKind.SUPERSEDED)
 
 
@@ -72,10 +72,12 @@ class _Round:
         """Applies the time of an outcome."""
         self.last_outcome = max(at, self.last_outcome or at)
 
-    def phases(self) -> dict[str, float]:
-        """Returns the seconds of each phase whose start and end are known."""
+    def phases(self, before: "_Round | None") -> dict[str, float]:
+        """Returns the seconds of each phase whose start and end are known. `before`: the round before."""
+        served = None if before is None else before.served
+        begun = self.first_task if self.first_task is None or served is None else max(self.first_task, served)
         ends = {
-            "sampling": (self.first_task, self.last_result),
+            "sampling": (begun, self.last_result),
             "judging": (self.last_result, self.last_outcome),
             "planning": (self.last_outcome, self.planned),
             "training": (self.planned, self.stepped),
@@ -158,10 +160,10 @@ class RunStats:
         return True
 
     def _step(self, run_id: str, step: int) -> int | None:
-        """Returns the number of steps since the run's initial adapter, None for a run that is not its branch."""
+        """Returns the number of the run's steps up to this one of a branch, None for a run that is not its branch."""
         if run_id != self.run_id and self._lineage.stem(run_id) != self.run_id:
             return None
-        return self._lineage.depth(Node(run_id, step))
+        return self._lineage.own_steps(self.run_id, Node(run_id, step))
 
     def step_of(self, version: int) -> int | None:
         """Returns the number of steps of the run that a version has; None if it does not belong to the run."""
@@ -313,8 +315,8 @@ class RunStats:
         """Returns the median seconds of each phase over the rounds in which it was seen, or over those of some steps. A
         run that was interrupted has the pause in one of them."""
         seen: dict[str, list[float]] = {}
-        for of in self._rounds.values() if steps is None else [self._round(step - 1) for step in steps]:
-            for name, seconds in of.phases().items():
+        for number in list(self._rounds) if steps is None else [step - 1 for step in steps]:
+            for name, seconds in self._round(number).phases(self._rounds.get(number - 1)).items():
                 seen.setdefault(name, []).append(seconds)
         return {name: median(seen[name]) for name in PHASES if name in seen}
 

@@ -376,14 +376,15 @@ class KafkaAdmin:
 
 
 def missing_schemas(settings: Settings) -> list[AvroSchema]:
-    """The current schemas that are not yet on tentalis.schemas.v1; all of them if the topic does not exist."""
+    """The current schemas that are not yet on tentalis.schemas.v1; all of them if the broker does not know the topic.
+    Raises Forbidden, KafkaException, TimeoutError."""
     from tentalis.kafka.consumer import read_to_end
-    from tentalis.kafka.errors import NoSuchTopic
+    from tentalis.kafka.topic_client import TopicClient
 
-    try:
-        published = {stored.key for stored in read_to_end(settings, topics.SCHEMAS) if stored.value is not None}
-    except NoSuchTopic:
-        published = set()
+    # Asked first, because a read waits for a topic that the broker does not know.
+    if topics.SCHEMAS not in TopicClient(settings).identities([topics.SCHEMAS]):
+        return list(all_current())
+    published = {stored.key for stored in read_to_end(settings, topics.SCHEMAS) if stored.value is not None}
     return [schema for schema in all_current() if schema.fingerprint.hex() not in published]
 
 

@@ -89,8 +89,10 @@ def unrecorded_topics(settings: Settings) -> list[str]:
     """Returns the topics that exist and are recorded with another id, or not at all. Raises Forbidden,
     KafkaException."""
     names = recorded_names()
-    there = TopicClient(settings).identities(names)
-    return list(topic_ids.to_record(read_topic_ids(settings).all_topics, names, there))
+    there = TopicClient(settings).identities([*names, topics.TOPIC_IDS])
+    # A read waits for a topic that the broker does not know.
+    recorded = read_topic_ids(settings).all_topics if topics.TOPIC_IDS in there else None
+    return list(topic_ids.to_record(recorded, names, there))
 
 
 def record_topics(settings: Settings, existed: int = 0) -> RecordedTopics:

@@ -1,5 +1,6 @@
 """`tentalis learn`: begins or continues a run, starts the stack, shows the progress and compares before with after."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -328,8 +329,7 @@ class LearnShow:
         greedy = Asked(n=1, temperature=0.0, make=episodes_of(self.options))
         async with OpenAIClient(self.server, timeout=600.0) as client:
             base = await base_model(client)
-            found = [
-                [group[0] for group in await scored_answers(client, model, self.scenario, prompts, greedy)]
-                for model in (base, newest)
-            ]
-        return found[0], found[1]
+            before, after = await asyncio.gather(
+                *(scored_answers(client, model, self.scenario, prompts, greedy) for model in (base, newest))
+            )
+        return [group[0] for group in before], [group[0] for group in after]

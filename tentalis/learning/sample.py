@@ -18,6 +18,7 @@ from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 from tentalis.inference.result import result_of
 from tentalis.policies.assignments import AssignedVersions
+from tentalis.policies.candidates import Candidates
 from tentalis.policies.served import ServedVersions
 from tentalis.rewards import FeedbackJudge, Judge, Scorer, Verdict
 from tentalis.rewards.episode import EpisodeScorer
@@ -92,7 +93,9 @@ def _task(scenario: PromptScenario, prompt: Prompt, number: int, asked: Asked) -
 
 
 def _player(client: OpenAIClient, model: str, environment: str, make: Callable[[], Environment]) -> EpisodePlayer:
-    policies = PolicyCalls(ServedVersions(), AssignedVersions(), worker_id=_OWN, server_id=_OWN, model=model)
+    policies = PolicyCalls(
+        ServedVersions(), AssignedVersions(), Candidates(), worker_id=_OWN, server_id=_OWN, model=model
+    )
     return EpisodePlayer(client, policies, make, EpisodeLimits.of(environment), worker_id=_OWN, server_id=_OWN)
 
 

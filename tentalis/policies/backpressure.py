@@ -17,7 +17,10 @@ class Backpressure:
         self._statements[record.policy] = record
         return before is None or before.closed != record.closed
 
-    def closed(self, policy: str, now_ms: int) -> BackPressure | None:
-        """The valid statement at `now_ms` that new samples of the policy would be discarded, or None."""
+    def closed(self, policy: str, now_ms: int, *, for_candidate: bool = False) -> BackPressure | None:
+        """The valid statement at `now_ms` that new samples of the policy's served version would be discarded, or None.
+        `for_candidate`: samples of its newest version, which is not served yet."""
         statement = self._statements.get(policy)
-        return statement if statement is not None and statement.closed and now_ms < statement.expires_at else None
+        if statement is None or not statement.closed or now_ms >= statement.expires_at:
+            return None
+        return None if for_candidate and statement.waiting <= statement.max_staleness else statement

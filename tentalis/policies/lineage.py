@@ -104,6 +104,12 @@ class Lineage:
         """Optimizer steps from the root's initial adapter."""
         return sum(ancestor.step for ancestor in self.chain(node))
 
+    def own_steps(self, run: str, node: Node) -> int:
+        """Optimizer steps of a run's configuration that a node's weights include: those of the run and its branches,
+        without those of another run from whose version a branch began."""
+        own = self.branches(run)
+        return sum(ancestor.step for ancestor in self.chain(node) if ancestor.run in own)
+
     def distance(self, one: Node, other: Node) -> int | None:
         """Optimizer steps on the path between two nodes, through their last common node; None if they have none."""
         left, right = (dict(self.chain(node)) for node in (one, other))

@@ -18,7 +18,8 @@ EPISODE = "episode"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 TAKES_TOOLS = frozenset({"toolcall"})
 TAKES_TASKS = frozenset({"swe", "terminal"})
-BUILT_IN_EPISODES = frozenset({"echo", "llm", "swe", "terminal", "toolcall"})
+TAKES_SERVER = frozenset({"env-pool"})
+BUILT_IN_EPISODES = frozenset({"echo", "env-pool", "llm", "swe", "terminal", "toolcall"})
 """Built-in environments with episodes. Those of packages take tools and tasks as they like."""
 
 
@@ -42,6 +43,30 @@ class EnvironmentLimits(BaseModel):
     attempts: int | None = Field(default=None, ge=1, le=100)
 
 
+class EnvironmentServer(BaseModel):
+    """A server that plays the episodes of an environment, and the time limits of calls to it, in seconds.
+
+    Attributes:
+        url: its address.
+        key_env: the variable with the key that calls carry as bearer token; None: TENTALIS_ENV_POOL_KEY, if it is set.
+        wait_s: waits for a free place, all tries together.
+        heartbeat_s: between two heartbeats, if the server does not say when a lease expires.
+        reset_s: of the call that begins an episode.
+        exec_s: of one call of a tool.
+        evaluate_s: of the score.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(pattern=r"^https?://[^\s@]+$")
+    key_env: str | None = None
+    wait_s: float = Field(default=300.0, ge=0.0, le=86_400.0)
+    heartbeat_s: float = Field(default=20.0, gt=0.0, le=3600.0)
+    reset_s: float = Field(default=300.0, gt=0.0, le=86_400.0)
+    exec_s: float = Field(default=300.0, gt=0.0, le=86_400.0)
+    evaluate_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
+
+
 class _Entry(BaseModel):
     """An environment as the file has it."""
 
@@ -52,6 +77,7 @@ class _Entry(BaseModel):
     data: dict[str, JsonValue] = {}
     tools: Any = None
     tasks: str | None = None
+    server: EnvironmentServer | None = None
     limits: EnvironmentLimits = EnvironmentLimits()
 
 
@@ -74,6 +100,7 @@ class DeclaredEnvironment:
         tools: the file with its tools, or None. With `tool_mapping` that is `file` itself.
         tool_mapping: the tools, if `file` has them.
         tasks: the folder with its tasks, or None.
+        server: the server that plays its episodes, or None.
         limits: those of its episodes.
     """
 
@@ -85,6 +112,7 @@ class DeclaredEnvironment:
     tools: Path | None = None
     tool_mapping: Mapping[str, Any] | None = None
     tasks: Path | None = None
+    server: EnvironmentServer | None = None
     limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
 
     @property
@@ -127,7 +155,11 @@ def _declared(path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[
     plays = EPISODE in known[entry.base]
     if not plays and entry.limits.model_fields_set:
         raise bad(".limits", f"one completion answers a task of {entry.base}, which has no limits: leave them out")
-    for key, value, takes in (("tools", entry.tools, TAKES_TOOLS), ("tasks", entry.tasks, TAKES_TASKS)):
+    for key, value, takes in (
+        ("tools", entry.tools, TAKES_TOOLS),
+        ("tasks", entry.tasks, TAKES_TASKS),
+        ("server", entry.server, TAKES_SERVER),
+    ):
         own = plays and entry.base not in BUILT_IN_EPISODES
         if value is not None and entry.base not in takes and not own:
             raise bad(f".{key}", f"{entry.base} takes no {key}, as {_listed(takes)} does: leave them out")
@@ -153,6 +185,7 @@ def _declared(path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[
         None if entry.tools is None else tools,
         mapping,
         tasks,
+        entry.server,
         entry.limits,
     )
 
@@ -161,8 +194,9 @@ def _described(error: Any) -> str:
     place = [str(part) for part in error["loc"]]
     name = ".".join(part for part in place if part != "[key]") or "the file"
     if error["type"] == "extra_forbidden":
+        inner: type[BaseModel] = EnvironmentServer if "server" in place else EnvironmentLimits
         models: dict[int, type[BaseModel]] = {1: _File, 3: _Entry}
-        model = models.get(len(place), EnvironmentLimits)
+        model = models.get(len(place), inner)
         return f"{name}: no such key{_nearest(place[-1], model.model_fields)}"
     if error["type"] == "missing":
         return f"{name}: this key is missing"

@@ -41,6 +41,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "chat": {"taste": StyleScorer(), "next_state": NextStateRules()},
     "math": {**_MATHEMATICS},
     "echo": {"episode": EpisodeScorer()},
+    "env-pool": {"episode": EpisodeScorer()},
     "llm": {"episode": EpisodeScorer(), **_MATHEMATICS},
     "swe": {"episode": EpisodeScorer()},
     "terminal": {"episode": EpisodeScorer()},

@@ -305,6 +305,22 @@ ENVIRONMENT_FILE = Variable[Path | None](
     "`worker`, `learn`, `env`, `rescore`, `serve scoring`, `serve hinting`, `serve aggregation` and `serve gateway`",
     default_text="the environments of this installation and of installed packages",
 )
+ENV_POOL = Variable[str | None](
+    f"{PREFIX}ENV_POOL",
+    WEB_ADDRESS,
+    None,
+    "URL of the pool of the environment env-pool (docs/reference/env-pool.md).",
+    "`worker`, `learn` and `env`",
+    default_text="`server` in the file of environments",
+)
+ENV_POOL_KEY = Variable[str | None](
+    f"{PREFIX}ENV_POOL_KEY",
+    TEXT,
+    None,
+    "Key of a pool of environments, which the environment env-pool sends.",
+    "`worker`, `learn` and `env`",
+    secret=True,
+)
 HINTERS = Variable[Path | None](
     f"{PREFIX}HINTERS",
     FILE,

@@ -34,7 +34,7 @@ def serving(answer: Answer, port: int = 0) -> Iterator[str]:
             """Logs nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

@@ -2,16 +2,18 @@
 
 from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.policies.assignments import AssignedVersions
+from tentalis.policies.candidates import Candidates
 from tentalis.policies.served import ServedVersions
 
 
 def policy_calls(
     served: ServedVersions,
     assigned: AssignedVersions | None = None,
+    candidates: Candidates | None = None,
     *,
     patience_s: float = 5.0,
     model: str | None = None,
 ) -> PolicyCalls:
     """The calls of worker `w` to server `local`."""
-    assigned = assigned or AssignedVersions()
-    return PolicyCalls(served, assigned, worker_id="w", server_id="local", patience_s=patience_s, model=model)
+    folds = served, assigned or AssignedVersions(), candidates or Candidates()
+    return PolicyCalls(*folds, worker_id="w", server_id="local", patience_s=patience_s, model=model)

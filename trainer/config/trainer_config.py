@@ -117,7 +117,9 @@ class TrainerConfig(ConfigModel):
     base_model_name: Annotated[str, Field(min_length=1, examples=["smollm2"])]
     """The name of the base model on the servers."""
     steps: Annotated[int, Field(ge=0)] | None = None
-    """The trainer ends with exit code 0 after this many steps of the run; null: it never ends by itself."""
+    """The trainer ends with exit code 0 after this many steps of the run; null: it never ends by itself. Only the
+    steps of the run that its weights include count: after a rollback neither the abandoned ones nor those of another
+    run, if it continues from a version of that one."""
     batch_rollouts: Annotated[int, Field(ge=1)] = 32
     """Rollouts of one optimizer step, over all ranks."""
     batch_tokens: Annotated[int, Field(ge=1)] | None = None

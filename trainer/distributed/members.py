@@ -27,9 +27,11 @@ PATIENCE_SECONDS = 60.0
 """A member that gives no sign of life for so long is lost."""
 STORE_TIMEOUT = timedelta(seconds=30)
 TELL_SECONDS = 1.0
+READ_SECONDS = 2.5
+"""A member that serves the store and ends gives the others so long to read its message: each looks every second."""
 
 _ENDED = "ended"
-"""Key: which member ended before its work was done, and why."""
+"""Key: which member ended before its work was done, and why. Each member says that it has read it (`_read`)."""
 _FINISHED = "finished"
 
 
@@ -45,6 +47,7 @@ class Membership:
         noun: what a member is in messages, such as `node`.
         server: whoever serves the store, in messages; such as `node 0`.
         address: host and port of the store.
+        serves_store: this member serves the store; the others lose it when this one ends.
     """
 
     noun: str
@@ -52,6 +55,7 @@ class Membership:
     count: int
     server: str
     address: str
+    serves_store: bool = False
 
 
 class Members:
@@ -113,7 +117,9 @@ class Members:
                     self._beats += 1
                     self._store.set(_beat(self._own.index), str(self._beats))
             if self._store.check([_ENDED]):
-                return self._store.get(_ENDED).decode()
+                lost = self._store.get(_ENDED).decode()
+                self._store.set(_read(self._own.index), "")
+                return lost
             self._missing = tuple(member for member in self._missing if not self._store.check([_beat(member)]))
             come = [member for member in self._others if member not in self._missing]
             found = self._store.multi_get([_beat(member) for member in come]) if come else []
@@ -142,11 +148,29 @@ class Members:
 
     def leave(self, reason: str) -> None:
         """Tells the other members that this one ends before its work is done, such as "ended with exit code 1". They
-        find it out by themselves if the store does not take the message within a second."""
+        find it out by themselves if the store does not take the message within a second. A member that serves the store
+        waits until the others have read the message, at most READ_SECONDS."""
         try:
-            self._tell("ends", partial(declare_ended, self._store, self._own.noun, self._own.index, reason))
+            self._tell("ends", partial(self._declare_ended, reason))
+            if self._own.serves_store:
+                self._tell("ends", self._wait_for_readers, READ_SECONDS + TELL_SECONDS)
         except MemberLost as error:
             log.warning("%s", error)
+
+    def _declare_ended(self, reason: str) -> None:
+        declare_ended(self._store, self._own.noun, self._own.index, reason)
+        self._store.set(_read(self._own.index), "")
+
+    def _wait_for_readers(self) -> None:
+        deadline = time.monotonic() + READ_SECONDS
+        while any(map(self._reads, self._others)) and time.monotonic() < deadline:
+            time.sleep(READ_SECONDS / 100)
+
+    def _reads(self, member: int) -> bool:
+        """True if a member has come, is not done, and has not read yet that another one ends."""
+        if not self._store.check([_beat(member)]) or self._store.check([_read(member)]):
+            return False
+        return self._store.get(_beat(member)) != _FINISHED.encode()
 
     def finish(self) -> None:
         """Tells the other members that this one is done. Raises MemberLost."""
@@ -186,6 +210,10 @@ def first_line(error: BaseException) -> str:
 
 def _beat(member: int) -> str:
     return f"beat/{member}"
+
+
+def _read(member: int) -> str:
+    return f"read/{member}"
 
 
 def begin(action: Callable[[], T]) -> Future[T]:

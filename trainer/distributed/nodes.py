@@ -70,7 +70,7 @@ class NodeMeeting:
     """This node's part in a meeting of all nodes, from `meet_nodes`."""
 
     def __init__(self, place: NodePlace, store: TCPStore) -> None:
-        own = Membership("node", place.index, place.count, "node 0", f"{place.host}:{place.port}")
+        own = Membership("node", place.index, place.count, "node 0", f"{place.host}:{place.port}", place.index == 0)
         self._place, self._members = place, Members(own, store)
 
     @property

@@ -168,10 +168,11 @@ def _watch_peers(place: RankPlace, store: Store) -> PeerWatch:
         again = "was started again alone"
         declare_ended(entry, "rank", place.rank, again)
         raise RankLost(f"rank {place.rank} {again}")
-    host = LOOPBACK if _serves_store(place) else place.host
+    serves = _serves_store(place)
+    host = LOOPBACK if serves else place.host
     # Its own connection: gloo and DeepSpeed wait on the other one.
     connection = TCPStore(host, place.port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
-    own = Membership("rank", place.rank, place.size, _server(place), f"{place.host}:{place.port}")
+    own = Membership("rank", place.rank, place.size, _server(place), f"{place.host}:{place.port}", serves)
     members = Members(own, PrefixStore("members", _of_this_start(place, connection)))
     return PeerWatch(members, tells=not place.store_is_served)
 

@@ -2,7 +2,8 @@
 
 A rollout that is sampled now is used after the full batches that already wait, each of which is a step: it is then
 `ahead + waiting` steps old, where `ahead` is the distance of the trained version to the served one. Above
-`max_staleness` the planner drops it.
+`max_staleness` the planner drops it. For a rollout of the trained version itself, a candidate that is not served yet,
+`ahead` is 0.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ class BackpressureGate:
     run_id: str
     max_staleness: int
     closed: bool | None = None
+    _closed_for_candidate: bool = False
     _published_ms: int = 0
     _expiry_ms: int = EXPIRY_MS
 
@@ -34,11 +36,11 @@ class BackpressureGate:
         """Returns the signal to publish now, or None. Inputs: the full batches that wait, and the steps that the
         trainer is ahead of the served version. The first signal is always published, because a predecessor's may still
         hold; while open, nothing is repeated."""
-        closed = ahead + waiting > self.max_staleness
-        changed = closed != self.closed
+        closed, for_candidate = ahead + waiting > self.max_staleness, waiting > self.max_staleness
+        changed = (closed, for_candidate) != (self.closed, self._closed_for_candidate)
         if not changed and not (closed and now_ms - self._published_ms >= self._expiry_ms // REFRESHES_PER_EXPIRY):
             return None
-        self.closed, self._published_ms = closed, now_ms
+        self.closed, self._closed_for_candidate, self._published_ms = closed, for_candidate, now_ms
         reason = f"a rollout sampled now would be {ahead + waiting} steps old, the limit is {self.max_staleness}"
         return BackPressure(
             policy=self.policy,

@@ -138,7 +138,7 @@ class Coordinator:
         """The reason why the trainer ends: the configured steps are done, or the stop condition holds; None to
         continue."""
         run_id, steps = self.state.run.run_id, self.state.config.steps
-        if steps is not None and self.state.depth >= steps:
+        if steps is not None and self.state.own_steps >= steps:
             return f"run {run_id} has completed its {steps} steps"
         if self.stop_condition.reached(self.steps_done):
             return f"the requested steps are done: run {run_id} is at step {self.state.step}"

@@ -59,7 +59,7 @@ def last_version_if_overtaken(run: RunLog, steps: int | None) -> PolicyUpdate | 
         manifest.first_version for manifest in run.relatives
     ):
         return None
-    if steps is not None and run.lineage.depth(run.last_node) >= steps:
+    if steps is not None and run.lineage.own_steps(run.run_id, run.last_node) >= steps:
         return None
     own_updates = (update for update in run.updates.values() if update.run_id == run.run_id)
     return max(own_updates, key=lambda update: update.version, default=None)

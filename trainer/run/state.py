@@ -54,9 +54,10 @@ class RunState:
         return self.manifest.first_version + self.step
 
     @property
-    def depth(self) -> int:
-        """Steps since the initial adapter of the family's first run."""
-        return self.lineage.depth(Node(self.run.run_id, self.step))
+    def own_steps(self) -> int:
+        """Steps of the configuration that the weights include: those of another run, from whose version a rollback let
+        this one begin, do not count."""
+        return self.lineage.own_steps(self.run.run_id, Node(self.run.run_id, self.step))
 
     @property
     def steps_ahead(self) -> int:

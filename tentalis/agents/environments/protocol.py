@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.sandbox import Wall
+from tentalis.rewards.environment_file import EnvironmentServer
 
 
 class EnvironmentFault(Exception):
@@ -22,13 +23,15 @@ class EnvironmentOptions:
 
     `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
     `tool_mapping`: the tools, if that is a file of environments, which has them beside other things. `tasks`: the
-    folder of task folders (`terminal`) or instances (`swe`), or None.
+    folder of task folders (`terminal`) or instances (`swe`), or None. `server`: the server that plays the episodes
+    (`env-pool`), or None.
     """
 
     wall: Callable[[], Wall]
     tools: Path | None = None
     tasks: Path | None = None
     tool_mapping: Mapping[str, Any] | None = None
+    server: EnvironmentServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,17 @@ class LimitsScore(Protocol):
     @property
     def score_s(self) -> float:
         """The limit of `score` for this episode, in seconds. Read after `reset`."""
+        ...
+
+
+@runtime_checkable
+class NamesEpisode(Protocol):
+    """An environment that must know which episode it plays, such as one on a server that gives the same lease for the
+    same name."""
+
+    def name_episode(self, sample: int, attempt: int) -> None:
+        """Tells the index of the sample of the task, from 0, and the number of the attempt, from 1. Called once, before
+        `reset`."""
         ...
 
 

@@ -25,6 +25,7 @@ from tentalis.service.packages import require
 
 BUILT_IN = {
     "echo": "tentalis.agents.environments.echo:EchoEnvironment",
+    "env-pool": "tentalis.agents.environments.env_pool:EnvPoolEnvironment",
     "llm": "tentalis.agents.environments.llm:LlmEnvironment",
     "swe": "tentalis.agents.environments.swe:SweEnvironment",
     "terminal": "tentalis.agents.environments.terminal:TerminalEnvironment",
@@ -33,6 +34,7 @@ BUILT_IN = {
 """The built-in environments and their makers. Imported when they are needed: their packages are an extra."""
 DATA = {
     "echo": "tentalis.agents.environments.echo:EchoData",
+    "env-pool": "tentalis.agents.environments.env_pool:EnvPoolData",
     "llm": "tentalis.agents.environments.llm:LlmData",
     "swe": "tentalis.agents.environments.swe:SweData",
     "terminal": "tentalis.agents.environments.terminal:TerminalData",
@@ -42,7 +44,7 @@ DATA = {
 EXTRA = "environments"
 WITHOUT_EXTRA = frozenset({"echo", "llm"})
 """Built-in environments that run no actions and need no package of the extra."""
-TURNS = {"swe": 50, "terminal": 50}
+TURNS = {"env-pool": 50, "swe": 50, "terminal": 50}
 """Turns of an episode where they are not 10."""
 
 
@@ -136,8 +138,8 @@ def prepared_environment(
     """Returns a function that makes an environment for each episode, or None if its tasks are not played as episodes.
 
     One environment is made immediately, so that a missing wall, a bad file of tools or a bad folder of tasks is refused
-    at the start. Folders that killed processes left are removed. Raises BadEnvironment, BadEnvironmentFile, BadTasks,
-    BadTools, MissingExtra or WallMissing.
+    at the start. Folders that killed processes left are removed. Raises BadEnvironment, BadEnvironmentFile, BadPool,
+    BadTasks, BadTools, MissingExtra or WallMissing.
     """
     if not has_episodes(name):
         return None
@@ -147,7 +149,8 @@ def prepared_environment(
         maker, options = maker_of(name), EnvironmentOptions(wall, tools, tasks)
     else:
         maker = maker_of(declared.base)
-        options = EnvironmentOptions(wall, *_places(declared, tools, tasks), declared.tool_mapping)
+        places = _places(declared, tools, tasks)
+        options = EnvironmentOptions(wall, *places, declared.tool_mapping, declared.server)
     maker(options)
     remove_abandoned()
     return partial(maker, options)

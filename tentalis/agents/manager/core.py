@@ -8,6 +8,9 @@ accepted + running < (served step + 1 + max staleness) * batch. Rollouts that a 
 next step, do not count, nor those that no part of the loss reads: groups of equal rewards if the run samples
 dynamically (DAPO, arXiv 2503.14476), hints if `opd_weight` is 0, answers without a hint if no other weight is above 0.
 So each rollout that cannot be trained is replaced, and the trainer does not starve.
+
+If the guard tries the versions of a run, a candidate counts as served for the next round: its tasks are issued while it
+is tried, once, and its workers hold the answers back (tentalis/policies/candidates.py).
 """
 
 from collections import Counter
@@ -26,6 +29,8 @@ from schemas.records import (
     Outcome,
     OutcomeKind,
     PolicyAck,
+    PolicyUpdate,
+    Promotion,
     Record,
     Result,
     RunManifest,
@@ -35,6 +40,8 @@ from schemas.records import (
 )
 from tentalis.agents.manager.curriculum import PROMPT, Choice, Curriculum
 from tentalis.policies.backpressure import Backpressure
+from tentalis.policies.candidates import Candidates, issued_for
+from tentalis.policies.guard import GuardMode
 from tentalis.policies.lineage import Lineage, Node
 from tentalis.policies.served import ServedVersions
 
@@ -61,6 +68,7 @@ class Pace:
         max_equal_batches: batches with nothing to learn that one version may sample before the run is given up.
         distils: the trainer reads hints and the teacher's log-probs.
         distils_alone: it reads nothing else.
+        guarded: the guard tries each version before it is served.
     """
 
     steps: int
@@ -70,6 +78,7 @@ class Pace:
     max_equal_batches: int = MAX_EQUAL_BATCHES
     distils: bool = True
     distils_alone: bool = False
+    guarded: bool = False
 
     @classmethod
     def of_config(cls, config: str, run_id: str) -> "Pace":
@@ -88,6 +97,7 @@ class Pace:
                 int(loss.get("max_equal_batches", MAX_EQUAL_BATCHES)),
                 distils,
                 distils and not rewarded,
+                values.get("promotion") == GuardMode.GUARDED,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadManifest(
@@ -119,11 +129,13 @@ def _has_rl(outcome: Outcome) -> bool:
 
 @dataclass(slots=True)
 class _TaskState:
-    """A task of the run. `prompt`: the number of its prompt; `index`: its own number; both only for the curriculum.
-    `decided`: its samples with an outcome; `rewards`: those of its RL halves."""
+    """A task of the run. `version`: the one that it was issued for, if it names one. `prompt`: its prompt's number;
+    `index`: its own number; both only for the curriculum. `decided`: its samples with an outcome; `rewards`: those of
+    its RL halves."""
 
     n_samples: int
     round: int
+    version: int | None = None
     prompt: int | None = None
     index: int | None = None
     decided: set[int] = field(default_factory=set)
@@ -168,6 +180,7 @@ class ManagerState:
         self.planned = 0
         self._owes_feedback = owes_feedback
         self._served = ServedVersions()
+        self._candidates = Candidates()
         self._pressure = Backpressure()
         self._others: dict[str, RunManifest] = {}
         self._tasks: dict[str, _TaskState] = {}
@@ -196,8 +209,11 @@ class ManagerState:
                 return self._relative(record) or (record.run_id == self.run_id and self._manifest(record))
             case BatchPlan():
                 return self._plan(record)
+            case PolicyUpdate() | Promotion():
+                return self._candidates.apply(record)
             case PolicyAck():
-                return self._served.apply(record)
+                decided = self._candidates.apply(record)
+                return self._served.apply(record) or decided
             case BackPressure():
                 return self._pressure.apply(record)
             case _:
@@ -210,6 +226,7 @@ class ManagerState:
         self._tasks[task.task_id] = _TaskState(
             task.n_samples,
             _number(task.metadata, ROUND) or 0,
+            _version_issued_for(task),
             _number(task.metadata, PROMPT),
             decided=known.decided,
             rewards=known.rewards,
@@ -266,7 +283,7 @@ class ManagerState:
             self._trainable.pop(row.rollout_id, None)
         if plan.run_id != current:
             return False
-        before, self.planned = self.planned, max(self.planned, self._lineage.depth(Node(plan.run_id, plan.step)))
+        before, self.planned = self.planned, max(self.planned, self._steps(Node(plan.run_id, plan.step)))
         return self.planned > before
 
     def _result(self, result: Result) -> bool:
@@ -298,8 +315,12 @@ class ManagerState:
         self._others[manifest.run_id] = manifest
         if manifest.run_id != self._lineage.current(self.run_id):
             return False
-        self.planned = self._lineage.depth(Node(manifest.run_id, 0))
+        self.planned = self._steps(Node(manifest.run_id, 0))
         return True
+
+    def _steps(self, node: Node) -> int:
+        """Number of steps of this run and its branches that a node's weights include."""
+        return self._lineage.own_steps(self.run_id, node)
 
     @property
     def _lineage(self) -> Lineage:
@@ -344,8 +365,21 @@ class ManagerState:
     def served_step(self) -> int | None:
         """Number of served steps of this run (0: the initial adapter), or None while no task may be issued."""
         version = self.served_version
-        node = None if version is None else self._lineage.node(version)
-        return None if node is None else self._lineage.depth(node)
+        return None if version is None else self.step_of(version)
+
+    def step_of(self, version: int) -> int | None:
+        """Number of steps of a version, counted as `served_step`; None for one before the first run."""
+        node = self._lineage.node(version)
+        return None if node is None else self._steps(node)
+
+    @property
+    def issue_version(self) -> int | None:
+        """The version for which tasks are issued now: the candidate that the guard tries, else the served version."""
+        served = self.served_version
+        if served is None or self.manifest is None or self.pace is None or not self.pace.guarded:
+            return served
+        candidate = self._candidates.version(self.manifest.policy)
+        return served if candidate is None or candidate < served else candidate
 
     @property
     def missing(self) -> str | None:
@@ -404,7 +438,7 @@ class ManagerState:
             return set()
         lineage, limit = self._lineage, self.pace.max_staleness
         begun = Node(lineage.current(self.run_id), 0)
-        head = lineage.version(begun) + self.planned - lineage.depth(begun)
+        head = lineage.version(begun) + self.planned - self._steps(begun)
         return {version for version in versions if lineage.staleness(head, version) <= limit}
 
     def _drops(self, rollout: _Trainable) -> bool:
@@ -420,7 +454,10 @@ class ManagerState:
 
     def pressed(self, now_ms: int) -> BackPressure | None:
         """Returns the trainer's backpressure if it would discard samples made now, else None."""
-        return None if self.manifest is None else self._pressure.closed(self.manifest.policy, now_ms)
+        if self.manifest is None:
+            return None
+        ahead = self.issue_version != self.served_version
+        return self._pressure.closed(self.manifest.policy, now_ms, for_candidate=ahead)
 
     def terms(self, given: Terms) -> Terms:
         """Returns the terms of the next task: without a hint if the trainer does not read it."""
@@ -433,14 +470,19 @@ class ManagerState:
 
     def to_issue(self, n_samples: int) -> int:
         """Returns the number of tasks of `n_samples` samples to issue now."""
-        step, pace = self.served_step, self.pace
-        if step is None or pace is None:
+        version, pace = self.issue_version, self.pace
+        step = None if version is None else self.step_of(version)
+        if version is None or step is None or pace is None:
             return 0
         if step < pace.steps:
             unplanned = min(step + 1 + pace.max_staleness, pace.steps) - self.planned
             wanted = unplanned * pace.batch_rollouts - self.usable - self.running
+            if version != self.served_version:
+                # Answers that expire while the guard waits for a server or a judge are replaced after its decision.
+                issued = sum(task.n_samples for task in self._tasks.values() if task.version == version)
+                wanted = min(wanted, unplanned * pace.batch_rollouts - issued)
         else:
-            wanted = pace.batch_rollouts - sum(task.n_samples for task in self._last_round(pace))
+            wanted = pace.batch_rollouts - sum(task.n_samples for task in self._last_round(pace, version))
         return max(0, -(-wanted // n_samples))
 
     def choose(self, n_samples: int) -> Choice | None:
@@ -469,13 +511,15 @@ class ManagerState:
     @property
     def finished(self) -> bool:
         """True if all steps are served, one round sampled by the last version is decided, and no feedback is owed."""
-        step, pace = self.served_step, self.pace
-        if step is None or pace is None or step < pace.steps or self._unanswered:
+        version, step, pace = self.served_version, self.served_step, self.pace
+        if version is None or step is None or pace is None or step < pace.steps or self._unanswered:
             return False
-        return sum(task.n_samples for task in self._last_round(pace)) >= pace.batch_rollouts and self.running == 0
+        asked = sum(task.n_samples for task in self._last_round(pace, version))
+        return asked >= pace.batch_rollouts and self.running == 0
 
-    def _last_round(self, pace: Pace) -> list[_TaskState]:
-        return [task for task in self._tasks.values() if task.round >= pace.steps]
+    def _last_round(self, pace: Pace, version: int) -> list[_TaskState]:
+        """The tasks after the last step, without those for a candidate that was refused."""
+        return [task for task in self._tasks.values() if task.round >= pace.steps and task.version in (None, version)]
 
 
 def _version_of(outcome: Outcome) -> int:
@@ -484,6 +528,14 @@ def _version_of(outcome: Outcome) -> int:
         return parse_policy_name(outcome.policy_spans[-1].policy)[1] if outcome.policy_spans else -1
     except ValueError:
         return -1
+
+
+def _version_issued_for(task: Task) -> int | None:
+    """Returns the version that a task was issued for, None if it names none or no version."""
+    try:
+        return issued_for(task)
+    except ValueError:
+        return None
 
 
 def _number(metadata: Mapping[str, Any], key: str) -> int | None:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas import topics
-from schemas.ids import policy_name
 from schemas.records import BackPressure, Feedback, Record, Result, Task
 from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
 from tentalis.agents.manager.curriculum import Curriculum, SolveRateRule
 from tentalis.agents.scenarios import Scenario, make_scenario
 from tentalis.agents.scenarios.prompts import PromptScenario
-from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Stored, read_to_end
@@ -22,6 +20,7 @@ from tentalis.kafka.errors import RecordTooLarge
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.reader import Reader, decoded
 from tentalis.kafka.topic_watch import ending_on_changes
+from tentalis.policies.candidates import issue_metadata
 from tentalis.service import tracing
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import Health, LoopWatch, served
@@ -218,15 +217,16 @@ class Manager:
         self.metrics.issued(count, self.state.curriculum)
         self._moved = time.monotonic()
         log.info(
-            "issued %d tasks at step %s; %d usable rollouts wait for the trainer",
+            "issued %d tasks for version %s; %d usable rollouts wait for the trainer",
             count,
-            self.state.served_step,
+            self.state.issue_version,
             self.state.usable,
         )
 
     def _next_task(self) -> Task:
         state = self.state
-        assert state.manifest is not None and state.served_version is not None
+        version = state.issue_version
+        assert state.manifest is not None and version is not None
         choice, rule = state.choose(self._n_samples), self._options.curriculum
         question = self._scenario.question(state.run_id, state.next_index if choice is None else choice.prompt)
         chosen = {} if choice is None or rule is None else choice.metadata(rule)
@@ -246,8 +246,8 @@ class Manager:
             metadata={
                 **question.metadata,
                 **chosen,
-                ROUND: str(state.served_step),
-                SERVED_AT_ISSUE: policy_name(state.manifest.policy, state.served_version),
+                ROUND: str(state.step_of(version)),
+                **issue_metadata(state.manifest.policy, version),
             },
         )
 

@@ -117,9 +117,8 @@ class Answerer:
         return [self._result(task, i, opened_at, started, generation) for i in range(task.n_samples)]
 
     async def _generate(self, task: Task) -> Generation:
-        await self._policies.wait_for_issued(task)
         sampling = task.sampling
-        return await self._policies.call(
+        return await self._policies.issued_call(
             task,
             lambda model: self._inference.generate(
                 model,

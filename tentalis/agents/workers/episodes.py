@@ -17,7 +17,14 @@ from pydantic import ValidationError
 
 from schemas.ids import derived_id
 from schemas.records import Ending, Message, Result, Status, Task, ToolCall, result_id
-from tentalis.agents.environments import Environment, EnvironmentFault, LimitsScore, Observation, RecordsEnding
+from tentalis.agents.environments import (
+    Environment,
+    EnvironmentFault,
+    LimitsScore,
+    NamesEpisode,
+    Observation,
+    RecordsEnding,
+)
 from tentalis.agents.environments.registry import default_turns, limits_of
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers.answer import seed_of
@@ -140,7 +147,7 @@ class EpisodePlayer:
             pause = FIRST_PAUSE_S
             for attempt in range(1, self._limits.attempts + 1):
                 try:
-                    episode = await self._attempt(task, index)
+                    episode = await self._attempt(task, index, attempt)
                     return self._result(task, index, opened_at, started, attempt, episode)
                 except InfrastructureFault as fault:
                     log.warning(
@@ -158,13 +165,15 @@ class EpisodePlayer:
             lost = Episode(ending=Ending.INFRA, error=reason)
             return self._result(task, index, opened_at, started, self._limits.attempts, lost)
 
-    async def _attempt(self, task: Task, index: int) -> Episode:
-        """Plays one attempt. Raises InfrastructureFault."""
+    async def _attempt(self, task: Task, index: int, attempt: int) -> Episode:
+        """Plays one attempt, from 1. Raises InfrastructureFault."""
         episode = Episode(left_s=self._limits.environment_s)
         try:
             async with AsyncExitStack() as closing:
                 environment = self._make()
                 closing.push_async_callback(environment.close)
+                if isinstance(environment, NamesEpisode):
+                    environment.name_episode(index, attempt)
                 try:
                     await self._play(environment, task, index, episode)
                 except StuckThread:

@@ -42,6 +42,7 @@ from tentalis.kafka.skipped import SKIPPED
 from tentalis.kafka.topic_watch import ending_on_changes
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.backpressure import Backpressure
+from tentalis.policies.candidates import Candidates
 from tentalis.policies.served import ServedVersions
 from tentalis.service import tracing
 from tentalis.service.health import Health, LoopWatch, served
@@ -198,6 +199,7 @@ class Worker:
         self._codec = codec
         self._served = ServedVersions(options.server_id)
         self._assigned = AssignedVersions()
+        self._candidates = Candidates(options.server_id)
         self._acks = Reader(settings, [topics.POLICY_ACKS, topics.POLICIES], codec)
         self._pressure = Backpressure()
         self._publisher = Publisher(settings, f"tentalis/worker/{options.worker_id}", codec)
@@ -211,6 +213,7 @@ class Worker:
         self._policies = PolicyCalls(
             self._served,
             self._assigned,
+            self._candidates,
             worker_id=options.worker_id,
             server_id=options.server_id,
             patience_s=options.patience_s,
@@ -292,6 +295,7 @@ class Worker:
         for _, record in self._acks.poll(0.0):
             self._served_changed |= self._served.apply(record)
             self._served_changed |= self._assigned.apply(record)
+            self._served_changed |= self._candidates.apply(record)
             self._pressure.apply(record)
         shared = next(consumer for consumer in self._consumers if not consumer.targeted)
         self._lag = self._acks.lag() | shared.lag()
@@ -320,7 +324,9 @@ class Worker:
 
         A task of a run exists only for training; a task without a run is a question of a user.
         """
-        return task.run_id is not None and self._pressure.closed(task.policy, now_ms()) is not None
+        if task.run_id is None:
+            return False
+        return self._pressure.closed(task.policy, now_ms(), for_candidate=self._candidates.covers(task)) is not None
 
     def _start(self, consumer: TaskConsumer, stored: Stored, task: Task) -> None:
         log.info("task %s (%d samples)", task.task_id, task.n_samples)

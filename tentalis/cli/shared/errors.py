@@ -13,6 +13,7 @@ EXIT_CODES = {
     "schemas.namespace.BadNamespace": ExitCode.USAGE,
     "schemas.wire.codec.SchemasUnavailable": ExitCode.UNREACHABLE,
     "schemas.wire.registry.SchemaRefused": ExitCode.DRIFT,
+    "tentalis.agents.environments.env_pool.BadPool": ExitCode.USAGE,
     "tentalis.agents.environments.registry.BadEnvironment": ExitCode.USAGE,
     "tentalis.agents.environments.terminal_task.BadTasks": ExitCode.USAGE,
     "tentalis.agents.environments.tools.BadTools": ExitCode.USAGE,

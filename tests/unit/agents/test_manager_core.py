@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ids import policy_name
-from schemas.records import BackPressure, Feedback, OutcomeKind, Record, RunManifest, Source, Terms
+from schemas.records import BackPressure, Feedback, OutcomeKind, Record, RunManifest, Source, Task, Terms
 from tentalis.agents.manager.core import (
     ROUND,
     BadManifest,
@@ -22,7 +22,21 @@ from tentalis.agents.manager.core import (
 from tentalis.agents.manager.process import send_feedback
 from tentalis.kafka.errors import RecordTooLarge
 from tentalis.kafka.producer import Publisher
-from tests.support.loop_records import RUN, ack, feedback_on, lost, manifest, outcome, plan, result, task
+from tentalis.policies.candidates import issue_metadata, issued_for
+from tests.support.loop_records import (
+    RUN,
+    ack,
+    feedback_on,
+    lost,
+    manifest,
+    outcome,
+    plan,
+    promotion,
+    result,
+    task,
+    update,
+)
+from trainer.run.backpressure_gate import BackpressureGate
 
 
 class Loop:
@@ -95,6 +109,116 @@ def test_the_run_ends_whatever_share_of_samples_is_lost(seed: int, share: float,
     assert loop.trained == loop.steps
     # It was never short of what the trainer could take without seeing so: the way out of a stall was not needed.
     assert loop.stalled == 0
+
+
+class GuardedLoop(Loop):
+    """The same with a guard: a trained version is a candidate until `decide`, and a refused one ends its run's branch.
+    What is issued for a candidate is answered after the decision, as workers do."""
+
+    def __init__(self, **more: Any) -> None:
+        self.run, self.first, self.step, self.candidate = RUN, 1, 0, 0
+        self.weights = {1: 1}
+        super().__init__(**more)
+        self.put(self._manifest(RUN, first=1))
+
+    def _manifest(self, run: str, *, first: int) -> RunManifest:
+        made = manifest(run, first=first, steps=self.steps, batch=self.batch, staleness=self.staleness)
+        return made.model_copy(update={"config": f"{made.config}promotion: guarded\n"})
+
+    @property
+    def served(self) -> int:
+        return self.first + self.step
+
+    def issue(self, count: int) -> None:
+        for _ in range(count):
+            version = self.state.issue_version
+            assert version is not None
+            values = {ROUND: str(self.state.step_of(version)), **issue_metadata("assistant", version)}
+            issued = task(task_id_of(RUN, self.state.next_index), n=self.n, metadata=values)
+            self.put(issued)
+            self.open += [(issued, sample) for sample in range(self.n)]
+
+    def answer(self, survives: bool) -> None:
+        of, index = self.open[0]
+        if survives and issued_for(of) == self.candidate:  # type: ignore[arg-type]
+            return
+        self.open.pop(0)
+        self.put(result(of, index, version=self.served))  # type: ignore[arg-type]
+        self.put(outcome(of, index, version=self.served) if survives else lost(of, index))  # type: ignore[arg-type]
+        if survives:
+            self.waiting.append((f"{of.task_id}/{index}", self.served))  # type: ignore[attr-defined]
+
+    def train(self) -> None:
+        weights = self.weights[self.served]
+        fresh = [r for r, v in self.waiting if r not in self.taken and self.weights[v] == weights]
+        if not self.candidate and self.trained < self.steps and len(fresh) >= self.batch:
+            self.candidate = self.served + 1
+            self.weights[self.candidate] = self.candidate
+            self.taken.update(fresh[: self.batch])
+            self.put(plan(self.step + 1, fresh[: self.batch], self.run))
+            self.put(update(self.candidate, run_id=self.run, step=self.step + 1))
+
+    def decide(self, passes: bool) -> None:
+        candidate, self.candidate = self.candidate, 0
+        if not candidate:
+            return
+        if passes:
+            self.step, self.trained = self.step + 1, self.trained + 1
+        else:
+            self.put(promotion(self.served, mode="rollback"))
+            number = int(self.run.removeprefix(RUN).removeprefix(".") or 0) + 1
+            branch, first = f"{RUN}.{number}", candidate + 1
+            parent = {"parent_run": self.run, "parent_step": self.step}
+            self.put(self._manifest(branch, first=first).model_copy(update=parent))
+            self.weights[first] = self.weights[self.served]
+            self.run, self.first, self.step = branch, first, 0
+            self.put(update(first, run_id=branch, step=0))
+        self.put(promotion(self.served, mode="guarded"))
+        self.put(ack(self.served))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.0, 0.5), st.floats(0.0, 0.5))
+def test_a_guarded_run_ends_with_a_round_of_its_last_version(seed: int, lost_share: float, refused: float) -> None:
+    loop, rng = GuardedLoop(), random.Random(seed)
+    for _ in range(3000):
+        loop.manage()
+        if loop.state.finished:
+            break
+        for _ in range(rng.randint(0, 5)):
+            if loop.open:
+                loop.answer(rng.random() >= lost_share)
+        loop.train()
+        if rng.random() < 0.2:
+            loop.decide(rng.random() >= refused)
+    assert loop.state.finished and loop.trained == loop.steps and loop.stalled == 0
+    tasks = [record for record in loop.log if isinstance(record, Task)]
+    assert sum(each.n_samples for each in tasks if issued_for(each) == loop.served) >= loop.batch
+
+
+def test_the_next_round_is_issued_once_while_a_candidate_is_tried() -> None:
+    loop = GuardedLoop(steps=3, batch=8, n=4)
+    loop.manage()
+    for _ in range(8):
+        loop.answer(True)
+    loop.train()
+    assert loop.candidate == 2 and loop.state.served_version == 1 and loop.state.issue_version == 2
+    loop.manage()
+    assert len(loop.open) == 8 and {issued_for(of) for of, _ in loop.open} == {2}  # type: ignore[arg-type]
+    for _ in range(8):
+        loop.answer(False)
+    loop.manage()
+    assert not loop.open, "answers that expired are not replaced before the decision"
+    loop.decide(True)
+    loop.manage()
+    assert len(loop.open) == 8
+
+
+def test_a_run_whose_versions_are_promoted_by_hand_waits_for_that() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    for record in (manifest(), update(1), promotion(1), ack(1), update(2)):
+        state.apply(record)
+    assert state.issue_version == 1
 
 
 def test_without_losses_exactly_one_batch_per_step_and_one_for_the_last_version() -> None:
@@ -398,8 +522,11 @@ def test_a_branch_may_go_on_from_another_run_of_the_policy() -> None:
     branch = manifest(f"{RUN}.1", first=8).model_copy(update={"parent_run": "before.1", "parent_step": 1})
     assert state.apply(branch)
     state.apply(ack(8))
-    assert (state.served_step, state.planned) == (3, 3), "two steps of before, one of before.1"
-    assert state.apply(plan(1, ["b"], f"{RUN}.1")) and state.planned == 4
+    assert (state.served_step, state.planned) == (0, 0), "the steps of before and before.1 are none of this run"
+    for number, version in enumerate((6, 7, 8)):
+        state.apply(outcome(task(f"t{number}", n=1), version=version))
+    assert state.usable == 2, "v6 is too old for the step after v8"
+    assert state.apply(plan(1, ["b"], f"{RUN}.1")) and state.planned == 1
 
 
 def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:
@@ -419,6 +546,19 @@ def test_back_pressure_holds_for_the_runs_own_policy_and_expires() -> None:
     state.apply(manifest())
     assert state.pressed(500) == said and state.pressed(1000) is None
     assert state.apply(said.model_copy(update={"closed": False})) and state.pressed(500) is None
+
+
+def test_the_next_round_is_issued_although_the_served_version_is_a_step_behind() -> None:
+    gate, loop = BackpressureGate("assistant", RUN, 0), GuardedLoop(steps=3, batch=8, n=4)
+    for waiting, ahead in ((1, 0), (0, 1)):
+        signal = gate.due_signal(waiting, ahead, 1)
+        assert signal is not None
+        loop.put(signal)
+        assert loop.state.pressed(2) == signal, "nothing is published"
+    loop.put(update(2))
+    assert loop.state.issue_version == 2 and loop.state.pressed(2) is None
+    loop.put(ack(2))
+    assert loop.state.pressed(2) is not None, "until the trainer has heard of the promotion"
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -240,7 +240,8 @@ def test_nothing_is_left_after_sigkill_of_the_worker(tmp_path: Path) -> None:
             assert not any(map(ended, processes)), "what a living worker holds is left alone"
         finally:
             worker.send_signal(signal.SIGKILL)
-    assert folder in remove_abandoned() and not folder.exists()
+    remove_abandoned()
+    eventually(lambda: not folder.exists(), "the folder is left")  # another test may be the one that removes it
     eventually(lambda: all(map(ended, processes)), "the server, or what it started, lives on")
 
 

@@ -1,27 +1,39 @@
 """One task in, its results out."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from schemas import topics
-from schemas.records import AssignmentScope, LogprobsMode, Opens, Result, Sampling, Source, Status, Terms, ToolCall
+from schemas.records import (
+    AssignmentScope,
+    LogprobsMode,
+    Opens,
+    PolicyAck,
+    Promotion,
+    Result,
+    Sampling,
+    Source,
+    Status,
+    Terms,
+    ToolCall,
+)
 from schemas.tensors import float32_view, int32_view
 from schemas.wire.codec import Codec
 from tentalis import rewards
 from tentalis.agents.workers import policy_calls as policy_calls_module
 from tentalis.agents.workers.answer import Answerer, failed_instead, seed_of, send_fitting, without_texts
-from tentalis.agents.workers.policy_calls import SERVED_AT_ISSUE
 from tentalis.agents.workers.process import WorkerOptions, is_mine
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
 from tentalis.kafka.producer import checked_size
 from tentalis.policies.assignments import AssignedVersions
+from tentalis.policies.candidates import ISSUED_FOR, Candidates, issue_metadata
 from tentalis.policies.served import ServedVersions
-from tests.support.loop_records import T0, ack, assignment, assignment_ack, task
+from tests.support.loop_records import T0, ack, assignment, assignment_ack, promotion, task, update
 from tests.support.loop_server import LoopServer
 from tests.support.worker_lab import policy_calls
 
@@ -31,8 +43,9 @@ def answerer(
     served: ServedVersions,
     patience: float = 5.0,
     assigned: AssignedVersions | None = None,
+    candidates: Candidates | None = None,
 ) -> Answerer:
-    calls = policy_calls(served, assigned, patience_s=patience)
+    calls = policy_calls(served, assigned, candidates, patience_s=patience)
     return Answerer(server, calls, worker_id="w", server_id="local")
 
 
@@ -182,7 +195,7 @@ def test_it_waits_until_a_version_is_served_and_the_one_at_issue_is_known(issued
 
     async def play() -> Any:
         worker = answerer(server, served)
-        of = task(metadata={} if issued_at is None else {SERVED_AT_ISSUE: issued_at})
+        of = task(metadata={} if issued_at is None else {ISSUED_FOR: issued_at})
         answering = asyncio.create_task(worker.answer(of, T0))
         await asyncio.sleep(0.05)
         assert not server.calls
@@ -193,9 +206,73 @@ def test_it_waits_until_a_version_is_served_and_the_one_at_issue_is_known(issued
     assert within(play())[0].policy_spans[0].policy == "assistant@v2"
 
 
+async def beside_a_trial(
+    server: LoopServer, decided: Sequence[PolicyAck | Promotion], assigned: AssignedVersions | None = None
+) -> tuple[list[str], list[Result]]:
+    """Answers a task that was issued for version 2 while version 1 is served and 2 is tried. Returns the models that
+    were asked before the records in `decided` came, and the results after them."""
+    served, candidates = served_at(1), Candidates("local")
+    for record in (update(1), ack(1), update(2)):
+        candidates.apply(record)
+    worker = answerer(server, served, assigned=assigned, candidates=candidates)
+    answering = asyncio.create_task(worker.answer(task(metadata=issue_metadata("assistant", 2)), T0))
+    await server.called.wait()
+    await asyncio.sleep(0.05)
+    asked = [call["model"] for call in server.calls]
+    if not assigned:
+        assert not answering.done(), "nobody may see the answer of a version on which no decision was made"
+    for record in decided:
+        served.apply(record)
+        candidates.apply(record)
+    worker._policies.changed()
+    return asked, await answering
+
+
+def test_a_round_that_was_issued_for_a_candidate_is_sampled_beside_its_trial() -> None:
+    server = LoopServer(["assistant@v1", "assistant@v2"])
+    asked, results = within(beside_a_trial(server, [promotion(2), ack(2)]))
+    assert asked == ["assistant@v2"] and len(server.calls) == 1
+    assert [each.policy_spans[0].policy for each in results] == ["assistant@v2"] * 2
+
+
+@pytest.mark.parametrize("decided", [promotion(1, mode="rollback"), ack(2, ok=False)])
+def test_the_answers_of_a_refused_candidate_are_dropped(decided: PolicyAck | Promotion) -> None:
+    server = LoopServer(["assistant@v1", "assistant@v2"])
+    asked, results = within(beside_a_trial(server, [decided]))
+    assert asked == ["assistant@v2"] and len(server.calls) == 2
+    assert [each.policy_spans[0].policy for each in results] == ["assistant@v1"] * 2
+
+
+def test_a_candidate_is_asked_once_the_server_has_loaded_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_calls_module, "LOADED_POLL_S", 0.01)
+    server = LoopServer(["assistant@v1"])
+
+    async def play() -> list[Result]:
+        playing = asyncio.create_task(beside_a_trial(server, [promotion(2), ack(2)]))
+        await server.called.wait()
+        server.loaded["assistant@v2"] = ""
+        return (await playing)[1]
+
+    assert within(play())[0].policy_spans[0].policy == "assistant@v2"
+
+
+def test_a_failure_of_the_server_beside_a_trial_is_not_the_tasks() -> None:
+    server = LoopServer(["assistant@v1", "assistant@v2"])
+    server.failures.append(ServerUnavailable("away"))
+    _, results = within(beside_a_trial(server, [promotion(2), ack(2)]))
+    assert [each.status for each in results] == [Status.OK, Status.OK] and len(server.calls) == 2
+
+
+def test_an_undecided_candidate_holds_a_task_for_a_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_calls_module, "WAIT_FOR_DECISION_S", 0.1)
+    server = LoopServer(["assistant@v1", "assistant@v2"])
+    _, results = within(beside_a_trial(server, []))
+    assert results[0].policy_spans[0].policy == "assistant@v1"
+
+
 def test_malformed_metadata_fails_the_task_and_not_the_worker() -> None:
     server = LoopServer(["assistant@v1"])
-    results = within(answerer(server, served_at(1)).answer(task(metadata={SERVED_AT_ISSUE: "latest"}), T0))
+    results = within(answerer(server, served_at(1)).answer(task(metadata={ISSUED_FOR: "latest"}), T0))
     assert results[0].status is Status.FAILED
     assert "'served'" in (results[0].error or "")
 

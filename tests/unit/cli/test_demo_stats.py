@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from schemas.records import OutcomeKind, Record, Status, Task
+from schemas.records import OutcomeKind, PolicyAck, Record, Status, Task
 from tentalis.demo.stats import RunStats
 from tests.support.loop_records import (
     RUN,
@@ -77,6 +77,14 @@ def test_seconds_by_phase() -> None:
     }
 
 
+def test_a_round_that_is_sampled_during_the_trial_of_its_version_is_sampling_from_the_swap_on() -> None:
+    swapped = T0 + 205_000
+    log = [(each, swapped if isinstance(each, PolicyAck) and each.version == 2 else at) for each, at in two_versions()]
+    phases = folded(log)
+    assert phases.seconds_by_phase([2])["sampling"] == 6.0
+    assert phases.seconds_by_phase([1])["serving"] == 64.9
+
+
 def test_a_long_pause_in_one_step_does_not_change_the_seconds_of_a_phase() -> None:
     log: list[tuple[Record, int]] = [(manifest(), T0)]
     pause = 8 * 3_600_000
@@ -125,6 +133,13 @@ def test_other_runs_and_policies_do_not_count() -> None:
         stats.apply(record, T0)
     assert (stats.tasks, stats.results, sum(stats.outcomes.values())) == (0, 0, 0)
     assert stats.acknowledged is None, "version 4 was served before this run began"
+
+
+def test_the_steps_of_another_run_that_a_branch_begins_with_are_not_the_runs() -> None:
+    branch = manifest(f"{RUN}.1", first=7).model_copy(update={"parent_run": "other", "parent_step": 1})
+    log = [(manifest("other", first=0), T0), *two_versions(), (branch, T0 + 150_000)]
+    stats = folded([*log, (step_result(1, 8, f"{RUN}.1", metrics={"loss": 0.25}), T0 + 160_000)])
+    assert (stats.metrics, stats.step_of(7), stats.step_of(8)) == ({1: {"loss": 0.25}}, 0, 1)
 
 
 def test_what_earned_nothing_knowable_has_no_score() -> None:

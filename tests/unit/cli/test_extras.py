@@ -66,6 +66,7 @@ COMPUTES = (
     "tentalis.inference.",
     "trainer.",
     # Environments that run actions of a model, but not the worker that plays them.
+    "tentalis.agents.environments.env_pool",
     "tentalis.agents.environments.mcp_",
     "tentalis.agents.environments.regrading",
     "tentalis.agents.environments.tool",

@@ -14,13 +14,16 @@ from confluent_kafka import KafkaError, KafkaException
 
 from schemas import topics
 from schemas.ids import sha256_hex
+from schemas.wire.avro import all_current
 from streams.runtime import topic_guard
 from streams.runtime.topic_guard import TopicGuard
 from tentalis.kafka import topic_client
+from tentalis.kafka.admin import missing_schemas
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.errors import NoSuchTopic
 from tentalis.kafka.identity import CommitNote, CommittedOffset, OffsetRange, TopicIdentity, TopicLost
 from tentalis.kafka.topic_client import TopicClient
+from tentalis.kafka.topic_id_log import unrecorded_topics
 from tentalis.kafka.topic_ids import TopicIdRecords
 from tentalis.ops import lost_topics
 from tentalis.ops.repartition.plan import MARKER
@@ -128,6 +131,13 @@ def test_the_doctor_asks_again_unless_the_broker_has_none_of_the_topics(
     broker.forget()
     broker.known, broker.asked = set(), 0
     assert lost_topics.lost_topics(SETTINGS) == [] and broker.asked == 1, "a new broker has nothing to lose"
+
+
+def test_topics_of_a_new_broker_are_planned_without_a_wait(broker: ForgetfulBroker) -> None:
+    broker.forget()
+    broker.known = set()
+    assert missing_schemas(SETTINGS) == list(all_current()) and unrecorded_topics(SETTINGS) == []
+    assert broker.asked == 2, "each question is asked once, and nothing is read"
 
 
 def test_a_log_that_grows_while_it_is_looked_at_is_not_lost(

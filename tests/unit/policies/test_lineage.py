@@ -48,7 +48,7 @@ def test_staleness_counts_steps_not_numbers() -> None:
     assert lineage.staleness(13, 2) == 0
     # Runs that share nothing: as before there were branches.
     assert lineage.staleness(22, 8) == 14
-    assert lineage.depth(Node("run.1", 3)) == 8
+    assert lineage.depth(Node("run.1", 3)) == lineage.own_steps("run", Node("run.1", 3)) == 8
 
 
 def test_a_family_and_its_youngest_branch() -> None:
@@ -85,4 +85,8 @@ def test_a_branch_that_goes_on_from_an_unrelated_run_is_of_both_families() -> No
         assert lineage.family(run) == ["first", "second", "second.1", "first.1"]
     assert lineage.family("third") == ["third"]
     assert lineage.depth(Node("second.1", 2)) == 7
+    assert lineage.own_steps("second", Node("second.1", 2)) == 2, "without the five of first"
+    assert lineage.own_steps("first", Node("first.1", 3)) == lineage.own_steps("first.1", Node("first.1", 3)) == 8
+    assert lineage.own_steps("second", Node("first.1", 3)) == 1
+    assert lineage.own_steps("second", Node("third", 2)) == 0
     assert lineage.staleness(14, 5) == 0

@@ -257,7 +257,7 @@ def test_without_datasets_the_message_names_it_and_the_way_without(
     run_with: Callable[..., LearnedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"'tentalis\[datasets\]'\. rows\(\) returns the same"):
+    with pytest.raises(ModuleNotFoundError, match=r"'\.\[datasets\]' in a checkout\. rows\(\) returns the same"):
         run_with().to_dataset()
 
 

@@ -24,6 +24,18 @@ def test_it_closes_when_what_is_sampled_now_would_be_dropped_and_opens_again() -
     assert gate.due_signal(1, 1, NOW + 10 * EXPIRY_MS) is None
 
 
+def test_it_stays_open_for_the_trained_version_once_its_batch_is_trained() -> None:
+    """On policy: closed for all while a batch waits or is trained; then only for the version that is still served."""
+    gate, view = gate_with(0), Backpressure()
+    for waiting, ahead, served, candidate in ((0, 0, False, False), (1, 0, True, True), (0, 1, True, False)):
+        signal = gate.due_signal(waiting, ahead, NOW)
+        assert signal is not None, "the agents must hear of each change at once"
+        view.apply(signal)
+        assert (view.closed("assistant", NOW) is not None) is served
+        assert (view.closed("assistant", NOW, for_candidate=True) is not None) is candidate
+    assert gate.due_signal(0, 1, NOW) is None
+
+
 def test_a_closed_signal_is_repeated_before_it_expires() -> None:
     gate = gate_with()
     signals = [gate.due_signal(9, 0, NOW + second * 1000) for second in range(120)]

@@ -4,7 +4,10 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tentalis.policies.lineage import Lineage
+from tests.support.loop_records import manifest
 from trainer.run.coordinator import MAX_HELD_OFFERS, Coordinator
+from trainer.run.state import RunState
 from trainer.run.stop_condition import FOREVER, StopCondition
 
 NEXT = datetime(2026, 1, 1, 2, tzinfo=UTC)
@@ -68,3 +71,21 @@ def test_reading_stops_only_while_something_else_than_rollouts_is_waited_for() -
     decided = Waiting(pending=MAX_HELD_OFFERS + 1)
     decided._waiting_for = "served"
     assert decided.should_pause_reading() and decided.may_begin() and not decided.should_pause_reading()
+
+
+def test_a_run_that_goes_on_from_a_version_of_another_run_ends_after_its_own_steps() -> None:
+    """run-1 trained 2 steps of 3, which were refused: it goes on from step 30 of the run that is served."""
+    branch = manifest("run-1.1", first=34).model_copy(update={"parent_run": "served", "parent_step": 30})
+    lineage = Lineage([manifest("served", first=0), manifest("run-1", first=31), branch])
+
+    def end_reason(run: str, step: int) -> str | None:
+        state = SimpleNamespace(lineage=lineage, run=SimpleNamespace(run_id=run), step=step)
+        state.config = SimpleNamespace(steps=3)
+        state.own_steps = cast(Any, RunState.own_steps).fget(state)
+        self = SimpleNamespace(state=state, stop_condition=FOREVER, steps_done=step)
+        reason: str | None = cast(Any, Coordinator.end_reason).fget(self)
+        return reason
+
+    assert [end_reason("run-1.1", step) for step in (0, 2)] == [None, None]
+    assert end_reason("run-1.1", 3) == "run run-1.1 has completed its 3 steps"
+    assert end_reason("run-1", 3) == "run run-1 has completed its 3 steps"

@@ -155,6 +155,36 @@ def test_a_node_that_ends_is_named_to_the_others_with_its_exit_code(
     assert lost(met[0]) == lost(met[2]) == "node 1 ended with exit code 7"
 
 
+def test_node_0_takes_its_store_away_after_the_others_have_read_why_it_ends(
+    launchers: Launchers, places: list[NodePlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = launchers.all_met(places)
+    for meeting in met[1:]:
+        meeting.check()
+    monkeypatch.setattr(members, "BEAT_SECONDS", 0.3)  # they look again in that time
+    said = [launchers.pool.submit(lost, meeting) for meeting in met[1:]]
+    met[0].leave(7)
+    del met[0]
+    assert {each.result(60) for each in said} == {"node 0 ended with exit code 7"}
+
+
+def test_node_0_waits_for_readers_that_are_there_and_not_for_ever(
+    launchers: Launchers, places: list[NodePlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "READ_SECONDS", 0.5)
+    met = launchers.all_met(places)
+    met[1].finish()
+    met[2].leave(1)
+    began = time.monotonic()
+    met[0].leave(7)
+    assert time.monotonic() - began < 0.4, "one has finished, and one ends itself"
+    port = free_port()
+    met = launchers.all_met([NodePlace(place.index, 3, place.host, port) for place in places])
+    began = time.monotonic()
+    met[0].leave(7)
+    assert 0.5 <= time.monotonic() - began < 5, "these do not look"
+
+
 def test_a_node_that_gives_no_sign_of_life_is_lost(
     launchers: Launchers, places: list[NodePlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:

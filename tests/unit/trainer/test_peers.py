@@ -89,6 +89,7 @@ def error_of(ended: tuple[ForkServerProcess, Path]) -> str:
     [
         ("command", 1, "SIGKILL", "rank 1 has given no sign of life for 5 s"),
         ("command", 1, "fails", "rank 1 ended: ValueError: no such adapter"),
+        ("command", 0, "fails", "rank 0 ended: ValueError: no such adapter"),
         ("command", 0, "SIGKILL", "rank 0 does not answer at 127.0.0.1:"),
         ("gradient", 1, "SIGKILL", "rank 1 has broken the connection and given no sign of life for 3 s"),
         ("gradient", 1, "SIGSTOP", "rank 1 has given no sign of life for 5 s"),

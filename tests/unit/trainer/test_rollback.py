@@ -92,6 +92,14 @@ def test_a_run_whose_numbers_another_one_took_is_overtaken() -> None:
     last = last_version_if_overtaken(run, 4)
     assert last is not None and last.name == "assistant@v3"
     assert last_version_if_overtaken(RunLog("run-1", "assistant"), None) is None
+    # Its branch begins at step 7 of another run: the steps of that one are not its own.
+    branch = manifest("run-1.1", first=5).model_copy(update={"parent_run": "other", "parent_step": 7})
+    run = replace(run_log(), run_id="run-1.1", manifests={"b": branch})
+    run.relatives = (*run.relatives, manifest("other", first=4), branch, manifest("third", first=13))
+    run.add_record(update(8, run_id="run-1.1", step=3), 9)
+    last = last_version_if_overtaken(run, 4)
+    assert last is not None and last.step == 3
+    assert last_version_if_overtaken(run, 3) is None
 
 
 def test_a_branch_reads_on_behind_what_was_trained_not_behind_what_was_only_planned(
