@@ -113,9 +113,7 @@ def test_a_worker_of_an_unknown_environment_does_not_start() -> None:
         run_worker(cast(Any, None), environment="capitals", server="http://nowhere:1")
 
 
-def test_what_one_completion_answers_is_prepared_without_episodes(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_completion_answers_is_prepared_without_episodes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ENVIRONMENTS, "garden", {"weeding": StyleScorer()})  # as a package's scorer does
     rewards.use_environments(file)
     assert [prepared_environment(name) for name in ("chat", "math", "garden", "sums")] == [None] * 4
