@@ -3,7 +3,7 @@ limits (docs/how-to/environment-file.md). Pure, apart from the reading of the fi
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +19,6 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 TAKES_TOOLS = frozenset({"toolcall"})
 TAKES_TASKS = frozenset({"swe", "terminal"})
 TAKES_SERVER = frozenset({"env-pool"})
-BUILT_IN_EPISODES = frozenset({"echo", "env-pool", "llm", "swe", "terminal", "toolcall"})
-"""Built-in environments with episodes. Those of packages take tools and tasks as they like."""
 
 
 class BadEnvironmentFile(ValueError):
@@ -121,9 +119,11 @@ class DeclaredEnvironment:
         return f"{self.file} ({self.base})"
 
 
-def read_environments(path: Path, known: Mapping[str, Mapping[str, Scorer]]) -> dict[str, DeclaredEnvironment]:
-    """Reads a file of environments. `known`: the verifiers of each environment that a base may be. Raises
-    BadEnvironmentFile."""
+def read_environments(
+    path: Path, known: Mapping[str, Mapping[str, Scorer]], built_in: Set[str]
+) -> dict[str, DeclaredEnvironment]:
+    """Reads a file of environments. `known`: the verifiers of each environment that a base may be. `built_in`: those
+    that are of no package; those of packages take tools, tasks and a server as they like. Raises BadEnvironmentFile."""
     try:
         given = read_mapping(path, "the key environments")
     except BadYaml as error:
@@ -133,10 +133,12 @@ def read_environments(path: Path, known: Mapping[str, Mapping[str, Scorer]]) -> 
     except ValidationError as error:
         said = "; ".join(dict.fromkeys(_described(item) for item in error.errors(include_url=False)))
         raise BadEnvironmentFile(f"{path}: {said}") from error
-    return {name: _declared(path, name, entry, known) for name, entry in found.environments.items()}
+    return {name: _declared(path, name, entry, known, built_in) for name, entry in found.environments.items()}
 
 
-def _declared(path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[str, Scorer]]) -> DeclaredEnvironment:
+def _declared(
+    path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[str, Scorer]], built_in: Set[str]
+) -> DeclaredEnvironment:
     def bad(key: str, problem: str) -> BadEnvironmentFile:
         return BadEnvironmentFile(f"{path}: environments.{name}{key}: {problem}")
 
@@ -160,7 +162,7 @@ def _declared(path: Path, name: str, entry: _Entry, known: Mapping[str, Mapping[
         ("tasks", entry.tasks, TAKES_TASKS),
         ("server", entry.server, TAKES_SERVER),
     ):
-        own = plays and entry.base not in BUILT_IN_EPISODES
+        own = plays and entry.base not in built_in
         if value is not None and entry.base not in takes and not own:
             raise bad(f".{key}", f"{entry.base} takes no {key}, as {_listed(takes)} does: leave them out")
     folder = path.resolve().parent

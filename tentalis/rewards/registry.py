@@ -6,12 +6,13 @@ An installed package adds a scorer (a `Verifier` or `Judge` object) with an entr
     "chat.politeness" = "mypackage.politeness:scorer"    # environment chat, verifier politeness
 """
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from schemas.records import Result, Status, Task
-from tentalis.rewards.environment_file import DeclaredEnvironment, read_environments
+from tentalis.rewards.environment_file import EPISODE, DeclaredEnvironment, read_environments
 from tentalis.rewards.episode import ENVIRONMENT_GROUP, EpisodeScorer
 from tentalis.rewards.math_verify import MathVerifyVerifier
 from tentalis.rewards.mathematics import BoxedMathVerifier, Gsm8kVerifier, ReasoningGymVerifier
@@ -47,6 +48,8 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "terminal": {"episode": EpisodeScorer()},
     "toolcall": {"episode": EpisodeScorer(), **_MATHEMATICS},
 }
+BUILT_IN = frozenset(ENVIRONMENTS)
+"""The environments that are of no package and of no file."""
 DECLARED: dict[str, DeclaredEnvironment] = {}
 """The environments of the file of environments, by name."""
 PLUGIN_GROUP = "tentalis.scorers"
@@ -70,7 +73,7 @@ def register(environment: str, name: str, scorer: Scorer, *, replace: bool = Fal
     """
     scorers = ENVIRONMENTS.setdefault(environment, {})
     if name in scorers and not replace:
-        raise BadPlugin(f"the environment {environment!r} already has a verifier {name!r}: choose another name")
+        raise _taken(environment, name)
     scorers[name] = scorer
 
 
@@ -79,36 +82,52 @@ def load_plugins() -> None:
     """Registers the scorers of installed packages, `episode` for their environments, and the environments of the file
     that TENTALIS_ENVIRONMENT_FILE names, once.
 
-    Raises BadPlugin, BadEnvironmentFile.
+    After an error nothing is registered, and the next call tries again. Raises BadPlugin, BadEnvironmentFile.
     """
+    added: dict[str, dict[str, Scorer]] = {}
     for point in entry_points(group=ENVIRONMENT_GROUP):
-        if "episode" not in ENVIRONMENTS.get(point.name, {}):
-            register(point.name, "episode", EpisodeScorer())
+        if EPISODE not in ENVIRONMENTS.get(point.name, {}):
+            added[point.name] = {EPISODE: EpisodeScorer()}
     for point in entry_points(group=PLUGIN_GROUP):
         environment, _, name = point.name.partition(".")
         if not environment or not name:
             raise BadPlugin(f"the entry point {point.name!r} of {PLUGIN_GROUP} must be named environment.verifier")
-        register(environment, name, point.load())
-    if (path := variables.ENVIRONMENT_FILE.read()) is not None:
-        _declare(path)
+        if name in added.get(environment, {}) or name in ENVIRONMENTS.get(environment, {}):
+            raise _taken(environment, name)
+        added.setdefault(environment, {})[name] = point.load()
+    path = variables.ENVIRONMENT_FILE.read()
+    declared = {} if path is None else _read(path, added)
+    for environment, scorers in added.items():
+        ENVIRONMENTS.setdefault(environment, {}).update(scorers)
+    if path is not None:
+        _declare(declared)
 
 
 def use_environments(path: Path) -> None:
     """Registers the environments of a file in this process, in place of those of another one. Raises BadPlugin,
     BadEnvironmentFile."""
     load_plugins()
-    _declare(path)
+    _declare(_read(path, {}))
 
 
-def _declare(path: Path) -> None:
-    """Gives each environment of a file the scorers of its base."""
+def _taken(environment: str, name: str) -> BadPlugin:
+    return BadPlugin(f"the environment {environment!r} already has a verifier {name!r}: choose another name")
+
+
+def _read(path: Path, added: Mapping[str, Mapping[str, Scorer]]) -> dict[str, DeclaredEnvironment]:
+    """Reads a file whose bases are the registered environments with the scorers that are added to them."""
     others = {name: scorers for name, scorers in ENVIRONMENTS.items() if name not in DECLARED}
-    found = read_environments(path, others)
+    known = {name: {**others.get(name, {}), **added.get(name, {})} for name in (*others, *added)}
+    return read_environments(path, known, BUILT_IN)
+
+
+def _declare(found: Mapping[str, DeclaredEnvironment]) -> None:
+    """Gives each environment of a file the scorers of its base, in place of the environments of another file."""
     for name in DECLARED:
         ENVIRONMENTS.pop(name, None)
     DECLARED.clear()
     DECLARED.update(found)
-    ENVIRONMENTS.update({name: dict(others[each.base]) for name, each in found.items()})
+    ENVIRONMENTS.update({name: dict(ENVIRONMENTS[each.base]) for name, each in found.items()})
 
 
 def declared_environments() -> dict[str, DeclaredEnvironment]:

@@ -319,6 +319,9 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if and $values.storage.url $values.storage.existingClaim -}}
 {{- fail "storage.url and storage.existingClaim are both set: checkpoints and adapters are in the one or in the other" -}}
 {{- end -}}
+{{- if and $values.environmentFile.content $values.environmentFile.configMap -}}
+{{- fail "environmentFile.content and environmentFile.configMap are both set: the file of environments is the one or the other" -}}
+{{- end -}}
 {{- if and $values.storage.credentialsSecret (not $values.storage.url) -}}
 {{- fail "storage.credentialsSecret needs storage.url: the place in the object store" -}}
 {{- end -}}

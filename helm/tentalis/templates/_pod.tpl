@@ -18,6 +18,16 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The ConfigMap with the file of environments for a role, empty if it reads none. Arguments: root, role. */}}
+{{- define "tentalis.environmentsConfigMap" -}}
+{{- if has .role (list "worker" "scoring" "hinting" "aggregation" "gateway") -}}
+{{- $file := .root.Values.environmentFile -}}
+{{- if $file.configMap -}}{{- $file.configMap -}}
+{{- else if $file.content -}}{{- include "tentalis.fullname" .root -}}-environments
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The name of the image of a workload. Arguments: root, workload. */}}
 {{- define "tentalis.imageName" -}}
 {{- $workload := .workload -}}
@@ -132,6 +142,7 @@
 {{- $arguments := dict "root" $root "role" $role -}}
 {{- $config := include "tentalis.roleConfig" $arguments -}}
 {{- $scorers := and (eq $role "gateway") (not (empty $values.scorers)) -}}
+{{- $environments := include "tentalis.environmentsConfigMap" $arguments -}}
 {{- $keys := include "tentalis.keysSecret" $root -}}
 {{- $stores := has $role (list "trainer" "policies" "model") -}}
 {{- /* They share a claim, or an object store. The policies process keeps adapters for vLLM where it fetched them. */}}
@@ -151,7 +162,7 @@ metadata:
     {{- end }}
   annotations:
     {{- /* Of the files that the process reads at its start. */}}
-    checksum/config: {{ print $config (ternary (toYaml $values.scorers) "" $scorers) | sha256sum }}
+    checksum/config: {{ print $config (ternary (toYaml $values.scorers) "" $scorers) (ternary (toYaml $values.environmentFile) "" (not (empty $environments))) | sha256sum }}
     {{- with $settings.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -223,6 +234,9 @@ spec:
         {{- if $scorers }}
         - {name: TENTALIS_SCORERS, value: /etc/tentalis/scorers/config.yaml}
         {{- end }}
+        {{- if $environments }}
+        - {name: TENTALIS_ENVIRONMENT_FILE, value: /etc/tentalis/environments/environments.yaml}
+        {{- end }}
         {{- with $settings.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -272,6 +286,9 @@ spec:
         {{- if $scorers }}
         - {name: scorers, mountPath: /etc/tentalis/scorers, readOnly: true}
         {{- end }}
+        {{- if $environments }}
+        - {name: environments, mountPath: /etc/tentalis/environments, readOnly: true}
+        {{- end }}
         {{- if and $keys (eq $role "gateway") }}
         - {name: keys, mountPath: /etc/tentalis/keys, readOnly: true}
         {{- end }}
@@ -296,6 +313,9 @@ spec:
     {{- end }}
     {{- if $scorers }}
     - {name: scorers, configMap: {name: {{ include "tentalis.fullname" $root }}-scoring}}
+    {{- end }}
+    {{- if $environments }}
+    - {name: environments, configMap: {name: {{ $environments }}}}
     {{- end }}
     {{- if and $keys (eq $role "gateway") }}
     - name: keys

@@ -36,6 +36,9 @@ _APT_UPKEEP = re.compile(
 )
 LONGEST_TEXT = 1 << 16
 """Characters of a line with the values of its variables."""
+MOST_VARIABLES = 256
+LONGEST_VARIABLES = 1 << 17
+"""Bytes of the names and values of all variables together."""
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>\w+))")
 
 
@@ -69,7 +72,11 @@ class DockerfileSteps:
 
 
 def parsed_dockerfile(text: str, workdir: str) -> DockerfileSteps:
-    """Returns the steps of a Dockerfile; `workdir` is its working folder if it names none."""
+    """Returns the steps of a Dockerfile; `workdir` is its working folder if it names none.
+
+    Raises ValueError if its words are not quoted well, or if its variables are over LONGEST_TEXT, MOST_VARIABLES or
+    LONGEST_VARIABLES.
+    """
     found = DockerfileSteps(workdir)
     images = 0
     for name, rest in _instructions(text):
@@ -82,7 +89,7 @@ def parsed_dockerfile(text: str, workdir: str) -> DockerfileSteps:
             case "WORKDIR":
                 found.workdir = posixpath.normpath(posixpath.join(found.workdir, _expanded(rest, found.variables)))
             case "ENV" | "ARG":
-                found.variables.update(_assignments(rest, found.variables))
+                found.variables = _assigned(rest, found.variables)
             case "COPY" | "ADD":
                 _copy(name, rest, found)
             case "RUN":
@@ -133,14 +140,35 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda found: variables.get(found["braced"] or found["plain"], found[0]), text)
 
 
-def _assignments(rest: str, variables: Mapping[str, str]) -> dict[str, str]:
+def _assigned(rest: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables with those of one instruction, whose values may name the former ones.
+
+    Raises ValueError if they are more than MOST_VARIABLES or larger than LONGEST_VARIABLES.
+    """
+    found, size = dict(variables), sum(_bytes(*each) for each in variables.items())
+    for name, text in _assignments(rest):
+        value = _expanded(text, variables)
+        size += _bytes(name, value) - (_bytes(name, found[name]) if name in found else 0)
+        found[name] = value
+        if len(found) > MOST_VARIABLES:
+            raise ValueError(f"the Dockerfile sets more than {MOST_VARIABLES} variables")
+        if size > LONGEST_VARIABLES:
+            raise ValueError(f"the variables of the Dockerfile have {size} bytes, over {LONGEST_VARIABLES}")
+    return found
+
+
+def _bytes(name: str, value: str) -> int:
+    return len(name.encode()) + len(value.encode())
+
+
+def _assignments(rest: str) -> list[tuple[str, str]]:
     words = shlex.split(rest)
     if not words:
-        return {}
+        return []
     if "=" not in words[0]:  # the old form, ENV NAME VALUE; or ARG NAME, which has no value here
-        return {words[0]: _expanded(" ".join(words[1:]), variables)} if len(words) > 1 else {}
+        return [(words[0], " ".join(words[1:]))] if len(words) > 1 else []
     pairs = (word.partition("=") for word in words if "=" in word)
-    return {name: _expanded(value, variables) for name, _, value in pairs}
+    return [(name, value) for name, _, value in pairs]
 
 
 def _exec_form(rest: str) -> list[str] | None:

@@ -17,10 +17,11 @@ from schemas.problems import problems
 from tentalis.agents.environments.folders import remove_abandoned
 from tentalis.agents.environments.protocol import Environment, EnvironmentMaker, EnvironmentOptions
 from tentalis.agents.sandbox import choose_wall
-from tentalis.rewards import declared_environments
+from tentalis.rewards import UnknownEnvironment, check_environment, declared_environments
 from tentalis.rewards.environment_file import BadEnvironmentFile, DeclaredEnvironment, EnvironmentLimits
 from tentalis.rewards.episode import ENVIRONMENT_GROUP
 from tentalis.rewards.verdict import VerifierData
+from tentalis.service import variables
 from tentalis.service.packages import require
 
 BUILT_IN = {
@@ -138,10 +139,12 @@ def prepared_environment(
     """Returns a function that makes an environment for each episode, or None if its tasks are not played as episodes.
 
     One environment is made immediately, so that a missing wall, a bad file of tools or a bad folder of tasks is refused
-    at the start. Folders that killed processes left are removed. Raises BadEnvironment, BadEnvironmentFile, BadPool,
-    BadTasks, BadTools, MissingExtra or WallMissing.
+    at the start. Folders that killed processes left are removed. Raises BadEnvironment, also for an environment that
+    neither this installation nor the file of environments has, BadEnvironmentFile, BadPool, BadTasks, BadTools,
+    MissingExtra or WallMissing.
     """
     if not has_episodes(name):
+        _check_known(name)
         return None
     wall = cache(partial(choose_wall, allow_unsandboxed=allow_unsandboxed))
     declared = declared_environments().get(name)
@@ -154,6 +157,16 @@ def prepared_environment(
     maker(options)
     remove_abandoned()
     return partial(maker, options)
+
+
+def _check_known(name: str) -> None:
+    try:
+        check_environment(name)
+    except UnknownEnvironment as error:
+        raise BadEnvironment(
+            f"{error}. If it is of a file of environments, name the file with {variables.ENVIRONMENT_FILE.name}; if it "
+            "is of a package, install the package"
+        ) from error
 
 
 def _places(declared: DeclaredEnvironment, tools: Path | None, tasks: Path | None) -> tuple[Path | None, Path | None]:

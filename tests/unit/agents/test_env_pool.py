@@ -19,7 +19,7 @@ from tentalis.agents.workers import episodes
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.policies.served import ServedVersions
 from tentalis.rewards.environment_file import BadEnvironmentFile, EnvironmentServer, read_environments
-from tentalis.rewards.registry import ENVIRONMENTS
+from tentalis.rewards.registry import BUILT_IN, ENVIRONMENTS
 from tentalis.service import variables
 from tests.support.episode_server import EpisodeServer
 from tests.support.http_server import serving
@@ -252,13 +252,13 @@ def test_the_address_comes_from_the_file_of_environments_or_a_variable(
         "environments:\n  far:\n    base: env-pool\n    data: {centred: true, answer: x}\n"
         "    server: {url: 'http://pool:1', key_env: POOL_KEY, wait_s: 5}\n"
     )
-    declared = read_environments(file, ENVIRONMENTS)["far"]
+    declared = read_environments(file, ENVIRONMENTS, BUILT_IN)["far"]
     assert declared.server == EnvironmentServer(url="http://pool:1", key_env="POOL_KEY", wait_s=5.0)
     with pytest.raises(BadPool, match="the variable POOL_KEY is not set"):
         EnvPoolEnvironment(EnvironmentOptions(no_wall, server=declared.server))
     file.write_text("environments:\n  far:\n    base: echo\n    server: {url: 'http://pool:1'}\n")
     with pytest.raises(BadEnvironmentFile, match=r"far\.server: echo takes no server, as env-pool does"):
-        read_environments(file, ENVIRONMENTS)
+        read_environments(file, ENVIRONMENTS, BUILT_IN)
     file.write_text("environments:\n  far:\n    base: env-pool\n    server: {url: 'http://pool:1', wait: 5}\n")
     with pytest.raises(BadEnvironmentFile, match=r"server\.wait: no such key, did you mean wait_s\?"):
-        read_environments(file, ENVIRONMENTS)
+        read_environments(file, ENVIRONMENTS, BUILT_IN)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -16,16 +16,21 @@ from typer.testing import CliRunner
 from schemas.records import Verifier
 from tentalis import rewards
 from tentalis.agents.environments.registry import (
+    BUILT_IN,
+    DATA,
+    BadEnvironment,
     default_turns,
     has_episodes,
     known_environments,
     prepared_environment,
 )
 from tentalis.agents.workers import EpisodeLimits
+from tentalis.agents.workers import run as run_worker
 from tentalis.cli.main import app
 from tentalis.cli.shared.variable_checks import variable_problems
 from tentalis.rewards import registry
 from tentalis.rewards.environment_file import BadEnvironmentFile
+from tentalis.rewards.style_scorer import StyleScorer
 from tentalis.service import variables
 from tests.support import ROOT
 from tests.support.environment_pages import forget_environments, install_guess, write_environments
@@ -100,6 +105,50 @@ def test_the_variable_is_enough_for_a_process_that_checks_environments(
         assert prepared_environment("sums") is None
     finally:
         registry.load_plugins.cache_clear()
+
+
+def test_a_worker_of_an_unknown_environment_does_not_start() -> None:
+    missing = "'capitals' is not known; .* TENTALIS_ENVIRONMENT_FILE; if it is of a package, install the package"
+    with pytest.raises(BadEnvironment, match=missing):
+        run_worker(cast(Any, None), environment="capitals", server="http://nowhere:1")
+
+
+def test_what_one_completion_answers_is_prepared_without_episodes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.ENVIRONMENTS, "garden", {"weeding": StyleScorer()})  # as a package's scorer does
+    rewards.use_environments(file)
+    assert [prepared_environment(name) for name in ("chat", "math", "garden", "sums")] == [None] * 4
+
+
+def test_after_a_bad_file_the_scorers_of_packages_are_registered_by_the_next_call(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Point:
+        name = "garden.weeding"
+
+        def load(self) -> StyleScorer:
+            return StyleScorer()
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == registry.PLUGIN_GROUP else [])
+    monkeypatch.setenv(variables.ENVIRONMENT_FILE.name, str(file))
+    text = file.read_text(encoding="utf-8")
+    file.write_text("environments: {a: {base: nothing}}", encoding="utf-8")
+    registry.load_plugins.cache_clear()
+    try:
+        for _ in range(2):
+            with pytest.raises(BadEnvironmentFile, match="no environment 'nothing'"):
+                registry.load_plugins()
+            assert "garden" not in registry.ENVIRONMENTS
+        file.write_text(f"{text}  beds: {{base: garden, scorer: weeding}}\n", encoding="utf-8")
+        registry.load_plugins()
+        assert registry.ENVIRONMENTS["beds"].keys() == {"weeding"} and "capitals" in registry.DECLARED
+    finally:
+        registry.ENVIRONMENTS.pop("garden", None)
+        registry.load_plugins.cache_clear()
+
+
+def test_each_built_in_environment_with_episodes_has_a_maker_its_data_and_a_scorer() -> None:
+    scored = {name for name in registry.BUILT_IN if "episode" in registry.ENVIRONMENTS[name]}
+    assert scored == BUILT_IN.keys() == DATA.keys()
 
 
 def test_limits_of_the_command_come_before_those_of_the_file(file: Path) -> None:

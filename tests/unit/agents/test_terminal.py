@@ -12,7 +12,15 @@ from typer.testing import CliRunner
 from schemas.records import Ending, Message, Status, Task, Verifier
 from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, Transition
 from tentalis.agents.environments.agent_repositories import disarm
-from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand, installation, parsed_dockerfile
+from tentalis.agents.environments.dockerfile import (
+    LONGEST_TEXT,
+    LONGEST_VARIABLES,
+    MOST_VARIABLES,
+    CopiedFiles,
+    SetupCommand,
+    installation,
+    parsed_dockerfile,
+)
 from tentalis.agents.environments.registry import default_turns, has_episodes, maker_of, prepared_environment
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.terminal import SHOWN_CHARACTERS, TerminalEnvironment
@@ -316,6 +324,17 @@ def test_what_is_not_a_json_array_of_texts_is_a_line_of_the_shell() -> None:
 def test_variables_that_double_a_text_are_refused() -> None:
     with pytest.raises(ValueError, match="characters with its variables"):
         parsed_dockerfile("ENV A=aa\n" + "ENV A=$A$A\n" * 100, "/")
+
+
+@pytest.mark.parametrize("line", ["ENV {}\n", "ARG {}\n"])
+def test_variables_that_are_many_or_large_together_are_refused(line: str) -> None:
+    several = [line.format(f"A{n}=a") for n in range(MOST_VARIABLES)]
+    assert len(parsed_dockerfile("".join(several * 2), "/").variables) == MOST_VARIABLES, "set twice counts once"
+    with pytest.raises(ValueError, match=f"sets more than {MOST_VARIABLES} variables"):
+        parsed_dockerfile("".join([*several, line.format("B=b")]), "/")
+    large = line.format("A=" + "é" * (LONGEST_TEXT // 4))
+    with pytest.raises(ValueError, match=f"variables of the Dockerfile have .* bytes, over {LONGEST_VARIABLES}"):
+        parsed_dockerfile(large + line.format("B=$A C=$A D=$A E=$A"), "/")
 
 
 def test_a_dockerfile_prepares_the_folder(wall: Wall, tmp_path: Path) -> None:

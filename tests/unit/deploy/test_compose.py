@@ -37,6 +37,7 @@ CONFIGURED = {
     "TENTALIS_BOOTSTRAP": "elsewhere:9092",
     "TENTALIS_SCORERS": "./scorers.yaml",
     "TENTALIS_HINTERS": "./hinters.yaml",
+    "TENTALIS_ENVIRONMENT_FILE": "./environments.yaml",
     "JUDGE_KEY_FILE": "./judge-key",
     "HINT_KEY_FILE": "./hint-key",
     "OPENCLAW_TOKEN_FILE": "./openclaw-token",
@@ -124,6 +125,17 @@ def test_every_command_that_reads_a_file_of_judges_is_given_it(variable: str) ->
         (source,) = (each["source"] for each in given["services"][name]["configs"] if each["target"] == inside)
         assert given["configs"][source]["file"] == CONFIGURED[variable]
         assert PROJECT["configs"][source]["file"] == "/dev/null"
+
+
+def test_every_process_that_checks_environments_is_given_their_file() -> None:
+    given, variable = compose.project(**CONFIGURED), variables.ENVIRONMENT_FILE.name
+    readers = {name for name, each in OURS.items() if variable in each["environment"]}
+    assert readers == {"worker", "scoring", "hinting", "experience", "aggregation", "gateway"}
+    for name in readers:
+        assert OURS[name]["environment"][variable] == "", "none is chosen by default"
+        inside = given["services"][name]["environment"][variable]
+        (source,) = (each["source"] for each in given["services"][name]["configs"] if each["target"] == inside)
+        assert given["configs"][source]["file"] == CONFIGURED[variable]
 
 
 JUDGES = {"JUDGE_KEY": {"scoring"}, "HINT_KEY": {"hinting", "experience"}}

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,10 @@ def test_the_values_schema_refuses_invalid_values(change: str, message: str) -> 
     [
         ("kafka.bootstrap=", "no Kafka is given"),
         ("storage.url=s3://bucket,storage.existingClaim=mine", "storage.url and storage.existingClaim are both set"),
+        (
+            "environmentFile.content.environments.sums.base=math,environmentFile.configMap=mine",
+            "environmentFile.content and environmentFile.configMap are both set",
+        ),
         ("storage.credentialsSecret=object-store", "storage.credentialsSecret needs storage.url"),
         ("kafka.embedded.enabled=true", "kafka.bootstrap and kafka.embedded.enabled are both set"),
         ("kafka.securityProtocol=SASL_SSL", "needs kafka.sasl.existingSecret"),
@@ -428,6 +433,29 @@ def test_workers_have_the_files_of_their_environments() -> None:
     assert len(found) == 2 and all("--tools /data/tools.yaml --tasks /data/tasks" in each for each in found)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["content", "config map"])
+def test_processes_that_check_environments_have_their_file(own: bool) -> None:
+    content = {"environments": {"sums": {"base": "math", "scorer": "math_verify", "data": {}}}}
+    given = {"configMap": "mine"} if own else {"content": content}
+    done = template(*MINIMAL, "--set-json", f"environmentFile={json.dumps(given)}")
+    assert done.returncode == 0, done.stderr
+    manifests = tuple(each for each in yaml.load_all(done.stdout, Loader=chart.LOADER) if each)
+    name, readers = "mine" if own else "demo-tentalis-environments", set()
+    for workload in chart.workloads(manifests).values():
+        found, volumes = container(workload), workload["spec"]["template"]["spec"]["volumes"]
+        (path,) = [each["value"] for each in found["env"] if each["name"] == "TENTALIS_ENVIRONMENT_FILE"] or [None]
+        mounts = [each["mountPath"] for each in found["volumeMounts"] if each["name"] == "environments"]
+        if path is not None:
+            readers.add(chart.role_of(workload))
+            assert {"name": "environments", "configMap": {"name": name}} in volumes
+        assert mounts == ([] if path is None else [path.removesuffix("/environments.yaml")])
+    assert readers == {"worker", "scoring", "hinting", "aggregation", "gateway"}
+    maps = {each["metadata"]["name"]: each["data"] for each in chart.of_kind(manifests, "ConfigMap")}
+    assert (name in maps) is not own
+    if not own:
+        assert yaml.safe_load(maps[name]["environments.yaml"]) == content
+
+
 def test_the_manager_has_its_samples_and_curriculum() -> None:
     trial = ("-f", str(CHART / "ci" / "trial-values.yaml"))
     (plain,) = job_of("manager", *trial)
@@ -451,6 +479,7 @@ def pod_template(component: str, *arguments: str) -> Manifest:
         ("gateway", "gateway.config.policies[0].name=assistant"),
         ("scoring", "scorers.environments.chat.taste.kind=taste"),
         ("hinting", "hinters.hinters.chat.kind=rule"),
+        ("aggregation", "environmentFile.content.environments.sums.base=math"),
         ("trainer", "trainer.config.batch_rollouts=64"),
     ],
 )
