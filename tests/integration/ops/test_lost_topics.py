@@ -42,6 +42,7 @@ def test_a_running_process_sees_new_partitions_and_a_new_topic(
 ) -> None:
     monkeypatch.setattr(topic_watch, "LOOK_S", 0.2)
     settings = Settings(bootstrap=kafka.bootstrap)
+    ensure_topics(settings)  # with the record of topic ids, with which a process compares at its start
     admin = AdminClient(client_config(settings))
     grown, replaced = f"{unique}-grown", f"{unique}-replaced"
     for name in (grown, replaced):
