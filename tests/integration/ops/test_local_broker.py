@@ -97,6 +97,8 @@ def test_the_module_becomes_the_broker_and_ends_on_sigterm(tmp_path: Path) -> No
     try:
         eventually(lambda: metadata_ready(f"127.0.0.1:{port}"), 60, message="the broker did not come up")
         assert Path(f"/proc/{process.pid}/exe").readlink().name == "java"
+        mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        assert ".jsa" in mapped, f"it does not use the archive of its classes: {(tmp_path / 'out').read_text()}"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
     finally:

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from typer.testing import CliRunner
 
 from tentalis.cli.main import app
-from tentalis.kafka import topic_watch
+from tentalis.kafka import topic_client, topic_watch
 from tentalis.kafka.config import client_config
 from tentalis.kafka.identity import PartitionsChanged, TopicLost
 from tentalis.kafka.topic_watch import TopicWatch, ending_on_changes
@@ -42,6 +42,7 @@ def test_a_running_process_sees_new_partitions_and_a_new_topic(
 ) -> None:
     monkeypatch.setattr(topic_watch, "LOOK_S", 0.2)
     settings = Settings(bootstrap=kafka.bootstrap)
+    ensure_topics(settings)  # with the record of topic ids, with which a process compares at its start
     admin = AdminClient(client_config(settings))
     grown, replaced = f"{unique}-grown", f"{unique}-replaced"
     for name in (grown, replaced):
@@ -75,7 +76,10 @@ def _grow_and_wait(admin: AdminClient, name: str, stop: threading.Event) -> None
     assert stop.wait(30), "the process was not asked to end"
 
 
-def test_commands_name_a_lost_topic_and_apply_does_not_hide_it(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_commands_name_a_lost_topic_and_apply_does_not_hide_it(
+    own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_client, "TOPIC_PATIENCE_S", 0.5)
     settings = Settings(bootstrap=own_broker.bootstrap, home=tmp_path)
     ensure_topics(settings)
     assert lost_topics(settings) == []

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tentalis.cli.main import app
-from tentalis.kafka import preflight
+from tentalis.kafka import offsets, preflight
 from tentalis.kafka.acls import ROLES
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.service.exit_codes import ExitCode
@@ -18,7 +18,8 @@ SERVER = ("--server", "http://127.0.0.1:1")
 def test_a_missing_topic_ends_every_process_with_3_and_its_name(
     own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "TOPIC_PATIENCE_S", 0.0)
+    for asks in (preflight, offsets):  # the second reads the record of topic ids, which is missing too
+        monkeypatch.setattr(asks, "TOPIC_PATIENCE_S", 0.0)
     config = tmp_path / "run.yaml"
     config.write_text("{run_id: r, policy: p, base_model: m, base_model_name: m}", encoding="utf-8")
     processes = {

@@ -9,7 +9,7 @@ from schemas import topics
 from schemas.records import AuditRecord
 from tentalis.cli.main import app
 from tentalis.cli.status import LostTopics
-from tentalis.kafka import preflight, topic_client, topic_id_log
+from tentalis.kafka import offsets, preflight, topic_client, topic_id_log
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.topic_id_log import NoTopicIds, check_recorded, read_topic_ids, unrecorded_topics
@@ -77,8 +77,9 @@ def test_topics_lost_while_nothing_runs_are_named_until_somebody_accepts_the_los
     own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The home is empty, as on another machine or with checkpoints in an object store."""
-    # Each question about a topic that is gone waits so long (tests/unit/kafka/test_known_topics.py holds the wait).
-    monkeypatch.setattr(topic_client, "TOPIC_PATIENCE_S", 0.5)
+    # tests/unit/kafka/test_known_topics.py holds the wait for a topic that is gone.
+    for asks in (topic_client, offsets):
+        monkeypatch.setattr(asks, "TOPIC_PATIENCE_S", 0.5)
     settings = Settings(bootstrap=own_broker.bootstrap, home=tmp_path / "empty")
     env = {"TENTALIS_BOOTSTRAP": own_broker.bootstrap, "TENTALIS_HOME": str(tmp_path / "empty")}
 
