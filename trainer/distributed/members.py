@@ -39,6 +39,10 @@ class MemberLost(Exception):
     """Another member of the group ended or does not answer. The message names it."""
 
 
+class AlreadyDone(Exception):
+    """This member has done its work in the group before, and was started again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Membership:
     """The place of this process in its group: member `index` of `count`.
@@ -191,9 +195,11 @@ class Members:
             raise MemberLost(f"{server} cannot be told that this {noun} {what}: {reason}") from error
 
 
-def enter(store: Store, index: int) -> int:
+def enter(store: Store, noun: str, index: int) -> int:
     """Enters the group on a store with a first sign of life, so that a member that ends at once is lost too. Returns
-    how often this member has entered. Raises RuntimeError."""
+    how often this member has entered. Raises AlreadyDone, which the others do not notice, and RuntimeError."""
+    if store.check([_beat(index)]) and store.get(_beat(index)) == _FINISHED.encode():
+        raise AlreadyDone(f"{noun} {index} has done its work already, and the others are about to end: it ends too")
     store.set(_beat(index), "0")
     return store.add(f"joined/{index}", 1)
 

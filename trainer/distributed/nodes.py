@@ -101,7 +101,7 @@ def meet_nodes(place: NodePlace, settings_text: str, check: Callable[[], None]) 
     it may raise.
 
     `settings_text`: everything that must be the same on all nodes. A node with other settings, such as during an
-    update, waits until node 0 has them too. Raises PortTaken, and what `check` raises.
+    update, waits until node 0 has them too. Raises PortTaken, AlreadyDone, and what `check` raises.
     """
     waiting, digest = _Report(), sha256_hex(f"{place.count} nodes\n{settings_text}".encode())
     while True:
@@ -128,7 +128,7 @@ def _join(place: NodePlace, digest: str, check: Callable[[], None], waiting: _Re
     if place.index == 0:
         store = serve_store(place.port, "store of the trainer's nodes", "--rendezvous", members.STORE_TIMEOUT)
         store.set("settings", digest)
-        entered = store, enter(store, 0)
+        entered = store, enter(store, "node", 0)
     else:
         entered = _waited_for(begin(partial(_enter, place, digest)), check)
     store, count = entered
@@ -150,7 +150,7 @@ def _enter(place: NodePlace, digest: str) -> tuple[TCPStore, int]:
     store.set_timeout(members.STORE_TIMEOUT)
     if store.get("settings").decode() != digest:
         return store, 0
-    count = enter(store, place.index)
+    count = enter(store, "node", place.index)
     if count > 1:
         declare_ended(store, "node", place.index, "ended and was started again")
     return store, count

@@ -134,7 +134,7 @@ def join_ranks(device: str = "cpu", check: Callable[[], None] = lambda: None) ->
     ranks; it may raise.
 
     A process joins once and keeps its group: DeepSpeed remembers the first process group. Raises BadVariable,
-    PortTaken, RankLost.
+    PortTaken, RankLost, AlreadyDone.
     """
     global _rank_group
     if _rank_group is not None:
@@ -162,9 +162,10 @@ def join_ranks(device: str = "cpu", check: Callable[[], None] = lambda: None) ->
 
 
 def _watch_peers(place: RankPlace, store: Store) -> PeerWatch:
-    """Enters the store as this rank, and watches the others. Raises RankLost if the rank has entered it before."""
+    """Enters the store as this rank, and watches the others. Raises RankLost if the rank has entered it before,
+    AlreadyDone if it was done then."""
     entry = PrefixStore("members", store)
-    if enter(entry, place.rank) > 1:
+    if enter(entry, "rank", place.rank) > 1:
         again = "was started again alone"
         declare_ended(entry, "rank", place.rank, again)
         raise RankLost(f"rank {place.rank} {again}")

@@ -17,7 +17,7 @@ from tentalis.service.variable import BadVariable
 from tentalis.service.version import app_version
 from trainer.config.file import load_config
 from trainer.config.trainer_config import TrainerConfig, config_text
-from trainer.distributed.members import MemberLost
+from trainer.distributed.members import AlreadyDone, MemberLost
 from trainer.distributed.nodes import NodeMeeting, NodePlace, meet_nodes
 from trainer.distributed.rank_place import STORE_IS_SERVED, rank_place
 from trainer.distributed.stop import GRACE_SECONDS, StopRequest, stop_on_signals
@@ -97,7 +97,11 @@ def spawn(
             # The store lives in the launcher, so it survives the death of a rank; port 0 avoids a race for a port.
             store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
             return _run_ranks(arguments, ranks, settings, stop, NodePlace(0, 1, LOOPBACK, store.port), None)
-        meeting = meet_nodes(place, f"{ranks} ranks\n{settings_text}", stop.check)
+        try:
+            meeting = meet_nodes(place, f"{ranks} ranks\n{settings_text}", stop.check)
+        except AlreadyDone as done:
+            print(done, file=sys.stderr)
+            return ExitCode.OK
         return _run_ranks(arguments, ranks, settings, stop, place, meeting)
 
 

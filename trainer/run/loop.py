@@ -15,6 +15,7 @@ from tentalis.service.health import Health, served
 from tentalis.service.settings import Settings
 from tentalis.storage.errors import StorageError
 from trainer.config.trainer_config import TrainerConfig
+from trainer.distributed.members import AlreadyDone
 from trainer.distributed.ranks import RankChannel, RankGroup, join_ranks
 from trainer.distributed.runtime import base_dtype_of, configure_torch, resolve_device, threads_of
 from trainer.distributed.stop import StopRequest, stop_on_signals
@@ -45,7 +46,12 @@ def run(
     Kafka that are not transient.
     """
     with stop_on_signals() if stop is None else nullcontext(stop) as stop_request:
-        rank_group, metrics = join_ranks(resolve_device(config), stop_request.check_starting), TrainerMetrics()
+        try:
+            rank_group = join_ranks(resolve_device(config), stop_request.check_starting)
+        except AlreadyDone as done:
+            log.info("%s", done)
+            return ExitCode.OK
+        metrics = TrainerMetrics()
         tracing.configure("trainer")
         try:
             with (

@@ -1,15 +1,24 @@
 """The order of a step on a rank: what it may wait for, and when."""
 
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import PrefixStore
 
+from tentalis.local.ports import free_port
+from tentalis.service.exit_codes import ExitCode
+from tentalis.service.settings import Settings
 from tests.support.loop_records import plan
 from tests.support.trainer_lab import config
+from trainer.distributed import ranks
+from trainer.distributed.members import Members, Membership, enter
+from trainer.distributed.rank_place import RankPlace
 from trainer.distributed.stop import StopRequest, StopRequested
-from trainer.run import rank_loop
+from trainer.distributed.store import serve_store
+from trainer.run import loop, rank_loop
 from trainer.run.metrics import TrainerMetrics
 from trainer.run.rank_loop import RankLoop
 
@@ -95,3 +104,21 @@ def test_a_rank_waits_for_records_only_while_it_has_nothing_else_to_do(
     alone: Any = SimpleNamespace(rank=0, size=1)
     train_one_step(monkeypatch, tmp_path, alone, channel, coordinator, poll=lambda wait: waits.append(wait) or [])
     assert waits == [rank_loop.POLL_SECONDS] * 3 + [0.0], "two idle turns, one that plans, one that trains"
+
+
+def test_a_rank_that_is_done_and_is_started_again_ends_with_0_and_disturbs_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    port = free_port()
+    store = PrefixStore("start 0", serve_store(port, "store", "MASTER_PORT", timedelta(seconds=30)))
+    entry = PrefixStore("members", store)
+    for rank in range(3):
+        enter(entry, "rank", rank)
+    first, done = (Members(Membership("rank", rank, 3, "rank 0", "here"), entry) for rank in (0, 1))
+    done.finish()
+    monkeypatch.setattr(ranks, "_rank_group", None)
+    monkeypatch.setattr(ranks, "rank_place", lambda: RankPlace(1, 3, "127.0.0.1", port))
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    assert loop.run(config(tmp_path), Settings(bootstrap="127.0.0.1:1"), StopRequest()) == ExitCode.OK
+    assert first._look_around() == ""

@@ -11,12 +11,15 @@ import pytest
 from torch.distributed import HashStore
 
 from tentalis.local.ports import free_port, port_is_free
+from tentalis.service.exit_codes import ExitCode
 from tentalis.service.ports import PortTaken
+from tentalis.service.settings import Settings
 from tests.support.kafka_fixture import eventually
 from trainer.distributed import members, nodes
-from trainer.distributed.members import MemberLost, Members, Membership
+from trainer.distributed.members import AlreadyDone, MemberLost, Members, Membership
 from trainer.distributed.nodes import BadPlace, NodeMeeting, NodePlace, meet_nodes, place_of
 from trainer.distributed.stop import StopRequest, StopRequested
+from trainer.run.launch import spawn
 
 SETTINGS = "seed: 1"
 
@@ -232,6 +235,23 @@ def test_a_launcher_that_comes_back_ends_the_meeting_and_all_meet_again(
     others = [launchers.begin(places[0]), launchers.begin(places[2])]
     for each in (again, *others):
         each.result(60).check()
+
+
+def test_a_node_that_is_done_and_comes_back_ends_with_0_and_disturbs_nobody(
+    launchers: Launchers, places: list[NodePlace], capfd: pytest.CaptureFixture[str]
+) -> None:
+    met = [each.result(60) for each in [launchers.begin(place, f"1 ranks\n{SETTINGS}") for place in places]]
+    met[1].finish()
+    settings = Settings(bootstrap="127.0.0.1:1")
+    assert isinstance(launchers.begin(places[1], f"1 ranks\n{SETTINGS}").exception(10), AlreadyDone)
+    assert spawn([], 1, settings, place=places[1], settings_text=SETTINGS) == ExitCode.OK
+    assert "node 1 has done its work already" in capfd.readouterr().err
+    first = launchers.pool.submit(met[0].finish)
+    for _ in range(5):
+        met[2].check()
+        time.sleep(0.03)
+    met[2].finish()
+    first.result(60)
 
 
 def test_a_node_with_other_settings_waits_until_node_0_has_them_too(
