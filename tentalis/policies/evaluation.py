@@ -33,6 +33,8 @@ _T = TypeVar("_T")
 CLAMP = 10.0
 # Records per partition that are searched for prompts.
 SEARCHED_RECORDS = 64
+# Answers of a trial that are sampled and scored at the same time: more than that is a burden on a judge's server.
+CONCURRENT_ANSWERS = 32
 
 
 def prompts_of(settings: Settings, codec: Codec, policy: str, limits: GuardLimits) -> list[Task]:
@@ -122,18 +124,20 @@ class TrialAnswers:
         )
         self._answers: dict[str, list[_Answer]] = {}
         self._without_scorer: set[str] = set()
+        self._places = asyncio.Semaphore(CONCURRENT_ANSWERS)
 
     async def evidence(self, model: str, rounds: int, *, measures_kl: bool = False) -> GuardEvidence:
-        """The evidence in a model's answers of the first rounds; those that are missing are sampled. `measures_kl`:
-        the divergence too, of answers that are sampled now. Raises InferenceError, ScorerAway and NoVote."""
+        """The evidence in a model's answers of the first rounds; those that are missing are sampled in one
+        batch. `measures_kl`: the divergence too, of answers that are sampled now. Raises InferenceError, ScorerAway and
+        NoVote."""
         answers = self._answers.setdefault(model, [])
-        for number in range(len(answers) // len(self._tasks), rounds):
-            answers += await all_or_none(
-                *(
-                    self._answer(model, task, number, measures_kl and self._measured(place))
-                    for place, task in enumerate(self._tasks)
-                )
+        answers += await all_or_none(
+            *(
+                self._answer(model, task, number, measures_kl and self._measured(place))
+                for number in range(len(answers) // len(self._tasks), rounds)
+                for place, task in enumerate(self._tasks)
             )
+        )
         return _evidence_of(answers[: rounds * len(self._tasks)])
 
     def keep(self, models: Collection[str]) -> None:
@@ -145,7 +149,11 @@ class TrialAnswers:
         return place % 2 == 0 or not self._limits.min_answers
 
     async def _answer(self, model: str, task: Task, number: int, measures_kl: bool) -> _Answer:
-        """The answer to a task in a round."""
+        """The answer to a task in a round, once a place is free."""
+        async with self._places:
+            return await self._sampled_answer(model, task, number, measures_kl)
+
+    async def _sampled_answer(self, model: str, task: Task, number: int, measures_kl: bool) -> _Answer:
         sampling, limit = task.sampling, self._limits.max_tokens
         # A greedy or truncated distribution does not show how far the policy has moved.
         temperature = sampling.temperature or 1.0

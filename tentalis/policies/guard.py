@@ -82,8 +82,8 @@ class GuardLimits(BaseModel):
     Their scores are compared in pairs with the served version's and the base model's. 0: one answer for each prompt,
     and no test of pairs."""
     early_pass: Share = 0.75
-    """A candidate passes after fewer answers, at least one for each prompt, if no measurement is further than this
-    share of the way to its limit, and its scores give no reason for doubt. 0: never."""
+    """A candidate passes after a quarter or half of the answers if no measurement is further than this share of the
+    way to its limit, and its scores give no reason for doubt. 0: never."""
     alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     """Greatest probability that the test of scores refuses a candidate as good as the served version and the base."""
     min_distinct_ratio: NotNegative = 0.25

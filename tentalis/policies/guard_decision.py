@@ -1,9 +1,11 @@
 """The guard's decision on a candidate from the evidence so far, and the judgement on any version. Pure.
 
-Begin with `decide`: it is called after each round of answers. `judge` gives the reasons against a version.
+Begin with `decide`: it is called at each look, at the numbers of rounds that `looks` gives. `judge` gives the reasons
+against a version.
 """
 
 from enum import StrEnum
+from math import ceil
 
 from tentalis.policies.guard import GuardEvidence, GuardLimits
 from tentalis.policies.guard_statistics import doubts, evidence_of_drop
@@ -15,6 +17,12 @@ class TrialDecision(StrEnum):
     PASS = "pass"
     REFUSE = "refuse"
     MORE = "more"
+
+
+def looks(rounds: int) -> list[int]:
+    """Returns the numbers of rounds after which a candidate is looked at: a quarter of all, half, and all. The answers
+    between two looks are sampled in one batch."""
+    return sorted({ceil(rounds / 4), ceil(rounds / 2), rounds})
 
 
 def decide(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tentalis.policies.guard import GuardEvidence, GuardLimits
-from tentalis.policies.guard_decision import TrialDecision, decide
+from tentalis.policies.guard_decision import TrialDecision, decide, looks
 from tentalis.policies.guard_statistics import distinct_n, similarity_across
 
 PROMPTS, VOCABULARY, CANDIDATES = 8, 1000, 200
@@ -88,10 +88,11 @@ def simulated_answers(kind: CandidateKind, rng: np.random.Generator, answers: in
 
 def simulated_trial(kind: CandidateKind, rng: np.random.Generator, limits: GuardLimits) -> tuple[TrialDecision, int]:
     """The decision on a candidate against a draw of the served version and of the base, and its number of answers."""
-    total = PROMPTS * max(1, -(-limits.min_answers // PROMPTS))
+    rounds = max(1, -(-limits.min_answers // PROMPTS))
+    total = PROMPTS * rounds
     ordinary = CandidateKind("served")
     candidate, served, base = (simulated_answers(each, rng, total) for each in (kind, ordinary, ordinary))
-    for answers in range(PROMPTS, total + 1, PROMPTS):
+    for answers in (PROMPTS * look for look in looks(rounds)):
         decision, _ = decide(
             candidate.evidence(answers),
             limits,

@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 # Shares of the wealth that the test bets on a drop of the score. A bet must stay below 1/2, as differences reach 2.
 BETS = (0.05, 0.1, 0.2, 0.4)
+# The wealth above which the scores so far are a reason to ask for more answers. At 1, half of the candidates that are
+# as good would be doubted; at 2, a clearly worse one in ten would pass.
+DOUBT = 1.5
 Ngram = tuple[int, ...]
 
 
@@ -48,8 +51,8 @@ class DropTest:
 
 
 def doubts(candidate: Sequence[float | None], reference: Sequence[float | None]) -> bool:
-    """True if the scores so far speak for a drop more than against one."""
-    return bool(wealth_against(candidate, reference)[-1] > 1.0)
+    """True if the scores so far speak for a drop."""
+    return bool(wealth_against(candidate, reference)[-1] > DOUBT)
 
 
 def ngrams(tokens: Sequence[int], n: int) -> list[Ngram]:

@@ -12,7 +12,7 @@ from tentalis.inference.protocol import Inference
 from tentalis.policies.core import PolicyLog
 from tentalis.policies.evaluation import TrialAnswers, all_or_none, prompts_of
 from tentalis.policies.guard import CANDIDATE, LIVE, ROLLBACK, GuardEvidence, GuardJudge, GuardMode
-from tentalis.policies.guard_decision import TrialDecision, decide, judge
+from tentalis.policies.guard_decision import TrialDecision, decide, judge, looks
 from tentalis.policies.live import ServedAnswers
 from tentalis.policies.trial_judge import TrialJudge, endpoint_of
 from tentalis.service.settings import Settings
@@ -84,7 +84,7 @@ class Guardian:
         promoted = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
         served = None if promoted is None or promoted.name == update.name else promoted.name
         trial.keep({update.name, update.base_model, *([] if served is None else [served])})
-        for rounds in range(1, trial.rounds + 1):
+        for rounds in looks(trial.rounds):
             measured, base, *others = await all_or_none(
                 trial.evidence(update.name, rounds, measures_kl=True),
                 trial.evidence(update.base_model, rounds),

@@ -25,10 +25,11 @@ def check(rates: dict[str, TrialRates], slack: float) -> None:
     assert rates["equal"].refused <= 0.05
     assert rates["better"].refused <= 0.01
     assert rates["slightly worse"].refused <= 0.15 + slack
-    assert rates["clearly worse"].refused >= 0.93 - slack
+    assert rates["clearly worse"].refused >= 0.95 - slack
     for name in ("one constant sentence", "3.9 times longer", "always at the limit"):
         assert rates[name].refused >= 0.95, name
-    assert rates["equal"].answers <= 24 and rates["better"].answers <= 12, "a good candidate is tried for too long"
+    long = "a good candidate is tried for too long"
+    assert rates["equal"].answers <= 24 + 40 * slack and rates["better"].answers <= 17, long
 
 
 def test_the_rates_of_the_guard_are_within_their_bounds() -> None:
@@ -51,8 +52,8 @@ def test_the_evidence_of_one_pair_is_its_mean_bet_and_never_falls() -> None:
     assert evidence_of_drop([-9.0], [9.0]) == evidence_of_drop([-1.0], [1.0])
 
 
-def test_scores_give_doubt_while_more_pairs_speak_for_a_drop_than_against_one() -> None:
-    assert doubts([-1.0], [1.0]) and not doubts([1.0], [-1.0]) and not doubts([0.5], [0.5])
+def test_scores_give_doubt_while_the_pairs_speak_for_a_drop() -> None:
+    assert doubts([-1.0] * 2, [1.0] * 2) and not doubts([1.0], [-1.0]) and not doubts([0.5], [0.5])
     assert not doubts([], []) and not doubts([None], [1.0])
     assert not doubts([-1.0, 1.0, 1.0], [1.0, -1.0, -1.0]), "an early doubt does not last"
     assert evidence_of_drop([-1.0, 1.0, 1.0], [1.0, -1.0, -1.0]) > 1.0

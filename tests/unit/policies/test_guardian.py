@@ -168,10 +168,10 @@ def test_a_trial_ends_as_soon_as_the_scores_show_a_drop() -> None:
     assert verdict.metrics["answers"] < 32
 
 
-def test_a_trial_ends_after_a_round_if_the_candidate_is_far_from_every_limit() -> None:
+def test_a_trial_ends_after_a_quarter_if_the_candidate_is_far_from_every_limit() -> None:
     verdict, server = trial_of_sums("min_answers: 64, early_pass: 0.75", {"assistant@v0": RIGHT, "assistant@v1": RIGHT})
-    assert verdict.passed and verdict.metrics["answers"] == verdict.metrics["served_answers"] == 2
-    assert server.scored == ["m"], "the divergence is measured on half of the answers"
+    assert verdict.passed and verdict.metrics["answers"] == verdict.metrics["served_answers"] == 16
+    assert server.scored == ["m"] * 8, "the divergence is measured on half of the answers"
     verdict, _ = trial_of_sums("min_answers: 64, early_pass: 0.75", {"assistant@v0": RIGHT, "assistant@v1": WRONG})
     assert not verdict.passed
 
