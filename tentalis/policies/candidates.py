@@ -6,7 +6,7 @@ and drop them if it is refused: nobody gets an answer of a version that the guar
 """
 
 from schemas.ids import parse_policy_name, policy_name
-from schemas.records import PolicyUpdate, Promotion, Record, Task
+from schemas.records import PolicyAck, PolicyUpdate, Promotion, Record, Task
 from tentalis.policies.newest import NewestVersions
 from tentalis.policies.served import ServedVersions
 
@@ -23,6 +23,7 @@ class Candidates:
     def __init__(self, server_id: str | None = None) -> None:
         self._versions = NewestVersions()
         self._served = ServedVersions(server_id)
+        self._servers: dict[str, ServedVersions] = {}
         self._applied = 0
 
     def apply(self, record: Record) -> bool:
@@ -32,8 +33,11 @@ class Candidates:
                 self._applied += 1
                 self._versions.apply(record, self._applied)
                 return True
+            case PolicyAck():
+                changed = self._servers.setdefault(record.server_id, ServedVersions()).apply(record)
+                return self._served.apply(record) or changed
             case _:
-                return self._served.apply(record)
+                return False
 
     def version(self, policy: str) -> int | None:
         """The newest version of a policy, if it may come to be served: it is undecided or promoted, and no server
@@ -49,6 +53,11 @@ class Candidates:
         """True if this version of a policy, or a newer one, is published."""
         newest = self._versions.newest(policy)
         return newest is not None and newest.version >= version
+
+    def served_by_any(self, policy: str, version: int) -> bool:
+        """True if any server serves this version of a policy, or a newer one."""
+        found = (each.version(policy) for each in self._servers.values())
+        return any(served is not None and served >= version for served in found)
 
     def covers(self, task: Task) -> bool:
         """True if a task was issued for what is the candidate of its policy now."""

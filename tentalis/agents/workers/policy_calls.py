@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 WAIT_FOR_ISSUED_S = 10.0
 """Seconds for which a task waits until the version that it was issued for is known here."""
+WAIT_FOR_SERVER_S = 120.0
+"""Seconds for which a task waits until this server serves a version that another server serves."""
 LOADED_POLL_S = 0.25
 LONGEST_PAUSE_S = 5.0
 ERROR_PATIENCE_S = 5.0
@@ -124,7 +126,8 @@ class PolicyCalls:
 
         If that version is a candidate, it is asked at once, and its answer is returned when the server serves it. If
         the candidate is refused, the answer is dropped and the task asked again. `opened_at`: the append time of the
-        task's record, in ms. Raises the errors of `call`, RequestRefused if the task's metadata are unusable, and
+        task's record, in ms. If this server stays behind another one that serves the candidate, the version that it
+        serves answers. Raises the errors of `call`, RequestRefused if the task's metadata are unusable, and
         ServerUnavailable if nothing was decided before the task's deadline.
         """
         wanted = await self._wait_for_issued(task)
@@ -133,6 +136,8 @@ class PolicyCalls:
                 answer = await self._candidate_call(task, candidate, opened_at, request)
                 if answer is not None:
                     return answer
+                if self._is_behind(task, candidate):
+                    break
         return await self.call(task, request), 0.0
 
     async def wait_for_issued(self, task: Task, opened_at: int) -> None:
@@ -144,6 +149,8 @@ class PolicyCalls:
         if wanted is not None:
             while (candidate := self._pending(task, wanted)) is not None:
                 await self._wait_for_decision(task, candidate, opened_at)
+                if self._is_behind(task, candidate):
+                    break
 
     async def _wait_for_issued(self, task: Task) -> int | None:
         """Returns the version that a task was issued for; waits a time until it is known. None: it does not matter."""
@@ -208,14 +215,27 @@ class PolicyCalls:
         return None
 
     async def _wait_for_decision(self, task: Task, candidate: int, opened_at: int) -> None:
-        """Waits until a candidate is served, refused or overtaken. Raises ServerUnavailable at the task's deadline."""
+        """Waits until a candidate is served, refused or overtaken, or until this server is behind another one for
+        WAIT_FOR_SERVER_S. Raises ServerUnavailable at the task's deadline."""
+        name = policy_name(task.policy, candidate)
         deadline_ms = opened_at + task.terms.deadline_ms
+        behind_until: float | None = None
         while self._candidates.version(task.policy) == candidate:
-            left_ms = deadline_ms - now_ms()
-            if left_ms <= 0:
-                name = policy_name(task.policy, candidate)
+            left = (deadline_ms - now_ms()) / 1000
+            if left <= 0:
                 raise ServerUnavailable(f"{name}, for which the task was issued, was not served before its deadline")
-            await self._change_within(left_ms / 1000)
+            if self._is_behind(task, candidate):
+                now = time.monotonic()
+                behind_until = behind_until or now + WAIT_FOR_SERVER_S
+                if now >= behind_until:
+                    log.warning("task %s: another server serves %s, and this one does not yet", task.task_id, name)
+                    return
+                left = min(left, behind_until - now)
+            await self._change_within(left)
+
+    def _is_behind(self, task: Task, candidate: int) -> bool:
+        """Returns True if another server serves a version that this one does not serve."""
+        return not self._serves(task, candidate) and self._candidates.served_by_any(task.policy, candidate)
 
     async def _ask_candidate(self, task: Task, candidate: int, request: Callable[[str], Awaitable[T]]) -> T:
         """Returns the answer of a candidate, as soon as the server has loaded it.

@@ -310,6 +310,19 @@ def test_a_task_waits_for_the_decision_until_its_own_deadline() -> None:
     assert "assistant@v2" in (results[0].error or "") and "deadline" in (results[0].error or "")
 
 
+def test_a_server_that_stays_behind_another_one_answers_with_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_calls_module, "WAIT_FOR_SERVER_S", 0.2)
+
+    async def play() -> None:
+        trial = BesideATrial(LoopServer(["assistant@v1"]))
+        answering = await trial.started()
+        await trial.decide(promotion(2), ack(2, server_id="other"))
+        assert not answering.done()
+        assert answered_by(await answering) == {"assistant@v1"}
+
+    within(play())
+
+
 def test_a_finished_answer_that_is_held_has_no_place() -> None:
     async def play() -> None:
         trial = BesideATrial(both())
