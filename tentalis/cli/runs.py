@@ -170,11 +170,9 @@ def _deletion(settings: Settings, view: RunsView, run: RunHistory) -> list[Delet
         promoted = [promotion.version for promotion in view.versions.promotions.get(run.policy, [])]
         pinned = {u.version for u in view.updates(run) if view.versions.pinned(u.name)}
         pinned |= view.versions.assignments.versions(run.policy)
-        newest = max(
-            (update.version for update in view.versions.updates.values() if update.policy == run.policy), default=0
-        )
+        weights = {u.version: u.sha256 for u in view.versions.updates.values() if u.policy == run.policy}
         staleness = int(run.settings.get("max_staleness", 0))
-        needed = versions_to_keep(present, newest, staleness, promoted, pinned)
+        needed = versions_to_keep(present, max(weights, default=0), staleness, promoted, pinned, weights)
     resumable = is_newest(view, run) and not view.is_counterfactual(run)
     return plan_deletion(parts, needed, view.children(run), resumable)
 

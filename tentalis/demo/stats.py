@@ -200,17 +200,28 @@ class RunStats:
         tokens = len(result.response_token_ids) // 4
         self.tokens += tokens
         self._sampled.append((timestamp - round(1000 * result.elapsed_s), timestamp, tokens))
-        number = result.task.metadata.get("round", "")
-        if number.isdigit():
-            of = self._round(int(number))
+        if (number := self._round_of(result)) is not None:
+            of = self._round(number)
             of.last_result = max(timestamp, of.last_result or timestamp)
+
+    def _round_of(self, answer: Result | Outcome) -> int | None:
+        """Returns the number of the round that an answer belongs to: that of its task; if a refused candidate was to
+        answer it, that of the version that did."""
+        if isinstance(answer, Result):
+            found = answer.task.metadata.get("round", "")
+            number = int(found) if found.isdigit() else None
+        else:
+            number = self._round_of_task.get(answer.head.task_id)
+        version = _version_of(answer)
+        step = None if version is None else self.step_of(version)
+        return number if number is None or step is None else min(number, step)
 
     def _outcome(self, outcome: Outcome, timestamp: int) -> None:
         self.outcomes[outcome.kind.value] += 1
         if outcome.kind in _OWN_KEY_KINDS:
             return
         task_id = outcome.head.task_id
-        if (number := self._round_of_task.get(task_id)) is not None:
+        if (number := self._round_of(outcome)) is not None:
             self._round(number).judged(timestamp)
         else:
             self._judged_early[task_id] = max(timestamp, self._judged_early.get(task_id, timestamp))
@@ -325,9 +336,9 @@ def _run_of(feedback: Feedback) -> str | None:
     return None if feedback.result is None else feedback.result.task.run_id
 
 
-def _version_of(outcome: Outcome) -> int | None:
+def _version_of(answer: Result | Outcome) -> int | None:
     try:
-        return parse_policy_name(outcome.policy_spans[-1].policy)[1] if outcome.policy_spans else None
+        return parse_policy_name(answer.policy_spans[-1].policy)[1] if answer.policy_spans else None
     except ValueError:
         return None
 

@@ -8,6 +8,7 @@ and drop them if it is refused: nobody gets an answer of a version that the guar
 from schemas.ids import parse_policy_name, policy_name
 from schemas.records import PolicyAck, PolicyUpdate, Promotion, Record, Task
 from tentalis.policies.newest import NewestVersions
+from tentalis.policies.served import ServedVersions
 
 # Metadata key of a task: the version that it was issued for, which was served then or was the candidate.
 ISSUED_FOR = "served"
@@ -20,10 +21,10 @@ class Candidates:
     """
 
     def __init__(self, server_id: str | None = None) -> None:
-        self._server_id = server_id
         self._versions = NewestVersions()
+        self._served = ServedVersions(server_id)
+        self._servers: dict[str, ServedVersions] = {}
         self._applied = 0
-        self._acknowledged: dict[str, int] = {}
 
     def apply(self, record: Record) -> bool:
         """Applies a record. Returns True if a candidate may have appeared or been decided on."""
@@ -31,20 +32,32 @@ class Candidates:
             case PolicyUpdate() | Promotion():
                 self._applied += 1
                 self._versions.apply(record, self._applied)
-            case PolicyAck() if self._server_id in (None, record.server_id):
-                self._acknowledged[record.policy] = max(record.version, self._acknowledged.get(record.policy, -1))
+                return True
+            case PolicyAck():
+                changed = self._servers.setdefault(record.server_id, ServedVersions()).apply(record)
+                return self._served.apply(record) or changed
             case _:
                 return False
-        return True
 
     def version(self, policy: str) -> int | None:
-        """The newest version of a policy, if it may come to be served: it is undecided or promoted, and no server has
-        acknowledged it; else None."""
+        """The newest version of a policy, if it may come to be served: it is undecided or promoted, and no server
+        serves it yet; else None. A server that failed to load it tries again."""
         newest, promotion = self._versions.newest(policy), self._versions.promotions.get(policy)
-        if newest is None or newest.version <= self._acknowledged.get(policy, -1):
+        served = self._served.version(policy)
+        if newest is None or (served is not None and newest.version <= served):
             return None
         promoted = promotion is not None and promotion.version == newest.version
         return newest.version if promoted or self._versions.undecided(policy) is not None else None
+
+    def published(self, policy: str, version: int) -> bool:
+        """True if this version of a policy, or a newer one, is published."""
+        newest = self._versions.newest(policy)
+        return newest is not None and newest.version >= version
+
+    def served_by_any(self, policy: str, version: int) -> bool:
+        """True if any server serves this version of a policy, or a newer one."""
+        found = (each.version(policy) for each in self._servers.values())
+        return any(served is not None and served >= version for served in found)
 
     def covers(self, task: Task) -> bool:
         """True if a task was issued for what is the candidate of its policy now."""

@@ -1,6 +1,6 @@
 """Removes old checkpoints and adapters, on this machine and in the object store."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tentalis.policies.lineage import Lineage, Node
@@ -16,17 +16,19 @@ from trainer.run.stored_checkpoints import is_remote, remove_stored, stored_step
 @dataclass(frozen=True, slots=True)
 class Retention:
     """The facts that decide which versions stay, as known at the end of a step. `newest`: the version of that step;
-    `promoted`: versions in log order; `protected`: pinned and assigned versions."""
+    `promoted`: versions in log order; `protected`: pinned and assigned versions; `weights`: digests by version."""
 
     config: TrainerConfig
     lineage: Lineage
     newest: int
     promoted: tuple[int, ...]
     protected: frozenset[int]
+    weights: Mapping[int, str]
 
     def needed(self, present: Collection[int]) -> set[int]:
         """Returns the `present` versions that must stay, whatever their number."""
-        return versions_to_keep(present, self.newest, self.config.max_staleness, self.promoted, self.protected)
+        staleness = self.config.max_staleness
+        return versions_to_keep(present, self.newest, staleness, self.promoted, self.protected, self.weights)
 
 
 def prune(settings: Settings, retention: Retention) -> None:

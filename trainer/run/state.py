@@ -112,6 +112,7 @@ class RunState:
                 self.version,
                 tuple(promotion.version for promotion, _ in self.run.promotions),
                 frozenset(self.run.protected),
+                {version: update.sha256 for version, update in self.run.updates.items()},
             ),
             copied_at=copied_at,
         )

@@ -178,15 +178,25 @@ class ManagerState:
     Args:
         owes_feedback: True if this run's users give feedback on results.
         curriculum: chooses the prompts; None: they are asked in turn.
+        for_candidates: True if workers can hold back the answers to the run's tasks, so that tasks may be issued for a
+            candidate.
     """
 
-    def __init__(self, run_id: str, *, owes_feedback: bool, curriculum: Curriculum | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        owes_feedback: bool,
+        curriculum: Curriculum | None = None,
+        for_candidates: bool = True,
+    ) -> None:
         self.run_id = run_id
         self.curriculum = curriculum
         self.manifest: RunManifest | None = None
         self.pace: Pace | None = None
         self.planned = 0
         self._owes_feedback = owes_feedback
+        self._for_candidates = for_candidates
         self._served = ServedVersions()
         self._candidates = Candidates()
         self._pressure = Backpressure()
@@ -386,7 +396,9 @@ class ManagerState:
     def issue_version(self) -> int | None:
         """The version for which tasks are issued now: the candidate that the guard tries, else the served version."""
         served = self.served_version
-        if served is None or self.manifest is None or self.pace is None or not self.pace.guarded:
+        if served is None or self.manifest is None or self.pace is None:
+            return served
+        if not (self.pace.guarded and self._for_candidates):
             return served
         candidate = self._candidates.version(self.manifest.policy)
         return served if candidate is None or candidate < served else candidate

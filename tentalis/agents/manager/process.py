@@ -8,6 +8,7 @@ from pathlib import Path
 
 from schemas import topics
 from schemas.records import BackPressure, Feedback, Record, Result, Task
+from tentalis.agents.environments.registry import has_episodes
 from tentalis.agents.manager import metrics
 from tentalis.agents.manager.core import ROUND, ManagerState, feedback_id_of, task_id_of
 from tentalis.agents.manager.curriculum import Curriculum, SolveRateRule
@@ -118,7 +119,13 @@ class Manager:
         curriculum = None
         if options.curriculum is not None:
             curriculum = Curriculum(options.run_id, scenario.prompt_count, options.curriculum)
-        self.state = ManagerState(options.run_id, owes_feedback=scenario.owes_feedback, curriculum=curriculum)
+        self.state = ManagerState(
+            options.run_id,
+            owes_feedback=scenario.owes_feedback,
+            curriculum=curriculum,
+            # An episode acts between its turns, so it begins after the decision.
+            for_candidates=not has_episodes(scenario.environment),
+        )
         self._reader = Reader(settings, TOPICS, self._codec)
         self._results_read: dict[int, int] = {}
         """The next offset of each partition of the results."""

@@ -108,18 +108,21 @@ class Answerer:
         """
         started = time.monotonic()
         try:
-            generation = await self._generate(task)
+            generation, held_s = await self._generate(task, opened_at)
         except (ServerUnavailable, RequestRefused) as error:
             log.error("task %s failed: %s", task.task_id, error)
             refused = isinstance(error, RequestRefused) and error.by_content
             status = Status.FAILED if refused else Status.INFRA
             return [self._failed(task, i, opened_at, started, str(error), status) for i in range(task.n_samples)]
-        return [self._result(task, i, opened_at, started, generation) for i in range(task.n_samples)]
+        # An answer that was held back was complete before: that time is not the answer's.
+        return [self._result(task, i, opened_at, started + held_s, generation) for i in range(task.n_samples)]
 
-    async def _generate(self, task: Task) -> Generation:
+    async def _generate(self, task: Task, opened_at: int) -> tuple[Generation, float]:
+        """Returns the answer, and the seconds for which it was held back."""
         sampling = task.sampling
         return await self._policies.issued_call(
             task,
+            opened_at,
             lambda model: self._inference.generate(
                 model,
                 [{"role": message.role, "content": message.content} for message in task.messages],

@@ -147,7 +147,7 @@ class EpisodePlayer:
             pause = FIRST_PAUSE_S
             for attempt in range(1, self._limits.attempts + 1):
                 try:
-                    episode = await self._attempt(task, index, attempt)
+                    episode = await self._attempt(task, index, attempt, opened_at)
                     return self._result(task, index, opened_at, started, attempt, episode)
                 except InfrastructureFault as fault:
                     log.warning(
@@ -165,7 +165,7 @@ class EpisodePlayer:
             lost = Episode(ending=Ending.INFRA, error=reason)
             return self._result(task, index, opened_at, started, self._limits.attempts, lost)
 
-    async def _attempt(self, task: Task, index: int, attempt: int) -> Episode:
+    async def _attempt(self, task: Task, index: int, attempt: int, opened_at: int) -> Episode:
         """Plays one attempt, from 1. Raises InfrastructureFault."""
         episode = Episode(left_s=self._limits.environment_s)
         try:
@@ -175,6 +175,7 @@ class EpisodePlayer:
                 if isinstance(environment, NamesEpisode):
                     environment.name_episode(index, attempt)
                 try:
+                    await self._policies.wait_for_issued(task, opened_at)
                     await self._play(environment, task, index, episode)
                 except StuckThread:
                     closing.pop_all()  # its thread may still change what `close` would free
@@ -198,7 +199,6 @@ class EpisodePlayer:
         return episode
 
     async def _play(self, environment: Environment, task: Task, index: int, episode: Episode) -> None:
-        await self._policies.wait_for_issued(task)
         try:
             async with asyncio.timeout(self._limits.environment_s) as limit:
                 observation = await environment.reset(task)

@@ -25,6 +25,8 @@ from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers import metrics
 from tentalis.agents.workers.answer import Answerer, send_fitting
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
+from tentalis.agents.workers.held_tasks import HeldTasks
+from tentalis.agents.workers.places import Places
 from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.agents.workers.progress import OffsetProgress
 from tentalis.inference.protocol import Inference
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 # A consumer with this many tasks does not fetch; the group may wait an hour for its next poll (max.poll.interval.ms).
+# A worker with this many tasks that lend their place starts no others.
 QUEUE_LIMIT = 1000
 # Confirmations and commits may take a minute each while the broker is unavailable.
 STUCK_S = 300.0
@@ -97,7 +100,7 @@ class TaskConsumer:
         self.targeted = targeted
         self.progress = OffsetProgress()
         self.queue: deque[Stored] = deque()
-        self.held: deque[tuple[Stored, Task]] = deque()
+        self.held = HeldTasks()
         self.member = False
         self._consumer = GroupConsumer(
             settings, group, [topics.TASKS], on_assign=self._assigned, on_revoke=self._revoked, on_loss=on_loss
@@ -110,9 +113,8 @@ class TaskConsumer:
 
     def _revoked(self, partitions: list[TopicPartition]) -> None:
         self.progress.revoke((p.topic, p.partition) for p in partitions)
-        for item in [item for item in self.held if not self.progress.owns(item[0])]:
-            self.held.remove(item)
-            self.progress.forget(item[0])
+        for stored in self.held.remove(lambda stored: not self.progress.owns(stored)):
+            self.progress.forget(stored)
         kept: deque[Stored] = deque()
         for stored in self.queue:
             if self.progress.owns(stored):
@@ -210,6 +212,7 @@ class Worker:
         )
         self._answerer: Answerer | EpisodePlayer
         self._player: EpisodePlayer | None = None
+        self._places = Places(options.concurrency)
         self._policies = PolicyCalls(
             self._served,
             self._assigned,
@@ -218,6 +221,7 @@ class Worker:
             server_id=options.server_id,
             patience_s=options.patience_s,
             model=options.model,
+            places=self._places,
         )
         names = {"worker_id": options.worker_id, "server_id": options.server_id}
         if make_environment is None:
@@ -302,34 +306,34 @@ class Worker:
 
     def _start_queued(self) -> None:
         for consumer in self._consumers:
-            while consumer.held and self._free and not self._unwanted(consumer.held[0][1]):
-                stored, task = consumer.held.popleft()
-                self._start(consumer, stored, task)
+            while self._free and (taken := consumer.held.take(self._wanted)) is not None:
+                self._start(consumer, *taken)
             while consumer.queue and self._free:
                 stored = consumer.queue.popleft()
                 found = self._mine(stored, consumer)
                 if found is None:
                     consumer.progress.finish(stored)
-                elif self._unwanted(found):
-                    consumer.held.append((stored, found))
-                else:
+                elif self._wanted(found):
                     self._start(consumer, stored, found)
+                else:
+                    consumer.held.add(stored, found)
 
     @property
     def _free(self) -> bool:
-        return len(self._running) < self._options.concurrency
+        return self._places.free and self._places.lent < QUEUE_LIMIT
 
-    def _unwanted(self, task: Task) -> bool:
-        """Returns True if the trainer would discard the answer and no one else needs it.
+    def _wanted(self, task: Task) -> bool:
+        """Returns False if the trainer would discard the answer and no one else needs it.
 
         A task of a run exists only for training; a task without a run is a question of a user.
         """
         if task.run_id is None:
-            return False
-        return self._pressure.closed(task.policy, now_ms(), for_candidate=self._candidates.covers(task)) is not None
+            return True
+        return self._pressure.closed(task.policy, now_ms(), for_candidate=self._candidates.covers(task)) is None
 
     def _start(self, consumer: TaskConsumer, stored: Stored, task: Task) -> None:
         log.info("task %s (%d samples)", task.task_id, task.n_samples)
+        self._places.take()
         answering = asyncio.create_task(self._answer(task, stored))
         self._running[answering] = (consumer, stored)
 
@@ -359,6 +363,7 @@ class Worker:
         for task in finished:
             self.metrics.answered(task.result()[0])
             consumer, stored = self._running.pop(task)
+            self._places.leave()
             consumer.progress.finish(stored)
         for consumer in self._consumers:
             await asyncio.to_thread(consumer.commit)

@@ -249,6 +249,20 @@ def test_with_a_greater_staleness_nothing_is_issued_for_a_candidate() -> None:
     assert loop.state.issue_version == 1
 
 
+def test_nothing_is_issued_early_whose_answers_cannot_be_held_back() -> None:
+    state = ManagerState(RUN, owes_feedback=False, for_candidates=False)
+    for record in (GuardedLoop().log[-1], ack(1), update(2)):
+        state.apply(record)
+    assert state.pace is not None and state.pace.guarded and state.issue_version == 1
+
+
+def test_a_candidate_that_the_server_failed_to_load_is_still_issued_for() -> None:
+    state = ManagerState(RUN, owes_feedback=False)
+    for record in (GuardedLoop().log[-1], update(1), ack(1), update(2), ack(2, ok=False)):
+        state.apply(record)
+    assert state.issue_version == 2
+
+
 def test_a_run_whose_versions_are_promoted_by_hand_waits_for_that() -> None:
     state = ManagerState(RUN, owes_feedback=False)
     for record in (manifest(), update(1), promotion(1), ack(1), update(2)):

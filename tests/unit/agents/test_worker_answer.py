@@ -1,7 +1,7 @@
 """One task in, its results out."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -13,6 +13,7 @@ from schemas.records import (
     LogprobsMode,
     Opens,
     PolicyAck,
+    PolicyUpdate,
     Promotion,
     Result,
     Sampling,
@@ -26,6 +27,7 @@ from schemas.wire.codec import Codec
 from tentalis import rewards
 from tentalis.agents.workers import policy_calls as policy_calls_module
 from tentalis.agents.workers.answer import Answerer, failed_instead, seed_of, send_fitting, without_texts
+from tentalis.agents.workers.places import Places
 from tentalis.agents.workers.process import WorkerOptions, is_mine
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable, UnknownModel
@@ -33,6 +35,7 @@ from tentalis.kafka.producer import checked_size
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.candidates import ISSUED_FOR, Candidates, issue_metadata
 from tentalis.policies.served import ServedVersions
+from tentalis.text.timestamps import now_ms
 from tests.support.loop_records import T0, ack, assignment, assignment_ack, promotion, task, update
 from tests.support.loop_server import LoopServer
 from tests.support.worker_lab import policy_calls
@@ -44,8 +47,9 @@ def answerer(
     patience: float = 5.0,
     assigned: AssignedVersions | None = None,
     candidates: Candidates | None = None,
+    places: Places | None = None,
 ) -> Answerer:
-    calls = policy_calls(served, assigned, candidates, patience_s=patience)
+    calls = policy_calls(served, assigned, candidates, patience_s=patience, places=places)
     return Answerer(server, calls, worker_id="w", server_id="local")
 
 
@@ -206,68 +210,207 @@ def test_it_waits_until_a_version_is_served_and_the_one_at_issue_is_known(issued
     assert within(play())[0].policy_spans[0].policy == "assistant@v2"
 
 
-async def beside_a_trial(
-    server: LoopServer, decided: Sequence[PolicyAck | Promotion], assigned: AssignedVersions | None = None
-) -> tuple[list[str], list[Result]]:
-    """Answers a task that was issued for version 2 while version 1 is served and 2 is tried. Returns the models that
-    were asked before the records in `decided` came, and the results after them."""
-    served, candidates = served_at(1), Candidates("local")
-    for record in (update(1), ack(1), update(2)):
-        candidates.apply(record)
-    worker = answerer(server, served, assigned=assigned, candidates=candidates)
-    answering = asyncio.create_task(worker.answer(task(metadata=issue_metadata("assistant", 2)), T0))
-    await server.called.wait()
-    await asyncio.sleep(0.05)
-    asked = [call["model"] for call in server.calls]
-    if not assigned:
-        assert not answering.done(), "nobody may see the answer of a version on which no decision was made"
-    for record in decided:
-        served.apply(record)
-        candidates.apply(record)
-    worker._policies.changed()
-    return asked, await answering
+class BesideATrial:
+    """A worker that answers tasks that were issued for version 2 while version 1 is served and 2 is tried."""
+
+    def __init__(self, server: LoopServer, assigned: AssignedVersions | None = None, places: int = 1) -> None:
+        self.server, self.places = server, Places(places)
+        self.served, self.candidates = served_at(1), Candidates("local")
+        for record in (update(1), ack(1), update(2)):
+            self.candidates.apply(record)
+        self.worker = answerer(server, self.served, assigned=assigned, candidates=self.candidates, places=self.places)
+
+    async def started(self, name: str = "t0", deadline_ms: int = 60_000) -> "asyncio.Task[list[Result]]":
+        """Returns the answering of a task, once the server was asked."""
+        of = task(name, metadata=issue_metadata("assistant", 2), terms=Terms(deadline_ms=deadline_ms))
+        self.places.take()
+        self.server.called.clear()
+        answering = asyncio.create_task(self.worker.answer(of, now_ms()))
+        await self.server.called.wait()
+        await asyncio.sleep(0.05)
+        return answering
+
+    async def decide(self, *records: PolicyAck | Promotion | PolicyUpdate) -> None:
+        for record in records:
+            self.served.apply(record)
+            self.candidates.apply(record)
+        self.worker._policies.changed()
+        await asyncio.sleep(0.05)
+
+
+def asked_by(server: LoopServer) -> list[str]:
+    return [call["model"] for call in server.calls]
+
+
+def answered_by(results: list[Result]) -> set[str]:
+    return {each.policy_spans[0].policy for each in results}
+
+
+def both() -> LoopServer:
+    return LoopServer(["assistant@v1", "assistant@v2"])
 
 
 def test_a_round_that_was_issued_for_a_candidate_is_sampled_beside_its_trial() -> None:
-    server = LoopServer(["assistant@v1", "assistant@v2"])
-    asked, results = within(beside_a_trial(server, [promotion(2), ack(2)]))
-    assert asked == ["assistant@v2"] and len(server.calls) == 1
-    assert [each.policy_spans[0].policy for each in results] == ["assistant@v2"] * 2
+    async def play() -> None:
+        trial = BesideATrial(both())
+        answering = await trial.started()
+        assert not answering.done(), "nobody may see the answer of a version on which no decision was made"
+        await trial.decide(promotion(2))
+        assert not answering.done(), "the server does not serve it yet"
+        await trial.decide(ack(2))
+        assert answered_by(await answering) == {"assistant@v2"} and asked_by(trial.server) == ["assistant@v2"]
+
+    within(play())
 
 
-@pytest.mark.parametrize("decided", [promotion(1, mode="rollback"), ack(2, ok=False)])
-def test_the_answers_of_a_refused_candidate_are_dropped(decided: PolicyAck | Promotion) -> None:
-    server = LoopServer(["assistant@v1", "assistant@v2"])
-    asked, results = within(beside_a_trial(server, [decided]))
-    assert asked == ["assistant@v2"] and len(server.calls) == 2
-    assert [each.policy_spans[0].policy for each in results] == ["assistant@v1"] * 2
-
-
-def test_a_candidate_is_asked_once_the_server_has_loaded_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_calls_module, "LOADED_POLL_S", 0.01)
-    server = LoopServer(["assistant@v1"])
+@pytest.mark.parametrize("branch", [False, True])
+def test_the_answers_of_a_refused_candidate_are_dropped(branch: bool) -> None:
+    """The next version of the policy may be on the log before the worker has read the refusal."""
+    server = LoopServer(["assistant@v1", "assistant@v2", "assistant@v3"])
 
     async def play() -> list[Result]:
-        playing = asyncio.create_task(beside_a_trial(server, [promotion(2), ack(2)]))
-        await server.called.wait()
-        server.loaded["assistant@v2"] = ""
-        return (await playing)[1]
+        trial = BesideATrial(server)
+        answering = await trial.started()
+        await trial.decide(promotion(1, mode="rollback"), *([update(3, run_id="run-1.1")] if branch else []))
+        assert answering.done() is not branch
+        await trial.decide(*([promotion(3), ack(3)] if branch else []))
+        return await answering
 
-    assert within(play())[0].policy_spans[0].policy == "assistant@v2"
+    assert answered_by(within(play())) == {"assistant@v3" if branch else "assistant@v1"}
+    assert asked_by(server)[0] == "assistant@v2" and len(server.calls) == 2
 
 
-def test_a_failure_of_the_server_beside_a_trial_is_not_the_tasks() -> None:
-    server = LoopServer(["assistant@v1", "assistant@v2"])
+def test_a_candidate_that_the_server_fails_to_load_for_a_time_keeps_its_answers() -> None:
+    async def play() -> None:
+        trial = BesideATrial(both())
+        answering = await trial.started()
+        await trial.decide(promotion(2), ack(2, ok=False), ack(1))
+        assert not answering.done()
+        await trial.decide(ack(2))
+        assert answered_by(await answering) == {"assistant@v2"} and len(trial.server.calls) == 1
+
+    within(play())
+
+
+def test_a_task_that_comes_after_the_refusal_is_answered_at_once() -> None:
+    async def play() -> None:
+        trial = BesideATrial(both())
+        await trial.decide(promotion(1, mode="rollback"))
+        assert answered_by(await (await trial.started())) == {"assistant@v1"}
+
+    within(asyncio.wait_for(play(), 1.0))
+
+
+def test_a_task_waits_for_the_decision_until_its_own_deadline() -> None:
+    async def play() -> list[Result]:
+        return await (await BesideATrial(both()).started(deadline_ms=200))
+
+    results = within(play())
+    assert [each.status for each in results] == [Status.INFRA] * 2
+    assert "assistant@v2" in (results[0].error or "") and "deadline" in (results[0].error or "")
+
+
+def test_a_server_that_stays_behind_another_one_answers_with_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_calls_module, "WAIT_FOR_SERVER_S", 0.2)
+
+    async def play() -> None:
+        trial = BesideATrial(LoopServer(["assistant@v1"]))
+        answering = await trial.started()
+        await trial.decide(promotion(2), ack(2, server_id="other"))
+        assert not answering.done()
+        assert answered_by(await answering) == {"assistant@v1"}
+
+    within(play())
+
+
+def test_a_finished_answer_that_is_held_has_no_place() -> None:
+    async def play() -> None:
+        trial = BesideATrial(both())
+        first = await trial.started("t0")
+        assert trial.places.free and trial.places.lent == 1
+        trial.server.gate = asyncio.Event()
+        second = await trial.started("t1")
+        assert not trial.places.free, "it is sampled"
+        trial.server.gate.set()
+        await asyncio.sleep(0.05)
+        assert trial.places.free and trial.places.lent == 2
+        trial.server.gate.clear()
+        await trial.decide(promotion(1, mode="rollback"))
+        assert not trial.places.free and len(trial.server.calls) == 3, "they are asked again one after the other"
+        trial.server.gate.set()
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        trial.places.leave()
+        assert {name for each in (first, second) for name in answered_by(await each)} == {"assistant@v1"}
+        assert len(trial.server.calls) == 4 and trial.places.lent == 0
+
+    within(play())
+
+
+def test_a_task_lends_its_place_until_the_server_has_loaded_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_calls_module, "LOADED_POLL_S", 0.03)
+
+    async def play() -> None:
+        trial = BesideATrial(LoopServer(["assistant@v1"]))
+        answering = await trial.started()
+        assert trial.places.free
+        trial.server.loaded["assistant@v2"] = ""
+        await asyncio.sleep(0.1)
+        await trial.decide(promotion(2), ack(2))
+        assert answered_by(await answering) == {"assistant@v2"} and "assistant@v1" not in asked_by(trial.server)
+
+    within(play())
+
+
+def test_a_failure_of_the_server_beside_a_trial_is_retried_before_the_decision() -> None:
+    server = both()
     server.failures.append(ServerUnavailable("away"))
-    _, results = within(beside_a_trial(server, [promotion(2), ack(2)]))
-    assert [each.status for each in results] == [Status.OK, Status.OK] and len(server.calls) == 2
+
+    async def play() -> None:
+        trial = BesideATrial(server)
+        answering = await trial.started()
+        await asyncio.sleep(0.3)
+        assert asked_by(server) == ["assistant@v2"] * 2
+        await trial.decide(promotion(2), ack(2))
+        assert answered_by(await answering) == {"assistant@v2"} and len(server.calls) == 2
+
+    within(play())
 
 
-def test_an_undecided_candidate_holds_a_task_for_a_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_calls_module, "WAIT_FOR_DECISION_S", 0.1)
-    server = LoopServer(["assistant@v1", "assistant@v2"])
-    _, results = within(beside_a_trial(server, []))
-    assert results[0].policy_spans[0].policy == "assistant@v1"
+def test_a_candidate_that_the_server_lost_after_the_decision_fails_the_task_in_time() -> None:
+    async def play() -> list[Result]:
+        trial = BesideATrial(LoopServer(["assistant@v1"]))
+        trial.worker._policies._patience_s = 0.3
+        answering = await trial.started()
+        await trial.decide(promotion(2), ack(2))
+        return await answering
+
+    assert [each.status for each in within(play())] == [Status.INFRA] * 2
+
+
+def test_the_time_of_an_answer_is_without_that_for_which_it_was_held() -> None:
+    async def play() -> None:
+        trial = BesideATrial(both())
+        answering = await trial.started()
+        await asyncio.sleep(0.3)
+        await trial.decide(promotion(2), ack(2))
+        assert max(each.elapsed_s for each in await answering) < 0.2
+
+    within(play())
+
+
+@pytest.mark.parametrize(("version", "asked"), [(None, "assistant@v2"), (1, "assistant@v1")])
+def test_an_assignment_to_the_latest_version_honours_the_candidate(version: int | None, asked: str) -> None:
+    assigned = AssignedVersions()
+    assigned.apply(assignment(version, AssignmentScope.WORKER, "w"))
+
+    async def play() -> None:
+        trial = BesideATrial(both(), assigned)
+        answering = await trial.started()
+        assert asked_by(trial.server) == [asked] and answering.done() is (version is not None)
+        await trial.decide(promotion(2), ack(2))
+        assert answered_by(await answering) == {asked}
+
+    within(play())
 
 
 def test_malformed_metadata_fails_the_task_and_not_the_worker() -> None:

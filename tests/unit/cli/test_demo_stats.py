@@ -85,6 +85,18 @@ def test_a_round_that_is_sampled_during_the_trial_of_its_version_is_sampling_fro
     assert phases.seconds_by_phase([1])["serving"] == 64.9
 
 
+def test_a_round_for_a_refused_candidate_belongs_to_the_version_that_answered_it() -> None:
+    """Version 2 is refused; the round that was issued for it is answered by version 1 and trains the step again."""
+    log: list[tuple[Record, int]] = [(manifest(), T0), (update(1), T0), (promotion(1), T0), (ack(1), T0)]
+    first, second = (task(f"t{number}", n=1, metadata={"round": str(number)}) for number in (0, 1))
+    for of, asked, answered in ((first, 1_000, 11_000), (second, 30_000, 90_000)):
+        log += [(of, T0 + asked), (result(of, 0, version=1), T0 + answered)]
+        log.append((outcome(of, 0, version=1, reward=1.0), T0 + answered + 1_000))
+    log += [(plan(1, []), T0 + 95_000), (step_result(1, 2), T0 + 99_000)]
+    phases = folded(log).seconds_by_phase([1])
+    assert phases == {"sampling": 89.0, "judging": 1.0, "planning": 4.0, "training": 4.0}
+
+
 def test_a_long_pause_in_one_step_does_not_change_the_seconds_of_a_phase() -> None:
     log: list[tuple[Record, int]] = [(manifest(), T0)]
     pause = 8 * 3_600_000

@@ -18,12 +18,16 @@ SERVED = [update(1), promotion(1), ack(1)]
         ([*SERVED, update(2)], 2),
         ([*SERVED, update(2), promotion(2)], 2),
         ([*SERVED, update(2), promotion(2), ack(2)], None),
-        ([*SERVED, update(2), promotion(2), ack(2, ok=False)], None),
+        # The server tries to load it again.
+        ([*SERVED, update(2), ack(2, ok=False)], 2),
+        ([*SERVED, update(2), promotion(2), ack(2, ok=False), ack(1)], 2),
         ([*SERVED, update(2), promotion(1, mode="rollback")], None),
         ([*SERVED, update(2), promotion(1, mode="rollback"), update(3)], 3),
         # Topics are read one after the other, and compaction leaves the last promotion and acknowledgement alone.
         ([ack(1), update(1), update(2), promotion(1, mode="rollback")], None),
-        ([ack(2), ack(1), update(2), promotion(2)], None),
+        ([ack(2), ack(1), update(2), promotion(1, mode="rollback")], None),
+        ([ack(2), ack(1), update(2), promotion(2, mode="manual")], 2),
+        ([ack(1), update(2), promotion(2, mode="manual")], 2),
         ([promotion(1), update(2), ack(1)], 2),
         # A late decision says nothing of what was published meanwhile; a rollback ends the run that published last.
         ([*SERVED, update(2), update(3), promotion(2, mode="guarded")], 3),
@@ -54,6 +58,13 @@ def test_the_acknowledgement_of_another_server_decides_nothing_here() -> None:
     for record in [*SERVED, update(2), promotion(2), ack(2, server_id="other")]:
         fold.apply(record)
     assert fold.version("assistant") == 2
+
+
+def test_a_version_is_published_with_a_newer_one() -> None:
+    fold = Candidates()
+    assert not fold.published("assistant", 1)
+    fold.apply(update(2))
+    assert [fold.published("assistant", version) for version in (1, 2, 3)] == [True, True, False]
 
 
 def test_a_task_names_the_version_that_it_was_issued_for() -> None:

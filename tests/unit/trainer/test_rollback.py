@@ -120,13 +120,25 @@ def test_a_branch_reads_on_behind_what_was_trained_not_behind_what_was_only_plan
 def test_what_can_still_be_needed_stays() -> None:
     present = range(20)
     # v15 is served, v12 and v9 were before; v16..v19 wait for a decision; v3 is pinned; the window reaches back to v17.
-    assert versions_to_keep(present, 19, 2, [7, 9, 12, 15], {3}) == {3, 9, 12, 15, 16, 17, 18, 19}
-    assert versions_to_keep(present, 19, 8, [12, 15], set()) == set(range(11, 20)), "the staleness window"
+    assert versions_to_keep(present, 19, 2, [7, 9, 12, 15], {3}, {}) == {3, 9, 12, 15, 16, 17, 18, 19}
+    assert versions_to_keep(present, 19, 8, [12, 15], set(), {}) == set(range(11, 20)), "the staleness window"
     # After a rollback from v15 to v12 it may go back to what came before v12.
-    assert versions_to_keep(present, 19, 0, [9, 15, 12], set()) == {9, *range(12, 20)}
+    assert versions_to_keep(present, 19, 0, [9, 15, 12], set(), {}) == {9, *range(12, 20)}
     # The log tells of one promotion only: what may have been served before stays.
-    assert versions_to_keep(present, 19, 0, [15], set()) == {13, 14, *range(15, 20)}
-    assert versions_to_keep(present, 19, 0, [], set()) == set(present), "nothing is decided yet"
+    assert versions_to_keep(present, 19, 0, [15], set(), {}) == {13, 14, *range(15, 20)}
+    assert versions_to_keep(present, 19, 0, [], set(), {}) == set(present), "nothing is decided yet"
+
+
+def test_versions_with_the_same_weights_count_once_for_a_rollback() -> None:
+    # v12 was refused: v13 begins a branch with the weights of v11. v15 is served, v13 and v9 were before.
+    promoted, weights = [7, 9, 11, 13, 15], {7: "a", 9: "b", 11: "c", 12: "d", 13: "c", 15: "e"}
+    assert versions_to_keep(range(16), 15, 0, promoted, set(), weights) == {9, 13, 15}
+    assert versions_to_keep(range(16), 15, 0, [15], set(), weights | {14: "c"}) == {12, 14, 15}
+    # A rollback went from v13 to v11, so v13 is taken back; v14 has the weights of v11.
+    promoted, weights = [7, 9, 11, 13, 11, 14, 15], {11: "c", 14: "c"}
+    assert versions_to_keep(range(16), 15, 0, promoted, set(), weights) == {9, 14, 15}
+    # The branch of the served version's own weights.
+    assert versions_to_keep(range(12), 11, 0, [7, 9, 11], set(), {9: "c", 11: "c"}) == {7, 11}
 
 
 def test_adapters_are_pruned_by_number_but_for_those_that_are_needed(tmp_path: Path) -> None:
