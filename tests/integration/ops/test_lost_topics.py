@@ -8,6 +8,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tentalis.kafka import topic_watch
 from tentalis.kafka.config import client_config
 from tentalis.kafka.identity import PartitionsChanged, TopicLost
+from tentalis.kafka.topic_client import TopicClient
 from tentalis.kafka.topic_watch import TopicWatch, ending_on_changes
 from tentalis.service.settings import Settings
 from tests.support.kafka_fixture import Kafka, ensure_topics, eventually
@@ -41,7 +42,12 @@ def test_a_running_process_sees_new_partitions_and_a_new_topic(
         created(admin, name)
     looks = threading.Semaphore(0)
     look = TopicWatch._look
-    monkeypatch.setattr(TopicWatch, "_look", lambda *given: (look(*given), looks.release()))
+
+    def counted(watch: TopicWatch, client: TopicClient) -> None:
+        look(watch, client)
+        looks.release()
+
+    monkeypatch.setattr(TopicWatch, "_look", counted)
     growing, replacing = TopicWatch(settings, [grown], ""), TopicWatch(settings, [replaced], "")
     for _ in range(6):
         assert looks.acquire(timeout=30)
