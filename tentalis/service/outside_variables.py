@@ -143,7 +143,7 @@ TESTS: tuple[Variable[Any], ...] = (
         "TENTALIS_TEST_EXAMPLES",
         "Number of examples of each property test of the streams.",
         whole(1),
-        default_text="50 or 100",
+        default_text="50",
     ),
     _tests("TENTALIS_API_EXAMPLES", "Number of examples of each operation of the bridge.", whole(1), default_text="5"),
     _tests(

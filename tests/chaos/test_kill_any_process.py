@@ -18,7 +18,7 @@ from tests.support.kafka_fixture import eventually
 pytestmark = [pytest.mark.broker, pytest.mark.chaos, pytest.mark.timeout(1500)]
 
 KILLS = 10
-STEPS = 14
+STEPS = 9
 
 
 def test_a_run_survives_ten_kills_and_is_verified_and_replayed(tmp_path: Path, tiny_model: Path) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 import zlib
 from functools import cache
 from pathlib import Path
@@ -25,12 +26,21 @@ LEAST = 1 << 61
 _PID_BITS, _CHECK_BITS, _RANDOM_BITS = 22, 16, 23
 _UNLIMITED = -1
 _ROUNDS = 100
+_marking = threading.Lock()
 _NESTED = re.compile(r"^NSpid:\s*\d+\s+\d+", re.MULTILINE)
 
 
-@cache
 def mark() -> int | None:
-    """Returns the mark of this process, which lasts until it ends, however it ends. None: this system has no marks."""
+    """Returns the mark of this process, which lasts until it ends, however it ends. None: this system has no marks.
+
+    May be called from several threads: a command with another mark than its holder would be killed as left behind.
+    """
+    with _marking:
+        return _mark_of_this_process()
+
+
+@cache
+def _mark_of_this_process() -> int | None:
     if not hasattr(psutil, "RLIMIT_LOCKS"):
         return None
     this = psutil.Process()

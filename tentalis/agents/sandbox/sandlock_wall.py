@@ -5,6 +5,8 @@ Files outside the working folder, the operating system's programs and Python are
 ends with it, and with the process that holds the wall.
 """
 
+import logging
+import signal
 import sys
 import tempfile
 import threading
@@ -13,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from sandlock import ExitReason, Process, Sandbox, SandlockError, StdioMode
+from sandlock import ExitReason, Process, Result, Sandbox, SandlockError, StdioMode
 
 from tentalis.agents.sandbox.abandoned import mark
 from tentalis.agents.sandbox.attributes import FILE_CALLS, FileAttributes, Leader, OwnLimits
@@ -27,6 +29,8 @@ from tentalis.agents.sandbox.wall import (
     limited_command,
     limited_server,
 )
+
+log = logging.getLogger(__name__)
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
 # Calls that change files and processes of this user outside of the folder, and for which Landlock has no rules. Those
@@ -182,4 +186,11 @@ def _run(
         return CommandOutput(stdout, stderr, CommandEnd.TIMED_OUT, None)
     if found.reason is ExitReason.EXITED:
         return CommandOutput(stdout, stderr, CommandEnd.EXITED, found.exit_code)
+    log.info("a command was ended by %s", _signal_of(found))
     return CommandOutput(stdout, stderr, CommandEnd.KILLED, None)
+
+
+def _signal_of(found: Result) -> str:
+    """Returns the name of the signal that ended a command. sandlock gives no number for SIGKILL, which also ends a
+    command at its limit of memory."""
+    return signal.Signals(found.signal).name if found.reason is ExitReason.SIGNALED else "SIGKILL"

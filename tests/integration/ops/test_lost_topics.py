@@ -1,23 +1,16 @@
-"""Processes and commands that see a topic being lost or resized, on a real broker."""
+"""Processes that see a topic being lost or resized, on a real broker."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
-from typer.testing import CliRunner
 
-from tentalis.cli.main import app
-from tentalis.kafka import topic_client, topic_watch
+from tentalis.kafka import topic_watch
 from tentalis.kafka.config import client_config
 from tentalis.kafka.identity import PartitionsChanged, TopicLost
+from tentalis.kafka.topic_client import TopicClient
 from tentalis.kafka.topic_watch import TopicWatch, ending_on_changes
-from tentalis.local.broker import EmbeddedBroker
-from tentalis.ops.lost_topics import lost_topics
-from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
-from tests.integration.streams.test_topic_loss import CHANGELOG, heads, open_tasks, run_once
-from tests.support.join_worker import JoinWorker
 from tests.support.kafka_fixture import Kafka, ensure_topics, eventually
 
 pytestmark = pytest.mark.broker
@@ -49,7 +42,12 @@ def test_a_running_process_sees_new_partitions_and_a_new_topic(
         created(admin, name)
     looks = threading.Semaphore(0)
     look = TopicWatch._look
-    monkeypatch.setattr(TopicWatch, "_look", lambda *given: (look(*given), looks.release()))
+
+    def counted(watch: TopicWatch, client: TopicClient) -> None:
+        look(watch, client)
+        looks.release()
+
+    monkeypatch.setattr(TopicWatch, "_look", counted)
     growing, replacing = TopicWatch(settings, [grown], ""), TopicWatch(settings, [replaced], "")
     for _ in range(6):
         assert looks.acquire(timeout=30)
@@ -74,34 +72,3 @@ def _grow_and_wait(admin: AdminClient, name: str, stop: threading.Event) -> None
     for future in admin.create_partitions([NewPartitions(name, 4)]).values():
         future.result(30)
     assert stop.wait(30), "the process was not asked to end"
-
-
-def test_commands_name_a_lost_topic_and_apply_does_not_hide_it(
-    own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topic_client, "TOPIC_PATIENCE_S", 0.5)
-    settings = Settings(bootstrap=own_broker.bootstrap, home=tmp_path)
-    ensure_topics(settings)
-    assert lost_topics(settings) == []
-    open_tasks(settings, heads("task"))
-    workers: list[JoinWorker] = []
-    try:
-        run_once(settings, workers, tmp_path)
-    finally:
-        for worker in workers:
-            if worker.process.poll() is None:
-                worker.end(kill=True)
-    assert lost_topics(settings) == []
-    admin = AdminClient(client_config(settings))
-    for future in admin.delete_topics([CHANGELOG]).values():
-        future.result(30)
-    eventually(lambda: CHANGELOG not in admin.list_topics(timeout=10).topics, 30)
-    (said,) = lost_topics(settings)
-    assert f"join: {CHANGELOG} is gone" in said
-    at = ["--bootstrap-server", own_broker.bootstrap]
-    assert CliRunner().invoke(app, ["topics", "apply", "--yes", *at]).exit_code != 0
-    assert CHANGELOG not in admin.list_topics(timeout=10).topics, "an empty one in its place would hide the loss"
-    ensure_topics(settings)
-    (said,) = lost_topics(settings)
-    assert f"join: {CHANGELOG} was deleted and created again" in said
-    assert CliRunner().invoke(app, ["topics", "diff", *at]).exit_code == ExitCode.PERMANENT

@@ -1,5 +1,6 @@
 """Fixtures of tests that run actions behind a wall, and of those that run a manager on a log in memory."""
 
+import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,12 @@ from tests.support.walls import available_wall
 @pytest.fixture(scope="module")
 def wall() -> Wall:
     return available_wall()
+
+
+@pytest.fixture(autouse=True)
+def ends_of_commands(caplog: pytest.LogCaptureFixture) -> None:
+    """A test that fails shows the signal that ended a command."""
+    caplog.set_level(logging.INFO, logger="tentalis.agents.sandbox")
 
 
 @dataclass

@@ -99,6 +99,29 @@ def test_other_children_of_a_holder_are_no_commands() -> None:
         child.stdin.close()
 
 
+AT_ONCE = """
+import psutil, secrets, threading, time
+from tentalis.agents.sandbox.abandoned import mark
+
+randbits = secrets.randbits
+secrets.randbits = lambda bits: (time.sleep(0.2), randbits(bits))[1]  # as on a busy machine
+at_once, marks = threading.Barrier(8), []
+def first_command():
+    at_once.wait()
+    marks.append(mark())
+threads = [threading.Thread(target=first_command) for _ in range(8)]
+for each in threads: each.start()
+for each in threads: each.join()
+print(*{*marks, psutil.Process().rlimit(psutil.RLIMIT_LOCKS)[0]})
+"""
+
+
+@pytest.mark.skipif(not hasattr(psutil, "RLIMIT_LOCKS"), reason="only Linux has the limit that marks a process")
+def test_commands_that_begin_at_once_have_the_mark_of_their_holder() -> None:
+    found = subprocess.run([sys.executable, "-c", AT_ONCE], stdout=subprocess.PIPE, cwd=ROOT, text=True, check=True)
+    assert len(found.stdout.split()) == 1, "one mark, and it is the limit of the process"
+
+
 class _Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_void_p)]
 

@@ -360,6 +360,12 @@ def test_the_caller_can_end_a_command(wall: Wall, place: Path, after_s: float) -
     assert output.end is CommandEnd.KILLED
 
 
+def test_the_signal_that_ended_a_command_is_logged(wall: Wall, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number, name in ((6, "SIGABRT"), (9, "SIGKILL")):
+        assert attack(wall, place, f"import os; os.kill(os.getpid(), {number})").end is CommandEnd.KILLED
+        assert caplog.messages[-1] == f"a command was ended by {name}"
+
+
 def test_an_exit_code_is_the_commands_own(wall: Wall, place: Path) -> None:
     assert attack(wall, place, "import os; os._exit(7)").exit_code == 7
     assert attack(wall, place, "print(6 * 7)") == CommandOutput(b"42\n", b"", CommandEnd.EXITED, 0)

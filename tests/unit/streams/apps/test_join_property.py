@@ -44,7 +44,7 @@ from tests.support.join_support import (
 )
 
 # More for a long search: TENTALIS_TEST_EXAMPLES=20000 pytest tests/unit/streams/apps/test_join_property.py
-EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "50"))
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -27,7 +27,7 @@ from tests.support.pairing_support import (
 from tests.support.stream_records import make_feedback
 
 # More for a long search: TENTALIS_TEST_EXAMPLES=20000 pytest tests/unit/streams/fold/test_pairing_property.py
-EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("TENTALIS_TEST_EXAMPLES", "50"))
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PAUSES = st.sampled_from([0, 1, 5, HORIZON // 2, HORIZON - 1, HORIZON, HORIZON + 1, 2 * HORIZON, 2 * HORIZON + 1])
