@@ -160,8 +160,8 @@ def _turn_row(turn: dict[str, Any]) -> list[Any]:
 
 
 def _reward(outcome: dict[str, Any]) -> str:
-    """The reward of an outcome; "explicit" if a grade decided it, the kind if it was not trained with its turn, and what
-    became of a grade that came late."""
+    """The reward of an outcome; "explicit" if a grade decided it, the kind if it is not the reward of its turn, and the
+    fate of a grade that came late."""
     explicit = "explicit" if outcome["explicit"] else ""
     kind = outcome["kind"] if outcome["kind"] in _BESIDE else ""
     grade = f"({outcome['grade']})" if outcome["grade"] else ""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from schemas import topics
-from schemas.records import RunManifest
+from schemas.records import BatchPlan, RunManifest
 from schemas.wire.codec import Codec
 from tentalis.policies.lineage import Node
 from tentalis.service.lifecycle import Unmendable

@@ -17,7 +17,6 @@ SIGNAL = "signal:"
 """Prefix of the author of a feedback that is an implicit signal."""
 
 
-
 class UnknownSession(Exception):
     """The log has no turn of a session."""
 
