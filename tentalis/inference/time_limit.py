@@ -38,7 +38,11 @@ class _Work(Generic[T]):
         with self._lock:
             self._runs = False
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(lambda: self.future.done() or settle(outcome))
+            self._loop.call_soon_threadsafe(self._settle, settle, outcome)
+
+    def _settle(self, settle: Callable[..., None], outcome: object) -> None:
+        if not self.future.done():
+            settle(outcome)
 
     def interrupt(self) -> None:
         """Ends the work at its next step in Python. A single call into C ends first."""
