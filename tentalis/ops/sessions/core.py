@@ -182,7 +182,7 @@ class TurnFacts:
         other = next(others, None)
         if other is None:
             return "not trained yet"
-        return f"not trained: {other.version} had learned from the turn before this grade counted"
+        return f"not used: {other.version} has learned from the turn"
 
     def _hint(self, hint: Hint) -> dict[str, Any]:
         """A hint with its source: `made_by`, the rule or judge; `said`, the message or comment it was made from, null

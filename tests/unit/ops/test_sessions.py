@@ -91,7 +91,7 @@ def test_details_separate_signals_from_what_people_said() -> None:
     [
         ({}, "not trained yet"),
         ({"t/0": False}, "not trained yet"),
-        ({"t/0": True}, "not trained: assistant@v5 had learned from the turn before this grade counted"),
+        ({"t/0": True}, "not used: assistant@v5 has learned from the turn"),
         ({"t/0": False, LATE_GRADE: True}, "trained"),
     ],
 )
