@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+from schemas.ids import graded_sample
 from schemas.records import RecordPart, Rollout
 
 DIGEST_FIELDS = (
@@ -123,7 +124,8 @@ def digest_holds(rollout: Rollout) -> bool:
     """True if the content matches the digest; a redacted rollout has no content to check. The digest does not cover
     the task's id, by which groups are formed, but it covers the rollout's id, which begins with the task's id."""
     own = f"{rollout.head.task_id}/{rollout.sample_index}"
-    if rollout.rollout_id != own and not rollout.rollout_id.startswith(f"{own}/opd/"):
+    key = rollout.rollout_id
+    if key != own and not key.startswith(f"{own}/opd/") and graded_sample(key) != own:
         return False
     return rollout.forgotten or rollout_digest(rollout) == rollout.digest
 

@@ -36,12 +36,30 @@ def turn_task_id(session_id: str, session_event_id: str) -> str:
 
 
 def rollout_task_id(rollout_id: str) -> str:
-    """The id of the task of a rollout: `<task>/<sample>`, and after `/opd/` the id of a hint that came late.
+    """The id of the task of a rollout: `<task>/<sample>`, and after `/opd/` the id of a hint that came late, after
+    `/grade/` that of a grade.
 
     >>> rollout_task_id("a/b/3/opd/x")
     'a/b'
     """
-    return rollout_id.partition("/opd/")[0].rpartition("/")[0]
+    sample = graded_sample(rollout_id) or rollout_id.partition("/opd/")[0]
+    return sample.rpartition("/")[0]
+
+
+_GRADED = re.compile(r"(.*/[0-9]+)/grade/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.DOTALL)
+
+
+def graded_sample(rollout_id: str) -> str | None:
+    """The sample, `<task>/<sample>`, whose reward a rollout replaces, because it is a grade that came late
+    (`<task>/<sample>/grade/<half id>`); None for any other rollout.
+
+    >>> graded_sample("a/b/3/grade/6f0d9d3e-52d4-5b0e-9a53-7e3f0e1f5a11")
+    'a/b/3'
+    """
+    if "/grade/" not in rollout_id:
+        return None
+    found = _GRADED.fullmatch(rollout_id)
+    return None if found is None else found[1]
 
 
 def sha256_hex(data: bytes) -> str:

@@ -7,6 +7,7 @@ with `tasks.py` and `results.py`.
 
 from schemas.records.base import Finite, Float32s, Int, Int32s, Mask, Millis, Name, Record, RecordPart, Reward, Unit
 from schemas.records.halves import (
+    EXPLICIT,
     Forget,
     Hint,
     HintKind,
@@ -82,6 +83,7 @@ RECORDS: dict[str, type[Record]] = {
 }
 
 __all__ = [
+    "EXPLICIT",
     "GIVEN_UP",
     "MAX_SAMPLES",
     "RECORDS",

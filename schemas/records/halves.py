@@ -119,6 +119,10 @@ class TokenSpan(RecordPart):
     end: Annotated[Int, Field(ge=0)]
 
 
+EXPLICIT = "explicit"
+"""The component of a Score whose reward is an explicit grade alone: a thumb or a score of a person or an operator."""
+
+
 class Score(Record):
     """The RL half: a reward and its components. Also written when the reward is unknown.
 

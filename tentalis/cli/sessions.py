@@ -24,8 +24,8 @@ app = typer.Typer(help="Recorded conversations: list, show, label.", no_args_is_
 
 LISTED = ("session", "user", "main", "side", "tasks", "policies", "ended", "last")
 TURNS = ("turn", "kind", "at", "asked", "answered", "signals", "feedback", "hint", "reward", "trained")
-# Outcomes whose reward is counted and not trained.
-_UNTRAINED = ("late", "superseded")
+# Outcomes whose reward is not that of their turn.
+_BESIDE = ("late", "superseded")
 
 
 class Thumb(StrEnum):
@@ -160,7 +160,9 @@ def _turn_row(turn: dict[str, Any]) -> list[Any]:
 
 
 def _reward(outcome: dict[str, Any]) -> str:
-    """The reward of an outcome; "explicit" if a grade decided it, and the kind if it was not trained."""
+    """The reward of an outcome; "explicit" if a grade decided it, the kind if it is not the reward of its turn, and the
+    fate of a grade that came late."""
     explicit = "explicit" if outcome["explicit"] else ""
-    kind = outcome["kind"] if outcome["kind"] in _UNTRAINED else ""
-    return " ".join(part for part in (str(readable(outcome["reward"])), explicit, kind) if part)
+    kind = outcome["kind"] if outcome["kind"] in _BESIDE else ""
+    grade = f"({outcome['grade']})" if outcome["grade"] else ""
+    return " ".join(part for part in (str(readable(outcome["reward"])), explicit, kind, grade) if part)

@@ -24,6 +24,7 @@ from tentalis.inference.response_format import InvalidFormat
 from tentalis.inference.scoring import ScoredTokens
 from tentalis.inference.template_settings import reserved_message, reserved_settings
 from tentalis.inference.text import longest_token_bytes, text_bytes
+from tentalis.inference.time_limit import within
 from tentalis.inference.whole_model import ServedVersion
 from tentalis.service.packages import MissingExtra
 from tentalis.storage.errors import StorageError
@@ -36,8 +37,11 @@ _Read = TypeVar("_Read")
 _MAX_ESCAPED_BYTES, _BODY_OVERHEAD = 8, 1 << 20
 # A body that is too large is read and dropped up to this size, so that the client can receive the error response.
 _MAX_DISCARDED_BYTES = 256 << 20
-# A larger body is parsed, rendered and tokenised on a thread: other clients' answers go on meanwhile.
+# A larger body is parsed and tokenised on a thread: other clients' answers go on meanwhile.
 _READ_ON_LOOP_BYTES = 64 << 10
+
+TEMPLATE_LIMIT_S = 10.0
+"""Time limit of a chat template, in seconds. Templates take milliseconds."""
 
 
 class UnknownModelName(Exception):
@@ -193,7 +197,7 @@ class InferenceApi:
         self._resolve(body.model)
         if body.messages is not None:
             messages = body.messages
-            tokens = await _read(request, lambda: self._render(messages, body))
+            tokens = await self._rendered(messages, body)
         else:
             prompt, special = body.prompt, body.add_special_tokens is not False
             tokens = await _read(request, lambda: self._tokens(prompt, special))
@@ -207,6 +211,17 @@ class InferenceApi:
         self._resolve(body.model)
         self._check_ids(body.tokens)
         return {"prompt": self.tokenizer.decode(body.tokens)}
+
+    async def _rendered(self, messages: list[dict[str, Any]], body: wire.ChatBody | wire.TokenizeBody) -> list[int]:
+        """Renders on a thread, within TEMPLATE_LIMIT_S: a template is a program, and may never end."""
+        try:
+            return await within(TEMPLATE_LIMIT_S, lambda: self._render(messages, body))
+        except TimeoutError as error:
+            raise wire.InvalidRequest(
+                f"The model's chat template takes longer than {TEMPLATE_LIMIT_S:g} s with these messages. Send fewer "
+                "or shorter messages; if short ones fail too, repair the chat template in the model's folder.",
+                "messages",
+            ) from error
 
     def _render(self, messages: list[dict[str, Any]], body: wire.ChatBody | wire.TokenizeBody) -> list[int]:
         """The token ids of the chat template's output. The template writes its own special tokens: none are added."""
@@ -302,7 +317,7 @@ class InferenceApi:
         """POST /v1/chat/completions."""
         body = await self._parse(request, wire.ChatBody)
         name, adapter = self._resolve(body.model)
-        prompt = await _read(request, lambda: self._render(body.messages, body))
+        prompt = await self._rendered(body.messages, body)
         self._check_ids(prompt)
         top = (body.top_logprobs or 0) if body.logprobs else None
         budget = self._token_budget(prompt, body.limit)

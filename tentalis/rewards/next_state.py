@@ -68,6 +68,7 @@ class NextStateJudge:
     sources = frozenset({Source.NEXT_STATE})
     grades = True
     graders = GRADERS
+    grade_is_reward = True
 
     def __init__(self, chat: ChatClient, settings: NextStateSettings) -> None:
         self._chat = chat

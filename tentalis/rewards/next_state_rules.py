@@ -26,6 +26,7 @@ class NextStateRules:
     sources = frozenset({Source.NEXT_STATE})
     grades = True
     graders = GRADERS
+    grade_is_reward = True
 
     def __init__(self, signals: Collection[str] = NAMES) -> None:
         self._signals = frozenset(signals)

@@ -245,6 +245,13 @@ class Oracle:
         if isinstance(half, Hint) and usable(half) and index not in task.trained_hint and not (task.forgotten or left):
             task.trained_hint.add(index)
             rollout = self.rollout(f"{name}/{index}/opd/{half.event_id}", sample.head, None, (offset, self.now, half))
+        scored = task.closed_at is not None or index in task.score
+        grade = score is not None and "explicit" in score.components and not expected(half)
+        answer = sample.head.n_samples == 1 and sample.status == Status.OK and len(sample.token_ids) > 0
+        if score is not None and grade and scored and answer and not (task.forgotten or left):
+            alone = {"n_closed": 1, "group_mean": score.reward, "group_std": 0.0}
+            place = (offset, self.now, half)
+            rollout = self.rollout(f"{name}/{index}/grade/{half.event_id}", sample.head, place, None, **alone)
         key = f"{name}/{index}/late/{half.event_id}"
         self.outcome(key, "late", sample.head, index, sample, score, rollout, half_id=half.event_id)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from schemas.bounds import out_of_bounds
-from schemas.ids import parse_policy_name
+from schemas.ids import graded_sample, parse_policy_name
 from schemas.records import Rollout, Sample, not_trainable_by_ratio, topk_problem
 from schemas.tensors import float32_view, int32_view
 from trainer.advantages.batch import is_too_long
@@ -34,7 +34,8 @@ class Offer:
     """A rollout of the policy as it is on the log.
 
     `oldest_version`, `newest_version`: the versions of the oldest and the newest adapter that sampled any of it.
-    `unfit`: the reason it cannot be trained on, else None.
+    `unfit`: the reason it cannot be trained on, else None. `supersedes`: for a grade that came late, the sample
+    (`<task>/<sample>`) whose reward it replaces.
 
     Example: Offer("t1/0", "t1", "9f..", 3, 120, 1700000000000, 110, True, False, 4, 5, None)
     """
@@ -51,6 +52,7 @@ class Offer:
     oldest_version: int
     newest_version: int
     unfit: str | None
+    supersedes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +185,5 @@ def offer_of(
         oldest_version,
         newest_version,
         unfit,
+        graded_sample(rollout.rollout_id),
     )

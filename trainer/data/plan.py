@@ -3,7 +3,8 @@
 Offers merge across partitions by (append time, partition, offset). The append time of a partition is its running
 maximum (a broker's clock may step back), so the merge keeps the order of offsets within a partition. A batch is formed
 only when every partition has offered past its last rollout or is at its end, because later records have later times.
-Exception to the order: a redacted rollout takes effect as soon as it is offered, also for content before it.
+Exceptions to the order: a redacted rollout takes effect as soon as it is offered, also for content before it, and so
+does a grade that came late, for the reward that it replaces.
 """
 
 import hashlib
@@ -11,10 +12,11 @@ import heapq
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schemas import topics
 from schemas.digest import record_digest
+from schemas.ids import graded_sample
 from schemas.records import BatchPlan, Drop, PlanRow, Rollout
 from trainer.data.candidates import FORGOTTEN, Offer, ReadSegment
 from trainer.data.positions import positions_of
@@ -23,6 +25,9 @@ FORGED = "forged"
 UNPUBLISHED = "sampled by a version that was not published"
 """Reason of a rollout that names a version above the trained one. Versions rise over all runs of a policy, and one is
 published only after its step, when it is the trained one: no order of publishing and arrival can make this wrong."""
+
+SUPERSEDED = "a later grade of its answer replaces its reward"
+GRADED_TOO_LATE = "a grade that came after its answer's reward was trained on"
 
 # Sequence length at which attention costs as much as everything else: 4 N / (6 layers width), 4,100 for SmolLM2-135M,
 # 16,000 for Qwen3-4B. One number for all models, because a plan depends only on offers and settings.
@@ -51,7 +56,8 @@ class BatchPlanner:
     `consumed` maps the key of every rollout in a plan of the lineage to its digest. Per partition, `next_offset` is the
     first offset that no rank has offered, and `low_water` the first that no plan has considered. A batch is full with
     `batch_rollouts` rollouts or, if that comes first, `batch_tokens` tokens. `staleness` counts the steps between the
-    trained version and one that sampled.
+    trained version and one that sampled. `rewarded`: the samples (`<task>/<sample>`) whose reward is in such a plan,
+    whether from their own rollout or from a grade that came late.
     """
 
     batch_rollouts: int
@@ -60,10 +66,13 @@ class BatchPlanner:
     low_water: dict[int, int]
     batch_tokens: int | None = None
     staleness: Callable[[int, int], int] = operator.sub
+    rewarded: set[str] = field(default_factory=set)
     next_offset: dict[int, int] = field(init=False)
     _pending: dict[int, list[tuple[int, Offer]]] = field(init=False)
     _append_times: dict[int, int] = field(init=False)
     _forgotten: set[str] = field(init=False, default_factory=set)
+    _newest_grades: dict[str, tuple[tuple[int, int, int], str]] = field(init=False, default_factory=dict)
+    """Place in the merge order, and key, of the newest grade that came late and can train, by sample."""
 
     def __post_init__(self) -> None:
         self.next_offset = dict(self.low_water)
@@ -84,7 +93,11 @@ class BatchPlanner:
         for offer in segment.offers:
             if offer.offset >= max(expected, self.low_water[partition]):
                 self._append_times[partition] = max(self._append_times[partition], offer.append_time)
-                self._pending[partition].append((self._append_times[partition], offer))
+                item = self._append_times[partition], offer
+                self._pending[partition].append(item)
+                if offer.supersedes is not None and offer.rl and offer.unfit is None:
+                    found = _merge_key(item), offer.key
+                    self._newest_grades[offer.supersedes] = max(found, self._newest_grades.get(offer.supersedes, found))
         self.next_offset[partition] = max(expected, segment.end)
 
     def _add_partition(self, partition: int) -> None:
@@ -148,9 +161,12 @@ class BatchPlanner:
                 return None
         return draft
 
-    def consume(self, rows: Iterable[tuple[str, str]], low_water: Mapping[int, int]) -> None:
-        """Marks the rows (key, digest) of a published plan as used, and everything below `low_water` as considered."""
-        self.consumed.update(rows)
+    def consume(self, rows: Iterable[PlanRow], low_water: Mapping[int, int]) -> None:
+        """Marks the rows of a published plan as used, and everything below `low_water` as considered."""
+        for row in rows:
+            self.consumed[row.rollout_id] = row.digest
+            if row.rl:
+                self.rewarded.add(rewarded_sample_of(row))
         for partition, offset in low_water.items():
             self._add_partition(partition)
             self.low_water[partition] = max(self.low_water[partition], offset)
@@ -163,6 +179,7 @@ class BatchPlanner:
         """Marks rollouts of a published plan as unused: they were dropped from it."""
         for key in keys:
             self.consumed.pop(key, None)
+            self.rewarded.discard(graded_sample(key) or key)
 
     def _form_batch(self, version: int) -> tuple[BatchDraft, tuple[int, int, int] | None]:
         """Returns the batch in merge order, and the place of its last rollout if it is full."""
@@ -180,7 +197,7 @@ class BatchPlanner:
                 drops.append((offer, reason))
                 continue
             seen_digests[offer.key] = offer.digest
-            offers.append(offer)
+            offers.append(replace(offer, rl=False) if self._reward_reason(offer) is not None else offer)
             tokens += offer.n_tokens
             if self._is_full(len(offers), tokens):
                 last_key = _merge_key(item)
@@ -197,10 +214,32 @@ class BatchPlanner:
             return offer.unfit
         if offer.newest_version > version:
             return UNPUBLISHED
-        return "stale" if self.staleness(version, offer.oldest_version) > self.max_staleness else None
+        if self.staleness(version, offer.oldest_version) > self.max_staleness:
+            return "stale"
+        return None if offer.opd else self._reward_reason(offer)
+
+    def _reward_reason(self, offer: Offer) -> str | None:
+        """Returns the reason why the reward of an offer does not train, or None: another rollout has its sample's."""
+        if not offer.rl:
+            return None
+        sample = offer.supersedes or offer.key
+        if sample in self.rewarded:
+            return SUPERSEDED if offer.supersedes is None else GRADED_TOO_LATE
+        _, newest = self._newest_grades.get(sample, (None, offer.key))
+        return None if newest == offer.key else SUPERSEDED
 
     def _is_full(self, rollouts: int, tokens: int) -> bool:
         return rollouts == self.batch_rollouts or (self.batch_tokens is not None and tokens >= self.batch_tokens)
+
+
+def rewarded_sample_of(row: PlanRow) -> str:
+    """Returns the sample (`<task>/<sample>`) whose reward a row of a plan trains."""
+    return graded_sample(row.rollout_id) or row.rollout_id
+
+
+def rewarded_samples(plans: Iterable[BatchPlan]) -> set[str]:
+    """Returns the samples whose reward is in these plans."""
+    return {rewarded_sample_of(row) for plan in plans for row in plan.rows if row.rl}
 
 
 def _merge_key(item: tuple[int, Offer]) -> tuple[int, int, int]:

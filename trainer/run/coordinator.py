@@ -29,7 +29,7 @@ from trainer.config.trainer_config import TrainerConfig
 from trainer.config.training_hours import TrainingHours
 from trainer.data.candidates import ReadSegment
 from trainer.data.fetch import look_up_rollouts
-from trainer.data.plan import BatchPlanner, next_attempt, plan_of
+from trainer.data.plan import BatchPlanner, next_attempt, plan_of, rewarded_samples
 from trainer.data.positions import offsets_of
 from trainer.run.backpressure import BackpressureReporter
 from trainer.run.backpressure_gate import BackpressureGate
@@ -38,7 +38,7 @@ from trainer.run.commit_thread import CommitThread
 from trainer.run.culprit_letters import write_culprits
 from trainer.run.metrics import TrainerMetrics
 from trainer.run.rebuild import RESTORE, CannotRebuild, check_rollouts, recorded_plan
-from trainer.run.resume import consumed_rollouts, resume
+from trainer.run.resume import consumed_plans, resume
 from trainer.run.rollback import due_rollback
 from trainer.run.rollouts_topic import take_topic
 from trainer.run.run_log import decode_record
@@ -99,7 +99,8 @@ class Coordinator:
     ) -> "Coordinator":
         """Takes over the policy and recovers the run's position. Raises the errors of `resume`."""
         state = resume(settings, config, codec, engine, world_size, model_folder)
-        consumed = consumed_rollouts(state, codec)
+        consumed_by = consumed_plans(state, codec)
+        consumed = {row.rollout_id: row.digest for plan in consumed_by for row in plan.rows}
         low_water = offsets_of(state.manifest.start) | state.checkpoint.state.low_water
         position = take_topic(state, codec, low_water, len(consumed))
         planner = BatchPlanner(
@@ -109,6 +110,7 @@ class Coordinator:
             position.low_water,
             config.batch_tokens,
             cache(state.lineage.staleness),
+            rewarded_samples(consumed_by),
         )
         state.run.drop_before(state.step)
         metrics.set_recovered(config.policy, state.step, state.version)
@@ -194,7 +196,7 @@ class Coordinator:
                 plan = self._resume_plan(plan)
         if plan is not None:
             self.state.run.plans[step, plan.attempt] = plan
-            self.planner.consume(((row.rollout_id, row.digest) for row in plan.rows), offsets_of(plan.low_water))
+            self.planner.consume(plan.rows, offsets_of(plan.low_water))
             self._offers_changed = True
             recorded_step, recorded = self._recorded_drops
             drops = plan.drops[recorded:] if recorded_step == step else plan.drops

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from schemas import topics
-from schemas.records import RunManifest
+from schemas.records import BatchPlan, RunManifest
 from schemas.wire.codec import Codec
 from tentalis.policies.lineage import Node
 from tentalis.service.lifecycle import Unmendable
@@ -42,7 +42,7 @@ from trainer.run.rollback import (
     parent_of,
 )
 from trainer.run.rollouts_topic import start_topic_id
-from trainer.run.run_log import RunLog, rollouts_trained_by
+from trainer.run.run_log import RunLog, plans_trained_by
 from trainer.run.state import RunState
 from trainer.run.stored_checkpoints import fetch_checkpoint
 from trainer.step.engine import OptimizerState, TrainingEngine
@@ -217,17 +217,13 @@ def _check_fits(checkpoint: Checkpoint, run: RunLog, manifest: RunManifest, engi
         )
 
 
-def consumed_rollouts(state: RunState, codec: Codec) -> dict[str, str]:
-    """Returns key and digest of every consumed rollout: of the run's own complete steps, and of all steps that other
-    runs of the family have trained."""
+def consumed_plans(state: RunState, codec: Codec) -> list[BatchPlan]:
+    """Returns the plans whose rollouts are consumed: those of all steps that other runs of the family have trained,
+    then those of the run's own complete steps."""
     relatives = set(state.lineage.family(state.run.run_id)) - {state.run.run_id}
-    others = rollouts_trained_by(state.settings, codec, relatives) if relatives else {}
-    return others | {
-        row.rollout_id: row.digest
-        for step in range(1, state.step + 1)
-        if (plan := state.run.latest_plan(step)) is not None
-        for row in plan.rows
-    }
+    others = plans_trained_by(state.settings, codec, relatives) if relatives else []
+    own = (state.run.latest_plan(step) for step in range(1, state.step + 1))
+    return [*others, *(plan for plan in own if plan is not None)]
 
 
 def _initial_state(

@@ -130,8 +130,8 @@ def read_run(settings: Settings, codec: Codec, run_id: str, policy: str | None =
     return run
 
 
-def rollouts_trained_by(settings: Settings, codec: Codec, runs: Collection[str]) -> dict[str, str]:
-    """Returns key and digest of every rollout in a trained plan of these runs."""
+def plans_trained_by(settings: Settings, codec: Codec, runs: Collection[str]) -> list[BatchPlan]:
+    """Returns the trained plans of these runs."""
     plans: dict[tuple[str, int, int], BatchPlan] = {}
     winners: dict[tuple[str, int], int] = {}
     for _, record in _read_records(settings, codec, topics.BATCHES, []):
@@ -140,7 +140,7 @@ def rollouts_trained_by(settings: Settings, codec: Codec, runs: Collection[str])
         elif isinstance(record, StepResult) and record.run_id in runs:
             winners[record.run_id, record.step] = record.attempt
     trained = (plans.get((run, step, attempt)) for (run, step), attempt in winners.items())
-    return {row.rollout_id: row.digest for plan in trained if plan is not None for row in plan.rows}
+    return [plan for plan in trained if plan is not None]
 
 
 def decode_record(stored: Stored, codec: Codec, unreadable: list[str] | None = None) -> Record | None:

@@ -318,9 +318,15 @@ class JoinPartition:
             self._wait(task_id, task, self.time + task.window)
 
     def _late(self, task_id: str, task: JoinState, slot: Slot, half: Score | Hint, leaves: bool) -> list[Emission]:
-        refused = slot.opd_taken or task.forgotten or leaves
-        as_rollout = isinstance(half, Hint) and emit.usable_hint(half) and not refused
-        slot.opd_taken |= as_rollout
+        if task.forgotten or leaves:
+            as_rollout = False
+        elif isinstance(half, Hint):
+            as_rollout = emit.usable_hint(half) and not slot.opd_taken
+            slot.opd_taken |= as_rollout
+        else:
+            # A grade before the score is a part of the score.
+            scored = task.phase is Phase.CLOSED or slot.score is not None
+            as_rollout = scored and emit.usable_grade(half)
         self._touch(task_id, task)
         return [emit.late(self._place, half, self.applied, self.time, as_rollout=as_rollout)]
 

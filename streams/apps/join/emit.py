@@ -8,6 +8,7 @@ from schemas.digest import with_digest
 from schemas.group_statistics import mean_and_std
 from schemas.ids import derived_id
 from schemas.records import (
+    EXPLICIT,
     GIVEN_UP,
     Hint,
     HintKind,
@@ -22,6 +23,7 @@ from schemas.records import (
     not_trainable_by_ratio,
 )
 from schemas.wire.compiled import trusted
+from streams.apps.join.state import answers_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +83,23 @@ def group(place: HalvesPartition, head: TaskHead, halves: Mapping[int, Halves], 
 
 
 def late(place: HalvesPartition, half: Score | Hint, offset: int, at: int, *, as_rollout: bool) -> Emission:
-    """Returns the emission of a late half, or of one whose source fills no slot. `as_rollout`: a usable hint becomes a
-    separate rollout."""
+    """Returns the emission of a late half, or of one whose source fills no slot. `as_rollout`: a usable hint or grade
+    becomes a separate rollout."""
     sample, half_id = half.sample, half.event_id
     head, rollout = sample.head, None
-    if as_rollout and isinstance(half, Hint) and usable_hint(half):
-        key = f"{head.task_id}/{sample.sample_index}/opd/{half_id}"
-        rollout = _rollout(place, key, head, sample, Halves(hint=half, hint_offset=offset), JoinedGroup(), at)
+    own = f"{head.task_id}/{sample.sample_index}"
+    if as_rollout and isinstance(half, Hint):
+        halves = Halves(hint=half, hint_offset=offset)
+        rollout = _rollout(place, f"{own}/opd/{half_id}", head, sample, halves, JoinedGroup(), at)
+    elif as_rollout and isinstance(half, Score) and half.reward is not None:
+        halves = Halves(score=half, score_offset=offset)
+        mean, std = mean_and_std([half.reward])
+        rollout = _rollout(place, f"{own}/grade/{half_id}", head, sample, halves, JoinedGroup(1, mean, std), at)
     return Emission(
         _outcome(
             head,
             sample.sample_index,
-            f"{head.task_id}/{sample.sample_index}/late/{half_id}",
+            f"{own}/late/{half_id}",
             OutcomeKind.LATE,
             at,
             sample=sample,
@@ -144,6 +151,14 @@ def superseded(half: Score | Hint, at: int) -> Emission:
 def usable_hint(hint: Hint) -> bool:
     """Returns true if a hint can be trained on: it is accepted and has the tokens of an answer that did not fail."""
     return hint.kind is HintKind.ACCEPTED and bool(hint.sample.token_ids) and hint.sample.status is Status.OK
+
+
+def usable_grade(score: Score) -> bool:
+    """Returns true if a score is an explicit grade that can replace the reward of its answer: the task has one sample,
+    so that no other reward depends on it, and the answer has tokens and did not fail."""
+    sample = score.sample
+    graded = score.reward is not None and EXPLICIT in score.components and not answers_terms(score)
+    return graded and sample.head.n_samples == 1 and bool(sample.token_ids) and sample.status is Status.OK
 
 
 def _joined(

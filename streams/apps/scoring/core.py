@@ -5,6 +5,7 @@ from schemas.records import Feedback, Open, Opens, Score, Status, Task, sample_o
 from streams.fold.halves import named, opened_at
 from tentalis import rewards
 from tentalis.rewards import INFRASTRUCTURE_FAILED, FeedbackJudge, RewardError, Verdict, grade
+from tentalis.rewards.explicit import GRADERS, OverruledJudge, explicit_grade
 from tentalis.rewards.score import verdict_fields
 
 FEEDBACK_SCORER = "feedback/1"
@@ -80,8 +81,7 @@ def score_of_feedback(
     if result.status is Status.INFRA:
         verdict = INFRASTRUCTURE_FAILED
     elif verdict is None:
-        reward = grade(feedback)
-        verdict = Verdict(reward, {} if reward is None else {"feedback": reward})
+        verdict = _graded(feedback, result.task)
     terms = result.task.terms
     if feedback.source is not terms.rl and (verdict.reward is None or named(terms, feedback.source)):
         return None
@@ -96,3 +96,19 @@ def score_of_feedback(
         task_at=result.opened_at,
         **verdict_fields(verdict),
     )
+
+
+def _graded(feedback: Feedback, task: Task) -> Verdict:
+    """Returns the verdict of a grade. An explicit grade of an answer whose reward comes from another source is marked
+    if it would be that reward alone: the join lets it replace a reward that was made before it came."""
+    reward = grade(feedback)
+    if reward is None:
+        return Verdict(None)
+    if feedback.source is not task.terms.rl and feedback.source in GRADERS:
+        try:
+            scorer = rewards.scorer_of(task)
+        except RewardError:
+            scorer = None  # the dead letters of the task and its result report the error
+        if isinstance(scorer, OverruledJudge):
+            return explicit_grade(reward, feedback.source)
+    return Verdict(reward, {"feedback": reward})

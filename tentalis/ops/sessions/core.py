@@ -7,18 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from schemas.ids import turn_task_id
-from schemas.records import Feedback, Hint, HintKind, Outcome, Record, SessionEvent, SessionEventKind, Source
+from schemas.ids import graded_sample, turn_task_id
+from schemas.records import EXPLICIT, Feedback, Hint, HintKind, Outcome, Record, SessionEvent, SessionEventKind, Source
 from tentalis.gateway.api.mapping import hint_answer, no_task_reason
 from tentalis.gateway.calls.session_id import MAIN
 
 R = TypeVar("R", bound=Record)
 SIGNAL = "signal:"
 """Prefix of the author of a feedback that is an implicit signal."""
-
-
-EXPLICIT = "explicit"
-"""The reward's component that shows that a thumb or a score decided it (`tentalis.rewards.explicit`)."""
 
 
 class UnknownSession(Exception):
@@ -121,11 +117,13 @@ class SessionsView:
 
 @dataclass(frozen=True, slots=True)
 class TrainedAt:
-    """The step that trained a rollout, and the version that it made."""
+    """The step that trained a rollout, and the version that it made. `reward`: it trained on the reward, and not on the
+    hint alone."""
 
     run_id: str
     step: int
     version: str
+    reward: bool = True
 
 
 @dataclass(slots=True)
@@ -159,7 +157,12 @@ class TurnFacts:
             ],
             "hints": [self._hint(each) for each in self.hints if each.kind is not HintKind.NONE],
             "outcomes": [
-                {"kind": each.kind.value, "reward": each.reward, "explicit": EXPLICIT in each.components}
+                {
+                    "kind": each.kind.value,
+                    "reward": each.reward,
+                    "explicit": EXPLICIT in each.components,
+                    "grade": self._late_grade(each.rollout_id),
+                }
                 for each in self.outcomes
             ],
             "trained": [
@@ -167,6 +170,19 @@ class TurnFacts:
                 for rollout, at in sorted(self.trained.items())
             ],
         }
+
+    def _late_grade(self, rollout_id: str | None) -> str | None:
+        """Tells what became of a grade that came late; None for any other rollout."""
+        sample = None if rollout_id is None else graded_sample(rollout_id)
+        if sample is None:
+            return None
+        if rollout_id in self.trained:
+            return "trained"
+        others = (at for key, at in self.trained.items() if at.reward and (graded_sample(key) or key) == sample)
+        other = next(others, None)
+        if other is None:
+            return "not trained yet"
+        return f"not used: {other.version} has learned from the turn"
 
     def _hint(self, hint: Hint) -> dict[str, Any]:
         """A hint with its source: `made_by`, the rule or judge; `said`, the message or comment it was made from, null

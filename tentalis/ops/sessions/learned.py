@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from schemas.ids import policy_name, turn_task_id
 from schemas.records import (
+    EXPLICIT,
     BatchPlan,
     Feedback,
     Hint,
@@ -27,7 +28,7 @@ from schemas.records import (
     TaskHead,
 )
 from tentalis.gateway.api.mapping import hint_answer, no_task_reason
-from tentalis.ops.sessions.core import EXPLICIT, SIGNAL
+from tentalis.ops.sessions.core import SIGNAL
 
 MOST_REMEMBERED = 20_000
 """Maximum number of tasks, rollouts, feedback records, plans and event ids that are remembered, each."""

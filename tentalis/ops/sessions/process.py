@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from schemas import topics
 from schemas.ids import policy_name
-from schemas.records import BatchPlan, Feedback, Hint, Outcome, Record, Result, SessionEvent, StepResult
+from schemas.records import BatchPlan, Feedback, Hint, Outcome, PlanRow, Record, Result, SessionEvent, StepResult
 from schemas.wire.codec import Codec, DecodeError
 from tentalis.gateway.api.bodies import UserFeedbackBody
 from tentalis.gateway.api.mapping import user_feedback_of
@@ -111,19 +111,21 @@ def _trained(settings: Settings, codec: Codec, rollouts: Collection[str]) -> dic
     """Returns the steps that trained these rollouts: those of plans whose result counts."""
     if not rollouts:
         return {}
-    plans: dict[str, list[str]] = {}
+    plans: dict[str, list[PlanRow]] = {}
     results: dict[tuple[str, int], StepResult] = {}
     for _, record in _records(settings, codec, topics.BATCHES, lambda key: True):
         if isinstance(record, BatchPlan):
-            rows = [row.rollout_id for row in record.rows if row.rollout_id in rollouts]
+            rows = [row for row in record.rows if row.rollout_id in rollouts]
             if rows:
                 plans[record.plan_id] = rows
         elif isinstance(record, StepResult):
             results[record.run_id, record.step] = record
     return {
-        rollout: TrainedAt(result.run_id, result.step, policy_name(result.policy, result.policy_version))
+        row.rollout_id: TrainedAt(
+            result.run_id, result.step, policy_name(result.policy, result.policy_version), reward=row.rl
+        )
         for result in results.values()
-        for rollout in plans.get(result.plan_id or "", ())
+        for row in plans.get(result.plan_id or "", ())
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from schemas.digest import record_digest
-from schemas.ids import parse_policy_name
+from schemas.ids import graded_sample, parse_policy_name
 from schemas.records import BatchPlan, PolicyUpdate, Rollout, RunManifest, StepResult
 from tentalis.ops.verify.index import Index
 from tentalis.ops.verify.losses import AcceptedLosses
@@ -99,19 +99,30 @@ class TrainedRuns:
 
 
 def nothing_is_trained_twice(index: Index, training: TrainedRuns) -> Iterator[VerifyProblem]:
-    """A rollout is in at most one trained plan, over a run and all runs that it continues."""
+    """A rollout, and the reward of a sample, is in at most one trained plan, over a run and all runs that it
+    continues."""
     reported, lineage = set(), training.lineage
     for leaf in training.leaves():
         trained: dict[str, list[str]] = defaultdict(list)
+        rewarded: dict[str, dict[str, None]] = defaultdict(dict)
         for run in lineage.path(leaf):
             for step, plan in sorted(training.winners.get(run, {}).items()):
                 for row in plan.rows:
                     trained[row.rollout_id].append(f"{run}/{step}")
+                    if row.rl:
+                        rewarded[graded_sample(row.rollout_id) or row.rollout_id][row.rollout_id] = None
         for rollout_id, steps in trained.items():
             if len(steps) > 1 and (rollout_id, *steps) not in reported:
                 reported.add((rollout_id, *steps))
                 yield VerifyProblem(
                     ProblemKind.DUPLICATE, "trained-twice", rollout_id, f"trained in the steps {', '.join(steps)}"
+                )
+        for sample, rollouts in rewarded.items():
+            if len(rollouts) > 1 and (sample, *rollouts) not in reported:
+                reported.add((sample, *rollouts))
+                where = ", ".join(f"{rollout} in {trained[rollout][0]}" for rollout in rollouts)
+                yield VerifyProblem(
+                    ProblemKind.DUPLICATE, "trained-twice", sample, f"its reward was trained more than once: {where}"
                 )
 
 

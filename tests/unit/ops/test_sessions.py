@@ -2,8 +2,9 @@
 
 import pytest
 
-from schemas.records import Feedback, HintKind, Polarity, Source, sample_of
+from schemas.records import EXPLICIT, Feedback, HintKind, OutcomeKind, Polarity, Source, sample_of
 from streams.fold.session_turns import result_of
+from tentalis.cli.sessions import _reward
 from tentalis.ops.sessions.core import (
     NoSuchTurn,
     SessionsView,
@@ -15,6 +16,8 @@ from tentalis.ops.sessions.core import (
 from tests.support.join_support import hint
 from tests.support.loop_records import outcome, task
 from tests.support.sessions_support import end, side, turn
+
+LATE_GRADE = "t/0/grade/00000000-0000-5000-8000-000000000001"
 
 
 def view(*events: object) -> SessionsView:
@@ -78,9 +81,30 @@ def test_details_separate_signals_from_what_people_said() -> None:
         ("user", "positive"),
         ("next_state", 0.25),
     ]
-    assert details["outcomes"] == [{"kind": "both", "reward": 1.0, "explicit": False}]
+    assert details["outcomes"] == [{"kind": "both", "reward": 1.0, "explicit": False, "grade": None}]
     assert details["trained"] == [{"rollout": "t/0", "run": "run-1", "step": 4, "version": "assistant@v5"}]
     assert (details["asked"], details["answered"], details["no_task"]) == ("question", "an answer", None)
+
+
+@pytest.mark.parametrize(
+    ("trained", "said"),
+    [
+        ({}, "not trained yet"),
+        ({"t/0": False}, "not trained yet"),
+        ({"t/0": True}, "not used: assistant@v5 has learned from the turn"),
+        ({"t/0": False, LATE_GRADE: True}, "trained"),
+    ],
+)
+def test_a_late_grade_shows_what_became_of_it(trained: dict[str, bool], said: str) -> None:
+    """A step that trained on the turn's hint alone leaves its reward to the grade."""
+    late = outcome(task("t", n=1), reward=-1.0, kind=OutcomeKind.LATE, rollout_id=LATE_GRADE)
+    facts = TurnFacts(
+        outcomes=[late.model_copy(update={"components": {EXPLICIT: -1.0}})],
+        trained={key: TrainedAt("run-1", 4, "assistant@v5", reward=reward) for key, reward in trained.items()},
+    )
+    (shown,) = facts.as_dict()["outcomes"]
+    assert shown == {"kind": "late", "reward": -1.0, "explicit": True, "grade": said}
+    assert _reward(shown) == f"-1 explicit late ({said})"
 
 
 def test_copies_of_feedback_are_shown_once_in_log_order() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from schemas import topics
 from schemas.digest import record_digest, with_digest
+from schemas.ids import derived_id
 from schemas.records import GIVEN_UP, Drop, Forget, OutcomeKind, PlanRow, PolicySpan, Position, Source, Terms, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.ops.verify import Log, LoggedRecord, check
@@ -85,6 +86,15 @@ def redigested(**changes: object) -> Mutation:
 def trained_twice(log: Log) -> None:
     plan = log.plans[2].record
     altered(log.plans, 2, rows=(*plan.rows, log.plans[0].record.rows[0]))
+    altered(log.plans, 2, plan_id=signed(log.plans[2].record).plan_id)
+    altered(log.steps, 2, plan_id=log.plans[2].record.plan_id)
+
+
+def reward_trained_twice(log: Log) -> None:
+    plan, first = log.plans[2].record, log.plans[0].record.rows[0]
+    assert first.rl
+    late = first.model_copy(update={"rollout_id": f"{first.rollout_id}/grade/{derived_id('score', 'late')}"})
+    altered(log.plans, 2, rows=(*plan.rows, late))
     altered(log.plans, 2, plan_id=signed(log.plans[2].record).plan_id)
     altered(log.steps, 2, plan_id=log.plans[2].record.plan_id)
 
@@ -231,6 +241,7 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "an outcome of the wrong kind": (lambda log: altered(log.outcomes, 0, kind=OutcomeKind.OPD), "outcome-kind"),
     "an outcome with another reward": (lambda log: altered(log.outcomes, 0, reward=0.0), "outcome-rollout"),
     "trained twice": (trained_twice, "trained-twice"),
+    "the reward of a sample trained twice": (reward_trained_twice, "trained-twice"),
     "left out silently": (not_dropped, "untrained-rollout"),
     "dropped on another partition": (drop_elsewhere, "untrained-rollout"),
     "more in a drop than it counts": (too_wide_a_drop, "drop-count"),

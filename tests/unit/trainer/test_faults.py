@@ -113,7 +113,7 @@ def test_fault_03_a_restart_goes_on_in_the_order_in_which_the_run_would_have(
         plan_on_log = expected[n_done]
         positions = {position.partition: position.offset for position in plan_on_log.low_water}
         low_water = dict(restarted.low_water)
-        restarted.consume(((row.rollout_id, row.digest) for row in plan_on_log.rows), positions)
+        restarted.consume(plan_on_log.rows, positions)
         n_done += 1
         for partition, log in enumerate(made):
             first = low_water[partition]
@@ -125,7 +125,7 @@ def test_fault_03_a_restart_goes_on_in_the_order_in_which_the_run_would_have(
     remaining = []
     while (draft := restarted.next_draft(0, ends)) is not None:
         remaining.append(plan_of(draft, CONTEXT, n_done + len(remaining) + 1, 1, 0))
-        restarted.consume(((row.rollout_id, row.digest) for row in remaining[-1].rows), draft.low_water)
+        restarted.consume(remaining[-1].rows, draft.low_water)
     assert [plan.plan_id for plan in remaining] == [plan.plan_id for plan in expected[n_done:]]
 
 

@@ -17,6 +17,8 @@ from tentalis.ops.forget.core import redacted_rollout
 from tests.support.trainer_lab import rollout
 from trainer.data.candidates import Offer, ReadSegment, offer_of
 from trainer.data.plan import (
+    GRADED_TOO_LATE,
+    SUPERSEDED,
     UNPUBLISHED,
     BatchPlanner,
     LostOffers,
@@ -24,6 +26,7 @@ from trainer.data.plan import (
     lay_out,
     next_attempt,
     plan_of,
+    rewarded_samples,
     step_seed,
 )
 from trainer.data.rollout_reader import RolloutReader
@@ -49,7 +52,7 @@ def drain(batch_planner: BatchPlanner, ends: dict[int, int], version: int = 0) -
     plans = []
     while (draft := batch_planner.next_draft(version, ends)) is not None:
         plan = plan_of(draft, CONTEXT, len(plans) + 1, 1, 0)
-        batch_planner.consume(((row.rollout_id, row.digest) for row in plan.rows), draft.low_water)
+        batch_planner.consume(plan.rows, draft.low_water)
         plans.append(plan)
     return plans
 
@@ -192,8 +195,10 @@ def test_what_the_lineage_consumed_is_not_trained_again() -> None:
 
 
 def test_a_reader_may_begin_behind_a_plan_that_was_executed_before_any_offer() -> None:
-    resumed = planner(1, batch=2)
-    resumed.consume([("p0o0/0", "d-p0o0/0"), ("p0o1/0", "d-p0o1/0")], {0: 2})
+    first, resumed = planner(1, batch=2), planner(1, batch=2)
+    first.add_segment(segment(0, 0, [offer(0, 0, 5), offer(0, 1, 6)]))
+    (executed,) = drain(first, {0: 2})
+    resumed.consume(executed.rows, {0: 2})
     resumed.add_segment(segment(0, 2, [offer(0, 2, 7), offer(0, 3, 8)]))
     draft = resumed.next_draft(0, {0: 4})
     assert draft is not None
@@ -283,6 +288,71 @@ def test_a_redacted_rollout_of_what_was_trained_is_a_duplicate() -> None:
     batch_planner.add_segment(segment(0, 1, [redacted_rollout, offer(0, 2, 3)]))
     (plan,) = drain(batch_planner, {0: 3})
     assert [(drop.first_offset, drop.reason) for drop in plan.drops] == [(1, "duplicate")]
+
+
+def grade_key(number: int, sample: str = "a/0") -> str:
+    return f"{sample}/grade/00000000-0000-5000-8000-{number:012}"
+
+
+def rows(plan: BatchPlan) -> list[tuple[str, bool, bool]]:
+    return [(row.rollout_id, row.rl, row.opd) for row in plan.rows]
+
+
+def late_grade(partition: int, offset: int, time: int, number: int) -> Offer:
+    return offer(partition, offset, time, grade_key(number), supersedes="a/0")
+
+
+def test_a_late_grade_replaces_the_reward_that_was_not_trained_yet() -> None:
+    """It counts as soon as it is known, like an erasure; of several the newest. A hint still trains."""
+    for hinted in (False, True):
+        batch_planner = planner(2, batch=3 if hinted else 2)
+        batch_planner.add_segment(segment(0, 0, [offer(0, 0, 0, "a/0", opd=hinted), offer(0, 1, 1)]))
+        batch_planner.add_segment(segment(1, 0, [late_grade(1, 0, 5, 1), late_grade(1, 1, 9, 2)]))
+        assert batch_planner.count_full_batches(0) == 1
+        (plan,) = drain(batch_planner, {0: 2, 1: 2})
+        own = [("a/0", False, True)] if hinted else []
+        assert rows(plan) == [*own, ("p0o1/0", True, False), (grade_key(2), True, False)]
+        dropped = {(drop.partition, drop.first_offset) for drop in plan.drops if drop.reason == SUPERSEDED}
+        assert dropped == ({(1, 0)} if hinted else {(0, 0), (1, 0)})
+
+
+def test_a_grade_after_the_reward_was_trained_is_dropped_and_says_so() -> None:
+    first = planner(1, batch=1)
+    first.add_segment(segment(0, 0, [offer(0, 0, 0, "a/0")]))
+    (trained,) = drain(first, {0: 1})
+    restarted = BatchPlanner(
+        1, 100, {row.rollout_id: row.digest for row in trained.rows}, {0: 1}, rewarded=rewarded_samples([trained])
+    )
+    for each in (first, restarted):
+        each.add_segment(segment(0, 1, [late_grade(0, 1, 5, 1), offer(0, 2, 6)]))
+        (plan,) = drain(each, {0: 3})
+        assert [row.offset for row in plan.rows] == [2]
+        assert [(drop.first_offset, drop.reason) for drop in plan.drops] == [(1, GRADED_TOO_LATE)]
+
+
+def test_the_reward_of_a_sample_trains_once_whichever_of_its_rollouts_is_read_first() -> None:
+    """A restart between the steps knows it from the plans. A hint alone that trained is no reward."""
+    grade_first = BatchPlanner(1, 100, {grade_key(1): "d"}, {0: 0}, rewarded={"a/0"})
+    grade_first.add_segment(segment(0, 0, [offer(0, 0, 0, "a/0"), late_grade(0, 1, 5, 2), offer(0, 2, 6)]))
+    (plan,) = drain(grade_first, {0: 3})
+    assert [row.offset for row in plan.rows] == [2]
+    hint_first = BatchPlanner(1, 100, {"a/0": "d-a/0"}, {0: 1})
+    hint_first.add_segment(segment(0, 1, [late_grade(0, 1, 5, 1)]))
+    assert [rows(plan) for plan in drain(hint_first, {0: 2})] == [[(grade_key(1), True, False)]]
+
+
+def test_a_grade_that_was_dropped_from_its_plan_leaves_its_reward_untrained() -> None:
+    batch_planner = planner(1, batch=1)
+    batch_planner.add_segment(segment(0, 0, [late_grade(0, 0, 0, 1), late_grade(0, 1, 1, 2)]))
+    (plan,) = drain(batch_planner, {0: 2})
+    assert rows(plan) == [(grade_key(2), True, False)] and batch_planner.rewarded == {"a/0"}
+    batch_planner.release([grade_key(2)])
+    assert not batch_planner.rewarded and not batch_planner.consumed
+
+
+def test_a_rollout_of_a_grade_says_whose_reward_it_replaces() -> None:
+    assert offer_of(rollout("a", 0, rollout_id=grade_key(1)), 0, 0, 0, 100).supersedes == "a/0"
+    assert offer_of(rollout("a", 0), 0, 0, 0, 100).supersedes is None
 
 
 def test_another_attempt_leaves_out_what_was_forgotten() -> None:

@@ -153,6 +153,22 @@ def test_a_thumb_before_the_next_message_is_the_reward_and_a_later_one_is_late()
     assert Lab(next_state(result=alone), thumb("t", result=alone)).score().reward == 1.0
 
 
+def halves_of(*records: Feedback) -> list[Score]:
+    """All scores of a log of feedback, also those that the reward does not answer to."""
+    lab = Lab(*records)
+    effects = asyncio.run(lab.app.process(PARTITION, lab.logs.topics[topics.FEEDBACK]))
+    return [made for each in effects.outputs if isinstance(made := read(each), Score)]
+
+
+@pytest.mark.parametrize(("verifier", "marked"), [("next_state", True), ("all", False)])
+def test_a_thumb_is_marked_as_the_whole_reward_where_it_would_be(verifier: str, marked: bool) -> None:
+    """The join lets such a grade replace the reward of the turn; a part of a combined reward must not."""
+    alone = make_result(make_task(terms=TERMS, verifier=Verifier(name=verifier), n_samples=1))
+    late = halves_of(next_state(result=alone), thumb("t", result=alone))[-1]
+    assert (late.source, late.reward) == (Source.USER, -1.0)
+    assert late.components == ({"explicit": -1.0, "explicit.user": 1.0} if marked else {"feedback": -1.0})
+
+
 def test_feedback_on_a_task_with_an_unknown_scorer_leaves_no_state() -> None:
     strange = make_result(make_task(terms=TERMS, verifier=Verifier(name="unheard of"), n_samples=1))
     lab = Lab(thumb("t", result=strange), next_state(result=strange))

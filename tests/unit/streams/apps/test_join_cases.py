@@ -4,7 +4,20 @@ import pytest
 
 from schemas import topics
 from schemas.digest import digest_holds
-from schemas.records import HintKind, Opens, Outcome, OutcomeKind, Record, Source, Status, TaskHead
+from schemas.ids import derived_id, graded_sample, rollout_task_id
+from schemas.records import (
+    EXPLICIT,
+    HintKind,
+    Opens,
+    Outcome,
+    OutcomeKind,
+    Record,
+    Sample,
+    Score,
+    Source,
+    Status,
+    TaskHead,
+)
 from schemas.tensors import float32_bytes, float32_view, int32_bytes
 from tentalis.kafka.partitioner import partition_of
 from tests.support.join_support import (
@@ -250,6 +263,63 @@ def test_feedback_from_a_source_that_terms_do_not_name_never_closes_a_slot() -> 
         "t1/0": "rl",
     }
     assert set(written.rollouts) == {"t1/0", f"t1/0/opd/{stranger.hint_id}"}
+
+
+def thumb(s: Sample, reward: float = -1.0, *, id: str = "") -> Score:
+    """A grade that is the whole reward of a turn, as scoring marks it."""
+    made = score(s, reward, source=Source.USER, id=id or derived_id("score", s.result_id, "thumb"))
+    return made.model_copy(update={"components": {EXPLICIT: reward}})
+
+
+@pytest.mark.parametrize("known", [1.0, None])
+def test_a_late_thumb_becomes_a_rollout_that_replaces_the_reward(known: float | None) -> None:
+    s = sample(head())
+    late = thumb(s)
+    written = fold((0, score(s, known)), (5, hint(s, NONE)), (20, late), (30, late))
+    key, where = f"t1/0/grade/{late.score_id}", f"t1/0/late/{late.score_id}"
+    assert set(written.rollouts) == ({"t1/0", key} if known else {key})
+    rollout = written.rollouts[key]
+    assert (rollout.reward, rollout.has_rl, rollout.has_opd, rollout.n_closed) == (-1.0, True, False, 1)
+    assert (rollout.group_mean, rollout.group_std, rollout.token_ids) == (-1.0, 0.0, s.token_ids)
+    assert [(half.half, half.half_id, half.offset) for half in rollout.provenance] == [("score", late.score_id, 2)]
+    assert digest_holds(rollout) and graded_sample(key) == "t1/0" and rollout_task_id(key) == "t1"
+    outcome = written.outcomes[where]
+    assert (outcome.kind.value, outcome.rollout_id, outcome.has_rl, outcome.reward) == ("late", key, True, -1.0)
+    assert len(written.produced) == (4 if known else 3), "the same thumb again changes nothing"
+
+
+def test_a_thumb_after_the_score_replaces_it_also_while_a_hint_is_awaited() -> None:
+    s = sample(head())
+    written = fold((0, score(s)), (20, thumb(s)), (30, hint(s)))
+    assert set(written.rollouts) == {"t1/0", f"t1/0/grade/{thumb(s).score_id}"}
+    assert written.rollouts["t1/0"].has_opd and written.rollouts["t1/0"].reward == 1.0
+
+
+def test_a_thumb_before_the_score_is_in_the_score_and_no_rollout() -> None:
+    s = sample(head())
+    for earlier in (thumb(s), hint(s)):
+        written = fold((0, earlier), (5, thumb(s)), (10, score(s, -1.0)), (20, hint(s)))
+        assert set(written.rollouts) == {"t1/0"}
+
+
+def test_a_late_thumb_that_cannot_replace_a_reward_is_counted() -> None:
+    group, failed, said = head(n=2), head(), sample(head())
+    unmarked = score(said, -1.0, source=Source.USER)
+    empty = said.model_copy(update={"token_ids": b"", "loss_mask": b"", "sampler_logprobs": b""})
+    broken = sample(failed, status=Status.FAILED)
+    for first, late in (
+        (score(said), unmarked),  # a part of a combined reward
+        (score(broken, -1.0), thumb(broken, 1.0)),
+        (score(empty), thumb(empty)),
+    ):
+        written = fold((0, first), (5, hint(first.sample, NONE)), (20, late))
+        assert not any("grade" in key for key in written.rollouts) and len(written.outcomes) == 2
+    both = [sample(group, index) for index in (0, 1)]
+    halves = [half for s in both for half in (score(s), hint(s))]
+    written = fold(*((i, half) for i, half in enumerate(halves)), (20, thumb(both[0])))
+    assert set(written.rollouts) == {"t1/0", "t1/1"}, "it would change the mean of the others"
+    forgotten = fold((0, score(said)), (5, hint(said)), (6, forget(user_id="user-t1")), (20, thumb(said)))
+    assert set(forgotten.rollouts) == {"t1/0"}
 
 
 def test_a_half_of_another_source_never_opens_a_task() -> None:

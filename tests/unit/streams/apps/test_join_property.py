@@ -105,7 +105,8 @@ def record_of(spec: Spec) -> Record:
         reward = {"first": 0.1, "second": -0.7, "third": 0.2, "fourth": 0.3}.get(variant)
         made = score(of, reward, at=START + at, source=source, id=ident, task_at=since(appended))
         steps = {"step_scores": float32_bytes([at / 1000]), "step_spans": (TokenSpan(start=index, end=3),)}
-        return made.model_copy(update=steps)
+        graded = {"components": {"explicit": reward}} if stranger and variant in ("first", "second") else {}
+        return made.model_copy(update=steps | graded)
     kind = {"first": HintKind.ACCEPTED, "second": HintKind.REJECTED, "unknown": HintKind.NONE}.get(
         variant, HintKind.ACCEPTED
     )
