@@ -31,6 +31,7 @@ from schemas.records.policies import (
     Promotion,
 )
 from schemas.records.results import (
+    Attachment,
     Ending,
     Feedback,
     LogprobsMode,
@@ -88,6 +89,7 @@ __all__ = [
     "Assignment",
     "AssignmentAck",
     "AssignmentScope",
+    "Attachment",
     "AuditRecord",
     "BackPressure",
     "BatchPlan",
