@@ -92,12 +92,12 @@ class StepReward(RecordPart):
 
 
 class Attachment(RecordPart):
-    """A file that an episode left: `bytes` of size with this sha256 (hex) at `url`; None: larger than the worker's limit,
-    so that only its digest is kept."""
+    """A file that an episode left, of `bytes` in size, with this sha256 (hex), stored at `url`. One that is larger than
+    the worker's limit is not stored: it has no URL and no sha256."""
 
     name: Name
     media_type: Name
-    sha256: Name
+    sha256: str
     bytes: Annotated[int, Field(ge=0)]
     url: str | None = None
 
