@@ -2,7 +2,8 @@
 
 `toolcall/answer` compares the recorded answer. `swe/tests` applies the recorded patch, or the attached one if the
 record has only a part, and runs the hidden tests. `terminal/checks` runs the recorded commands again in a new folder,
-and the checks if every command gives the recorded output. An episode whose record is not enough is refused with the reason.
+and the checks if every command gives the recorded output. An episode whose record is not enough is refused with the
+reason.
 """
 
 import asyncio
