@@ -169,7 +169,7 @@ def test_the_values_schema_refuses_invalid_values(change: str, message: str) -> 
             "environmentFile.content.environments.sums.base=math,environmentFile.configMap=mine",
             "environmentFile.content and environmentFile.configMap are both set",
         ),
-        ("storage.credentialsSecret=object-store", "storage.credentialsSecret needs storage.url"),
+        ("storage.credentialsSecret=object-store", "storage.credentialsSecret needs storage.url or storage.attachments"),
         ("kafka.embedded.enabled=true", "kafka.bootstrap and kafka.embedded.enabled are both set"),
         ("kafka.securityProtocol=SASL_SSL", "needs kafka.sasl.existingSecret"),
         ("registry.username=me", "registry.username needs"),
@@ -289,7 +289,9 @@ def test_with_an_object_store_nothing_is_shared_but_its_url() -> None:
         assert not [volume for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
         env = {each["name"]: each.get("value") for each in found["env"]}
         assert env["TENTALIS_STORE"] == "s3://my-bucket/tentalis"
-        assert found.get("envFrom", []) == ([{"secretRef": {"name": "object-store"}}] if uses else [])
+        attaches = env.get("TENTALIS_ATTACHMENTS") == "s3://my-bucket/attachments"
+        assert attaches is (role == "worker")
+        assert found.get("envFrom", []) == ([{"secretRef": {"name": "object-store"}}] if uses or attaches else [])
         mounts = {each["mountPath"]: each for each in found["volumeMounts"]}
         assert "readOnly" not in mounts["/var/lib/tentalis"]
         assert (env.get("TENTALIS_CACHE") in mounts) is uses
