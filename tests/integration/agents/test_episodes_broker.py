@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from schemas import topics
 from schemas.digest import digest_holds
@@ -19,6 +20,7 @@ from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.sandbox import WallMissing, choose_wall
 from tentalis.agents.workers import process
 from tentalis.agents.workers.process import Worker, WorkerOptions
+from tentalis.cli.main import app
 from tentalis.service.settings import Settings
 from tentalis.storage.attachments import AttachmentStore, read_attachment
 from tentalis.storage.location import Location
@@ -139,6 +141,17 @@ def test_a_worker_with_a_thread_that_cannot_be_stopped_records_the_episode_and_e
         *[("second", Status.OK)] * 2,
     ]
     assert [[read_attachment(each) for each in made.attachments] for made in results[2:]] == [[b"Yes."]] * 2
+    got, where = tmp_path / "got.txt", ["--bootstrap-server", str(settings.bootstrap)]
+    fetch = ["attachments", "get", "second", "said.txt", "--into", str(got), *where]
+    done = CliRunner().invoke(app, fetch)
+    assert done.exit_code == 0 and got.read_bytes() == b"Yes.", done.output
+    again = CliRunner().invoke(app, fetch)
+    assert again.exit_code == 1 and "exists: name another file" in again.output
+    listed = CliRunner().invoke(app, ["attachments", "list", "second", "-o", "json", *where])
+    assert [(row["sample"], row["name"], row["bytes"]) for row in json.loads(listed.stdout)] == [
+        (0, "said.txt", 4),
+        (1, "said.txt", 4),
+    ]
 
 
 def worker(
