@@ -10,12 +10,14 @@ import pytest
 from schemas.records import Attachment, Ending, LogprobsMode, Message, Result, Status, Task, ToolCall
 from schemas.tensors import float32_view, int32_view
 from tentalis.agents.environments import EnvironmentFault, LeftFile, Observation, Transition
-from tentalis.agents.workers import episodes
+from tentalis.agents.workers import episodes, run
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.policies.served import ServedVersions
 from tentalis.rewards.episode import EpisodeScorer
+from tentalis.service.settings import Settings
 from tentalis.storage.attachments import AttachmentStore, read_attachment
+from tentalis.storage.errors import StorageError
 from tentalis.storage.location import Location
 from tests.support.episode_server import END, EpisodeServer, decoded
 from tests.support.loop_records import T0, ack, task
@@ -297,6 +299,13 @@ def test_a_store_that_is_away_is_infrastructure(tmp_path: Path) -> None:
     made = left_at(AttachmentStore(Location.of_folder(tmp_path / "file"), 10), attempts=2)
     assert (made.status, made.ending, made.attempts, made.attachments) == (Status.INFRA, Ending.INFRA, 2, ())
     assert "cannot be written" in (made.error or "") and made.response_token_ids == b""
+
+
+def test_a_worker_whose_store_cannot_be_written_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the place of the folder")
+    settings = Settings(bootstrap="127.0.0.1:9", attachments=str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="cannot be written"):
+        run(settings, environment="echo", server="http://127.0.0.1:9")
 
 
 def test_samples_are_played_side_by_side_up_to_the_limit_and_differ() -> None:
