@@ -19,7 +19,7 @@ from tentalis.agents.environments.protocol import EnvironmentOptions
 from tentalis.agents.environments.shell_steps import in_thread
 from tentalis.agents.environments.swe import PATCH_CALL, PATCH_FILE, REPOSITORY, SweData, test_parts
 from tentalis.agents.environments.swe_instances import SweFolder
-from tentalis.agents.environments.swe_repository import apply_difference, make_store
+from tentalis.agents.environments.swe_repository import apply_difference, make_store, require_git
 from tentalis.agents.environments.swe_tests import SweVerdict, check_python, graded
 from tentalis.agents.environments.terminal import TerminalData, TerminalEnvironment
 from tentalis.agents.environments.terminal_checks import AGENT
@@ -71,6 +71,7 @@ class TestsRegrader:
     def __init__(self, options: EnvironmentOptions) -> None:
         if options.tasks is None:
             raise BadTasks("swe/tests needs the folder of instances: --tasks FOLDER")
+        require_git()
         self._wall = options.wall()
         self._instances = SweFolder(options.tasks)
 

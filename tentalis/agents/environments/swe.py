@@ -29,7 +29,12 @@ from tentalis.agents.environments.protocol import (
 from tentalis.agents.environments.shell_steps import cut_streams, in_thread, recorded_call, recorded_output
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.swe_instances import SweFolder, SweTask
-from tentalis.agents.environments.swe_repository import SweStore, make_store, write_agent_repository
+from tentalis.agents.environments.swe_repository import (
+    SweStore,
+    make_store,
+    require_git,
+    write_agent_repository,
+)
 from tentalis.agents.environments.swe_tests import (
     RECORDED_PATCH,
     SweVerdict,
@@ -85,6 +90,7 @@ class SweEnvironment:
     def __init__(self, options: EnvironmentOptions) -> None:
         if options.tasks is None:
             raise BadTasks("the environment swe needs a folder of instances: --tasks FOLDER")
+        require_git()
         self._wall = options.wall()
         self._attachment_bytes = options.attachment_bytes
         self._instances = SweFolder(options.tasks)

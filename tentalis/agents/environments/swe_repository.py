@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tentalis.agents.environments.swe_instances import SweTask
-from tentalis.agents.environments.terminal_task import TaskRefused
+from tentalis.agents.environments.terminal_task import BadTasks, TaskRefused
 
 BRANCH = "main"
 _GIT_S = 600.0
 # The owner of the source may be another user, and a commit need not be a branch's.
 _CONFIG = "[safe]\n\tdirectory = *\n[uploadpack]\n\tallowAnySHA1InWant = true\n[gc]\n\tauto = 0\n"
+
+
+def require_git() -> None:
+    """Raises BadTasks if this machine has no git."""
+    if shutil.which("git") is None:
+        raise BadTasks("the environment swe needs the program git: install it where this process runs")
 
 
 @dataclass(frozen=True, slots=True)
