@@ -32,6 +32,7 @@ from schemas.records.policies import (
     Promotion,
 )
 from schemas.records.results import (
+    Attachment,
     Ending,
     Feedback,
     LogprobsMode,
@@ -90,6 +91,7 @@ __all__ = [
     "Assignment",
     "AssignmentAck",
     "AssignmentScope",
+    "Attachment",
     "AuditRecord",
     "BackPressure",
     "BatchPlan",

@@ -91,6 +91,17 @@ class StepReward(RecordPart):
     parts: dict[str, Finite] = {}
 
 
+class Attachment(RecordPart):
+    """A file that an episode left, of `bytes` in size, with this sha256 (hex), stored at `url`. One that is larger than
+    the worker's limit is not stored: it has no URL and no sha256."""
+
+    name: Name
+    media_type: Name
+    sha256: str
+    bytes: Annotated[int, Field(ge=0)]
+    url: str | None = None
+
+
 class Result(Record):
     """An answer to one sample of a task, together with the task.
 
@@ -127,6 +138,7 @@ class Result(Record):
     wall: str = ""
     rendered_turns: tuple[Int, ...] = ()
     attempts: Annotated[Int, Field(ge=0)] = 0
+    attachments: tuple[Attachment, ...] = ()
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "Result":

@@ -39,6 +39,7 @@ COMMANDS = (
     ("rescore", "tentalis.cli.rescore:rescore", "Score the answers of a run again."),
     ("export", "tentalis.cli.export:export", "Export a run to files."),
     ("import", "tentalis.cli.import_:import_", "Import an exported run."),
+    ("attachments", "tentalis.cli.attachments:app", "Files that episodes left: list, get."),
     ("verify", "tentalis.cli.verify:verify", "Check a run for lost, duplicate or mixed records."),
     ("forget", "tentalis.cli.forget:forget", "Erase a user or session: redact rollouts, delete state."),
     ("rollouts", "tentalis.cli.rollouts:app", "Rollouts and their rewards: list, show, query by SQL."),

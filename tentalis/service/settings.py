@@ -67,6 +67,9 @@ class Settings(BaseModel):
     store: str | None = None
     """Place of the checkpoints and adapters, if it is not `home`."""
     store_cache_bytes: int = variables.STORE_CACHE_BYTES.default
+    attachments: str | None = None
+    """Place of the files of episodes that are too large for a result; None: they are not kept."""
+    attachment_bytes: int = variables.ATTACHMENT_BYTES.default
     security: Security = Security()
     accept_loss: bool = False
     """Continue after a topic was lost, and record what is given up."""
@@ -106,6 +109,8 @@ class Settings(BaseModel):
             data=None if data is None else data.absolute(),
             store=variables.STORE.read(env),
             store_cache_bytes=variables.STORE_CACHE_BYTES.read(env),
+            attachments=variables.ATTACHMENTS.read(env),
+            attachment_bytes=variables.ATTACHMENT_BYTES.read(env),
             security=Security.from_env(env),
             dead_letters=DeadLetterThresholds.from_env(env),
         )

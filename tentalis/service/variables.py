@@ -37,6 +37,8 @@ PREFIX = "TENTALIS_"
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LARGEST_ATTACHMENT = 2**30
+"""Bytes of the largest file of an episode that any worker stores, and that a reader takes."""
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
 _EVERY = "every command and process"
@@ -185,6 +187,21 @@ STORE_CACHE_BYTES = Variable(
     10 * 2**30,
     "Most bytes of adapters from an object store that stay in `TENTALIS_CACHE`.",
     "`serve model`, `serve policies` and `replay`",
+)
+ATTACHMENTS = Variable[str | None](
+    f"{PREFIX}ATTACHMENTS",
+    STORE.kind,
+    None,
+    "Place of the files of episodes that are too large for a result (docs/how-to/object-storage.md).",
+    "`worker`",
+    default_text="they are cut",
+)
+ATTACHMENT_BYTES = Variable(
+    f"{PREFIX}ATTACHMENT_BYTES",
+    whole(1, LARGEST_ATTACHMENT),
+    32 * 2**20,
+    "Most bytes of one file of an episode. A larger one is not stored, and the result says so.",
+    "`worker`",
 )
 DATA = Variable[Path | None](
     f"{PREFIX}DATA", PATH, None, "Folder of data sets such as GSM8K.", "`manager`, `demo` and `doctor`"

@@ -68,6 +68,12 @@ def get_bytes(location: Location) -> bytes:
         return data
 
 
+def size_of(location: Location) -> int:
+    """Returns the size of an object in bytes. Raises StorageError."""
+    with _told(location):
+        return int(_file_system(location.scheme).info(location.url)["size"])
+
+
 def get_file(location: Location, path: Path) -> None:
     """Copies an object to a file. Raises StorageError, OSError of the file."""
     with _told(location):

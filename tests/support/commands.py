@@ -44,6 +44,7 @@ MUTATIONS = {
 ADDITIONS = {"import", "observe", "keys create", "produce", "profile use", "schemas register"}
 """Commands that only add, or choose, and may be repeated: they never ask, so that scripts can use them."""
 READS = {
+    *("attachments get", "attachments list"),
     *("config check", "config list", "config show", "profile list", "profile show"),
     *("consume", "demo", "doctor", "events", "export", "learn", "logs", "replay", "size", "status", "verify"),
     *("version", "dlq list", "dlq show", "groups describe", "groups lag", "groups list", "keys list", "keys usage"),

@@ -181,6 +181,9 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- with $values.storage.url }}
 - {name: TENTALIS_STORE, value: {{ . | quote }}}
 {{- end }}
+{{- if and $values.storage.attachments (eq .role "worker") }}
+- {name: TENTALIS_ATTACHMENTS, value: {{ $values.storage.attachments | quote }}}
+{{- end }}
 {{- if or (has .role (list "trainer" "model")) (and $values.storage.url (eq .role "policies")) }}
 - {name: TENTALIS_CACHE, value: /var/cache/tentalis}
 - {name: HF_HOME, value: /var/cache/tentalis/huggingface}
@@ -322,8 +325,8 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if and $values.environmentFile.content $values.environmentFile.configMap -}}
 {{- fail "environmentFile.content and environmentFile.configMap are both set: the file of environments is the one or the other" -}}
 {{- end -}}
-{{- if and $values.storage.credentialsSecret (not $values.storage.url) -}}
-{{- fail "storage.credentialsSecret needs storage.url: the place in the object store" -}}
+{{- if and $values.storage.credentialsSecret (not (or $values.storage.url $values.storage.attachments)) -}}
+{{- fail "storage.credentialsSecret needs storage.url or storage.attachments: a place in the object store" -}}
 {{- end -}}
 {{- $workloads := (include "tentalis.workloads" . | fromYaml).workloads -}}
 {{- $enabled := list -}}

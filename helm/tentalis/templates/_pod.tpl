@@ -244,7 +244,8 @@ spec:
       {{- if and $values.model.hubSecret (has $role (list "trainer" "model")) }}
       {{- $from = append $from (dict "secretRef" (dict "name" $values.model.hubSecret)) }}
       {{- end }}
-      {{- if and $values.storage.credentialsSecret $stores }}
+      {{- $reaches := or (and $values.storage.url $stores) (and $values.storage.attachments (eq $role "worker")) }}
+      {{- if and $values.storage.credentialsSecret $reaches }}
       {{- $from = append $from (dict "secretRef" (dict "name" $values.storage.credentialsSecret)) }}
       {{- end }}
       {{- with $from }}

@@ -24,7 +24,7 @@ class EnvironmentOptions:
     `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
     `tool_mapping`: the tools, if that is a file of environments, which has them beside other things. `tasks`: the
     folder of task folders (`terminal`) or instances (`swe`), or None. `server`: the server that plays the episodes
-    (`env-pool`), or None.
+    (`env-pool`), or None. `attachment_bytes`: the most bytes of a file that is stored; None: none is stored.
     """
 
     wall: Callable[[], Wall]
@@ -32,6 +32,7 @@ class EnvironmentOptions:
     tasks: Path | None = None
     tool_mapping: Mapping[str, Any] | None = None
     server: EnvironmentServer | None = None
+    attachment_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,31 @@ class RecordsEnding(Protocol):
 
     def ending_calls(self) -> tuple[ToolCall, ...]:
         """Returns the records that no transition had. Called once, after `score`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeftFile:
+    """A file that an episode left, of `size` bytes. `content`: None if it is larger than the limit."""
+
+    name: str
+    media_type: str
+    size: int
+    content: bytes | None
+
+    @classmethod
+    def of(cls, name: str, media_type: str, content: bytes, limit: int) -> "LeftFile":
+        """Returns a file, without its content if that has more than `limit` bytes."""
+        return cls(name, media_type, len(content), content if len(content) <= limit else None)
+
+
+@runtime_checkable
+class LeavesFiles(Protocol):
+    """An environment that has files of an episode which its records have only in part."""
+
+    def left_files(self) -> tuple[LeftFile, ...]:
+        """Returns the files, with different names. Called once, after `score`, if the worker stores attachments
+        (EnvironmentOptions.attachment_bytes)."""
         ...
 
 

@@ -134,14 +134,20 @@ def maker_of(name: str) -> EnvironmentMaker:
 
 
 def prepared_environment(
-    name: str, *, tools: Path | None = None, tasks: Path | None = None, allow_unsandboxed: bool = False
+    name: str,
+    *,
+    tools: Path | None = None,
+    tasks: Path | None = None,
+    allow_unsandboxed: bool = False,
+    attachment_bytes: int | None = None,
 ) -> Callable[[], Environment] | None:
     """Returns a function that makes an environment for each episode, or None if its tasks are not played as episodes.
 
     One environment is made immediately, so that a missing wall, a bad file of tools or a bad folder of tasks is refused
-    at the start. Folders that killed processes left are removed. Raises BadEnvironment, also for an environment that
-    neither this installation nor the file of environments has, BadEnvironmentFile, BadPool, BadTasks, BadTools,
-    MissingExtra or WallMissing.
+    at the start. Folders that killed processes left are removed. `attachment_bytes`: see EnvironmentOptions.
+
+    Raises BadEnvironment, also for an environment that neither this installation nor the file of environments has,
+    BadEnvironmentFile, BadPool, BadTasks, BadTools, MissingExtra or WallMissing.
     """
     if not has_episodes(name):
         _check_known(name)
@@ -149,11 +155,11 @@ def prepared_environment(
     wall = cache(partial(choose_wall, allow_unsandboxed=allow_unsandboxed))
     declared = declared_environments().get(name)
     if declared is None:
-        maker, options = maker_of(name), EnvironmentOptions(wall, tools, tasks)
+        maker, options = maker_of(name), EnvironmentOptions(wall, tools, tasks, attachment_bytes=attachment_bytes)
     else:
         maker = maker_of(declared.base)
         places = _places(declared, tools, tasks)
-        options = EnvironmentOptions(wall, *places, declared.tool_mapping, declared.server)
+        options = EnvironmentOptions(wall, *places, declared.tool_mapping, declared.server, attachment_bytes)
     maker(options)
     remove_abandoned()
     return partial(maker, options)

@@ -1,23 +1,25 @@
 """Grades recorded episodes again, with the checks, tests and rules of today: from the result alone, without a model.
 
-`toolcall/answer` compares the recorded answer. `swe/tests` applies the recorded patch and runs the hidden tests.
-`terminal/checks` runs the recorded commands again in a new folder, and the checks if every command gives the recorded
-output. An episode whose record is not enough is refused with the reason.
+`toolcall/answer` compares the recorded answer. `swe/tests` applies the recorded patch, or the attached one if the
+record has only a part, and runs the hidden tests. `terminal/checks` runs the recorded commands again in a new folder,
+and the checks if every command gives the recorded output. An episode whose record is not enough is refused with the
+reason.
 """
 
-import hashlib
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from schemas.ids import sha256_hex
 from schemas.records import Ending, Result, Task, ToolCall, Verifier
 from tentalis.agents.environments.episode_task import task_name
 from tentalis.agents.environments.folders import new_folder, remove_folder
 from tentalis.agents.environments.protocol import EnvironmentOptions
 from tentalis.agents.environments.shell_steps import in_thread
-from tentalis.agents.environments.swe import PATCH_CALL, REPOSITORY, SweData, test_parts
+from tentalis.agents.environments.swe import PATCH_CALL, PATCH_FILE, REPOSITORY, SweData, test_parts
 from tentalis.agents.environments.swe_instances import SweFolder
-from tentalis.agents.environments.swe_repository import apply_difference, make_store
+from tentalis.agents.environments.swe_repository import apply_difference, make_store, require_git
 from tentalis.agents.environments.swe_tests import SweVerdict, check_python, graded
 from tentalis.agents.environments.terminal import TerminalData, TerminalEnvironment
 from tentalis.agents.environments.terminal_checks import AGENT
@@ -25,6 +27,9 @@ from tentalis.agents.environments.terminal_shell import FILES, CommandStops
 from tentalis.agents.environments.terminal_task import BadTasks
 from tentalis.agents.environments.toolcall import ToolcallData, answer_parts
 from tentalis.rewards.verdict import data_of
+from tentalis.storage.attachments import read_attachment
+from tentalis.storage.errors import StoredFileDamaged, StoredFileMissing
+from tentalis.storage.location import BadLocation
 
 _EPISODE = "episode"
 _STORE = "store"
@@ -39,8 +44,8 @@ class Regrader(Protocol):
     """Grades episodes of one environment from their results."""
 
     async def parts(self, result: Result) -> Mapping[str, float]:
-        """Returns the reward and its parts, as `Environment.score`. Raises CannotRegrade, EnvironmentFault, or
-        BadVerifierData."""
+        """Returns the reward and its parts, as `Environment.score`. Raises CannotRegrade, EnvironmentFault,
+        BadVerifierData; and StorageError or MissingExtra if the store of an attachment cannot be read."""
         ...
 
 
@@ -66,19 +71,20 @@ class TestsRegrader:
     def __init__(self, options: EnvironmentOptions) -> None:
         if options.tasks is None:
             raise BadTasks("swe/tests needs the folder of instances: --tasks FOLDER")
+        require_git()
         self._wall = options.wall()
         self._instances = SweFolder(options.tasks)
 
     async def parts(self, result: Result) -> Mapping[str, float]:
         """See Regrader.parts."""
         data = data_of(_of_environment(result.task), SweData)
-        patch = _recorded_patch(result)
+        patch = await asyncio.to_thread(_recorded_patch, result)
         name = task_name(result.task, data.task)
         found = await in_thread(lambda stop: self._graded(name, patch, stop))
         counts = ("commands", "edits", "bad_turns")
         return {**{each: result.rewards.get(each, 0.0) for each in counts}, **test_parts(found, data)}
 
-    def _graded(self, name: str, patch: str, stop: CommandStops) -> SweVerdict:
+    def _graded(self, name: str, patch: bytes, stop: CommandStops) -> SweVerdict:
         task = self._instances.task(name)
         check_python(self._wall, task)
         folder = new_folder()
@@ -162,8 +168,9 @@ def _check_same(recorded: ToolCall | None, call: ToolCall, turn: int) -> None:
         raise CannotRegrade(f"the command of turn {turn} gives another output than recorded, so its effects may differ")
 
 
-def _recorded_patch(result: Result) -> str:
-    """Returns the patch of an episode. Raises CannotRegrade if the record does not have all of it."""
+def _recorded_patch(result: Result) -> bytes:
+    """Returns the patch of an episode. Raises CannotRegrade if neither its record nor the store of attachments has all
+    of it, and StorageError if the store cannot be read."""
     left: dict[str, Any] = {
         call.name: json.loads(call.result) for call in result.tool_calls if call.result and call.name in _LEFT
     }
@@ -173,9 +180,20 @@ def _recorded_patch(result: Result) -> str:
     for reason in ("diff_too_large", "no_repository", "left_out"):
         if tests.get(reason):
             raise CannotRegrade(f"the record has no patch: {reason}")
-    text = str(patch["patch"])
-    if not patch["whole"]:
-        raise CannotRegrade("the record has only the beginning of its patch")
-    if hashlib.sha256(text.encode()).hexdigest() != patch["sha256"]:
-        raise CannotRegrade("its patch is not text in UTF-8, and the record has it altered")
-    return text
+    recorded = str(patch["patch"]).encode()
+    if patch["whole"] and sha256_hex(recorded) == patch["sha256"]:
+        return recorded
+    attached = next((each for each in result.attachments if each.name == PATCH_FILE and each.url is not None), None)
+    if attached is None:
+        raise CannotRegrade(
+            "its patch is not text in UTF-8, and the record has it altered"
+            if patch["whole"]
+            else "the record has only the beginning of its patch"
+        )
+    try:
+        content = read_attachment(attached)
+    except (StoredFileMissing, StoredFileDamaged, BadLocation) as error:
+        raise CannotRegrade(f"its patch cannot be read: {error}") from error
+    if sha256_hex(content) != patch["sha256"]:
+        raise CannotRegrade("its attached patch is another one than the record names")
+    return content

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from schemas.records import ToolCall
 from tentalis.agents.environments.command_output import ended
-from tentalis.agents.environments.protocol import EnvironmentFault
+from tentalis.agents.environments.protocol import EnvironmentFault, LeftFile
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.stoppable import run_stoppable
 from tentalis.agents.environments.terminal_shell import CommandStops
@@ -39,6 +39,17 @@ def recorded_output(output: CommandOutput, paths: ShownPaths) -> dict[str, objec
         "exit_code": output.exit_code,
         "ending": ended(output),
     }
+
+
+def cut_streams(name: str, output: CommandOutput, paths: ShownPaths, limit: int) -> tuple[LeftFile, ...]:
+    """Returns the whole streams of a command, `name`.out and `name`.err, of which `recorded_output` has only a part."""
+    texts = {f"{name}.out": output.stdout, f"{name}.err": output.stderr}
+    shown = {file: paths.shown(readable_text(stream)) for file, stream in texts.items()}
+    return tuple(
+        LeftFile.of(file, "text/plain; charset=utf-8", text.encode(), limit)
+        for file, text in shown.items()
+        if len(text) > RECORDED_CHARACTERS
+    )
 
 
 def recorded_call(name: str, arguments: Mapping[str, object], result: Mapping[str, object] | None) -> ToolCall:

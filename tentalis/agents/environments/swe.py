@@ -19,11 +19,22 @@ from tentalis.agents.environments import swe_edit
 from tentalis.agents.environments.command_output import shown
 from tentalis.agents.environments.episode_task import episode_data, named_prompt, task_name
 from tentalis.agents.environments.folders import new_folder, remove_folder
-from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
-from tentalis.agents.environments.shell_steps import in_thread, recorded_call, recorded_output
+from tentalis.agents.environments.protocol import (
+    EnvironmentFault,
+    EnvironmentOptions,
+    LeftFile,
+    Observation,
+    Transition,
+)
+from tentalis.agents.environments.shell_steps import cut_streams, in_thread, recorded_call, recorded_output
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.swe_instances import SweFolder, SweTask
-from tentalis.agents.environments.swe_repository import SweStore, make_store, write_agent_repository
+from tentalis.agents.environments.swe_repository import (
+    SweStore,
+    make_store,
+    require_git,
+    write_agent_repository,
+)
 from tentalis.agents.environments.swe_tests import (
     RECORDED_PATCH,
     SweVerdict,
@@ -56,6 +67,8 @@ _OUTPUT_BYTES = 1 << 18
 _EDIT_S = 30.0
 PATCH_CALL = "patch"
 """Name of the record of an episode's patch."""
+PATCH_FILE = "patch.diff"
+"""Name of the attachment with the whole patch, if the record has it in part or altered."""
 _STORE = "store"
 _PYTHON = str(Path(sys.executable).resolve())
 
@@ -77,7 +90,9 @@ class SweEnvironment:
     def __init__(self, options: EnvironmentOptions) -> None:
         if options.tasks is None:
             raise BadTasks("the environment swe needs a folder of instances: --tasks FOLDER")
+        require_git()
         self._wall = options.wall()
+        self._attachment_bytes = options.attachment_bytes
         self._instances = SweFolder(options.tasks)
         pythons = self._instances.pythons
         if self._instances.settings.python is None:  # for repositories that name none
@@ -135,6 +150,12 @@ class SweEnvironment:
     def ending_calls(self) -> tuple[ToolCall, ...]:
         """See RecordsEnding."""
         return () if self._episode is None else self._episode.ending_calls()
+
+    def left_files(self) -> tuple[LeftFile, ...]:
+        """See LeavesFiles."""
+        if self._episode is None or self._attachment_bytes is None:
+            return ()
+        return self._episode.left_files(self._attachment_bytes)
 
     async def close(self) -> None:
         """See Environment.close: removes the folder."""
@@ -197,6 +218,15 @@ class _SweEpisode:
     def ending_calls(self) -> tuple[ToolCall, ...]:
         """See RecordsEnding: the agent's patch and the outcomes of the tests."""
         return () if self._verdict is None else _verdict_calls(self._verdict, self._tests_paths())
+
+    def left_files(self, limit: int) -> tuple[LeftFile, ...]:
+        """See LeavesFiles: the patch and the output of the tests, where the records have only a part."""
+        found = self._verdict
+        if found is None:
+            return ()
+        patch = (LeftFile.of(PATCH_FILE, "text/x-diff", found.patch, limit),)
+        tests = () if found.output is None else cut_streams("tests", found.output, self._tests_paths(), limit)
+        return (() if _is_recorded(found.patch) else patch) + tests
 
     async def _edit(self, edits: tuple[SweEdit, ...], calls: list[ToolCall]) -> str:
         self._edits += len(edits)
@@ -282,6 +312,11 @@ def test_parts(found: SweVerdict, data: SweData) -> dict[str, float]:
         "diff_files": float(found.n_files),
         "diff_lines": float(found.n_lines),
     }
+
+
+def _is_recorded(patch: bytes) -> bool:
+    """Returns True if the record of a patch has all of it, unaltered."""
+    return len(patch) <= RECORDED_PATCH and patch.decode("utf-8", errors="replace").encode() == patch
 
 
 def _verdict_calls(found: SweVerdict, paths: ShownPaths) -> tuple[ToolCall, ...]:

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tentalis.agents.environments.swe_instances import SweTask
-from tentalis.agents.environments.terminal_task import TaskRefused
+from tentalis.agents.environments.terminal_task import BadTasks, TaskRefused
 
 BRANCH = "main"
 _GIT_S = 600.0
 # The owner of the source may be another user, and a commit need not be a branch's.
 _CONFIG = "[safe]\n\tdirectory = *\n[uploadpack]\n\tallowAnySHA1InWant = true\n[gc]\n\tauto = 0\n"
+
+
+def require_git() -> None:
+    """Raises BadTasks if this machine has no git."""
+    if shutil.which("git") is None:
+        raise BadTasks("the environment swe needs the program git: install it where this process runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class SweStore:
         if patch:
             index = self.folder / "index"
             _git(self.folder, "read-tree", self.base, GIT_INDEX_FILE=str(index))
-            _git(self.folder, "apply", "--cached", "--check", "-", text=patch, GIT_INDEX_FILE=str(index))
+            _git(self.folder, "apply", "--cached", "--check", "-", content=patch.encode(), GIT_INDEX_FILE=str(index))
             index.unlink()
 
     def write_tree(self, commit: str, folder: Path, patch: str = "") -> None:
@@ -43,7 +49,7 @@ class SweStore:
         _git(self.folder, "read-tree", commit, cwd=folder, **variables)
         _git(self.folder, "checkout-index", "--all", "--force", cwd=folder, **variables)
         if patch:
-            _git(None, "apply", "--whitespace=nowarn", "-", text=patch, cwd=folder)
+            _git(None, "apply", "--whitespace=nowarn", "-", content=patch.encode(), cwd=folder)
         (self.folder / "index").unlink()
 
 
@@ -92,16 +98,16 @@ def diff_of_trees(old: Path, new: Path) -> bytes:
     return done.stdout
 
 
-def apply_difference(patch: str, folder: Path) -> None:
+def apply_difference(patch: bytes, folder: Path) -> None:
     """Makes the changes of a patch from `diff_of_trees` in a plain tree. Raises TaskRefused if it does not fit."""
     if patch:  # its paths begin with the name of a tree
-        _git(None, "apply", "-p2", "--whitespace=nowarn", "-", text=patch, cwd=folder)
+        _git(None, "apply", "-p2", "--whitespace=nowarn", "-", content=patch, cwd=folder)
 
 
-def _git(store: Path | None, *arguments: str, text: str = "", cwd: Path | None = None, **variables: str) -> str:
+def _git(store: Path | None, *arguments: str, content: bytes = b"", cwd: Path | None = None, **variables: str) -> str:
     """Runs git in the worker, with a configuration of its own. Raises TaskRefused."""
     named = {} if store is None else {"GIT_DIR": str(store / ".git"), "GIT_CONFIG_GLOBAL": str(store / "gitconfig")}
-    done = _ran(store, list(arguments), text.encode(), cwd, named | variables)
+    done = _ran(store, list(arguments), content, cwd, named | variables)
     if done.returncode != 0:
         raise TaskRefused(f"git {arguments[0]} failed: {_said(done.stderr)}")
     return done.stdout.decode("utf-8", errors="replace")

@@ -14,8 +14,14 @@ from tentalis.agents.environments.command_output import shown
 from tentalis.agents.environments.dockerfile import CopiedFiles, SetupCommand
 from tentalis.agents.environments.episode_task import episode_data, named_prompt, task_name
 from tentalis.agents.environments.folders import new_folder, remove_folder
-from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
-from tentalis.agents.environments.shell_steps import in_thread, recorded_call, recorded_output
+from tentalis.agents.environments.protocol import (
+    EnvironmentFault,
+    EnvironmentOptions,
+    LeftFile,
+    Observation,
+    Transition,
+)
+from tentalis.agents.environments.shell_steps import cut_streams, in_thread, recorded_call, recorded_output
 from tentalis.agents.environments.shown_paths import ShownPaths
 from tentalis.agents.environments.terminal_checks import AGENT, CheckedEpisode, agent_paths, checked
 from tentalis.agents.environments.terminal_shell import FILES, STATE, CommandStops, TerminalShell, agent_variables
@@ -60,6 +66,7 @@ class TerminalEnvironment:
         if options.tasks is None:
             raise BadTasks("the environment terminal needs a folder of tasks: --tasks FOLDER")
         self._wall = options.wall()
+        self._attachment_bytes = options.attachment_bytes
         self._tasks = options.tasks.resolve()
         task_names(self._tasks)
         check_out_of_reach(self._tasks, self._wall.readable)
@@ -167,6 +174,12 @@ class TerminalEnvironment:
             return ()
         result = recorded_output(found.output, self._paths) | {"reward": found.reward}
         return (recorded_call("checks", {"task": self._task.name}, result),)
+
+    def left_files(self) -> tuple[LeftFile, ...]:
+        """See LeavesFiles: the output of the checks, where the record has only a part."""
+        if self._checked is None or self._attachment_bytes is None:
+            return ()
+        return cut_streams("checks", self._checked.output, self._paths, self._attachment_bytes)
 
     async def _ran(self, shell: TerminalShell, command: str) -> CommandOutput:
         self._commands += 1

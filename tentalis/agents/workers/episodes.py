@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from schemas.ids import derived_id
-from schemas.records import Ending, Message, Result, Status, Task, ToolCall, result_id
+from schemas.records import Attachment, Ending, Message, Result, Status, Task, ToolCall, result_id
 from tentalis.agents.environments import (
     Environment,
     EnvironmentFault,
+    LeavesFiles,
+    LeftFile,
     LimitsScore,
     NamesEpisode,
     Observation,
@@ -39,6 +41,8 @@ from tentalis.inference.protocol import (
     ServerUnavailable,
 )
 from tentalis.inference.result import sampled_mode
+from tentalis.storage.attachments import AttachmentStore
+from tentalis.storage.errors import StorageError
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
@@ -102,6 +106,7 @@ class Episode:
     texts: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
+    attachments: tuple[Attachment, ...] = ()
     rewards: dict[str, float] = field(default_factory=dict)
     ending: Ending = Ending.DONE
     error: str | None = None
@@ -110,7 +115,8 @@ class Episode:
 
 
 class EpisodePlayer:
-    """Answers tasks with episodes of an environment. `make` makes a new environment for each attempt."""
+    """Answers tasks with episodes of an environment. `make` makes a new environment for each attempt. `attachments`:
+    the store of the files that an episode leaves; None: they are not kept."""
 
     def __init__(
         self,
@@ -121,6 +127,7 @@ class EpisodePlayer:
         *,
         worker_id: str,
         server_id: str,
+        attachments: AttachmentStore | None = None,
     ) -> None:
         self._inference = inference
         self._policies = policies
@@ -128,6 +135,7 @@ class EpisodePlayer:
         self._limits = limits
         self._worker_id = worker_id
         self._server_id = server_id
+        self._attachments = attachments
         self._free = asyncio.Semaphore(limits.parallel)
         self.stuck: str | None = None
         """The fault of an episode whose thread could not be stopped: this process must be replaced. None: all ended."""
@@ -184,7 +192,7 @@ class EpisodePlayer:
             log.error("task %s, sample %d: %s", task.task_id, index, error)
             self.stuck = str(error)
             return Episode(ending=Ending.INFRA, error=self.stuck)
-        except (ServerUnavailable, EnvironmentFault) as error:
+        except (ServerUnavailable, EnvironmentFault, StorageError) as error:
             raise InfrastructureFault(str(error)) from error
         except RequestRefused as error:
             if not error.by_content:
@@ -222,6 +230,8 @@ class EpisodePlayer:
             if not limit.expired():
                 raise
             raise InfrastructureFault(f"the environment's score took over {score_s:g} s") from error
+        if isinstance(environment, LeavesFiles) and self._attachments is not None:
+            episode.attachments = await asyncio.to_thread(_stored, self._attachments, environment.left_files())
 
     async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
         """Plays turns until the episode ends. Returns its ending."""
@@ -360,10 +370,21 @@ class EpisodePlayer:
                     "rewards": episode.rewards,
                     "wall": episode.wall,
                     "attempts": attempts,
+                    "attachments": episode.attachments,
                 }
             )
         except ValidationError as error:
             raise InfrastructureFault(f"the server's answers cannot be a result: {error}") from error
+
+
+def _stored(store: AttachmentStore, files: Sequence[LeftFile]) -> tuple[Attachment, ...]:
+    """Stores files of an episode; those without a content are only named. Raises StorageError."""
+    return tuple(
+        Attachment(name=file.name, media_type=file.media_type, sha256="", bytes=file.size)
+        if file.content is None
+        else store.put(file.name, file.media_type, file.content)
+        for file in files
+    )
 
 
 def _wired(messages: Sequence[Message]) -> list[protocol.Message]:

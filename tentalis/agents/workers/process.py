@@ -52,6 +52,7 @@ from tentalis.service.heartbeat import Heart
 from tentalis.service.lifecycle import run_service
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
+from tentalis.storage.attachments import AttachmentStore
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
@@ -193,9 +194,10 @@ class Worker:
         inference: Inference,
         make_environment: Callable[[], Environment] | None = None,
         routers: Sequence[ReplicaRouter] = (),
+        attachments: AttachmentStore | None = None,
     ) -> None:
         """`make_environment`: makes the environment of an episode; None: one completion answers a sample. `routers`: of
-        the replicas that `inference` asks."""
+        the replicas that `inference` asks. `attachments`: the store of the files of episodes."""
         self._options = options
         codec = make_codec(settings)
         self._codec = codec
@@ -227,7 +229,9 @@ class Worker:
         if make_environment is None:
             self._answerer = Answerer(inference, self._policies, **names)
         else:
-            self._player = EpisodePlayer(inference, self._policies, make_environment, options.limits, **names)
+            self._player = EpisodePlayer(
+                inference, self._policies, make_environment, options.limits, **names, attachments=attachments
+            )
             self._answerer = self._player
         self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[TaskConsumer, Stored]] = {}
         self._served_changed = False
@@ -399,12 +403,22 @@ def run(
     episodes: `limits`, the file `tools`, the folder `tasks`, and `allow_unsandboxed`, which lets actions run without a
     wall. `hedge_after_s`: see ReplicatedClient.
 
-    Raises PortTaken, BadEnvironment, BadTasks, BadTools, MissingExtra or WallMissing.
+    Raises PortTaken, BadEnvironment, BadTasks, BadTools, MissingExtra or WallMissing; and BadLocation or StorageError,
+    if the store of attachments that the settings name cannot be written.
     """
     from tentalis.inference.client import OpenAIClient
     from tentalis.inference.replicas.client import inference_client, routers_of
 
-    make_environment = prepared_environment(environment, tools=tools, tasks=tasks, allow_unsandboxed=allow_unsandboxed)
+    attachments = AttachmentStore.of(settings)
+    make_environment = prepared_environment(
+        environment,
+        tools=tools,
+        tasks=tasks,
+        allow_unsandboxed=allow_unsandboxed,
+        attachment_bytes=None if attachments is None else attachments.limit,
+    )
+    if attachments is not None and make_environment is not None:
+        attachments.check()
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line per request
     name = worker_id or f"{socket.gethostname()}-{environment}"
@@ -427,7 +441,7 @@ def run(
 
     async def main(stop: threading.Event) -> None:
         async with inference_client(options.server_url, client, options.hedge_after_s) as inference:
-            worker = Worker(options, settings, inference, make_environment, routers_of(inference))
+            worker = Worker(options, settings, inference, make_environment, routers_of(inference), attachments)
             with served(Health(worker.metrics.exporter, worker.not_ready, worker.turns.stuck), metrics_port):
                 await worker.run(stop)
 

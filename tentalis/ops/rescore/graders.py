@@ -29,7 +29,7 @@ class Grader(Protocol):
         ...
 
     async def verdict(self, result: Result) -> Verdict:
-        """Returns the verdict on an answer. Raises LeftOut, ScorerAway."""
+        """Returns the verdict on an answer. Raises LeftOut, ScorerAway, StorageError, MissingExtra."""
         ...
 
 

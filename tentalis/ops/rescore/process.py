@@ -23,7 +23,9 @@ from tentalis.ops.rescore.core import (
 from tentalis.ops.rescore.graders import Grader, LeftOut
 from tentalis.rewards import ScorerAway
 from tentalis.rewards.score import score_of_result
+from tentalis.service.packages import MissingExtra
 from tentalis.service.settings import Settings
+from tentalis.storage.errors import StorageError
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
@@ -81,7 +83,8 @@ def rescore(
     """Scores answers, `parallel` at a time, and yields the result of each; with `write`, the scores are on the log
     when a row is yielded. A second call goes on where a stopped one ended, and writes no score twice.
 
-    Raises ScorerAway, DeliveryFailed.
+    Raises ScorerAway, DeliveryFailed; and StorageError or MissingExtra if a file that an answer names cannot be read
+    now.
     """
     codec = make_codec(settings)
     publisher = Publisher(settings, "tentalis-rescore", codec)
@@ -93,7 +96,7 @@ def rescore(
             verdict = await grader.verdict(result)
         except LeftOut as reason:
             return _row(result, old, None, str(reason))
-        except ScorerAway:
+        except (ScorerAway, StorageError, MissingExtra):
             raise
         except Exception as error:
             log.exception("%s failed on result %s", label, result.result_id)

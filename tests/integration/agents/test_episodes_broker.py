@@ -7,19 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from schemas import topics
 from schemas.digest import digest_holds
 from schemas.records import Ending, Outcome, OutcomeKind, Result, Rollout, Source, Status, Task, Terms, Verifier
 from schemas.tensors import int32_view, uint8_view
-from tentalis.agents.environments import EnvironmentOptions, Transition
+from tentalis.agents.environments import EnvironmentOptions, LeftFile, Transition
 from tentalis.agents.environments.echo import EchoEnvironment
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.sandbox import WallMissing, choose_wall
 from tentalis.agents.workers import process
 from tentalis.agents.workers.process import Worker, WorkerOptions
+from tentalis.cli.main import app
 from tentalis.service.settings import Settings
+from tentalis.storage.attachments import AttachmentStore, read_attachment
+from tentalis.storage.location import Location
 from tests.support.apps_lab import Apps
 from tests.support.episode_server import EpisodeServer, decoded
 from tests.support.kafka_fixture import Kafka
@@ -105,8 +109,13 @@ def test_a_worker_with_a_thread_that_cannot_be_stopped_records_the_episode_and_e
             played.append(action)
             raise StuckThread("a thread did not end")
 
+    class Leaving(EchoEnvironment):
+        def left_files(self) -> tuple[LeftFile, ...]:
+            return (LeftFile.of("said.txt", "text/plain", b"Yes.", 10),)
+
     options = WorkerOptions("echo", "", "local", "w1", 2, 20.0)
     server = EpisodeServer(["assistant@v1"], lambda text, turn: "Yes.")
+    store = AttachmentStore(Location.of_folder(tmp_path / "left"), 10)
     with Apps(settings, tmp_path) as apps:
         apps.put(topics.POLICY_ACKS, ack(1))
         apps.put(topics.TASKS, task("waits for a version", environment="echo", policy="nobody-serves-it"))
@@ -122,7 +131,7 @@ def test_a_worker_with_a_thread_that_cannot_be_stopped_records_the_episode_and_e
         with pytest.raises(StuckThread, match="did not end"), running(worked):
             apps.put(topics.TASKS, first)
             assert ended.wait(60), "it waits for the version that nobody serves"
-        with running(worker(options, settings, server, EchoEnvironment)):  # the process that replaces it
+        with running(worker(options, settings, server, Leaving, store)):  # the process that replaces it
             apps.put(topics.TASKS, second)
             apps.wait(lambda: len(apps.read(topics.RESULTS, Result)) == 4, 60)
         results: list[Result] = apps.read(topics.RESULTS, Result)
@@ -131,9 +140,26 @@ def test_a_worker_with_a_thread_that_cannot_be_stopped_records_the_episode_and_e
         *[("first", Status.INFRA)] * 2,
         *[("second", Status.OK)] * 2,
     ]
+    assert [[read_attachment(each) for each in made.attachments] for made in results[2:]] == [[b"Yes."]] * 2
+    got, where = tmp_path / "got.txt", ["--bootstrap-server", str(settings.bootstrap)]
+    fetch = ["attachments", "get", "second", "said.txt", "--into", str(got), *where]
+    done = CliRunner().invoke(app, fetch)
+    assert done.exit_code == 0 and got.read_bytes() == b"Yes.", done.output
+    again = CliRunner().invoke(app, fetch)
+    assert again.exit_code == 1 and "exists: name another file" in again.output
+    listed = CliRunner().invoke(app, ["attachments", "list", "second", "-o", "json", *where])
+    assert [(row["sample"], row["name"], row["bytes"]) for row in json.loads(listed.stdout)] == [
+        (0, "said.txt", 4),
+        (1, "said.txt", 4),
+    ]
 
 
 def worker(
-    options: WorkerOptions, settings: Settings, server: Any, environment: type[EchoEnvironment]
+    options: WorkerOptions,
+    settings: Settings,
+    server: Any,
+    environment: type[EchoEnvironment],
+    attachments: AttachmentStore | None = None,
 ) -> Callable[[threading.Event], Coroutine[Any, Any, None]]:
-    return Worker(options, settings, server, lambda: environment(EnvironmentOptions(choose_wall))).run
+    made = EnvironmentOptions(choose_wall)
+    return Worker(options, settings, server, lambda: environment(made), attachments=attachments).run

@@ -2,18 +2,23 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas.records import Ending, LogprobsMode, Message, Result, Status, Task, ToolCall
+from schemas.records import Attachment, Ending, LogprobsMode, Message, Result, Status, Task, ToolCall
 from schemas.tensors import float32_view, int32_view
-from tentalis.agents.environments import EnvironmentFault, Observation, Transition
-from tentalis.agents.workers import episodes
+from tentalis.agents.environments import EnvironmentFault, LeftFile, Observation, Transition
+from tentalis.agents.workers import episodes, run
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.policies.served import ServedVersions
 from tentalis.rewards.episode import EpisodeScorer
+from tentalis.service.settings import Settings
+from tentalis.storage.attachments import AttachmentStore, read_attachment
+from tentalis.storage.errors import StorageError
+from tentalis.storage.location import Location
 from tests.support.episode_server import END, EpisodeServer, decoded
 from tests.support.loop_records import T0, ack, task
 from tests.support.worker_lab import policy_calls
@@ -261,6 +266,46 @@ def test_an_invalid_reward_is_a_fault_of_the_environment(reward: Any) -> None:
     player = EpisodePlayer(stops_after(0), calls, Wrong, limits, worker_id="w", server_id="local")
     (made,) = asyncio.run(player.answer(task(n=1), T0))
     assert made.status is Status.INFRA and "reward" in (made.error or "")
+
+
+class Leaving(Countdown):
+    """Leaves a file of 5 bytes, and one of 50."""
+
+    def left_files(self) -> tuple[LeftFile, ...]:
+        assert self.stopped, "asked after the score"
+        return (LeftFile.of("a.txt", "text/plain", b"small", 10), LeftFile.of("b.txt", "text/plain", b"x" * 50, 10))
+
+
+def left_at(store: AttachmentStore | None, attempts: int = 1) -> Result:
+    """The result of an episode that leaves files."""
+    limits = EpisodeLimits(attempts=attempts)
+    names = {"worker_id": "w", "server_id": "local"}
+    player = EpisodePlayer(stops_after(0), policy_calls(served_at(1)), Leaving, limits, **names, attachments=store)
+    (made,) = asyncio.run(player.answer(task(n=1), T0))
+    return made
+
+
+def test_files_of_an_episode_are_stored_before_its_result(tmp_path: Path) -> None:
+    made = left_at(AttachmentStore(Location.of_folder(tmp_path), 10))
+    small, large = made.attachments
+    assert read_attachment(small) == b"small" and (small.name, small.media_type) == ("a.txt", "text/plain")
+    assert large == Attachment(name="b.txt", media_type="text/plain", sha256="", bytes=50, url=None)
+    assert left_at(None).attachments == ()
+
+
+def test_a_store_that_is_away_is_infrastructure(tmp_path: Path) -> None:
+    """A result never names a file that is not there, and the policy is not blamed."""
+    (tmp_path / "file").write_text("in the place of the folder")
+    made = left_at(AttachmentStore(Location.of_folder(tmp_path / "file"), 10), attempts=2)
+    assert (made.status, made.ending, made.attempts, made.attachments) == (Status.INFRA, Ending.INFRA, 2, ())
+    assert "cannot be written" in (made.error or "") and made.response_token_ids == b""
+
+
+def test_a_worker_whose_store_cannot_be_written_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the place of the folder")
+    settings = Settings(bootstrap="127.0.0.1:9", attachments=str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="cannot be written"):
+        run(settings, environment="echo", server="http://127.0.0.1:9")
 
 
 def test_samples_are_played_side_by_side_up_to_the_limit_and_differ() -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from schemas.records import Ending, Status, Task, Verifier
 from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, LimitsScore, Transition
 from tentalis.agents.environments.registry import default_turns, has_episodes, maker_of, prepared_environment
+from tentalis.agents.environments.regrading import TestsRegrader
 from tentalis.agents.environments.swe import SweEnvironment
 from tentalis.agents.environments.swe_instances import SweFolder, SweInstance, SweSettings, SweTask
 from tentalis.agents.environments.swe_repository import diff_of_trees
@@ -409,6 +410,17 @@ def test_the_tests_run_when_the_episode_is_scored(wall: Wall, folder: Path) -> N
             await made.close()
 
     assert asyncio.run(ran()) == [False, True]
+
+
+def test_without_git_a_worker_does_not_start(
+    wall: Wall, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of its episodes would be an infrastructure fault: the images have no git."""
+    options = EnvironmentOptions(lambda: wall, tasks=folder)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for make in (SweEnvironment, TestsRegrader):
+        with pytest.raises(BadTasks, match="needs the program git"):
+            make(options)
 
 
 def test_a_patch_that_is_too_large_gets_nothing(wall: Wall, folder: Path) -> None:

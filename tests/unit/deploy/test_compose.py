@@ -34,6 +34,7 @@ CONFIGURED = {
     "REGISTRY_CA_FILE": "./registry-ca.pem",
     "AWS_CREDENTIALS_FILE": "./aws-credentials",
     "TENTALIS_STORE": "s3://bucket/prefix",
+    "TENTALIS_ATTACHMENTS": "s3://bucket/attachments",
     "TENTALIS_BOOTSTRAP": "elsewhere:9092",
     "TENTALIS_SCORERS": "./scorers.yaml",
     "TENTALIS_HINTERS": "./hinters.yaml",
@@ -289,6 +290,7 @@ def test_secrets_come_from_files() -> None:
         assert {"registry_password", "registry_ca"} <= {*service["secrets"]}
         assert environment["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/aws_credentials"
         assert "aws_credentials" in service["secrets"] and environment["TENTALIS_STORE"] == "s3://bucket/prefix"
+        assert environment["TENTALIS_ATTACHMENTS"] == "s3://bucket/attachments"
         assert not any(key.endswith(("PASSWORD", "SECRET_ACCESS_KEY")) for key in environment)
     hub = {name for name, service in SERVICES.items() if "hf_token" in service.get("secrets", ())}
     assert hub == {name for name, each in SERVICES.items() if "HF_TOKEN_PATH" in each.get("environment", ())}

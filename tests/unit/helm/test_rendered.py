@@ -169,7 +169,10 @@ def test_the_values_schema_refuses_invalid_values(change: str, message: str) -> 
             "environmentFile.content.environments.sums.base=math,environmentFile.configMap=mine",
             "environmentFile.content and environmentFile.configMap are both set",
         ),
-        ("storage.credentialsSecret=object-store", "storage.credentialsSecret needs storage.url"),
+        (
+            "storage.credentialsSecret=object-store",
+            "storage.credentialsSecret needs storage.url or storage.attachments",
+        ),
         ("kafka.embedded.enabled=true", "kafka.bootstrap and kafka.embedded.enabled are both set"),
         ("kafka.securityProtocol=SASL_SSL", "needs kafka.sasl.existingSecret"),
         ("registry.username=me", "registry.username needs"),
@@ -289,7 +292,9 @@ def test_with_an_object_store_nothing_is_shared_but_its_url() -> None:
         assert not [volume for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
         env = {each["name"]: each.get("value") for each in found["env"]}
         assert env["TENTALIS_STORE"] == "s3://my-bucket/tentalis"
-        assert found.get("envFrom", []) == ([{"secretRef": {"name": "object-store"}}] if uses else [])
+        attaches = env.get("TENTALIS_ATTACHMENTS") == "s3://my-bucket/attachments"
+        assert attaches is (chart.role_of(workload) == "worker")
+        assert found.get("envFrom", []) == ([{"secretRef": {"name": "object-store"}}] if uses or attaches else [])
         mounts = {each["mountPath"]: each for each in found["volumeMounts"]}
         assert "readOnly" not in mounts["/var/lib/tentalis"]
         assert (env.get("TENTALIS_CACHE") in mounts) is uses
@@ -686,3 +691,12 @@ def test_network_policies_open_what_a_role_needs_and_no_more() -> None:
     assert api["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
     (api, metrics) = policy("ingress", "model")["ingress"]
     assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+@pytest.mark.parametrize("change", ["storage.attachments=s3://bucket/attachments", "environmentFile.configMap=files"])
+def test_a_worker_reaches_what_is_outside_for_what_it_stores_or_asks(change: str) -> None:
+    """It runs what models write, so it has no way out by default."""
+    way_out = "networkPolicy.externalEgress[0].ports[0].port=9000"
+    manifests = manifests_of("minimal", "networkPolicy.enabled=true", way_out, change)
+    rules = chart.named(manifests, "NetworkPolicy", "demo-tentalis-worker-chat")["spec"]["egress"]
+    assert {"ports": [{"port": 9000}]} in rules

@@ -59,8 +59,9 @@ def test_the_settings_of_a_role_arrive_in_its_pods(values: Path) -> None:
         assert wanted["podLabels"].items() <= labels["labels"].items()
         assert wanted["podAnnotations"].items() <= labels["annotations"].items()
         hub = [{"secretRef": {"name": given["model"]["hubSecret"]}}] if given["model"]["hubSecret"] else []
+        reaching = [*chart.STORING, *(["worker"] if given["storage"]["attachments"] else [])]
         store = [{"secretRef": {"name": each}} for each in [given["storage"]["credentialsSecret"]] if each]
-        given_by = (hub if role in ("trainer", "model") else []) + (store if role in chart.STORING else [])
+        given_by = (hub if role in ("trainer", "model") else []) + (store if role in reaching else [])
         assert found.get("envFrom", []) == wanted["envFrom"] + given_by
         assert all(each in found["env"] for each in wanted["env"])
         assert all(each in found["volumeMounts"] for each in wanted["volumeMounts"])

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 import schemas
 from schemas import topics
-from schemas.records import Ending, Result, StepReward, TurnSpan, sample_of
+from schemas.records import Attachment, Ending, Result, StepReward, TurnSpan, sample_of
 from schemas.tensors import float32_bytes
 from schemas.wire import avro
 from schemas.wire.codec import Codec
@@ -34,6 +34,7 @@ def test_a_result_written_by_the_first_version_is_read_with_defaults() -> None:
         "wall": "",
         "rendered_turns": (),
         "attempts": 0,
+        "attachments": (),
     }
 
 
@@ -48,6 +49,10 @@ def test_an_episode_survives_the_wire() -> None:
         wall="sandlock/0.9.0",
         rendered_turns=(1,),
         attempts=2,
+        attachments=(
+            Attachment(name="patch.diff", media_type="text/x-diff", sha256="ab" * 32, bytes=2**40, url="s3://b/ab"),
+            Attachment(name="files.tar.gz", media_type="application/gzip", sha256="", bytes=7),
+        ),
     )
     codec = Codec()
     value = codec.encode(topics.RESULTS, made)
