@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tentalis.agents.environments.swe_instances import SweTask
     from tentalis.agents.environments.terminal_task import TerminalTask
 
-app = typer.Typer(help="Environments: list, show, try.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Environments: list, show, try, tasks, rows.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="Name of the environment.")]
 
@@ -124,6 +124,28 @@ def list_tasks(
     show(output, ("task", "digest", "needs"), rows)
 
 
+@app.command("rows", short_help="Write the data set of an environment of verifiers as prompts.")
+def write_rows(
+    name: Name,
+    evaluation: Annotated[
+        bool, typer.Option("--eval", help="The data set for evaluation; for `tentalis learn --held-out`.")
+    ] = False,
+    file: File = None,
+) -> None:
+    """Writes the data set of an environment of verifiers as JSONL, one prompt per line, for `tentalis learn`."""
+    from tentalis.agents.environments.verifiers import rows_of
+    from tentalis.rewards import declared_environments
+
+    declared = declared_environments().get(name)
+    if declared is None or declared.base != "verifiers":
+        raise CommandError(
+            f"{name!r} is no environment of the file of environments with `base: verifiers`: see `tentalis env list`",
+            ExitCode.USAGE,
+        )
+    for row in rows_of(declared, evaluation=evaluation):
+        print_text(json.dumps(row))
+
+
 def _typed() -> str | None:
     """Returns what a person types up to an empty line; None at the end of the input."""
     print_text("[your turn; end it with an empty line]")
@@ -159,7 +181,7 @@ def _settings_in_file(name: str) -> dict[str, Any]:
     if declared is None:
         return {}
     limits = declared.limits.model_dump(exclude_none=True)
-    places = {"tools": declared.tools, "tasks": declared.tasks}
+    places = {"tools": declared.tools, "tasks": declared.tasks, "python": declared.python}
     return {
         "file": str(declared.file),
         "base": declared.base,

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.sandbox import Wall
-from tentalis.rewards.environment_file import EnvironmentServer
+from tentalis.rewards.environment_file import DeclaredEnvironment, EnvironmentServer
 
 
 class EnvironmentFault(Exception):
@@ -24,7 +24,7 @@ class EnvironmentOptions:
     `wall` makes the wall for its actions; it raises WallMissing. `tools`: the file of tools (`toolcall`), or None.
     `tool_mapping`: the tools, if that is a file of environments, which has them beside other things. `tasks`: the
     folder of task folders (`terminal`) or instances (`swe`), or None. `server`: the server that plays the episodes
-    (`env-pool`), or None.
+    (`env-pool`), or None. `declared`: the environment of the file of environments that this one plays, or None.
     """
 
     wall: Callable[[], Wall]
@@ -32,6 +32,7 @@ class EnvironmentOptions:
     tasks: Path | None = None
     tool_mapping: Mapping[str, Any] | None = None
     server: EnvironmentServer | None = None
+    declared: DeclaredEnvironment | None = None
 
 
 @dataclass(frozen=True, slots=True)
