@@ -12,7 +12,7 @@ import typer
 
 from tentalis.cli.shared.environment_options import AllowUnsandboxed, File, MaxTurns, Tasks, Tools
 from tentalis.cli.shared.errors import CommandError
-from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, readable, show
+from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, readable, show
 from tentalis.service.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Environments: list, show, try, tasks, rows.", no_args_is_help=True, rich_markup_mode=None)
 
+_SHOWN = 60
+"""Characters of a prompt and an answer in a table."""
 Name = Annotated[str, typer.Argument(help="Name of the environment.")]
 
 
@@ -124,15 +126,17 @@ def list_tasks(
     show(output, ("task", "digest", "needs"), rows)
 
 
-@app.command("rows", short_help="Write the data set of an environment of verifiers as prompts.")
+@app.command("rows", short_help="Show the data set of an environment of verifiers, or write it as prompts.")
 def write_rows(
     name: Name,
     evaluation: Annotated[
-        bool, typer.Option("--eval", help="The data set for evaluation; for `tentalis learn --held-out`.")
+        bool, typer.Option("--eval", help="The data set for evaluation; for `tentalis learn --eval`.")
     ] = False,
     file: File = None,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Writes the data set of an environment of verifiers as JSONL, one prompt per line, for `tentalis learn`."""
+    """Shows the data set of an environment of verifiers. With `-o json` each row is one line, as a prompt for `tentalis
+    learn`."""
     from tentalis.agents.environments.verifiers import rows_of
     from tentalis.rewards import declared_environments
 
@@ -142,8 +146,18 @@ def write_rows(
             f"{name!r} is no environment of the file of environments with `base: verifiers`: see `tentalis env list`",
             ExitCode.USAGE,
         )
-    for row in rows_of(declared, evaluation=evaluation):
-        print_text(json.dumps(row))
+    rows = rows_of(declared, evaluation=evaluation)
+    if output is OutputFormat.TABLE:
+        shown = ((row["messages"][-1]["content"], row["row"].get("answer")) for row in rows)
+        print_table(("prompt", "answer"), ([_short(value) for value in values] for values in shown))
+        return
+    for row in rows:
+        print_data(output, row)
+
+
+def _short(value: Any) -> str:
+    text = readable("-" if value is None else str(value)).replace("\n", " ")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _typed() -> str | None:
