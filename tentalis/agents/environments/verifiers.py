@@ -19,7 +19,12 @@ from schemas.records import Message, Task
 from tentalis.agents.environments.episode_task import episode_data
 from tentalis.agents.environments.protocol import EnvironmentFault, EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.stoppable import run_stoppable
-from tentalis.agents.environments.verifiers_process import BadVerifiersEnvironment, VerifiersProcess, VerifiersSettings
+from tentalis.agents.environments.verifiers_process import (
+    BadVerifiersEnvironment,
+    VerifiersEpisode,
+    VerifiersProcess,
+    VerifiersSettings,
+)
 from tentalis.rewards.environment_file import DeclaredEnvironment
 from tentalis.rewards.episode import REWARD
 from tentalis.rewards.verdict import VerifierData
@@ -53,9 +58,8 @@ class VerifiersEnvironment:
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._data, self._process = _process_of(options.declared)
-        self._process.start()
-        self._episode: int | None = None
-        self._messages: tuple[Message, ...] = ()
+        self._process.check()
+        self._episode: VerifiersEpisode | None = None
 
     async def reset(self, task: Task) -> Observation:
         """See Environment.reset: the prompt of verifiers' environment, which begins with the task's messages."""
@@ -67,7 +71,7 @@ class VerifiersEnvironment:
             )
         prompt = [{"role": message.role, "content": message.content} for message in task.messages]
         row = {"example_id": 0, **data.row, "prompt": prompt}
-        self._episode = self._process.new_episode()
+        self._episode = self._process.episode()
         opened = await self._ask("open", row=row)
         if opened["done"]:
             raise EnvironmentFault(f"{self._data.name} ended the episode before the first turn")
@@ -86,16 +90,14 @@ class VerifiersEnvironment:
 
     async def close(self) -> None:
         """See Environment.close: verifiers cleans up."""
-        if self._episode is not None:
-            await self._ask("close")
-            self._episode = None
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            await run_stoppable(episode.close, episode.stop)
 
     async def _ask(self, op: str, **request: Any) -> dict[str, Any]:
         episode = self._episode
         assert episode is not None, f"{op} before reset"
-        return await run_stoppable(
-            lambda: self._process.ask(op, episode=episode, **request), lambda: self._process.stop(episode)
-        )
+        return await run_stoppable(lambda: episode.ask(op, **request), episode.stop)
 
 
 def rows_of(declared: DeclaredEnvironment, *, evaluation: bool) -> Iterator[dict[str, Any]]:
@@ -108,7 +110,7 @@ def rows_of(declared: DeclaredEnvironment, *, evaluation: bool) -> Iterator[dict
         BadVerifiersEnvironment: it cannot be loaded, or a row cannot be a task.
     """
     _, process = _process_of(declared)
-    process.start()
+    process.check()
     total, start = 1, 0
     while start < total:
         try:

@@ -59,12 +59,12 @@ def refusal(environment: Any, verifiers: Any, judge: bool) -> str | None:
 def _refused_rubric(rubric: Any, verifiers: Any, judge: bool) -> str | None:
     if rubric.has_group_rewards or getattr(rubric, "has_advantages", False):
         return f"{type(rubric).__name__} rewards whole groups of answers; here each episode has its own reward"
-    for each in (rubric, *getattr(rubric, "rubrics", ())):
-        asks = isinstance(each, verifiers.JudgeRubric) or "judge_client" in each.class_objects
-        if asks and not judge:
-            model = each.class_objects.get("judge_model", "a judge model")
-            return f"{type(each).__name__} sends each answer to {model}: set `judge: true` in its data to allow that"
-    return None
+    asks = isinstance(rubric, verifiers.JudgeRubric) or "judge_client" in rubric.class_objects
+    if asks and not judge:
+        model = rubric.class_objects.get("judge_model", "a judge model")
+        return f"{type(rubric).__name__} sends each answer to {model}: set `judge: true` in its data to allow that"
+    reasons = [_refused_rubric(member, verifiers, judge) for member in getattr(rubric, "rubrics", ())]
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def report_failures(rubric: Any) -> None:
@@ -199,8 +199,8 @@ class Episode:
         self._environment = environment
         self._cut = cut
         self._turns = Turns()
-        self._scoring: asyncio.Task[None] | None = None
-        self._score: Reply | None = None
+        self._scoring: asyncio.Task[Reply] | None = None
+        self._stopped = False
         client = client_of(self._turns)
         self._rollout = asyncio.ensure_future(environment.rollout(dict(row), client, "policy", {}))
 
@@ -226,6 +226,8 @@ class Episode:
         if self._turns.refused is not None:
             raise Refused(self._turns.refused)
         if self._rollout.cancelled():
+            if not self._stopped:
+                raise Refused("the environment cancelled its episode")
             return self._turns.state
         state = self._rollout.result()
         if state.get("error") is not None:
@@ -235,27 +237,32 @@ class Episode:
     async def score(self) -> Reply:
         """Returns the reward and the value of each function of the rubric. An episode without a finished turn has the
         reward 0. One that waits for a turn ends as if the context were full."""
-        if self._score is None:
-            if self._turns.waiting is not None and not self._turns.waiting.done():
-                self._turns.waiting.set_exception(self._cut("the episode was ended before this turn"))
-            await asyncio.wait({self._rollout})
-            state = self._finished()
-            if state is None or not state["trajectory"]:
-                self._score = {"reward": 0.0, "metrics": {}}
-                return self._score
-            failures: list[str] = []
-            _FAILURES.set(failures)
-            self._scoring = asyncio.ensure_future(self._environment.rubric.score_rollout(state))
-            await self._scoring
-            if failures:
-                raise Refused(f"a reward function failed: {'; '.join(failures)}")
-            metrics = {str(name): float(value) for name, value in state["metrics"].items()}
-            self._score = {"reward": float(state["reward"]), "metrics": metrics}
-        return self._score
+        if self._scoring is None:
+            self._scoring = asyncio.ensure_future(self._scored())
+        await asyncio.wait({self._scoring})
+        if self._scoring.cancelled():
+            raise Refused("the score was stopped")
+        return self._scoring.result()
+
+    async def _scored(self) -> Reply:
+        if self._turns.waiting is not None and not self._turns.waiting.done():
+            self._turns.waiting.set_exception(self._cut("the episode was ended before this turn"))
+        await asyncio.wait({self._rollout})
+        state = self._finished()
+        if state is None or not state["trajectory"]:
+            return {"reward": 0.0, "metrics": {}}
+        failures: list[str] = []
+        _FAILURES.set(failures)
+        await self._environment.rubric.score_rollout(state)
+        if failures:
+            raise Refused(f"a reward function failed: {'; '.join(failures)}")
+        metrics = {str(name): float(value) for name, value in state["metrics"].items()}
+        return {"reward": float(state["reward"]), "metrics": metrics}
 
     async def stop(self) -> Reply:
-        """Ends what runs. What was played can still be scored."""
-        running = [task for task in (self._rollout, self._scoring) if task is not None and not task.done()]
+        """Ends what runs. What was played can still be scored, unless the score is what runs."""
+        self._stopped = True
+        running = [task for task in (self._scoring, self._rollout) if task is not None and not task.done()]
         for task in running:
             task.cancel()
         if running:
@@ -305,16 +312,17 @@ class Player:
     def _load(self, name: str, arguments: Mapping[str, Any], judge: bool) -> Reply:
         import verifiers
 
-        version = str(verifiers.__version__)
         if not hasattr(verifiers, "load_environment"):
-            raise Refused(f"verifiers {version} has no load_environment any more: install 'verifiers==0.3.0'")
+            raise Refused(
+                f"verifiers {verifiers.__version__} has no load_environment any more: install 'verifiers==0.3.0'"
+            )
         environment = verifiers.load_environment(name, **arguments)
         reason = refusal(environment, verifiers, judge)
         if reason is not None:
             raise Refused(f"the environment {name} of verifiers cannot be played: {reason}")
         report_failures(environment.rubric)
         self._environment = environment
-        return {"verifiers": version, "kind": type(environment).__name__}
+        return {}
 
     def _rows(self, evaluation: bool, start: int, count: int) -> Reply:
         """Returns rows of the data set: the prompt as messages, and the other columns."""
@@ -349,7 +357,7 @@ async def serve(requests: BinaryIO, replies: BinaryIO) -> None:
             reply = {"id": request["id"], "ok": await player.answer(request)}
         except Refused as error:
             reply = {"id": request["id"], "error": str(error)}
-        except Exception as error:  # noqa: BLE001 - the environment's own code; the worker names it
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the environment's code; the worker names it
             reply = {"id": request["id"], "error": described(error)}
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()

@@ -3,6 +3,8 @@
 import asyncio
 import importlib.util
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,11 @@ import yaml
 from typer.testing import CliRunner
 
 from tentalis import rewards
-from tentalis.agents.environments import EnvironmentFault, verifiers
+from tentalis.agents.environments import EnvironmentFault, verifiers, verifiers_process
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.environments.verifiers import VerifiersData
 from tentalis.agents.environments.verifiers_child import Refused, Turns, plain
-from tentalis.agents.environments.verifiers_process import BadVerifiersEnvironment
+from tentalis.agents.environments.verifiers_process import BadVerifiersEnvironment, VerifiersProcess, VerifiersSettings
 from tentalis.cli.main import app
 from tests.support.environment_pages import forget_environments
 
@@ -71,6 +73,47 @@ def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "cannot be started" in refused.output
     other = CliRunner().invoke(app, ["env", "rows", "echo", "--file", str(file)])
     assert other.exit_code == 2 and "no environment of the file of environments with `base: verifiers`" in other.output
+
+
+def started(folder: Path, script: str) -> VerifiersProcess:
+    """A process whose interpreter is a script of the shell, which notes each of its starts."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\necho started >> {folder}/starts\n{script}\n")
+    python.chmod(0o700)
+    return VerifiersProcess(VerifiersSettings("number", "{}", False, python, folder))
+
+
+def test_a_process_that_ends_within_a_reply_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers_process, "START_S", 5.0)
+    process = started(tmp_path, """read load; printf '{"id": 1, "ok'; exit 3""")
+    with pytest.raises(BadVerifiersEnvironment, match="the process of verifiers ended, with exit code 3"):
+        process.check()
+
+
+def test_an_episode_ends_with_its_process_and_starts_no_other(tmp_path: Path) -> None:
+    process = started(tmp_path, """read load; echo '{"id": 1, "ok": {}}'; read open; exit 4""")
+    episode = process.episode()
+    with pytest.raises(EnvironmentFault, match="exit code 4"):
+        episode.ask("open")
+    with pytest.raises(EnvironmentFault, match="the process of verifiers has ended"):
+        episode.ask("step")
+    episode.close()
+    assert (tmp_path / "starts").read_text() == "started\n"
+    process.episode()
+    process.check()
+    assert (tmp_path / "starts").read_text() == "started\nstarted\n"
+
+
+def test_an_episode_that_waits_for_the_data_set_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers_process, "STOP_S", 0.1)
+    episode = started(tmp_path, "exec sleep 3600").episode()
+    threading.Timer(0.1, episode.stop).start()
+    began = time.monotonic()
+    with pytest.raises(
+        EnvironmentFault, match="number of verifiers: the process of verifiers ended, with exit code -9"
+    ):
+        episode.ask("open")
+    assert time.monotonic() - began < 5.0
 
 
 def test_a_reward_outside_its_range_is_refused_and_one_within_is_mapped() -> None:

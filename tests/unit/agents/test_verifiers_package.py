@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(
     PYTHON is None, reason="VERIFIERS_PYTHON names no Python that has the package verifiers"
 )
 CASES = '''
+import asyncio
 import os
 import time
 
@@ -50,6 +51,8 @@ class Talk(vf.MultiTurnEnv):
             os._exit(7)
         if said == "block":
             time.sleep(3600)
+        if said == "cancel":
+            raise asyncio.CancelledError
         if said == "tool":
             raise vf.ToolError("no such tool")
         if said == "defect":
@@ -75,6 +78,10 @@ def exact(completion, answer, info):
 
 def failing(completion):
     raise ValueError(f"cannot read {completion[-1].content!r}")
+
+
+async def slow(completion):
+    await asyncio.sleep(3600)
 
 
 def groups(completions):
@@ -104,12 +111,13 @@ def load_environment(kind="talk", weights=(1.0, 0.5)):
     if kind == "tools":
         return vf.ToolEnv(tools=[search], rubric=both, **given)
     if kind == "judged":
-        return vf.SingleTurnEnv(rubric=vf.RubricGroup([both, vf.JudgeRubric(judge_client=object())]), **given)
-    classes = {"single": vf.SingleTurnEnv, "own": Own, "rewriting": Rewriting, "failing": vf.SingleTurnEnv}
+        judge = vf.JudgeRubric(judge_client=object())
+        return vf.SingleTurnEnv(rubric=vf.RubricGroup([vf.RubricGroup([both, judge])]), **given)
+    classes = {"single": vf.SingleTurnEnv, "own": Own, "rewriting": Rewriting}
     if kind == "groups":
         return vf.SingleTurnEnv(rubric=vf.Rubric(funcs=[groups]), **given)
-    if kind == "failing":
-        return vf.SingleTurnEnv(rubric=vf.Rubric(funcs=[failing]), **given)
+    if kind in ("failing", "slow"):
+        return vf.SingleTurnEnv(rubric=vf.Rubric(funcs=[{"failing": failing, "slow": slow}[kind]]), **given)
     if kind == "single":
         return vf.SingleTurnEnv(rubric=vf.Rubric(funcs=[exact]), **given)
     return classes.get(kind, Talk)(rubric=both, **({} if kind == "own" else {"max_turns": 4}), **given)
@@ -277,6 +285,7 @@ def test_arguments_that_the_environment_does_not_have_are_said(folder: Path) -> 
         ("failing", ("b",), "a reward function failed: failing: ValueError: cannot read 'b'"),
         ("talk", ("tool",), "the environment failed: ToolError: no such tool"),
         ("talk", ("defect",), "KeyError: 'secret'"),
+        ("talk", ("cancel",), "the environment cancelled its episode"),
         ("rewriting", ("b",), "its prompt changes earlier messages"),
         ("talk", ("rewrite",), "its prompt changes earlier messages"),
     ],
@@ -297,6 +306,22 @@ def test_a_process_that_dies_is_a_fault_and_the_next_episode_has_a_new_one(folde
     with pytest.raises(EnvironmentFault, match="the process of verifiers ended, with exit code 7"):
         scored(prepared(folder), "die")
     assert scored(prepared(folder), "b")["exact"] == 2.0
+
+
+def test_a_score_is_ended_at_its_time_limit_and_the_process_goes_on(folder: Path) -> None:
+    environment = prepared(folder, "slow")
+
+    async def play() -> None:
+        await begun(environment)
+        await environment.step("b")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await environment.score()
+        with pytest.raises(EnvironmentFault, match="the score was stopped"):
+            await environment.score()
+        await environment.close()
+
+    asyncio.run(play())
 
 
 def test_a_step_that_blocks_the_process_is_ended_at_its_time_limit(
