@@ -149,9 +149,12 @@ def _observation(reply: Mapping[str, Any]) -> Observation:
     return Observation(tuple(Message(role=each["role"], content=each["content"]) for each in reply["messages"]))
 
 
-def _mapped(reward: float, data: VerifiersData) -> float:
-    """Returns a reward in [-1, 1]. Raises EnvironmentFault."""
+def _mapped(reward: float | None, data: VerifiersData) -> float:
+    """Returns a reward in [-1, 1]. None: the policy finished no turn, which is the reward of the range that is nearest
+    to 0. Raises EnvironmentFault."""
     low, high = data.reward_range or (-1.0, 1.0)
+    if reward is None:
+        reward = min(high, max(low, 0.0))
     slack = _ROUNDING * (high - low)
     if not low - slack <= reward <= high + slack:  # also one that is not a number
         such = (

@@ -235,8 +235,8 @@ class Episode:
         return state
 
     async def score(self) -> Reply:
-        """Returns the reward and the value of each function of the rubric. An episode without a finished turn has the
-        reward 0. One that waits for a turn ends as if the context were full."""
+        """Returns the reward and the value of each function of the rubric. An episode without a finished turn has
+        none. One that waits for a turn ends as if the context were full."""
         if self._scoring is None:
             self._scoring = asyncio.ensure_future(self._scored())
         await asyncio.wait({self._scoring})
@@ -250,7 +250,7 @@ class Episode:
         await asyncio.wait({self._rollout})
         state = self._finished()
         if state is None or not state["trajectory"]:
-            return {"reward": 0.0, "metrics": {}}
+            return {"reward": None, "metrics": {}}
         failures: list[str] = []
         _FAILURES.set(failures)
         await self._environment.rubric.score_rollout(state)

@@ -120,6 +120,10 @@ def test_a_reward_outside_its_range_is_refused_and_one_within_is_mapped() -> Non
     scaled = VerifiersData(name="number", reward_range=(0.0, 4.0))
     assert [verifiers._mapped(each, scaled) for each in (0.0, 3.0, 4.0000001)] == [-1.0, 0.5, 1.0]
     assert verifiers._mapped(0.25, VerifiersData(name="number")) == 0.25
+    # Without a finished turn: the reward of the range that is nearest to 0.
+    ranges = ((0.0, 4.0), (-2.0, 2.0), (1.0, 5.0), (-5.0, -1.0), None)
+    nearest = [verifiers._mapped(None, VerifiersData(reward_range=each)) for each in ranges]
+    assert nearest == [-1.0, 0.0, -1.0, 1.0, 0.0]
     with pytest.raises(EnvironmentFault, match=r"reward of number is 1\.5, outside \[-1, 1\].*such as \[0, 2\]"):
         verifiers._mapped(1.5, VerifiersData(name="number"))
     with pytest.raises(EnvironmentFault, match="is nan, outside"):

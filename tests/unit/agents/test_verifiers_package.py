@@ -197,7 +197,7 @@ def test_the_environment_of_the_page_is_listed_and_played(tmp_path: Path) -> Non
     words = ["env", "try", "guess-digit", "Which digit?", "--data", '{"row": {"answer": "7"}}', "--file", str(file)]
     played = CliRunner().invoke(app, words, input="3\n\n8\n\n7\n\n")
     assert "[turn 1]\n3\n\n[user]\nhigher\n" in played.output and "[user]\nlower" in played.output
-    assert "[score] found 1, num_turns 3, reward 1" in played.output
+    assert "[score] near 1, num_turns 3, reward 1" in played.output
 
 
 def test_an_episode_has_the_turns_the_state_and_the_parts_of_its_environment(folder: Path) -> None:
