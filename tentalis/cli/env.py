@@ -12,7 +12,7 @@ import typer
 
 from tentalis.cli.shared.environment_options import AllowUnsandboxed, File, MaxTurns, Tasks, Tools
 from tentalis.cli.shared.errors import CommandError
-from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, readable, show
+from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, readable, show
 from tentalis.service.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from tentalis.agents.environments.swe_instances import SweTask
     from tentalis.agents.environments.terminal_task import TerminalTask
 
-app = typer.Typer(help="Environments: list, show, try.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Environments: list, show, try, tasks, rows.", no_args_is_help=True, rich_markup_mode=None)
 
+_SHOWN = 60
+"""Characters of a prompt and an answer in a table."""
 Name = Annotated[str, typer.Argument(help="Name of the environment.")]
 
 
@@ -124,6 +126,40 @@ def list_tasks(
     show(output, ("task", "digest", "needs"), rows)
 
 
+@app.command("rows", short_help="Show the data set of an environment of verifiers, or write it as prompts.")
+def write_rows(
+    name: Name,
+    evaluation: Annotated[
+        bool, typer.Option("--eval", help="The data set for evaluation; for `tentalis learn --eval`.")
+    ] = False,
+    file: File = None,
+    output: Format = OutputFormat.TABLE,
+) -> None:
+    """Shows the data set of an environment of verifiers. With `-o json` each row is one line, as a prompt for `tentalis
+    learn`."""
+    from tentalis.agents.environments.verifiers import rows_of
+    from tentalis.rewards import declared_environments
+
+    declared = declared_environments().get(name)
+    if declared is None or declared.base != "verifiers":
+        raise CommandError(
+            f"{name!r} is no environment of the file of environments with `base: verifiers`: see `tentalis env list`",
+            ExitCode.USAGE,
+        )
+    rows = rows_of(declared, evaluation=evaluation)
+    if output is OutputFormat.TABLE:
+        shown = ((row["messages"][-1]["content"], row["row"].get("answer")) for row in rows)
+        print_table(("prompt", "answer"), ([_short(value) for value in values] for values in shown))
+        return
+    for row in rows:
+        print_data(output, row)
+
+
+def _short(value: Any) -> str:
+    text = readable("-" if value is None else str(value)).replace("\n", " ")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def _typed() -> str | None:
     """Returns what a person types up to an empty line; None at the end of the input."""
     print_text("[your turn; end it with an empty line]")
@@ -159,7 +195,7 @@ def _settings_in_file(name: str) -> dict[str, Any]:
     if declared is None:
         return {}
     limits = declared.limits.model_dump(exclude_none=True)
-    places = {"tools": declared.tools, "tasks": declared.tasks}
+    places = {"tools": declared.tools, "tasks": declared.tasks, "python": declared.python}
     return {
         "file": str(declared.file),
         "base": declared.base,

@@ -19,6 +19,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 TAKES_TOOLS = frozenset({"toolcall"})
 TAKES_TASKS = frozenset({"swe", "terminal"})
 TAKES_SERVER = frozenset({"env-pool"})
+TAKES_PYTHON = frozenset({"verifiers"})
 
 
 class BadEnvironmentFile(ValueError):
@@ -76,6 +77,7 @@ class _Entry(BaseModel):
     tools: Any = None
     tasks: str | None = None
     server: EnvironmentServer | None = None
+    python: str | None = None
     limits: EnvironmentLimits = EnvironmentLimits()
 
 
@@ -100,6 +102,7 @@ class DeclaredEnvironment:
         tasks: the folder with its tasks, or None.
         server: the server that plays its episodes, or None.
         limits: those of its episodes.
+        python: the interpreter that has its packages; None: that of this process.
     """
 
     name: str
@@ -112,6 +115,7 @@ class DeclaredEnvironment:
     tasks: Path | None = None
     server: EnvironmentServer | None = None
     limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
+    python: Path | None = None
 
     @property
     def origin(self) -> str:
@@ -165,6 +169,8 @@ def _declared(
         own = plays and entry.base not in built_in
         if value is not None and entry.base not in takes and not own:
             raise bad(f".{key}", f"{entry.base} takes no {key}, as {_listed(takes)} does: leave them out")
+    if entry.python is not None and entry.base not in TAKES_PYTHON:
+        raise bad(".python", f"{entry.base} takes no python, as {_listed(TAKES_PYTHON)} does: leave it out")
     folder = path.resolve().parent
     tools, mapping = path.resolve(), None
     if isinstance(entry.tools, dict):
@@ -178,6 +184,9 @@ def _declared(
     tasks = None if entry.tasks is None else folder / entry.tasks
     if tasks is not None and not tasks.is_dir():
         raise bad(".tasks", f"there is no folder {tasks}: paths are relative to {folder}")
+    python = None if entry.python is None else folder / entry.python  # not resolved: a link in a virtual environment
+    if python is not None and not python.is_file():
+        raise bad(".python", f"there is no interpreter {python}: paths are relative to {folder}")
     return DeclaredEnvironment(
         name,
         path.resolve(),
@@ -189,6 +198,7 @@ def _declared(
         tasks,
         entry.server,
         entry.limits,
+        python,
     )
 
 

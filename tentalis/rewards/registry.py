@@ -47,6 +47,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "swe": {"episode": EpisodeScorer()},
     "terminal": {"episode": EpisodeScorer()},
     "toolcall": {"episode": EpisodeScorer(), **_MATHEMATICS},
+    "verifiers": {"episode": EpisodeScorer()},
 }
 BUILT_IN = frozenset(ENVIRONMENTS)
 """The environments that are of no package and of no file."""

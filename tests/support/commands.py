@@ -59,7 +59,7 @@ READS = {
         "rollouts show",
     ),
     *("runs compare", "runs list", "runs show", "schemas check", "schemas fingerprint", "schemas list", "schemas show"),
-    *("env list", "env show", "env tasks", "gateway tail", "sessions list", "sessions show"),
+    *("env list", "env show", "env tasks", "env rows", "gateway tail", "sessions list", "sessions show"),
     *("topics describe", "topics diff", "topics list", "topics plan", "topics produce-rate"),
 }
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.sandbox import Wall
-from tentalis.rewards.environment_file import EnvironmentServer
+from tentalis.rewards.environment_file import DeclaredEnvironment, EnvironmentServer
 
 
 class EnvironmentFault(Exception):
@@ -25,6 +25,7 @@ class EnvironmentOptions:
     `tool_mapping`: the tools, if that is a file of environments, which has them beside other things. `tasks`: the
     folder of task folders (`terminal`) or instances (`swe`), or None. `server`: the server that plays the episodes
     (`env-pool`), or None. `attachment_bytes`: the most bytes of a file that is stored; None: none is stored.
+    `declared`: the environment of the file of environments that this one plays, or None.
     """
 
     wall: Callable[[], Wall]
@@ -33,6 +34,7 @@ class EnvironmentOptions:
     tool_mapping: Mapping[str, Any] | None = None
     server: EnvironmentServer | None = None
     attachment_bytes: int | None = None
+    declared: DeclaredEnvironment | None = None
 
 
 @dataclass(frozen=True, slots=True)

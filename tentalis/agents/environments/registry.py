@@ -31,6 +31,7 @@ BUILT_IN = {
     "swe": "tentalis.agents.environments.swe:SweEnvironment",
     "terminal": "tentalis.agents.environments.terminal:TerminalEnvironment",
     "toolcall": "tentalis.agents.environments.toolcall:ToolcallEnvironment",
+    "verifiers": "tentalis.agents.environments.verifiers:VerifiersEnvironment",
 }
 """The built-in environments and their makers. Imported when they are needed: their packages are an extra."""
 DATA = {
@@ -40,11 +41,12 @@ DATA = {
     "swe": "tentalis.agents.environments.swe:SweData",
     "terminal": "tentalis.agents.environments.terminal:TerminalData",
     "toolcall": "tentalis.agents.environments.toolcall:ToolcallData",
+    "verifiers": "tentalis.agents.environments.verifiers:VerifiersData",
 }
 """The data of the verifier `episode` of each built-in environment."""
 EXTRA = "environments"
-WITHOUT_EXTRA = frozenset({"echo", "llm"})
-"""Built-in environments that run no actions and need no package of the extra."""
+WITHOUT_EXTRA = frozenset({"echo", "llm", "verifiers"})
+"""Built-in environments that need no package of the extra. verifiers has a Python of its own."""
 TURNS = {"env-pool": 50, "swe": 50, "terminal": 50}
 """Turns of an episode where they are not 10."""
 
@@ -147,7 +149,7 @@ def prepared_environment(
     at the start. Folders that killed processes left are removed. `attachment_bytes`: see EnvironmentOptions.
 
     Raises BadEnvironment, also for an environment that neither this installation nor the file of environments has,
-    BadEnvironmentFile, BadPool, BadTasks, BadTools, MissingExtra or WallMissing.
+    BadEnvironmentFile, BadPool, BadTasks, BadTools, BadVerifiersEnvironment, MissingExtra or WallMissing.
     """
     if not has_episodes(name):
         _check_known(name)
@@ -159,7 +161,9 @@ def prepared_environment(
     else:
         maker = maker_of(declared.base)
         places = _places(declared, tools, tasks)
-        options = EnvironmentOptions(wall, *places, declared.tool_mapping, declared.server, attachment_bytes)
+        options = EnvironmentOptions(
+            wall, *places, declared.tool_mapping, declared.server, attachment_bytes, declared
+        )
     maker(options)
     remove_abandoned()
     return partial(maker, options)

@@ -17,6 +17,7 @@ EXIT_CODES = {
     "tentalis.agents.environments.registry.BadEnvironment": ExitCode.USAGE,
     "tentalis.agents.environments.terminal_task.BadTasks": ExitCode.USAGE,
     "tentalis.agents.environments.tools.BadTools": ExitCode.USAGE,
+    "tentalis.agents.environments.verifiers_process.BadVerifiersEnvironment": ExitCode.USAGE,
     "tentalis.dlq.limits.TooManyDead": ExitCode.NEEDS_OPERATOR,
     "tentalis.kafka.admin.Impossible": ExitCode.DRIFT,
     "tentalis.kafka.preflight.TopicsMissing": ExitCode.DRIFT,
