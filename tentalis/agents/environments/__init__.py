@@ -11,6 +11,7 @@ from tentalis.agents.environments.protocol import (
     LimitsScore,
     NamesEpisode,
     Observation,
+    OffersTools,
     RecordsEnding,
     Transition,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "LimitsScore",
     "NamesEpisode",
     "Observation",
+    "OffersTools",
     "RecordsEnding",
     "Transition",
 ]

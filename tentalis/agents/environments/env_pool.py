@@ -103,8 +103,8 @@ class EnvPoolEnvironment:
         return {**said, **named, **self._data.meta}
 
     async def step(self, action: str) -> Transition:
-        """See Environment.step. When it is cancelled the connection is closed, at which a pool may stop the call;
-        another finishes it before it scores."""
+        """See Environment.step. When it is cancelled the connection is closed, at which `tentalis serve env-pool` stops
+        the call; another pool may finish it before it scores."""
         requested = requested_calls(action)
         if not requested:
             self._answer = action

@@ -1,5 +1,5 @@
-"""The HTTP client of one lease of an environment pool: the contract of OpenClaw-RL's terminal pool, with additions
-where a server has them (docs/reference/env-pool.md)."""
+"""The HTTP client of one lease of an environment pool: the contract of OpenClaw-RL's terminal pool, with its additions
+of `tentalis serve env-pool` where a server has them (docs/reference/env-pool.md)."""
 
 import asyncio
 import json
