@@ -142,5 +142,7 @@ class OffersTools(Protocol):
         ...
 
 
+SCORE_MARGIN_S = 60.0
+"""Seconds for the score beside the limit of what the environment runs for it: copies, comparisons, the wall's start."""
 EnvironmentMaker = Callable[[EnvironmentOptions], Environment]
 """Makes an environment. An entry point of `tentalis.environments` names one: a class or a function."""

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 from tentalis.agents.pool.leases import Lease, LeasePool
 from tentalis.agents.pool.metrics import PoolMetrics
@@ -18,8 +20,11 @@ from tentalis.agents.pool.tasks import task_of
 from tentalis.service.health import Health
 from tentalis.text.timestamps import now_ms
 
+log = logging.getLogger(__name__)
+
 LARGEST_BODY = 8 << 20
 """Bytes of the body of a call."""
+CALLER_GONE = "the caller closed the connection"
 Body = dict[str, Any]
 
 
@@ -42,10 +47,15 @@ def build_app(pool: LeasePool, environment: str, key: str | None) -> FastAPI:
     async def allocate(given: Body) -> Body:
         request_id = given.get("request_id")
         lease, reused = pool.allocate(_text(given, "task_key"), None if request_id is None else str(request_id))
-        return {"lease_id": lease.lease_id, "reused": reused, "lease_s": pool.limits.lease_s}
+        return {
+            "lease_id": lease.lease_id,
+            "holder": lease.holder,
+            "reused": reused,
+            "lease_s": pool.limits.lease_s,
+        }
 
     async def heartbeat(given: Body) -> Body:
-        pool.heartbeat(_text(given, "lease_id"), _number(given))
+        pool.heartbeat(_text(given, "lease_id"), _holder(given))
         return {}
 
     async def reset(given: Body) -> Body:
@@ -54,24 +64,23 @@ def build_app(pool: LeasePool, environment: str, key: str | None) -> FastAPI:
         def task(lease: Lease) -> Any:
             return task_of(environment, f"{lease.lease_id}.{lease.number + 1}", now_ms(), meta)
 
-        lease, answer = await pool.reset(_text(given, "lease_id"), task)
-        return {**answer, "episode": lease.number}
+        return await pool.reset(_text(given, "lease_id"), _holder(given), task)
 
     async def exec_tool(given: Body) -> Body:
         call = _object(given, "tool_call")
         name, arguments = _text(call, "name"), call.get("arguments") or {}
         if not isinstance(arguments, dict):
             raise _bad("tool_call.arguments is no JSON object")
-        return await pool.work(_text(given, "lease_id"), _number(given), lambda each: each.call(name, arguments))
+        return await pool.work(_text(given, "lease_id"), _holder(given), lambda each: each.call(name, arguments))
 
     async def evaluate(given: Body) -> Body:
         answer = given.get("answer")
         if answer is not None and not isinstance(answer, str):
             raise _bad("answer is no text")
-        return await pool.work(_text(given, "lease_id"), _number(given), lambda each: each.evaluate(answer))
+        return await pool.evaluate(_text(given, "lease_id"), _holder(given), answer)
 
     async def close(given: Body) -> Body:
-        return {"found": await pool.close(_text(given, "lease_id"), _number(given))}
+        return {"found": await pool.close(_text(given, "lease_id"), _holder(given))}
 
     for call in (allocate, heartbeat, reset, exec_tool, evaluate, close):
         _add_call(app, f"/{call.__name__}", call, key, metrics)
@@ -102,7 +111,7 @@ def check_caller(request: Request, key: str | None) -> None:
             raise PoolError(403, "BROWSER", "a pool without a key answers no pages of browsers")
         return
     kind, _, presented = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "bearer" or not hmac.compare_digest(presented.strip().encode(), key.encode()):
+    if kind.lower() != "bearer" or not hmac.compare_digest(presented.strip().encode("latin-1"), key.encode()):
         raise PoolError(401, "KEY", "the key of the pool is missing or wrong: Authorization: Bearer KEY")
 
 
@@ -118,14 +127,30 @@ def _add_call(
         try:
             check_caller(request, key)
             given = await _body(request)
-            response = JSONResponse({"ok": True, **await _while_connected(request, call(given))})
+            response = _response({"ok": True, **await _while_connected(request, call(given))})
         except PoolError as error:
-            response = JSONResponse(error.body, error.status, error.headers)
+            response = _AsciiJson(error.body, error.status, error.headers)
         metrics.requests.labels(path, str(response.status_code)).inc()
         metrics.seconds.labels(path).observe(time.perf_counter() - started)
         return response
 
     app.add_api_route(path, answer, methods=["POST"], response_model=None, name=path)
+
+
+class _AsciiJson(JSONResponse):
+    """JSON that can hold every text, also halves of surrogate pairs."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False).encode()
+
+
+def _response(answer: Body) -> JSONResponse:
+    """Returns an answer as JSON. Raises PoolError for what JSON cannot hold, such as a reward that is NaN."""
+    try:
+        return _AsciiJson(answer)
+    except (TypeError, ValueError) as error:
+        log.error("the environment's answer is not JSON: %s: %s", error, str(answer)[:1000])
+        raise PoolError(500, "ENVIRONMENT_FAULT", f"the environment's answer is not JSON: {error}") from error
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Body]) -> Body:
@@ -141,7 +166,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Body]) ->
         working.cancel()
         gone.cancel()
     if working.cancelled():
-        raise PoolError(499, "CALLER_GONE", "the caller closed the connection")
+        raise PoolError(499, "CALLER_GONE", CALLER_GONE)
     return working.result()
 
 
@@ -153,10 +178,13 @@ async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
 async def _body(request: Request) -> Body:
     """Returns the JSON object of a request. Raises PoolError."""
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > LARGEST_BODY:
-            raise PoolError(413, "TOO_LARGE", f"the body has over {LARGEST_BODY} bytes")
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > LARGEST_BODY:
+                raise PoolError(413, "TOO_LARGE", f"the body has over {LARGEST_BODY} bytes")
+    except ClientDisconnect as error:
+        raise PoolError(499, "CALLER_GONE", CALLER_GONE) from error
     try:
         given = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -180,10 +208,10 @@ def _object(given: Body, name: str) -> Body:
     return value
 
 
-def _number(given: Body) -> int | None:
-    value = given.get("episode")
+def _holder(given: Body) -> int | None:
+    value = given.get("holder")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise _bad("episode is no whole number")
+        raise _bad("holder is no whole number")
     return value
 
 

@@ -5,9 +5,12 @@ from typing import Any
 
 from schemas.records import Task
 from tentalis.agents.environments import Environment, LimitsScore, Observation, OffersTools, Transition
-from tentalis.agents.environments.tools import argument_problem, signature
+from tentalis.agents.environments.protocol import SCORE_MARGIN_S
+from tentalis.agents.environments.tool_turns import call_problem
+from tentalis.agents.environments.tools import signature
 from tentalis.agents.pool.refusals import PoolError
 from tentalis.rewards.episode import REWARD
+from tentalis.text.tool_calls import RequestedCall, json_problem
 
 TURN_TOOL = signature(
     "turn",
@@ -18,13 +21,17 @@ TURN_TOOL = signature(
 
 
 class PoolEpisode:
-    """One episode. Methods raise what those of Environment raise, and PoolError for a call at the wrong time."""
+    """One episode. Methods raise what those of Environment raise, and PoolError for a call at the wrong time.
+
+    `score_s`: seconds that its score may take, if the environment has a limit for it.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._tools: dict[str, Mapping[str, Any]] = {}
         self._done = self._scoring = False
         self._evaluated: dict[str, Any] | None = None
+        self.score_s: float | None = None
 
     async def begin(self, task: Task) -> dict[str, Any]:
         """Begins the episode of a task. Returns the answer of /reset."""
@@ -37,17 +44,25 @@ class PoolEpisode:
             schemas, roles = environment.tool_schemas(), ("user",)
         self._tools = {each["function"]["name"]: each["function"]["parameters"] for each in schemas}
         said = [message.content for message in observation.messages if message.role in roles]
-        answer = {"user_msg": "\n\n".join(said), "tool_schemas": list(schemas), "wall": environment.wall}
-        return answer | ({"score_s": environment.score_s} if isinstance(environment, LimitsScore) else {})
+        answer: dict[str, Any] = {
+            "user_msg": "\n\n".join(said),
+            "tool_schemas": list(schemas),
+            "wall": environment.wall,
+        }
+        if isinstance(environment, LimitsScore):
+            self.score_s = answer["score_s"] = environment.score_s + SCORE_MARGIN_S
+        return answer
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Carries a call out. Returns the answer of /exec_tool. A call that does not fit is answered with an error, as
         it is the model's."""
         if self._done or self._evaluated is not None:
             raise PoolError(409, "EPISODE_OVER", "the episode is over: evaluate it, or reset the lease")
-        problem = f"no tool {name!r}; the tools are {', '.join(self._tools)}" if name not in self._tools else None
-        if problem is None:
-            problem = argument_problem(self._tools[name], arguments)
+        problem = json_problem([name, arguments])
+        if problem is not None:
+            problem = f"the call is not JSON: {problem}"
+        else:
+            problem = call_problem(RequestedCall(name, arguments), 0, self._tools)
         if problem is not None:
             return {"observation": f"error: {problem}", "done": False, "rewards": {}}
         if isinstance(self._environment, OffersTools):
@@ -62,12 +77,12 @@ class PoolEpisode:
         if self._evaluated is None:
             if self._scoring:
                 raise PoolError(409, "BROKEN", "the score was interrupted: reset the lease")
+            self._scoring = True
             if answer is not None and not self._done:
                 environment = self._environment
                 ends = environment.answer if isinstance(environment, OffersTools) else environment.step
                 await ends(answer)
                 self._done = True
-            self._scoring = True
             parts = dict(await self._environment.score())
             self._evaluated = {"score": parts.pop(REWARD, None), "rewards": parts}
         return self._evaluated

@@ -37,12 +37,14 @@ class PoolLimits:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One lease. `number`: of its episode, 0 before the first one. `broken`: the reason why its episode cannot go on.
-    `running`: the task of the call that works on the episode."""
+    """One lease. `holder`: number of the allocation that holds it, the newest one. `number`: of its episode, 0 before
+    the first one. `broken`: the reason why its episode cannot go on. `running`: the task of the call that works on the
+    episode."""
 
     lease_id: str
     request: tuple[str, str] | None
     seen: float
+    holder: int = 1
     number: int = 0
     episode: PoolEpisode | None = None
     broken: str | None = None
@@ -86,13 +88,15 @@ class LeasePool:
         return len(self._ending)
 
     def allocate(self, task_key: str, request_id: str | None) -> tuple[Lease, bool]:
-        """Returns the lease of a request, and True if the request has had it before. `request_id` None: a new one."""
+        """Returns the lease of a request, and True if the request has had it before: a call of an earlier holder is
+        refused from now on. `request_id` None: a new lease."""
         if self._stopping:
             raise PoolError(503, "STOPPING", "the pool is stopping")
         self.end_expired()
         request = None if request_id is None else (task_key, request_id)
         if request is not None and (known := self._requests.get(request)) is not None:
             known.seen = self._now()
+            known.holder += 1
             self.counts.allocations["reused"] += 1
             return known, True
         if self.held + self.ending >= self.limits.places:
@@ -107,32 +111,46 @@ class LeasePool:
         self.counts.allocations["new"] += 1
         return lease, False
 
-    def heartbeat(self, lease_id: str, number: int | None) -> None:
+    def heartbeat(self, lease_id: str, holder: int | None) -> None:
         """Holds a lease."""
-        self._held(lease_id, number).seen = self._now()
+        self._held(lease_id, holder).seen = self._now()
 
-    async def reset(self, lease_id: str, task_of: Callable[[Lease], Task]) -> tuple[Lease, dict[str, object]]:
-        """Begins an episode, in place of the one before. `task_of` makes its task. Returns the lease, and the answer of
+    async def reset(self, lease_id: str, holder: int | None, task_of: Callable[[Lease], Task]) -> dict[str, object]:
+        """Begins an episode, in place of the one before. `task_of` makes its task. Returns the answer of
         PoolEpisode.begin. A call that works on the episode before is cancelled."""
-        lease = self._held(lease_id, None)
+        lease = self._held(lease_id, holder)
         task = task_of(lease)
         lease.number += 1
-        number = lease.number
         if lease.running is not None:
             lease.running.cancel()
 
         async def begin() -> dict[str, object]:
             await self._close_episode(lease)
-            lease.episode, lease.broken = PoolEpisode(self._make()), "its reset was interrupted"
+            # On a thread: an environment may read its files of tools or tasks.
+            lease.episode = PoolEpisode(await asyncio.to_thread(self._make))
+            lease.broken = "its reset was interrupted"
             answer = await lease.episode.begin(task)
             lease.broken = None
             return answer
 
-        return lease, await self._working(lease, number, begin)
+        return await self._working(lease, holder, begin)
 
-    async def work(self, lease_id: str, number: int | None, work: Callable[[PoolEpisode], Awaitable[T]]) -> T:
-        """Returns what `work` does with the episode of a lease; one call at a time."""
-        lease = self._held(lease_id, number)
+    async def evaluate(self, lease_id: str, holder: int | None, answer: str | None) -> dict[str, object]:
+        """Returns the answer of PoolEpisode.evaluate. It may take longer than another call if the environment says
+        so."""
+        return await self.work(lease_id, holder, lambda episode: episode.evaluate(answer), scores=True)
+
+    async def work(
+        self,
+        lease_id: str,
+        holder: int | None,
+        work: Callable[[PoolEpisode], Awaitable[T]],
+        *,
+        scores: bool = False,
+    ) -> T:
+        """Returns what `work` does with the episode of a lease; one call at a time. `scores`: in the time limit of the
+        score."""
+        lease = self._held(lease_id, holder)
 
         async def on_episode() -> T:
             if lease.episode is None:
@@ -141,13 +159,12 @@ class LeasePool:
                 raise PoolError(409, "BROKEN", f"the episode cannot go on: {lease.broken}; reset the lease")
             return await work(lease.episode)
 
-        return await self._working(lease, lease.number, on_episode)
+        return await self._working(lease, holder, on_episode, scores=scores)
 
-    async def close(self, lease_id: str, number: int | None) -> bool:
-        """Gives a lease back, and ends what it runs. Returns False if there is none, or if its episode is not `number`
-        any more."""
+    async def close(self, lease_id: str, holder: int | None) -> bool:
+        """Gives a lease back, and ends what it runs. Returns False if there is none, or if somebody else holds it."""
         lease = self._leases.get(lease_id)
-        if lease is None or number not in (None, lease.number):
+        if lease is None or holder not in (None, lease.holder):
             return False
         await asyncio.shield(self._end(lease))
         return True
@@ -174,24 +191,29 @@ class LeasePool:
             await asyncio.sleep(min(5.0, self.limits.lease_s / 4))
             self.end_expired()
 
-    async def _working(self, lease: Lease, number: int, work: Callable[[], Awaitable[T]]) -> T:
+    async def _working(
+        self, lease: Lease, holder: int | None, work: Callable[[], Awaitable[T]], *, scores: bool = False
+    ) -> T:
         """Returns the result of a call that has the lease alone; its errors are PoolErrors."""
+        number = lease.number
         async with lease.lock:
-            self._held(lease.lease_id, number)  # it may have ended or begun another episode meanwhile
+            self._check_current(lease, holder, number)  # all may have changed meanwhile
+            limit_s = self.limits.call_s
+            if scores and lease.episode is not None:
+                limit_s = max(limit_s, lease.episode.score_s or 0.0)
             lease.running = asyncio.current_task()
             try:
-                async with asyncio.timeout(self.limits.call_s) as limit:
+                async with asyncio.timeout(limit_s) as limit:
                     return await work()
             except asyncio.CancelledError:
-                self._held(lease.lease_id, number)
+                self._check_current(lease, holder, number)
                 raise
             except TimeoutError as error:
                 if not limit.expired():
                     raise self._fault(lease, f"TimeoutError: {error}") from error
-                raise self._fault(lease, f"the call took over {self.limits.call_s:g} s") from error
+                raise self._fault(lease, f"the call took over {limit_s:g} s") from error
             except StuckThread as error:
-                self.stuck = str(error)
-                self.must_end.set()
+                self._stuck_in(error)
                 lease.episode = None  # its thread may still change what `close` would free
                 self._forget(lease)
                 log.error("lease %s: %s", lease.lease_id, error)
@@ -212,15 +234,24 @@ class LeasePool:
         lease.broken = reason
         return PoolError(500, "ENVIRONMENT_FAULT", reason)
 
-    def _held(self, lease_id: str, number: int | None) -> Lease:
+    def _stuck_in(self, error: StuckThread) -> None:
+        self.stuck = str(error)
+        self.must_end.set()
+
+    def _held(self, lease_id: str, holder: int | None) -> Lease:
         lease = self._leases.get(lease_id)
         if lease is None:
             raise PoolError(404, "UNKNOWN_LEASE", f"Unknown lease {lease_id[:80]}: it was closed, or it expired")
-        if number not in (None, lease.number):
+        if holder not in (None, lease.holder):
             raise PoolError(
-                409, "OTHER_EPISODE", f"the lease {lease_id} has begun another episode: {lease.number}, not {number}"
+                409, "OTHER_HOLDER", f"the lease {lease_id} was allocated again: its holder is {lease.holder}"
             )
         return lease
+
+    def _check_current(self, lease: Lease, holder: int | None, number: int) -> None:
+        self._held(lease.lease_id, holder)
+        if number != lease.number:
+            raise PoolError(409, "OTHER_EPISODE", f"the lease {lease.lease_id} has begun another episode")
 
     def _forget(self, lease: Lease) -> None:
         self._leases.pop(lease.lease_id, None)
@@ -241,14 +272,25 @@ class LeasePool:
             await self._close_episode(lease)
 
     async def _close_episode(self, lease: Lease) -> None:
+        """Closes the episode of a lease. A cancellation waits for it: a close that is interrupted leaves things
+        behind."""
         episode, lease.episode = lease.episode, None
         if episode is None:
             return
-        try:
-            await episode.close()
-        except Exception:
+        closing = asyncio.create_task(episode.close(), name="env-pool-close")
+        cancelled: asyncio.CancelledError | None = None
+        while not closing.done():
+            try:
+                await asyncio.wait({closing})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if (problem := closing.exception()) is not None:
             self.counts.faults += 1
-            log.exception("lease %s: its episode was not closed in order", lease.lease_id)
+            log.error("lease %s: its episode was not closed in order", lease.lease_id, exc_info=problem)
+            if isinstance(problem, StuckThread):
+                self._stuck_in(problem)
+        if cancelled is not None:
+            raise cancelled
 
     @staticmethod
     def _now() -> float:

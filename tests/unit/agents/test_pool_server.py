@@ -78,6 +78,21 @@ class Waiter:
         self.closed.set()
 
 
+class SlowEnding(Waiter):
+    """Needs time for its score, whose limit it names, and for its close."""
+
+    score_s = 5.0
+
+    async def score(self) -> Mapping[str, float]:
+        await asyncio.sleep(0.4)
+        return {"reward": float("nan")} if self.stopped.is_set() else {"reward": 0.5}
+
+    async def close(self) -> None:
+        self.runs.set()
+        await asyncio.sleep(0.3)
+        await super().close()
+
+
 @dataclass
 class Pool:
     """A pool on a port. `made`: its environments, in the order of their resets."""
@@ -85,10 +100,11 @@ class Pool:
     url: str
     leases: LeasePool
     made: list[Any]
+    http: httpx.Client
 
     def call(self, path: str, key: str | None = None, **body: Any) -> httpx.Response:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.post(f"{self.url}/{path}", json=body, headers=headers, timeout=10)
+        return self.http.post(f"{self.url}/{path}", json=body, headers=headers, timeout=10)
 
     def lease(self, request_id: str | None = None, **body: Any) -> str:
         answer = self.call("allocate", task_key="t", request_id=request_id, **body).json()
@@ -97,10 +113,11 @@ class Pool:
 
     def begun(self, request_id: str | None = None) -> dict[str, Any]:
         """Allocates and resets; returns what later calls name."""
-        lease = self.lease(request_id)
-        answer = self.call("reset", lease_id=lease, task_meta={"instruction": "wait"}).json()
+        given = self.call("allocate", task_key="t", request_id=request_id).json()
+        begun = {"lease_id": given["lease_id"], "holder": given["holder"]}
+        answer = self.call("reset", **begun, task_meta={"instruction": "wait"}).json()
         assert answer["ok"], answer
-        return {"lease_id": lease, "episode": answer["episode"]}
+        return begun
 
     def turn(self, begun: dict[str, Any], text: str) -> httpx.Response:
         return self.call("exec_tool", **begun, tool_call={"name": "turn", "arguments": {"text": text}})
@@ -117,8 +134,8 @@ def pool_of(
         return made[-1]
 
     leases = LeasePool(making, PoolLimits(**limits))
-    with listening(build_app(leases, environment, key)) as url:
-        yield Pool(url, leases, made)
+    with httpx.Client() as http, listening(build_app(leases, environment, key)) as url:
+        yield Pool(url, leases, made, http)
 
 
 def test_a_request_has_one_lease_and_a_full_pool_answers_429() -> None:
@@ -142,12 +159,12 @@ def test_a_request_has_one_lease_and_a_full_pool_answers_429() -> None:
 
 
 def test_a_lease_without_a_heartbeat_is_closed_and_one_with_heartbeats_stays() -> None:
-    with pool_of(lease_s=0.4) as pool:
+    with pool_of(lease_s=3.0) as pool:
         lost, kept = pool.begun("a"), pool.begun("b")
-        deadline = time.monotonic() + 10
-        while not pool.made[0].closed.is_set():
-            assert pool.call("heartbeat", **kept).json() == {"ok": True} and time.monotonic() < deadline
-            time.sleep(0.05)
+        (first, second), began = pool.leases._leases.values(), time.monotonic()
+        assert pool.call("heartbeat", **kept).json() == {"ok": True} and second.seen >= began
+        first.seen -= 10.0
+        assert pool.made[0].closed.wait(5)
         assert pool.leases.counts.expired == 1 and not pool.made[1].closed.is_set()
         refused = pool.turn(lost, "1")
         assert refused.status_code == 404 and refused.json()["code"] == "UNKNOWN_LEASE"
@@ -155,16 +172,49 @@ def test_a_lease_without_a_heartbeat_is_closed_and_one_with_heartbeats_stays() -
         assert pool.lease("a") != lost["lease_id"], "a new lease for the same request"
 
 
-def test_only_the_newest_episode_of_a_lease_acts() -> None:
+def test_only_the_newest_holder_of_a_lease_acts() -> None:
     with pool_of() as pool:
-        killed, successor = pool.begun("a"), pool.begun("a")
-        assert killed["lease_id"] == successor["lease_id"] and killed["episode"] != successor["episode"]
-        assert pool.made[0].closed.is_set(), "the episode before"
+        killed = pool.begun("a")
+        lease, holder = killed["lease_id"], pool.call("allocate", task_key="t", request_id="a").json()["holder"]
+        successor = {"lease_id": lease, "holder": holder}
+        assert holder != killed["holder"]
         for path in ("heartbeat", "evaluate"):
-            assert pool.call(path, **killed).json()["code"] == "OTHER_EPISODE"
-        assert pool.turn(killed, "1").status_code == 409
-        assert pool.call("close", **killed).json()["found"] is False and not pool.made[1].closed.is_set()
+            assert pool.call(path, **killed).json()["code"] == "OTHER_HOLDER"
+        again = pool.call("reset", **killed, task_meta={"instruction": "wait"})
+        assert (pool.turn(killed, "1").status_code, again.status_code) == (409, 409)
+        assert pool.call("close", **killed).json()["found"] is False, "before the successor has begun its episode"
+        assert pool.call("reset", **successor, task_meta={"instruction": "wait"}).json()["ok"] is True
+        assert pool.made[0].closed.is_set() and not pool.made[1].closed.is_set()
         assert pool.call("evaluate", **successor).json() == {"ok": True, "score": 0.25, "rewards": {}}
+        assert pool.call("evaluate", **successor).json()["score"] == 0.25, "once more"
+
+
+def test_a_close_is_not_interrupted_and_a_score_has_its_own_limit() -> None:
+    with pool_of(SlowEnding, call_s=0.2) as pool:
+        begun = pool.begun()
+        assert pool.call("evaluate", **begun).json()["score"] == 0.5, "longer than a call may take"
+        resetting = threading.Thread(
+            target=lambda: pool.call("reset", **begun, task_meta={"instruction": "interrupted"})
+        )
+        resetting.start()
+        assert pool.made[0].runs.wait(5)
+        answer = pool.call("close", **begun).json()
+        resetting.join(5)
+        assert answer["found"] is True and pool.made[0].closed.is_set(), "although its reset was cancelled meanwhile"
+
+
+def test_an_answer_that_is_no_json_is_a_fault_and_texts_that_are_no_unicode_are_refused() -> None:
+    with pool_of(SlowEnding) as pool:
+        begun = pool.begun()
+        assert pool.call("heartbeat", lease_id="lost").status_code == 404
+        data = json.dumps({**begun, "tool_call": {"name": "turn", "arguments": {"text": "\ud800"}}})
+        odd = pool.http.post(f"{pool.url}/exec_tool", content=data.encode()).json()
+        assert odd["ok"] is True and "error: the call is not JSON" in odd["observation"]
+        unknown = pool.http.post(f"{pool.url}/heartbeat", content=json.dumps({"lease_id": "\ud800"}).encode())
+        assert unknown.json()["code"] == "UNKNOWN_LEASE"
+        pool.made[0].stopped.set()
+        fault = pool.call("evaluate", **begun)
+        assert fault.status_code == 500 and "the environment's answer is not JSON" in fault.json()["error"]
 
 
 def test_a_call_ends_when_its_caller_is_gone_or_its_lease_is_closed() -> None:
@@ -202,8 +252,8 @@ def test_a_fault_of_the_environment_is_no_score() -> None:
         fault = pool.turn(begun, "fail")
         assert fault.status_code == 500 and fault.json()["error"] == "no sandbox"
         assert pool.call("evaluate", **begun).status_code == 409
-        again = pool.call("reset", lease_id=begun["lease_id"], task_meta={"instruction": "wait"}).json()
-        assert pool.call("evaluate", lease_id=begun["lease_id"], episode=again["episode"]).json()["score"] == 0.25
+        assert pool.call("reset", lease_id=begun["lease_id"], task_meta={"instruction": "wait"}).json()["ok"] is True
+        assert pool.call("evaluate", **begun).json()["score"] == 0.25
 
 
 def test_a_call_that_cannot_be_stopped_makes_the_pool_unhealthy_and_keeps_its_folder() -> None:
@@ -214,7 +264,7 @@ def test_a_call_that_cannot_be_stopped_makes_the_pool_unhealthy_and_keeps_its_fo
         assert pool.made[0].runs.wait(5)
         assert pool.call("close", **begun).json()["found"] is True
         calling.join(5)
-        assert httpx.get(f"{pool.url}/healthz").status_code == 503 and pool.leases.must_end.is_set()
+        assert pool.http.get(f"{pool.url}/healthz").status_code == 503 and pool.leases.must_end.is_set()
     assert not pool.made[0].closed.is_set(), "its thread may still change what `close` would free"
 
 
@@ -227,7 +277,7 @@ def test_a_call_that_cannot_be_stopped_makes_the_pool_unhealthy_and_keeps_its_fo
         ("reset", {"lease_id": "LEASE", "task_meta": {"instruction": "x", "data": {"no": 1}}}, "data of echo are"),
         ("exec_tool", {"lease_id": "LEASE", "tool_call": {}}, "name is missing"),
         ("evaluate", {"lease_id": "LEASE", "answer": 1}, "answer is no text"),
-        ("evaluate", {"lease_id": "LEASE", "episode": "1"}, "episode is no whole number"),
+        ("evaluate", {"lease_id": "LEASE", "holder": "1"}, "holder is no whole number"),
     ],
 )
 def test_a_wrong_call_is_refused_with_the_reason(path: str, body: dict[str, Any], said: str) -> None:
@@ -241,11 +291,15 @@ def test_the_key_is_required_and_pages_of_browsers_are_refused_without_one() -> 
     with pool_of(key="secret") as pool:
         for key in (None, "other"):
             assert pool.call("allocate", key, task_key="t").status_code == 401
-            assert httpx.get(f"{pool.url}/metrics").status_code == httpx.get(f"{pool.url}/status").status_code == 401
+            assert (
+                pool.http.get(f"{pool.url}/metrics").status_code
+                == pool.http.get(f"{pool.url}/status").status_code
+                == 401
+            )
         assert pool.call("allocate", "secret", task_key="t").json()["ok"] is True
-        assert httpx.get(f"{pool.url}/healthz").status_code == 200
+        assert pool.http.get(f"{pool.url}/healthz").status_code == 200
     with pool_of() as pool:
-        page = httpx.post(f"{pool.url}/allocate", json={"task_key": "t"}, headers={"origin": "http://evil.example"})
+        page = pool.http.post(f"{pool.url}/allocate", json={"task_key": "t"}, headers={"origin": "http://evil.example"})
         assert page.status_code == 403 and pool.leases.held == 0
 
 
@@ -253,8 +307,8 @@ def test_the_metrics_are_those_of_the_page() -> None:
     with pool_of() as pool:
         pool.begun()
         status = {"environment": "echo", "places": 16, "leases": 1, "ending": 0}
-        assert httpx.get(f"{pool.url}/status").json() == {"ok": True, "pool": status}
-        found = {each.name: each for each in text_string_to_metric_families(httpx.get(f"{pool.url}/metrics").text)}
+        assert pool.http.get(f"{pool.url}/status").json() == {"ok": True, "pool": status}
+        found = {each.name: each for each in text_string_to_metric_families(pool.http.get(f"{pool.url}/metrics").text)}
     wanted = {each.name.removesuffix("_total") for each in catalogue() if "env-pool" in each.by}
     assert wanted and wanted <= set(found)
     assert [sample.value for sample in found["tentalis_env_pool_leases"].samples] == [1.0]
