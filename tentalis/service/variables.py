@@ -334,8 +334,8 @@ ENV_POOL_KEY = Variable[str | None](
     f"{PREFIX}ENV_POOL_KEY",
     TEXT,
     None,
-    "Key of a pool of environments, which the environment env-pool sends.",
-    "`worker`, `learn` and `env`",
+    "Key of a pool of environments: `serve env-pool` requires it, and the environment env-pool sends it.",
+    "`serve env-pool`, `worker`, `learn` and `env`",
     secret=True,
 )
 HINTERS = Variable[Path | None](

@@ -70,12 +70,24 @@ def parsed_call(content: str) -> RequestedCall:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         return RequestedCall("", {}, f"the tool call is not JSON: {error}")
+    if (problem := json_problem(value)) is not None:
+        return RequestedCall("", {}, f"the tool call is not JSON: {problem}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return RequestedCall("", {}, 'a tool call must be {"name": ..., "arguments": {...}}')
     arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
         return RequestedCall(value["name"], {}, "the arguments of a tool call must be a JSON object")
     return RequestedCall(value["name"], arguments)
+
+
+def json_problem(value: object) -> str | None:
+    """Returns the reason why a value cannot be written as JSON, or None. Python reads more than that: NaN, infinity,
+    and halves of surrogate pairs."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def instructions(signatures: Sequence[Mapping[str, Any]]) -> str:

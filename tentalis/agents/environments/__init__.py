@@ -13,6 +13,7 @@ from tentalis.agents.environments.protocol import (
     LimitsScore,
     NamesEpisode,
     Observation,
+    OffersTools,
     RecordsEnding,
     Transition,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "LimitsScore",
     "NamesEpisode",
     "Observation",
+    "OffersTools",
     "RecordsEnding",
     "Transition",
 ]

@@ -30,6 +30,8 @@ from tentalis.text.tool_output import head_and_tail, readable_text
 
 UNKNOWN_WALL = "env-pool"
 """The wall of a pool that does not name its own."""
+ANSWER_S = 30.0
+"""Seconds for the answer of a score after its time limit in the pool, so that the pool says what it means."""
 
 
 class BadPool(ValueError):
@@ -70,11 +72,11 @@ class EnvPoolEnvironment:
 
     @property
     def score_s(self) -> float:
-        """See LimitsScore: the time limit of the pool's checks, as far as it is known."""
+        """See LimitsScore: the time limit of the pool's score, as far as it is known, and its way here."""
         given = self._begun.get("score_s")
         if isinstance(given, bool) or not isinstance(given, int | float):
             return self._server.evaluate_s
-        return max(float(given), self._server.evaluate_s)
+        return max(float(given) + ANSWER_S, self._server.evaluate_s)
 
     def name_episode(self, sample: int, attempt: int) -> None:
         """See NamesEpisode: the successor of a killed worker gets the lease that the first attempt of the sample had. A
@@ -103,8 +105,8 @@ class EnvPoolEnvironment:
         return {**said, **named, **self._data.meta}
 
     async def step(self, action: str) -> Transition:
-        """See Environment.step. When it is cancelled the connection is closed, at which a pool may stop the call;
-        another finishes it before it scores."""
+        """See Environment.step. When it is cancelled the connection is closed, at which `tentalis serve env-pool` stops
+        the call; another pool may finish it before it scores."""
         requested = requested_calls(action)
         if not requested:
             self._answer = action

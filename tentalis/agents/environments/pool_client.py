@@ -1,5 +1,5 @@
-"""The HTTP client of one lease of an environment pool: the contract of OpenClaw-RL's terminal pool, with additions
-where a server has them (docs/reference/env-pool.md)."""
+"""The HTTP client of one lease of an environment pool: the contract of OpenClaw-RL's terminal pool, with its additions
+of `tentalis serve env-pool` where a server has them (docs/reference/env-pool.md)."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ class PoolClient:
     def __init__(self, server: EnvironmentServer, key: str | None) -> None:
         self._server = server
         self._url = server.url.rstrip("/")
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        headers = {} if key is None else {b"authorization": f"Bearer {key}".encode()}
         self._http = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_S))
         self._lease: dict[str, Any] = {}
         self._heartbeats: asyncio.Task[None] | None = None
@@ -85,6 +85,8 @@ class PoolClient:
         if not isinstance(lease_id, str) or not lease_id:
             raise PoolFault(f"{self._url}/allocate answered without a lease_id")
         self._lease = {"lease_id": lease_id}
+        if "holder" in answer:
+            self._lease["holder"] = answer["holder"]
         expires_s = answer.get("lease_s")
         every_s = self._server.heartbeat_s
         if isinstance(expires_s, int | float) and not isinstance(expires_s, bool) and expires_s > 0:
@@ -93,10 +95,7 @@ class PoolClient:
 
     async def reset(self, task_meta: Mapping[str, Any]) -> Mapping[str, Any]:
         """Begins an episode. Returns the answer, with `user_msg` and `tool_schemas`."""
-        answer = await self._call("reset", {"task_meta": task_meta, "run_ctx": {}}, self._server.reset_s)
-        if isinstance(answer.get("episode"), int):
-            self._lease["episode"] = answer["episode"]
-        return answer
+        return await self._call("reset", {"task_meta": task_meta, "run_ctx": {}}, self._server.reset_s)
 
     async def exec_tool(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Carries a call out. Returns the answer, with `observation`."""

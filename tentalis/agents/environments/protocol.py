@@ -1,6 +1,6 @@
 """The protocol of an environment, and the values that pass through it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -151,5 +151,26 @@ class NamesEpisode(Protocol):
         ...
 
 
+@runtime_checkable
+class OffersTools(Protocol):
+    """An environment whose turns can also be made of calls of tools, for agents that are not our policy
+    (`tentalis serve env-pool`)."""
+
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the tools as in OpenAI's API. Called after `reset`."""
+        ...
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Transition:
+        """Makes a turn of one call of a tool; like `step`. The arguments fit the tool's schema. The observation is the
+        output alone."""
+        ...
+
+    async def answer(self, text: str) -> Transition:
+        """Ends the episode with the text of a turn without a call; like `step`."""
+        ...
+
+
+SCORE_MARGIN_S = 60.0
+"""Seconds for the score beside the limit of what the environment runs for it: copies, comparisons, the wall's start."""
 EnvironmentMaker = Callable[[EnvironmentOptions], Environment]
 """Makes an environment. An entry point of `tentalis.environments` names one: a class or a function."""

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -43,7 +44,7 @@ from tentalis.agents.environments.swe_tests import (
     readable_for,
     test_python,
 )
-from tentalis.agents.environments.swe_turns import INSTRUCTIONS, SweEdit, parsed_swe_turn
+from tentalis.agents.environments.swe_turns import INSTRUCTIONS, SweEdit, SweTurn, command_turn, parsed_swe_turn
 from tentalis.agents.environments.terminal_checks import AGENT, CHECKS
 from tentalis.agents.environments.terminal_shell import (
     FILES,
@@ -55,7 +56,7 @@ from tentalis.agents.environments.terminal_shell import (
     only_with,
 )
 from tentalis.agents.environments.terminal_task import HOME, TEMPORARY, BadTasks, check_out_of_reach
-from tentalis.agents.environments.terminal_turns import LONGEST_COMMAND, TOO_LONG
+from tentalis.agents.environments.terminal_turns import BASH_TOOL, LONGEST_COMMAND, TOO_LONG
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
 from tentalis.rewards.verdict import VerifierData
 
@@ -134,7 +135,20 @@ class SweEnvironment:
     async def step(self, action: str) -> Transition:
         """See Environment.step."""
         assert self._episode is not None, "step before reset"
-        return await self._episode.step(action)
+        return await self._episode.turn(parsed_swe_turn(action))
+
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """See OffersTools.tool_schemas: a shell, with which files can be edited too."""
+        return [BASH_TOOL]
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Transition:
+        """See OffersTools.call_tool."""
+        assert self._episode is not None, "call_tool before reset"
+        return await self._episode.turn(command_turn(arguments["command"]))
+
+    async def answer(self, text: str) -> Transition:
+        """See OffersTools.answer: a text is no part of the task."""
+        return Transition(done=True)
 
     async def score(self) -> Mapping[str, float]:
         """See Environment.score: the hidden tests run once, when the episode has ended."""
@@ -192,12 +206,11 @@ class _SweEpisode:
         self._turns = self._commands = self._edits = self._bad_turns = 0
         self._verdict: SweVerdict | None = None
 
-    async def step(self, action: str) -> Transition:
-        """See Environment.step."""
+    async def turn(self, turn: SweTurn) -> Transition:
+        """Carries the actions of a turn out; see Environment.step."""
         name = self.task.instance.instance_id
         calls = [] if self._turns else [recorded_call("task", {"task": name, "digest": self.task.digest}, None)]
         self._turns += 1
-        turn = parsed_swe_turn(action)
         said = [] if turn.problem is None else [turn.problem]
         self._bad_turns += turn.problem is not None
         if turn.plan:

@@ -100,6 +100,13 @@ def parsed_swe_turn(text: str) -> SweTurn:
     return SweTurn(plan, tuple(edits), diff, command, done and len(commands) < 2, None, max(0, len(commands) - 1))
 
 
+def command_turn(command: str) -> SweTurn:
+    """Returns the turn that runs a command; one with a problem if the command cannot be run."""
+    command = command.encode(errors="replace").decode()
+    problem = _problem([], [command])
+    return SweTurn(problem=problem) if problem is not None else SweTurn(command=command)
+
+
 def _blocks(path: str, edit: str) -> tuple[list[SweEdit], str | None]:
     """Returns the blocks of an edit, and the first line that belongs to none, or None. Fences are passed over."""
     blocks: list[SweEdit] = []

@@ -8,6 +8,7 @@ checks of the task come to the folder only then. The verifier's data are `Termin
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.command_output import shown
@@ -36,10 +37,12 @@ from tentalis.agents.environments.terminal_task import (
     task_names,
 )
 from tentalis.agents.environments.terminal_turns import (
+    BASH_TOOL,
     INSTRUCTIONS,
     LONGEST_COMMAND,
     TOO_LONG,
     TerminalTurn,
+    command_turn,
     parsed_turn,
 )
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits
@@ -140,11 +143,25 @@ class TerminalEnvironment:
 
     async def step(self, action: str) -> Transition:
         """See Environment.step."""
+        return await self._turn(parsed_turn(action))
+
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """See OffersTools.tool_schemas."""
+        return [BASH_TOOL]
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Transition:
+        """See OffersTools.call_tool."""
+        return await self._turn(command_turn(arguments["command"]))
+
+    async def answer(self, text: str) -> Transition:
+        """See OffersTools.answer: a text is no part of the task."""
+        return Transition(done=True)
+
+    async def _turn(self, turn: TerminalTurn) -> Transition:
         task, shell = self._task, self._shell
         assert task is not None and shell is not None, "step before reset"
         calls = [] if self._turns else [recorded_call("task", {"task": task.name, "digest": task.digest}, None)]
         self._turns += 1
-        turn = parsed_turn(action)
         content = turn.problem or ""
         real = None if turn.command is None else self._paths.real(turn.command)
         if real is not None and len(real.encode()) > 2 * LONGEST_COMMAND - 1:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 DONE = "<done>"
 LONGEST_COMMAND = 64 * 1024
@@ -23,6 +24,16 @@ ls -la
 You then see its output. Folder, variables and functions live on between commands; processes end with their command.
 There is no network and nobody to ask, and editors that need a screen do not work. When the task is finished, write
 {DONE} outside of a block."""
+BASH_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Runs a command in a shell and returns its output. Folder, variables and functions live on "
+        "between calls; processes end with their call. There is no network.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+"""The shell as a tool."""
 NO_COMMAND = f"No command found. Write one command in a ```bash block, or {DONE} if the task is finished."
 
 
@@ -45,7 +56,12 @@ def parsed_turn(text: str) -> TerminalTurn:
     commands = [block for block in blocks if block.strip()]
     if not commands:
         return TerminalTurn(None, done, None if done else NO_COMMAND)
-    command = commands[0].encode(errors="replace").decode()  # without halves of surrogate pairs
+    return command_turn(commands[0], done and len(commands) == 1, len(commands) - 1)
+
+
+def command_turn(command: str, done: bool = False, left_out: int = 0) -> TerminalTurn:
+    """Returns the turn that runs a command; one with a problem if the command cannot be run."""
+    command = command.encode(errors="replace").decode()  # without halves of surrogate pairs
     if "\0" in command or len(command.encode()) > LONGEST_COMMAND:
         return TerminalTurn(None, False, TOO_LONG)
-    return TerminalTurn(command, done and len(commands) == 1, left_out=len(commands) - 1)
+    return TerminalTurn(command, done, left_out=left_out)

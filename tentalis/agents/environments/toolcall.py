@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.command_output import shown
@@ -88,7 +88,7 @@ class ToolcallEnvironment:
 
             self._servers = McpSessions(self._file.mcp, self._started)
             await self._servers.open([*self._tools, *([PYTHON_TOOL] if self._file.python else [])])
-        return Observation(self._prompt(task))
+        return Observation(with_tools(task.messages, self.tool_schemas()))
 
     def _started(self, server: McpServer) -> RunningCommand:
         assert self._folder is not None and self._home is not None and server.command is not None
@@ -96,13 +96,14 @@ class ToolcallEnvironment:
         readable = (self._home, *(self._home / folder for folder in server.readable))
         return self._wall.start(self._command(server.command), self._folder / WORK, limits, readable=readable)
 
-    def _prompt(self, task: Task) -> tuple[Message, ...]:
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """See OffersTools.tool_schemas."""
         signatures = [tool.signature for tool in self._file.tools]
         if self._file.python is not None:
             signatures.append(self._file.python.signature)
         if self._servers is not None:
             signatures += [dict(tool.signature) for tool in self._servers.tools.values()]
-        return with_tools(task.messages, signatures)
+        return signatures
 
     async def step(self, action: str) -> Transition:
         """See Environment.step."""
@@ -115,6 +116,17 @@ class ToolcallEnvironment:
             output = await self._carried_out(call, number)
             made.append(ToolCall(name=call.name or "?", arguments=json.dumps(dict(call.arguments)), result=output))
         return Transition(after_calls(made), tool_calls=tuple(made))
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Transition:
+        """See OffersTools.call_tool."""
+        output = await self._carried_out(RequestedCall(name, arguments), 0)
+        call = ToolCall(name=name, arguments=json.dumps(dict(arguments)), result=output)
+        return Transition(Observation((Message(role="tool", content=output),)), tool_calls=(call,))
+
+    async def answer(self, text: str) -> Transition:
+        """See OffersTools.answer."""
+        self._answer = text
+        return Transition(done=True)
 
     async def _carried_out(self, call: RequestedCall, number: int) -> str:
         problem = call_problem(call, number, self._parameters())

@@ -27,6 +27,7 @@ from tentalis.agents.environments import (
     Observation,
     RecordsEnding,
 )
+from tentalis.agents.environments.protocol import SCORE_MARGIN_S
 from tentalis.agents.environments.registry import default_turns, limits_of
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers.answer import seed_of
@@ -51,8 +52,6 @@ FIRST_PAUSE_S = 1.0
 """Pause before the second attempt at an episode; it doubles."""
 PARALLEL = 16
 """Episodes of a worker at the same time."""
-SCORE_MARGIN_S = 60.0
-"""Seconds for the score beside the limit of what the environment runs for it: copies, comparisons, the wall's start."""
 _PROBE = "A question."
 _PROBES = tuple(
     (Message(role="user", content=_PROBE), Message(role="assistant", content=said)) for said in ("Yes", "No, never")

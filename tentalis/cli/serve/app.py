@@ -3,6 +3,7 @@
 import typer
 
 from tentalis.cli.serve import (
+    env_pool,
     experience,
     gateway,
     hinting,
@@ -26,4 +27,5 @@ app.command(short_help="Extracts a lesson of each session that ended.")(experien
 app.command(short_help="Joins halves to rollouts and outcomes.")(join.join)
 app.command(short_help="Links the turns of conversations.")(sessions.sessions)
 app.command(short_help="OpenAI-compatible proxy that records conversations.")(gateway.gateway)
+app.command(short_help="Offers an environment to other machines.")(env_pool.env_pool)
 plain_streams.add_plain_streams(app)

@@ -25,6 +25,7 @@ def modules() -> list[str]:
         "tentalis.policies.metrics",
         "tentalis.agents.workers.metrics",
         "tentalis.agents.manager.metrics",
+        "tentalis.agents.pool.metrics",
         "trainer.run.metrics",
         "tentalis.local.metrics",
     ]

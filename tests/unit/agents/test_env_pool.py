@@ -139,9 +139,10 @@ def test_the_score_may_be_centred_and_unknown() -> None:
 
 def test_a_wrong_call_is_answered_here_because_a_pool_would_fail() -> None:
     pool = ForeignPool()
-    turns = "".join((called("rm"), called("shell", command=1), "<tool_call>{</tool_call>"))
+    unsendable = (called("shell", command="\ud800"), called("\ud800"), called("shell", command=float("inf")))
+    turns = "".join((called("rm"), called("shell", command=1), "<tool_call>{</tool_call>", *unsendable))
     result, prompts = play(pool, turns, "Sorry.")
-    assert "exec_tool" not in pool.paths() and result.rewards["refused_calls"] == 3.0
+    assert "exec_tool" not in pool.paths() and result.rewards["refused_calls"] == 6.0
     assert "no tool 'rm'; the tools are shell" in prompts[1] and "1 is not of type 'string'" in prompts[1]
 
 

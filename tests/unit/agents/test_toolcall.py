@@ -90,6 +90,8 @@ def test_calls_that_cannot_be_carried_out_are_answered_and_counted() -> None:
         called("python", code=1),
         called("python", code="print(1)", more=2),
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
+        called("\ud800", code="print(1)"),
+        called("python", code=float("inf")),
     ]
     transitions, score = played(*turns)
     results = [str(each.tool_calls[0].result) for each in transitions]
