@@ -79,10 +79,10 @@ class KeyValueCache:
         """Returns copies of the first `length` keys and values of a row, [layers, heads, length, head_dim]."""
         return self.keys[:, row, :, :length].clone(), self.values[:, row, :, :length].clone()
 
-    def wipe(self, row: int) -> None:
-        """Zero a row that may hold NaN, so that it cannot affect the next sequence in that row."""
-        self.keys[:, row] = 0
-        self.values[:, row] = 0
+    def wipe(self, row: int, begin: int = 0) -> None:
+        """Zero a row that may hold NaN, from position `begin` on, so that it cannot affect what comes there next."""
+        self.keys[:, row, :, begin:] = 0
+        self.values[:, row, :, begin:] = 0
 
     def _allocate(self, rows: int, length: int) -> None:
         layers, heads, head_dim = self._shape
