@@ -419,14 +419,16 @@ class InferenceEngine:
             for numbers in by_model.values()
         ]
 
-    def _decode_rows(self, rows: Sequence[_Row], numbers: Tensor | None) -> tuple[list[list[int]], DrawnTokens]:
+    def _decode_rows(
+        self, rows: Sequence[_Row], numbers: Tensor | None, drafting: bool = True
+    ) -> tuple[list[list[int]], DrawnTokens]:
         """Returns each row's drafted tokens, and what is drawn: for each row one token, and one after each drafted
-        token. `numbers` [n]: their rows in the cache; None: all, in order."""
+        token. `numbers` [n]: their rows in the cache; None: all, in order. `drafting`: False for no drafted tokens."""
         device = self.runtime.device
         if not self._routed:
             self.runtime.route([row.job.adapter for row in rows])
             self._routed = numbers is None
-        drafts = self._drafts(rows)
+        drafts = self._drafts(rows) if drafting else [[] for _ in rows]
         count = 1 + max(map(len, drafts))
         lengths = torch.tensor([row.length for row in rows], device=device)
         tokens = [[row.last, *draft] + [0] * (count - 1 - len(draft)) for row, draft in zip(rows, drafts, strict=True)]
@@ -435,9 +437,14 @@ class InferenceEngine:
         places = [(row, ahead) for row, draft in zip(rows, drafts, strict=True) for ahead in range(1 + len(draft))]
         if count == 1:
             return drafts, self._draw(self.runtime.logits(hidden[:, 0]), places)
+        self.stats.drafted_tokens += sum(map(len, drafts))
         ends = torch.tensor([1 + len(draft) for draft in drafts], device=device)
         drawn = self._draw(self.runtime.logits(hidden[torch.arange(count, device=device) < ends[:, None]]), places)
-        self._wipe_not_finite(step.rows.tolist(), places, drawn.finite.tolist())
+        if not drawn.finite.all():
+            # Masked NaN is still NaN: a drafted token that overflows would fail a request that never has this token.
+            for row, number in zip(rows, step.rows.tolist(), strict=True):
+                self._cache.wipe(number, row.length)
+            return self._decode_rows(rows, numbers, drafting=False)
         return drafts, drawn
 
     def _drafts(self, rows: Sequence[_Row]) -> list[list[int]]:
@@ -451,14 +458,6 @@ class InferenceEngine:
             [] if row.drafter is None else row.drafter.draft(min(most, row.job.params.max_tokens - len(row.tokens) - 1))
             for row in rows
         ]
-
-    def _wipe_not_finite(self, numbers: Sequence[int], places: Sequence[tuple[_Row, int]], finite: list[bool]) -> None:
-        """Zero what drafted tokens left in the cache rows `numbers` from the first whose logits are not finite: if it
-        is not accepted its row goes on, and NaN must not spread."""
-        number_of = dict(zip(dict.fromkeys(id(row) for row, _ in places), numbers, strict=True))
-        for (row, ahead), good in zip(places, finite, strict=True):
-            if ahead and not good:
-                self._cache.wipe(number_of[id(row)], row.length + ahead)
 
     def _draw(self, logits: Tensor, places: Sequence[tuple[_Row, int]]) -> DrawnTokens:
         """Draws from `logits` [N, vocab], each of a row and the number of tokens that it will have by then beyond those
@@ -528,7 +527,6 @@ class InferenceEngine:
                     break
                 if not accepted:
                     break
-            self.stats.drafted_tokens += len(draft)
         if finished:
             for number, row in enumerate(self._rows):
                 if id(row) in finished and row.job.n == 1:
