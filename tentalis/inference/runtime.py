@@ -13,8 +13,8 @@ from tentalis.inference.whole_model import ModelSlots, ServedVersion, WholeModel
 from tentalis.service.lifecycle import Unmendable
 
 _ATTENTION = "tentalis_padded"
-# Up to this many tokens per row are computed without repeated keys. Measured on a CPU with 3, 5 and 9 tokens: it is 1.1 to
-# 12 times as fast.
+# Up to this many tokens per row are computed without repeated keys. Measured on a CPU with 3, 5 and 9 tokens: it is 1.1
+# to 12 times as fast.
 _FEW_QUERIES = 9
 
 

@@ -1,5 +1,6 @@
 """Drafted tokens change neither the tokens of an answer nor their log-probs."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tentalis.inference.drafting import NgramDrafter
 from tentalis.inference.jobs import GeneratedChunk
@@ -19,6 +21,17 @@ PROMPTS = ["What is the capital of France?", "fox", "The quick brown fox jumps o
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path | None]:
+    """Two adapters, and the base model between them."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return [
+        make_adapter(model, folder / "a", seed=1),
+        None,
+        make_adapter(model, folder / "b", seed=2, r=8, target_modules=["q_proj", "down_proj"]),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +85,14 @@ def unused(sequences: Sequence[list[int]]) -> int:
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.95}])
 def test_answers_are_the_same_with_two_adapters_and_the_base_in_one_batch(
-    plain: Lab, drafting: Lab, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+    plain: Lab,
+    drafting: Lab,
+    model: Path,
+    folders: list[Path | None],
+    monkeypatch: pytest.MonkeyPatch,
+    params: dict[str, Any],
 ) -> None:
-    folders = [
-        make_adapter(model, tmp_path / "a", seed=1),
-        None,
-        make_adapter(model, tmp_path / "b", seed=2, r=8, target_modules=["q_proj", "down_proj"]),
-    ]
-    asked = {"max_tokens": 24, "seed": 3, "ignore_eos": True, "top_logprobs": 2} | params
+    asked = {"max_tokens": 12, "seed": 3, "ignore_eos": True, "top_logprobs": 2} | params
 
     def sampled(lab: Lab) -> list[list[GeneratedChunk]]:
         adapters = [None if folder is None else lab.runtime.load_adapter(folder.name, folder) for folder in folders]
@@ -102,12 +115,12 @@ def test_answers_are_the_same_with_two_adapters_and_the_base_in_one_batch(
             assert np.abs(rows[len(prompt) :] - np.array(some[0].logprobs)).max() < TOLERANCE
     stats = drafting.engine.stats
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
-    assert stats.steps < 23 and stats.generated_tokens == 6 * 24
+    assert stats.steps < 11 and stats.generated_tokens == 6 * 12
 
 
 def test_an_answer_ends_within_a_draft(plain: Lab, drafting: Lab, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = encoded(plain)[0]
-    free = {"max_tokens": 24, "seed": 4, "temperature": 0.8, "ignore_eos": True}
+    free = {"max_tokens": 12, "seed": 4, "temperature": 0.8, "ignore_eos": True}
     [[chunk]] = plain.generate([prompt], **free)
     whole = prompt + chunk.token_ids
     text = plain.runtime.tokenizer.decode(chunk.token_ids, skip_special_tokens=True)
@@ -130,21 +143,26 @@ def test_an_answer_ends_within_a_draft(plain: Lab, drafting: Lab, model: Path, m
     assert drafting.engine.stats.accepted_tokens
 
 
-def test_repetitions_are_drafted_while_few_samples_decode(plain: Lab, model: Path) -> None:
-    lab = Lab(model, draft_tokens=4, draft_rows=1)
+def test_repetitions_are_drafted_while_few_samples_decode(model: Path, tmp_path: Path) -> None:
+    echo = shutil.copytree(model, tmp_path / "echo")
+    weights = load_file(echo / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()  # each token is followed by itself
+    save_file(weights, echo / "model.safetensors", {"format": "pt"})
+    lab = Lab(echo, draft_tokens=4, draft_rows=1)
     lab.engine.start()
     try:
-        asked = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
-        prompt = encoded(plain)[1]
-        [[expected]] = plain.generate([prompt], **asked)
-        [[found]] = lab.generate([prompt], **asked)
-        assert_same(found, expected)
+        asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        [[found]] = lab.generate([[5, 6, 7]], **asked)
+        assert found.token_ids == [7] * 12
+        rows, _ = trainer_logprobs(echo, None, [5, 6, 7, *found.token_ids])
+        assert np.abs(rows[3:] - np.array(found.logprobs)).max() < TOLERANCE
         stats = lab.engine.stats
-        assert stats.accepted_tokens and stats.steps == 119 - stats.accepted_tokens
-        drafted = stats.drafted_tokens
-        lab.generate([prompt], 2, max_tokens=20, temperature=0, ignore_eos=True)
-        lab.generate([prompt], max_tokens=20, temperature=0, ignore_eos=True, presence_penalty=0.1)
-        assert stats.drafted_tokens == drafted, "two samples, and one with a penalty"
+        assert stats.accepted_tokens == stats.drafted_tokens == 8 and stats.steps == 3
+        lab.generate([[5, 6, 7]], 2, **asked)
+        lab.generate([[5, 6, 7]], **asked, presence_penalty=0.1)
+        assert stats.drafted_tokens == 8, "two samples, and one with a penalty"
     finally:
         lab.engine.stop()
 
@@ -153,7 +171,7 @@ def test_a_drafted_token_with_broken_numbers_leaves_no_trace(
     plain: Lab, drafting: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = encoded(plain)
-    asked = {"max_tokens": 24, "seed": 6, "ignore_eos": True}
+    asked = {"max_tokens": 12, "seed": 6, "ignore_eos": True}
     expected = plain.generate(prompts, **asked)
     whole = [prompt + chunks[0].token_ids for prompt, chunks in zip(prompts, expected, strict=True)]
     broken = unused(whole)
