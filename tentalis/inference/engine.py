@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tentalis.inference.drafting import NgramDrafter
 from tentalis.inference.grammar import GrammarFailed, GrammarMatcher
 from tentalis.inference.jobs import EngineError, EngineStopped, GeneratedChunk, GenerateJob, RequestFailed, ScoreJob
 from tentalis.inference.long_prompt import LongPrompt
@@ -41,6 +42,8 @@ class EngineStats:
     scored_tokens: int = 0
     steps: int = 0
     step_rows: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     busy_seconds: float = 0.0
 
 
@@ -59,6 +62,7 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     emitted: int = 0
+    drafter: NgramDrafter | None = None
 
     @property
     def restricted(self) -> bool:
@@ -88,7 +92,8 @@ class InferenceEngine:
     `max_batch` bounds the rows decoded together, `cache_bytes` the memory of their keys and values, `prefix_bytes` that
     of ended sequences whose beginning other prompts may have (0: none is kept). `prefill_tokens` and `score_tokens`
     bound the padded tokens of one such pass, and so the time that it delays running requests; a longer prompt is
-    computed in chunks of `chunk_tokens`, with a decoding step after each.
+    computed in chunks of `chunk_tokens`, with a decoding step after each. While at most `draft_rows` rows decode, up to
+    `draft_tokens` drafted tokens of each row are computed in one step (0: none).
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class InferenceEngine:
         prefix_bytes: int = 512 << 20,
         max_queue: int = 4096,
         threads: int | None = None,
+        draft_tokens: int = 0,
+        draft_rows: int = 4,
     ) -> None:
         self.runtime = runtime
         self.stats = EngineStats()
@@ -111,6 +118,8 @@ class InferenceEngine:
         self._score_tokens = score_tokens
         self._max_queue = max_queue
         self._threads = threads
+        self._draft_tokens = draft_tokens
+        self._draft_rows = draft_rows
         self._cache = runtime.new_cache()
         self.cache_tokens = cache_bytes // self._cache.bytes_per_token
         self._prefixes = PrefixStore(prefix_bytes)
@@ -313,7 +322,10 @@ class InferenceEngine:
                 text = TextStream(self.runtime.tokenizer, params.stop, params.include_stop) if streams else None
                 numbers = uniforms(params.seed, job.started, params.max_tokens)
                 matcher = None if params.grammar is None else params.grammar.matcher()
-                self._rows.append(_Row(job, job.started, numbers, text, matcher, len(job.prompt)))
+                row = _Row(job, job.started, numbers, text, matcher, len(job.prompt))
+                if self._draft_tokens and not row.restricted:
+                    row.drafter = NgramDrafter(job.prompt, params.max_tokens)
+                self._rows.append(row)
                 job.started += 1
                 prompt_of_row.append(prompt_index)
             if job.started == job.n:
@@ -352,12 +364,13 @@ class InferenceEngine:
             self._cache.copy_rows([source for source, _ in copies], [target for _, target in copies], longest)
         self.stats.prompt_tokens += sum(len(one.rest) for one in admitted)
         logits = self.runtime.logits(last_hidden)[torch.tensor(prompt_of_row, device=device)]
-        drawn = self._draw(logits, self._rows[first:])
+        new_rows = self._rows[first:]
+        drawn = self._draw(logits, [(row, 0) for row in new_rows])
         finite = drawn.finite.tolist()
-        for one, row in zip(admitted, prompt_rows, strict=True):
-            if one.job.n > 1 and finite[row - first]:
-                self._keep(one.job, one.job.prompt, row)
-        self._append_tokens(self._rows[first:], drawn)
+        for one, number in zip(admitted, prompt_rows, strict=True):
+            if one.job.n > 1 and finite[number - first]:
+                self._keep(one.job, one.job.prompt, number)
+        self._append_tokens(new_rows, [[] for _ in new_rows], drawn)
 
     def _keep(self, job: GenerateJob, tokens: Sequence[int], row: int) -> None:
         """Keep the keys and values of a sequence, which `row` of the cache holds, for prompts that begin alike."""
@@ -383,14 +396,14 @@ class InferenceEngine:
     # Decoding
 
     def _decode(self) -> None:
-        drawn = [(rows, self._decode_rows(rows, numbers)) for rows, numbers in self._rows_by_model()]
+        drawn = [(rows, *self._decode_rows(rows, numbers)) for rows, numbers in self._rows_by_model()]
         for row in self._rows:
             row.length += 1
         self.stats.steps += 1
         self.stats.step_rows += len(self._rows)
         # Only now: this moves rows.
-        for rows, tokens in drawn:
-            self._append_tokens(rows, tokens)
+        for rows, drafts, tokens in drawn:
+            self._append_tokens(rows, drafts, tokens)
 
     def _rows_by_model(self) -> list[tuple[list[_Row], Tensor | None]]:
         """The rows by the whole model that computes them, with their numbers in the cache; None: all rows, in order."""
@@ -406,28 +419,59 @@ class InferenceEngine:
             for numbers in by_model.values()
         ]
 
-    def _decode_rows(self, rows: Sequence[_Row], numbers: Tensor | None) -> DrawnTokens:
-        """Draws the next token of each row. `numbers` [n]: their rows in the cache; None: all, in order."""
+    def _decode_rows(
+        self, rows: Sequence[_Row], numbers: Tensor | None, drafting: bool = True
+    ) -> tuple[list[list[int]], DrawnTokens]:
+        """Returns each row's drafted tokens, and what is drawn: for each row one token, and one after each drafted
+        token. `numbers` [n]: their rows in the cache; None: all, in order. `drafting`: False for no drafted tokens."""
         device = self.runtime.device
         if not self._routed:
             self.runtime.route([row.job.adapter for row in rows])
             self._routed = numbers is None
+        drafts = self._drafts(rows) if drafting else [[] for _ in rows]
+        count = 1 + max(map(len, drafts))
         lengths = torch.tensor([row.length for row in rows], device=device)
-        tokens = torch.tensor([[row.last] for row in rows], device=device)
-        step = self.runtime.continue_step(self._cache, lengths, 1, numbers)
-        return self._draw(self.runtime.logits(self.runtime.hidden(tokens, step)[:, 0]), rows)
+        tokens = [[row.last, *draft] + [0] * (count - 1 - len(draft)) for row, draft in zip(rows, drafts, strict=True)]
+        step = self.runtime.continue_step(self._cache, lengths, count, numbers)
+        hidden = self.runtime.hidden(torch.tensor(tokens, device=device), step)
+        places = [(row, ahead) for row, draft in zip(rows, drafts, strict=True) for ahead in range(1 + len(draft))]
+        if count == 1:
+            return drafts, self._draw(self.runtime.logits(hidden[:, 0]), places)
+        self.stats.drafted_tokens += sum(map(len, drafts))
+        ends = torch.tensor([1 + len(draft) for draft in drafts], device=device)
+        drawn = self._draw(self.runtime.logits(hidden[torch.arange(count, device=device) < ends[:, None]]), places)
+        if not drawn.finite.all():
+            # Masked NaN is still NaN: a drafted token that overflows would fail a request that never has this token.
+            for row, number in zip(rows, step.rows.tolist(), strict=True):
+                self._cache.wipe(number, row.length)
+            return self._decode_rows(rows, numbers, drafting=False)
+        return drafts, drawn
 
-    def _draw(self, logits: Tensor, rows: Sequence[_Row]) -> DrawnTokens:
-        for index, row in enumerate(rows):
+    def _drafts(self, rows: Sequence[_Row]) -> list[list[int]]:
+        """The drafted tokens of each row: of none while many rows decode. What a row cannot have as an answer is not
+        drafted, nor what would not fit into the cache, where shorter drafts are padded."""
+        if len(self._rows) > self._draft_rows:
+            return [[] for _ in rows]
+        positions = min(self._cache.length, self.runtime.max_positions)
+        most = min(self._draft_tokens, positions - 1 - max(row.length for row in rows))
+        return [
+            [] if row.drafter is None else row.drafter.draft(min(most, row.job.params.max_tokens - len(row.tokens) - 1))
+            for row in rows
+        ]
+
+    def _draw(self, logits: Tensor, places: Sequence[tuple[_Row, int]]) -> DrawnTokens:
+        """Draws from `logits` [N, vocab], each of a row and the number of tokens that it will have by then beyond those
+        that it has. Only the first of a row may be restricted."""
+        for index, (row, _) in enumerate(places):
             if row.restricted:
                 self._restrict(logits[index], row)
-        params = [row.job.params for row in rows]
+        params = [row.job.params for row, _ in places]
         return draw(
             logits,
             np.array([p.temperature for p in params], dtype=np.float32),
             np.array([p.top_p for p in params], dtype=np.float32),
             np.array([p.top_k for p in params], dtype=np.int64),
-            np.array([row.uniforms[len(row.tokens)] for row in rows]),
+            np.array([row.uniforms[len(row.tokens) + ahead] for row, ahead in places]),
             max((p.top_logprobs or 0 for p in params), default=0),
         )
 
@@ -442,38 +486,51 @@ class InferenceEngine:
             except GrammarFailed as error:
                 self._fail(row.job, RequestFailed(str(error)))
 
-    def _append_tokens(self, rows: Sequence[_Row], drawn: DrawnTokens) -> None:
-        """Append each row's token, send results to the sinks, and remove finished rows."""
+    def _append_tokens(self, rows: Sequence[_Row], drafts: Sequence[list[int]], drawn: DrawnTokens) -> None:
+        """Append each row's first token of `drawn`, and the next ones while they equal its drafted tokens; send results
+        to the sinks, and remove finished rows."""
         tokens, logprobs, finite = drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.finite.tolist()
         top_tokens = None if drawn.top_tokens is None else drawn.top_tokens.tolist()
         top_logprobs = None if drawn.top_logprobs is None else drawn.top_logprobs.tolist()
         finished: set[int] = set()
-        for index, row in enumerate(rows):
-            if row.job.cancelled:
-                continue
-            if not finite[index]:
-                self._fail_not_finite(row.job)
-                continue
-            row.last = tokens[index]
-            row.tokens.append(tokens[index])
-            if row.matcher is not None and not self._advance(row, row.matcher):
-                continue
-            row.logprobs.append(logprobs[index])
-            wanted = row.job.params.top_logprobs
-            if wanted is not None:
-                best = (
-                    []
-                    if top_tokens is None or top_logprobs is None
-                    else zip(top_tokens[index], top_logprobs[index], strict=True)
-                )
-                row.top.append(list(best)[:wanted])
-            if self._emit(row):
-                finished.add(id(row))
+        index = -1
+        for row, draft in zip(rows, drafts, strict=True):
+            first, last = index + 1, index + 1 + len(draft)
+            index = last
+            for at in range(first, last + 1):
+                if row.job.cancelled:
+                    break
+                if not finite[at]:
+                    self._fail_not_finite(row.job)
+                    break
+                row.length += at > first  # the drafted token before this one is in the cache
+                row.last = tokens[at]
+                row.tokens.append(tokens[at])
+                if row.drafter is not None:
+                    row.drafter.append(tokens[at])
+                if row.matcher is not None and not self._advance(row, row.matcher):
+                    break
+                row.logprobs.append(logprobs[at])
+                wanted = row.job.params.top_logprobs
+                if wanted is not None:
+                    best = (
+                        []
+                        if top_tokens is None or top_logprobs is None
+                        else zip(top_tokens[at], top_logprobs[at], strict=True)
+                    )
+                    row.top.append(list(best)[:wanted])
+                self.stats.generated_tokens += 1
+                accepted = at < last and tokens[at] == draft[at - first]
+                self.stats.accepted_tokens += accepted
+                if self._emit(row):
+                    finished.add(id(row))
+                    break
+                if not accepted:
+                    break
         if finished:
             for number, row in enumerate(self._rows):
                 if id(row) in finished and row.job.n == 1:
                     self._keep(row.job, [*row.job.prompt, *row.tokens][: row.length], number)
-        self.stats.generated_tokens += len(rows)
         if finished or any(row.job.cancelled for row in rows):
             self._compact([row for row in self._rows if id(row) not in finished and not row.job.cancelled])
 

@@ -41,6 +41,20 @@ MODEL_ROWS = Metric(
     ("model",),
     unit="rows",
 )
+MODEL_DRAFTED_TOKENS = Metric(
+    "tentalis_inference_drafted_tokens_total",
+    MetricKind.COUNTER,
+    "Tokens that were guessed from the text before them, and computed.",
+    ("model",),
+    unit="tokens",
+)
+MODEL_ACCEPTED_TOKENS = Metric(
+    "tentalis_inference_accepted_tokens_total",
+    MetricKind.COUNTER,
+    "Guessed tokens that were sampled; divided by the guessed ones, the share that saved a step.",
+    ("model",),
+    unit="tokens",
+)
 MODEL_BUSY = Metric(
     "tentalis_inference_busy_seconds_total",
     MetricKind.COUNTER,

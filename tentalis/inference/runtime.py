@@ -13,6 +13,9 @@ from tentalis.inference.whole_model import ModelSlots, ServedVersion, WholeModel
 from tentalis.service.lifecycle import Unmendable
 
 _ATTENTION = "tentalis_padded"
+# Up to this many tokens per row are computed without repeated keys. Measured on a CPU with 3, 5 and 9 tokens: it is 1.1
+# to 12 times as fast.
+_FEW_QUERIES = 9
 
 
 class UnsupportedModel(Unmendable):
@@ -79,10 +82,10 @@ class KeyValueCache:
         """Returns copies of the first `length` keys and values of a row, [layers, heads, length, head_dim]."""
         return self.keys[:, row, :, :length].clone(), self.values[:, row, :, :length].clone()
 
-    def wipe(self, row: int) -> None:
-        """Zero a row that may hold NaN, so that it cannot affect the next sequence in that row."""
-        self.keys[:, row] = 0
-        self.values[:, row] = 0
+    def wipe(self, row: int, begin: int = 0) -> None:
+        """Zero a row that may hold NaN, from position `begin` on, so that it cannot affect what comes there next."""
+        self.keys[:, row, :, begin:] = 0
+        self.values[:, row, :, begin:] = 0
 
     def _allocate(self, rows: int, length: int) -> None:
         layers, heads, head_dim = self._shape
@@ -140,15 +143,16 @@ def _attend(
     mask = tentalis_step.mask
     rows, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]
-    if length == 1 and mask is not None:
-        # One query per row: the query heads that share a key head become its queries, so no key has to be repeated.
-        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        if query.device.type == "cpu":  # measured: a third faster than the fused kernel, which is made for more queries
+    if mask is not None and length <= (_FEW_QUERIES if query.device.type == "cpu" else 1):
+        # The query heads that share a key head become its queries, so no key has to be repeated.
+        grouped = query.reshape(rows, kv_heads, -1, head_dim)
+        if query.device.type == "cpu":  # measured: a third faster than the fused kernel
             scores = (grouped * (head_dim**-0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
-            out = scores.add_(mask).softmax(dim=-1) @ value
+            scores.view(rows, kv_heads, -1, length, scores.shape[-1]).add_(mask[:, :, None])
+            out = scores.softmax(dim=-1) @ value
         else:
             out = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
-        return out.reshape(rows, 1, heads, head_dim), None
+        return out.reshape(rows, heads, length, head_dim).transpose(1, 2), None
     if kv_heads != heads:
         key = key.repeat_interleave(heads // kv_heads, dim=1)
         value = value.repeat_interleave(heads // kv_heads, dim=1)

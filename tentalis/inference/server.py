@@ -48,6 +48,8 @@ class ServerMetrics:
         exporter.read(metrics.MODEL_SCORED_TOKENS, lambda: stats.scored_tokens)
         exporter.read(metrics.MODEL_STEPS, lambda: stats.steps)
         exporter.read(metrics.MODEL_ROWS, lambda: stats.step_rows)
+        exporter.read(metrics.MODEL_DRAFTED_TOKENS, lambda: stats.drafted_tokens)
+        exporter.read(metrics.MODEL_ACCEPTED_TOKENS, lambda: stats.accepted_tokens)
         exporter.read(metrics.MODEL_BUSY, lambda: stats.busy_seconds)
 
 
@@ -144,6 +146,8 @@ def serve(
     max_adapters: int = 64,
     *,
     prefix_mb: int = 512,
+    draft_tokens: int = 0,
+    draft_streams: int = 4,
     max_models: int = DEFAULT_MODELS,
     files: FileCache,
     drain_s: float = 0.0,
@@ -151,8 +155,9 @@ def serve(
     """Serve the model in the folder `model_path` until SIGTERM or SIGINT.
 
     `max_model_len` (tokens) is by default the model's, but at most 2048; `max_batch` bounds the samples decoded
-    together; `prefix_mb`: memory (MiB) for the keys and values of ended sequences; `max_models`: most whole models that
-    are loaded besides the served one; `drain_s`: seconds that requests in flight may take after the signal.
+    together; `prefix_mb`: memory (MiB) for the keys and values of ended sequences; `draft_tokens`: tokens guessed per
+    step of a sample (0: none), while at most `draft_streams` samples decode; `max_models`: most whole models that are
+    loaded besides the served one; `drain_s`: seconds that requests in flight may take after the signal.
     Raises PortTaken, UnsupportedModel, ValueError, and the errors of transformers for a folder that it cannot read.
     """
     sockets = listening_sockets(host, port, "model server")  # before the model is loaded, which takes a while
@@ -163,7 +168,14 @@ def serve(
     context = max_model_len or min(runtime.max_positions, _DEFAULT_CONTEXT)
     if context > runtime.max_positions:
         raise ValueError(f"max_model_len {context} is more than the model's {runtime.max_positions} positions.")
-    engine = InferenceEngine(runtime, max_batch=max_batch, threads=threads, prefix_bytes=prefix_mb << 20)
+    engine = InferenceEngine(
+        runtime,
+        max_batch=max_batch,
+        threads=threads,
+        prefix_bytes=prefix_mb << 20,
+        draft_tokens=draft_tokens,
+        draft_rows=draft_streams,
+    )
     adapters = AdapterCache(runtime, max_adapters, files, max_models)
     app = build_app(engine, adapters, served_name or model_path.name, str(model_path), context)
     config = uvicorn.Config(app, host=host, port=port, log_level="info", access_log=False)

@@ -29,6 +29,18 @@ def model(
             help="MiB for ended sequences, so that a prompt that begins like one of them goes on from there. 0: none.",
         ),
     ] = 512,
+    draft_tokens: Annotated[
+        int,
+        typer.Option(
+            "--draft-tokens",
+            min=0,
+            help="Tokens per sample and step that are guessed from repetitions in its text. 0: none.",
+        ),
+    ] = 0,
+    draft_streams: Annotated[
+        int,
+        typer.Option("--draft-streams", min=1, help="Most samples being decoded with which tokens are guessed."),
+    ] = 4,
     max_adapters: Annotated[
         int, typer.Option("--max-adapters", min=1, help="Most adapters that are loaded at the same time.")
     ] = 64,
@@ -71,6 +83,8 @@ def model(
         max_model_len=max_model_len,
         max_batch=max_batch,
         prefix_mb=prefix_mb,
+        draft_tokens=draft_tokens,
+        draft_streams=draft_streams,
         max_adapters=max_adapters,
         max_models=max_models,
         files=adapter_cache(settings),
