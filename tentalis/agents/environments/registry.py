@@ -161,9 +161,7 @@ def prepared_environment(
     else:
         maker = maker_of(declared.base)
         places = _places(declared, tools, tasks)
-        options = EnvironmentOptions(
-            wall, *places, declared.tool_mapping, declared.server, attachment_bytes, declared
-        )
+        options = EnvironmentOptions(wall, *places, declared.tool_mapping, declared.server, attachment_bytes, declared)
     maker(options)
     remove_abandoned()
     return partial(maker, options)

@@ -39,7 +39,7 @@ class SweStore:
         if patch:
             index = self.folder / "index"
             _git(self.folder, "read-tree", self.base, GIT_INDEX_FILE=str(index))
-            _git(self.folder, "apply", "--cached", "--check", "-", content=patch.encode(), GIT_INDEX_FILE=str(index))
+            _git(self.folder, "apply", "--cached", "--check", "-", content=patch, GIT_INDEX_FILE=str(index))
             index.unlink()
 
     def write_tree(self, commit: str, folder: Path, patch: str = "") -> None:
@@ -49,7 +49,7 @@ class SweStore:
         _git(self.folder, "read-tree", commit, cwd=folder, **variables)
         _git(self.folder, "checkout-index", "--all", "--force", cwd=folder, **variables)
         if patch:
-            _git(None, "apply", "--whitespace=nowarn", "-", content=patch.encode(), cwd=folder)
+            _git(None, "apply", "--whitespace=nowarn", "-", content=patch, cwd=folder)
         (self.folder / "index").unlink()
 
 
@@ -104,10 +104,13 @@ def apply_difference(patch: bytes, folder: Path) -> None:
         _git(None, "apply", "-p2", "--whitespace=nowarn", "-", content=patch, cwd=folder)
 
 
-def _git(store: Path | None, *arguments: str, content: bytes = b"", cwd: Path | None = None, **variables: str) -> str:
+def _git(
+    store: Path | None, *arguments: str, content: str | bytes = "", cwd: Path | None = None, **variables: str
+) -> str:
     """Runs git in the worker, with a configuration of its own. Raises TaskRefused."""
     named = {} if store is None else {"GIT_DIR": str(store / ".git"), "GIT_CONFIG_GLOBAL": str(store / "gitconfig")}
-    done = _ran(store, list(arguments), content, cwd, named | variables)
+    data = content.encode() if isinstance(content, str) else content
+    done = _ran(store, list(arguments), data, cwd, named | variables)
     if done.returncode != 0:
         raise TaskRefused(f"git {arguments[0]} failed: {_said(done.stderr)}")
     return done.stdout.decode("utf-8", errors="replace")
