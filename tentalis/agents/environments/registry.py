@@ -172,8 +172,8 @@ def _check_known(name: str) -> None:
         check_environment(name)
     except UnknownEnvironment as error:
         raise BadEnvironment(
-            f"{error}. If it is of a file of environments, name the file with {variables.ENVIRONMENT_FILE.name}; if it "
-            "is of a package, install the package"
+            f"{error}; see `tentalis env list`. If it is of a file of environments, name the file with "
+            f"{variables.ENVIRONMENT_FILE.name}; if it is of a package, install the package"
         ) from error
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
@@ -32,6 +32,7 @@ from tentalis.rewards import registry
 from tentalis.rewards.environment_file import BadEnvironmentFile
 from tentalis.rewards.style_scorer import StyleScorer
 from tentalis.service import variables
+from tentalis.service.settings import Settings
 from tests.support import ROOT
 from tests.support.environment_pages import forget_environments, install_guess, write_environments
 from tests.support.loop_records import result, task
@@ -110,7 +111,7 @@ def test_the_variable_is_enough_for_a_process_that_checks_environments(
 def test_a_worker_of_an_unknown_environment_does_not_start() -> None:
     missing = "'capitals' is not known; .* TENTALIS_ENVIRONMENT_FILE; if it is of a package, install the package"
     with pytest.raises(BadEnvironment, match=missing):
-        run_worker(cast(Any, None), environment="capitals", server="http://nowhere:1")
+        run_worker(Settings(), environment="capitals", server="http://nowhere:1")
 
 
 def test_what_one_completion_answers_is_prepared_without_episodes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

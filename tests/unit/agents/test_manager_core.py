@@ -193,9 +193,9 @@ def test_a_guarded_run_ends_with_a_round_of_its_last_version(seed: int, lost_sha
         for _ in range(rng.randint(0, 5)):
             if loop.open:
                 loop.answer(rng.random() >= lost_share, gives_up=rng.random() < 0.1)
-        loop.train()
         if rng.random() < 0.2:
             loop.decide(rng.random() >= refused)
+        loop.train()  # after the decision, or the manager would take a full batch for a stall
     assert loop.state.finished and loop.trained == loop.steps and loop.stalled == 0
     issued = {each.task_id: each for each in loop.log if isinstance(each, Task) and issued_for(each) == loop.served}
     outcomes = [each for each in loop.log if isinstance(each, Outcome) and each.head.task_id in issued]

@@ -30,7 +30,7 @@ class Clock:
 class SlowUser:
     """Users whose feedback takes `HINT_S` each."""
 
-    owes_feedback, n_samples, name = True, ANSWERS, "slow"
+    owes_feedback, n_samples, name, environment = True, ANSWERS, "slow", "chat"
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
