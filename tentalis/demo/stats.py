@@ -290,6 +290,13 @@ class RunStats:
         first = min(later, default=None)
         return None if first is None else (first - begun) / 1000
 
+    def setbacks(self, since: int) -> list[str]:
+        """Returns the reasons of the rollbacks, by event time, after `since` (ms since the epoch) and after the adapter
+        of the newest step was served for the first time: the run has not come further."""
+        served = [of.served for _, of in sorted(self._rounds.items()) if of.served is not None]
+        after = max([since, *served[-1:]])
+        return [reason for at, reason in sorted(self.rollbacks.items()) if at > after]
+
     def scores(self) -> list[VersionScore]:
         """Returns the score of each version, ordered by version."""
         return [_score(number, earned) for number, earned in sorted(self._versions.items())]

@@ -34,6 +34,8 @@ TOPICS = (
     topics.POLICIES,
     topics.POLICY_ACKS,
 )
+# Rollbacks after which a run that comes no further is ended.
+MOST_SETBACKS = 5
 # A run can finish without these processes; if they failed, the summary says why.
 DISPENSABLE = ("aggregation",)
 
@@ -75,6 +77,7 @@ class RunWatch:
     view: Callable[[Snapshot], None] | None = None
     stats: RunStats = field(init=False)
     skipped: int = field(init=False, default=0)
+    _told: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.stats = RunStats(self.run_id)
@@ -183,6 +186,21 @@ class RunWatch:
         remark = None if self.notice is None else self.notice(self.stats)
         if remark is not None:
             self.console.print(remark, soft_wrap=True)
+        self.tell_setbacks()
+
+    def tell_setbacks(self) -> None:
+        """Tells the reason of each rollback. Raises RunFailed if the run does not come further."""
+        setbacks = self.stats.setbacks(self._begun_ms)
+        for reason in setbacks:
+            if reason not in self._told:
+                self._told.add(reason)
+                self.console.print(f"going on from an earlier version: {reason}", soft_wrap=True)
+        if len(setbacks) >= MOST_SETBACKS:
+            raise RunFailed(
+                f"{len(setbacks)} versions in a row were not kept, the last one because {setbacks[-1]}. Begin a new "
+                "run with smaller steps (`--set optimizer.lr=...`), with wider limits (`--set guard....`), or without "
+                f"the guard (`--set promotion=always`). `{self.command}` goes on with this run."
+            )
 
     def _read(self, reader: "Reader") -> tuple["Reader", bool]:
         """Applies new records; returns the reader and whether there were none.

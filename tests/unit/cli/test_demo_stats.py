@@ -57,6 +57,15 @@ def test_the_standard_error_of_a_versions_reward_is_over_task_means() -> None:
     assert (one.mean_words, one.on_topic_share) == (10.0, 1.0)
 
 
+def test_a_setback_is_a_rollback_since_the_newest_step_was_served() -> None:
+    back = [promotion(1, mode="rollback").model_copy(update={"event_time": T0 + at}) for at in (1000, 150_000, 160_000)]
+    stats = folded([*two_versions(), *((each, each.event_time) for each in back)])
+    assert len(stats.rollbacks) == 3
+    assert len(stats.setbacks(T0)) == 2, "the first one was before version 2 was served"
+    assert len(stats.setbacks(T0 + 155_000)) == 1 and stats.setbacks(T0 + 160_000) == []
+    assert folded([]).setbacks(T0) == []
+
+
 def test_counts_and_versions() -> None:
     stats = folded(two_versions())
     assert (stats.tasks, stats.samples, stats.results, stats.feedback, stats.tokens) == (4, 8, 8, 8, 24)
