@@ -92,7 +92,7 @@ def test_answers_are_the_same_with_two_adapters_and_the_base_in_one_batch(
     monkeypatch: pytest.MonkeyPatch,
     params: dict[str, Any],
 ) -> None:
-    asked = {"max_tokens": 12, "seed": 3, "ignore_eos": True, "top_logprobs": 2} | params
+    asked: dict[str, Any] = {"max_tokens": 12, "seed": 3, "ignore_eos": True, "top_logprobs": 2} | params
 
     def sampled(lab: Lab) -> list[list[GeneratedChunk]]:
         adapters = [None if folder is None else lab.runtime.load_adapter(folder.name, folder) for folder in folders]
@@ -120,17 +120,17 @@ def test_answers_are_the_same_with_two_adapters_and_the_base_in_one_batch(
 
 def test_an_answer_ends_within_a_draft(plain: Lab, drafting: Lab, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = encoded(plain)[0]
-    free = {"max_tokens": 12, "seed": 4, "temperature": 0.8, "ignore_eos": True}
+    free: dict[str, Any] = {"max_tokens": 12, "seed": 4, "temperature": 0.8, "ignore_eos": True}
     [[chunk]] = plain.generate([prompt], **free)
     whole = prompt + chunk.token_ids
     text = plain.runtime.tokenizer.decode(chunk.token_ids, skip_special_tokens=True)
     know(monkeypatch, [whole], wrong=unused([whole]))
-    ends = (
+    ends: list[dict[str, Any]] = [
         {"max_tokens": 8},
         {"max_tokens": 1},
         {"stop": (text[10:13],)},
         {"stop_token_ids": frozenset([chunk.token_ids[6]])},
-    )
+    ]
     for end in ends:
         [[expected]] = plain.generate([prompt], **(free | end))
         [[found]] = drafting.generate([prompt], **(free | end))
@@ -153,7 +153,7 @@ def test_repetitions_are_drafted_while_few_samples_decode(model: Path, tmp_path:
     lab = Lab(echo, draft_tokens=4, draft_rows=1)
     lab.engine.start()
     try:
-        asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
         [[found]] = lab.generate([[5, 6, 7]], **asked)
         assert found.token_ids == [7] * 12
         rows, _ = trainer_logprobs(echo, None, [5, 6, 7, *found.token_ids])
@@ -171,7 +171,7 @@ def test_a_drafted_token_with_broken_numbers_leaves_no_trace(
     plain: Lab, drafting: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = encoded(plain)
-    asked = {"max_tokens": 12, "seed": 6, "ignore_eos": True}
+    asked: dict[str, Any] = {"max_tokens": 12, "seed": 6, "ignore_eos": True}
     expected = plain.generate(prompts, **asked)
     whole = [prompt + chunks[0].token_ids for prompt, chunks in zip(prompts, expected, strict=True)]
     broken = unused(whole)
