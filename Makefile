@@ -27,7 +27,7 @@ help:
 	@echo "make extension                       types and tests of the OpenClaw plugin, with npm"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make chart                           writes the generated files of the Helm chart anew"
-	@echo "make bench B=join|growth|recovery|rebuild|streams|trainer|server|trainer_gpu|trainer_gpu_run|replay|swap|gateway|episodes|signals|judge|learn|math|idle    one benchmark; its last line on stdout is one JSON object"
+	@echo "make bench B=join|growth|recovery|rebuild|streams|trainer|server|drafts|trainer_gpu|trainer_gpu_run|replay|swap|gateway|episodes|signals|judge|learn|math|idle    one benchmark; its last line on stdout is one JSON object"
 	@echo "make results [STEPS=20] [SEEDS=3]    the learning curves of docs/results, each method and seed a demo"
 	@echo "make personalise [METHOD=rl|opd|hybrid|none] [USER=student|assistant-teacher|teacher|all|each] [SEED=0] [SEEDS=1] [SESSIONS=60] [FULL=1] [SETUP=plain|guarded]"
 	@echo "                                     simulated users talk through the gateway until the policy suits them"
