@@ -23,7 +23,7 @@ from tentalis.service.settings import Settings
 from tests.bench.lab import log, report
 from tests.support.inference_lab import Lab
 
-_CODE = '''def load(path):
+_CODE = """def load(path):
     rows = []
     with open(path) as file:
         for line in file:
@@ -37,7 +37,7 @@ def total(rows):
     for row in rows:
         result += row["value"]
     return result
-'''
+"""
 _PEOPLE = {"Ann": "Oslo", "Bob": "Paris", "Cid": "Rome", "Dan": "Bonn", "Eve": "Lima", "Fay": "Cairo"}
 _JSON = json.dumps(
     [{"id": n, "name": who, "city": city, "active": True} for n, (who, city) in enumerate(_PEOPLE.items())]

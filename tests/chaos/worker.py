@@ -42,7 +42,7 @@ _SAID = {
     Cause.WATCHDOG: re.compile(r" has made no progress for "),
     Cause.BROKER_AWAY: re.compile(
         r" ends: \w+\(KafkaError\{code="
-        r"(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_DESTROY_BROKER|_TIMED_OUT|_INCONSISTENT|REQUEST_TIMED_OUT"
+        r"(_MSG_TIMED_OUT|_TRANSPORT|_ALL_BROKERS_DOWN|_DESTROY_BROKER|_TIMED_OUT|_INCONSISTENT|_NOENT|REQUEST_TIMED_OUT"
         r"|NOT_LEADER_FOR_PARTITION|LEADER_NOT_AVAILABLE|FENCED_LEADER_EPOCH|UNKNOWN_LEADER_EPOCH|OFFSET_NOT_AVAILABLE),"
         r"| ends: ChangelogError\(.* is the broker up\?"
         r"| ends: (NoAnswer|KafkaConnectionError|NodeNotReadyError|KafkaTimeoutError|RequestTimedOutError)\("

@@ -70,6 +70,7 @@ COMPUTES = (
     "tentalis.agents.environments.mcp_",
     "tentalis.agents.environments.regrading",
     "tentalis.agents.environments.tool",
+    "tentalis.agents.pool",
     "tentalis.agents.sandbox.attributes",
     "tentalis.agents.sandbox.sandlock_wall",
     # The comparison of LaTeX answers, but not the verifier that asks for it.

@@ -71,7 +71,7 @@ def test_a_candidate_far_from_all_limits_passes_early() -> None:
         scored((0.5,) * 8, distinct=0.9 * 0.3),
         scored((0.5,) * 8, similarity=0.5),
         scored((0.5,) * 8, unfinished=0.35),
-        scored((0.5,) * 7 + (0.4,)),
+        scored((0.1,) * 8),
     ],
 )
 def test_a_candidate_near_a_limit_or_with_a_lower_score_needs_all_answers(near: GuardEvidence) -> None:
