@@ -356,6 +356,21 @@ def docker(settings: Settings) -> Iterator[Finding]:
     yield Finding(Level.OK if answers else Level.WARN, "docker", found, remedy)
 
 
+def walls(settings: Settings) -> Iterator[Finding]:
+    """Checks which wall confines the actions of a model. Only workers with environments that run actions need one."""
+    from tentalis.agents.sandbox import WALLS, wall_or_reason
+
+    chosen = ""
+    for name in WALLS:
+        found = wall_or_reason(name)
+        if isinstance(found, str):
+            remedy = "" if chosen else "see the reason (docs/concepts/environments.md#walls)"
+            yield Finding(Level.OK if chosen else Level.WARN, f"wall {name}", found, remedy)
+        else:
+            yield Finding(Level.OK, f"wall {name}", f"{found.name} {'works too' if chosen else 'holds the actions'}")
+            chosen = chosen or name
+
+
 def data(settings: Settings) -> Iterator[Finding]:
     """Checks the folder of data sets such as GSM8K; all other data of the scenarios is built in."""
     if settings.data is None:
@@ -379,6 +394,7 @@ CHECKS: tuple[Check, ...] = (
     checkpoint,
     gpu,
     docker,
+    walls,
     data,
 )
 

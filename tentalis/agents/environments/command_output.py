@@ -17,6 +17,7 @@ def ended(output: CommandOutput) -> str:
     return {
         CommandEnd.TIMED_OUT: "stopped: the time limit was reached",
         CommandEnd.TOO_MUCH_OUTPUT: "stopped: the output was too long",
+        CommandEnd.TOO_MUCH_DISK: "stopped: the folder holds too many bytes or files",
         CommandEnd.KILLED: "killed: a limit of memory or CPU was reached, or a signal came",
         CommandEnd.EXITED: f"exit code {output.exit_code}" if output.exit_code else "",
     }[output.end]

@@ -4,11 +4,12 @@ Begin reading with `wall` (the interface and the limits) and `choose` (which wal
 """
 
 from tentalis.agents.sandbox.abandoned import kill_abandoned
-from tentalis.agents.sandbox.choose import NO_WALL, WallMissing, choose_wall
+from tentalis.agents.sandbox.choose import NO_WALL, WALLS, WallMissing, choose_wall, wall_or_reason
 from tentalis.agents.sandbox.wall import CommandEnd, CommandOutput, Limits, RunningCommand, SandboxFault, Wall
 
 __all__ = [
     "NO_WALL",
+    "WALLS",
     "CommandEnd",
     "CommandOutput",
     "Limits",
@@ -18,4 +19,5 @@ __all__ = [
     "WallMissing",
     "choose_wall",
     "kill_abandoned",
+    "wall_or_reason",
 ]

@@ -20,6 +20,8 @@ from typing import cast
 from sandlock import ExceptionPolicy, NotifAction
 from sandlock.handler import Handler, HandlerCtx
 
+from tentalis.agents.sandbox.syscall_filter import FLAG_REQUESTS
+
 AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = -100, 0x100, 0x1000
 _RIGHTS = 0o777
 """Bits of a mode that a command may set: no set-user-id, set-group-id or sticky bit."""
@@ -29,9 +31,6 @@ _TIMES = 32
 """Bytes of the two timespecs of utimensat."""
 _LONGEST_PATH = 4096
 _PAGE = 4096
-_SET_FLAGS = frozenset((0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602, 0x40086604, 0x40046604))
-"""Requests of ioctl that change flags or versions of a file: FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION and
-EXT4_IOC_SETVERSION, with their 32-bit forms."""
 _ATTRIBUTE_CALLS = (
     *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
     *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
@@ -232,7 +231,7 @@ def _chown(owner: int, group: int) -> NotifAction:
 
 def _ioctl(ctx: HandlerCtx) -> NotifAction:
     """Lets every request through but those that change flags or versions of a file: the request is in a register."""
-    return NotifAction.errno(errno.EPERM) if ctx.args[1] & 0xFFFFFFFF in _SET_FLAGS else NotifAction.continue_()
+    return NotifAction.errno(errno.EPERM) if ctx.args[1] & 0xFFFFFFFF in FLAG_REQUESTS else NotifAction.continue_()
 
 
 def _no_attributes(ctx: HandlerCtx) -> NotifAction:

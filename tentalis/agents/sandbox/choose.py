@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable, Mapping
 
 from tentalis.agents.sandbox.no_wall import NoWall
 from tentalis.agents.sandbox.wall import SandboxFault, Wall
@@ -16,35 +17,52 @@ class WallMissing(Unmendable):
 
 
 def choose_wall(*, allow_unsandboxed: bool = False) -> Wall:
-    """Returns the strongest wall of this machine. `allow_unsandboxed`: without one, actions run unconfined.
+    """Returns the first wall of WALLS that this machine has. `allow_unsandboxed`: without one, actions run unconfined.
 
     Raises WallMissing.
     """
-    found = _sandlock()
-    if not isinstance(found, str):
-        return found
+    missing = []
+    for name in WALLS:
+        found = wall_or_reason(name)
+        if not isinstance(found, str):
+            return found
+        missing.append(f"{name}: {found}")
     if allow_unsandboxed:
         return NoWall()
     raise WallMissing(
-        f"actions of a model run only behind a wall, and this machine has none: {found}. Correct that, or accept with "
-        "--allow-unsandboxed that a model runs any command as this user"
+        f"actions of a model run only behind a wall, and this machine has none. {'; '.join(missing)}. Correct one of "
+        "these, or accept with --allow-unsandboxed that a model runs any command as this user"
     )
 
 
-def _sandlock() -> Wall | str:
-    """Returns the wall of sandlock, or the reason why there is none."""
+def wall_or_reason(name: str) -> Wall | str:
+    """Returns a wall of WALLS by its name, or the reason why this machine does not have it."""
     if not sys.platform.startswith("linux"):
-        return f"sandlock needs Linux, and this is {sys.platform}"
+        return f"it needs Linux, and this is {sys.platform}"
+    try:
+        return WALLS[name]()
+    except SandboxFault as error:
+        return str(error)
+
+
+def _sandlock() -> Wall:
     if importlib.util.find_spec("sandlock") is None:
-        return f"sandlock is not installed ({how_to_install('environments')})"
+        raise SandboxFault(f"sandlock is not installed ({how_to_install('environments')})")
     import sandlock
 
     abi, least = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
     if abi < least:
-        return f"sandlock needs a kernel with Landlock ABI {least} (Linux 6.12), and this one has {abi}"
+        raise SandboxFault(f"sandlock needs a kernel with Landlock ABI {least} (Linux 6.12), and this one has {abi}")
     from tentalis.agents.sandbox.sandlock_wall import SandlockWall
 
-    try:
-        return SandlockWall()
-    except SandboxFault as error:
-        return str(error)
+    return SandlockWall()
+
+
+def _bubblewrap() -> Wall:
+    from tentalis.agents.sandbox.bubblewrap_wall import BubblewrapWall
+
+    return BubblewrapWall()
+
+
+WALLS: Mapping[str, Callable[[], Wall]] = {"sandlock": _sandlock, "bubblewrap": _bubblewrap}
+"""Makers of the walls, the preferred one first. Each raises SandboxFault if this machine does not have it."""

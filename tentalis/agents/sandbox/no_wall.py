@@ -18,6 +18,7 @@ from tentalis.agents.sandbox.wall import (
     CommandOutput,
     Limits,
     SandboxFault,
+    command_variables,
     limited_command,
     limited_server,
 )
@@ -96,7 +97,7 @@ def _popen(command: Sequence[str], folder: Path, stdin: int) -> subprocess.Popen
         return subprocess.Popen(
             command,
             cwd=folder,
-            env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            env=command_variables(folder),
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

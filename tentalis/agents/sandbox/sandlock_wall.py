@@ -19,20 +19,23 @@ from sandlock import ExitReason, Process, Result, Sandbox, SandlockError, StdioM
 
 from tentalis.agents.sandbox.abandoned import mark
 from tentalis.agents.sandbox.attributes import FILE_CALLS, FileAttributes, Leader, OwnLimits
+from tentalis.agents.sandbox.disk_watch import DiskWatch
 from tentalis.agents.sandbox.streams import AttendedOutput, OutputPipes
 from tentalis.agents.sandbox.wall import (
     MIB,
+    SYSTEM,
     CommandEnd,
     CommandOutput,
     Limits,
     SandboxFault,
+    command_variables,
     limited_command,
     limited_server,
 )
 
 log = logging.getLogger(__name__)
 
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
+_DEVICES = tuple(map(Path, ("/dev/null", "/dev/zero", "/dev/urandom")))
 # Calls that change files and processes of this user outside of the folder, and for which Landlock has no rules. Those
 # that commands need inside of the folder are answered in `attributes`.
 DENIED_CALLS = (
@@ -60,7 +63,7 @@ class SandlockWall:
 
     def __init__(self) -> None:
         self.name = f"sandlock/{version('sandlock')}"
-        self.readable = [path for path in (*map(Path, SYSTEM), Path(sys.base_prefix).resolve()) if path.exists()]
+        self.readable = [path for path in (*SYSTEM, *_DEVICES, Path(sys.base_prefix).resolve()) if path.exists()]
         with tempfile.TemporaryDirectory(prefix="tentalis-wall-") as folder:
             probe = self.run(["/bin/echo", "ok"], Path(folder), Limits(time_s=20.0, memory_mb=256))
         if probe.stdout != b"ok\n":
@@ -109,7 +112,7 @@ class SandlockWall:
             net_allow=list(limits.network),
             extra_deny_syscalls=[*DENIED_CALLS, *denied],
             clean_env=True,
-            env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            env=command_variables(folder),
             max_memory=limits.memory_mb * MIB,
             max_processes=limits.processes,
             max_open_files=limits.open_files,
@@ -167,6 +170,7 @@ def _run(
     timer = threading.Timer(limits.time_s, time_is_over)
     timer.daemon = True
     timer.start()
+    disk = DiskWatch(folder, limits, leader.kill)
     limited = OwnLimits(marked=mark() is not None)
     answers = {**FileAttributes(folder).answers(), "chdir": leader.answer(), "prlimit64": limited.answer()}
     try:
@@ -176,6 +180,7 @@ def _run(
     finally:
         leader.ended()
         timer.cancel()
+        disk.end()
         pipes.end()
         stdout, stderr = attended.finish()
     if found.reason is None:
@@ -184,6 +189,8 @@ def _run(
         return CommandOutput(stdout, stderr, CommandEnd.TOO_MUCH_OUTPUT, None)
     if timed_out.is_set():
         return CommandOutput(stdout, stderr, CommandEnd.TIMED_OUT, None)
+    if disk.exceeded:
+        return CommandOutput(stdout, stderr, CommandEnd.TOO_MUCH_DISK, None)
     if found.reason is ExitReason.EXITED:
         return CommandOutput(stdout, stderr, CommandEnd.EXITED, found.exit_code)
     log.info("a command was ended by %s", _signal_of(found))

@@ -10,6 +10,8 @@ from typing import IO, Protocol
 from tentalis.agents.sandbox.abandoned import mark
 
 MIB = 1024 * 1024
+SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")))
+"""Folders and files of the operating system that commands may read."""
 
 
 class SandboxFault(Exception):
@@ -18,10 +20,11 @@ class SandboxFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one command. Memory and file size in MiB, output in bytes, times in seconds.
+    """Limits of one command. Memory, disk and file size in MiB, output in bytes, times in seconds.
 
-    `memory_mb` is for all processes of the command together, `file_mb` for each file that it writes. `network`: the
-    endpoints it may connect to (`host:port`); empty: none.
+    `memory_mb` is for all processes of the command together, `file_mb` for each file that it writes. `disk_mb` and
+    `files` are for everything in its folder together. `network`: the endpoints it may connect to (`host:port`); empty:
+    none.
     """
 
     time_s: float = 120.0
@@ -30,16 +33,19 @@ class Limits:
     processes: int = 32
     open_files: int = 256
     file_mb: int = 64
+    disk_mb: int = 4096
+    files: int = 100_000
     output_bytes: int = 64 * 1024
     network: tuple[str, ...] = ()
 
 
 class CommandEnd(StrEnum):
-    """The end of a command: by itself, at the time limit, at the output limit, or by a signal."""
+    """The end of a command: by itself, at a limit of time, output or disk, or by a signal."""
 
     EXITED = "exited"
     TIMED_OUT = "timed_out"
     TOO_MUCH_OUTPUT = "too_much_output"
+    TOO_MUCH_DISK = "too_much_disk"
     KILLED = "killed"
 
 
@@ -115,10 +121,15 @@ class Wall(Protocol):
     ) -> RunningCommand:
         """Starts a command that runs until it ends or is closed, such as a server that speaks over its pipes.
 
-        Everything is confined as in `run`. Of the limits, `time_s` and `output_bytes` do not apply: the caller closes
-        the command and bounds what it reads. Raises SandboxFault.
+        Everything is confined as in `run`. Of the limits, `time_s`, `output_bytes`, `disk_mb` and `files` do not apply:
+        the caller closes the command and bounds what it reads. Raises SandboxFault.
         """
         ...
+
+
+def command_variables(folder: Path) -> dict[str, str]:
+    """Returns the environment variables of a command in a folder."""
+    return {"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 _BLOCK = 512

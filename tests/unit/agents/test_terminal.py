@@ -424,7 +424,7 @@ def test_tasks_that_commands_could_read_are_refused(
     monkeypatch.setattr(wall, "readable", [*wall.readable, tmp_path])
     with pytest.raises(BadTasks, match="may read"):
         TerminalEnvironment(EnvironmentOptions(lambda: wall, tasks=harbor_task(tmp_path / "tasks")))
-    monkeypatch.setattr("tentalis.agents.sandbox.choose._sandlock", lambda: "none here")
+    monkeypatch.setattr("tentalis.agents.sandbox.choose.WALLS", {})
     unconfined = choose_wall(allow_unsandboxed=True)
     with pytest.raises(BadTasks, match="without a wall there is no place"):
         TerminalEnvironment(EnvironmentOptions(lambda: unconfined, tasks=harbor_task(tmp_path / "tasks")))

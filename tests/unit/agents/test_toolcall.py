@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tentalis.agents.environments.registry import BadEnvironment, has_episodes, 
 from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS
 from tentalis.agents.environments.toolcall import ToolcallEnvironment
 from tentalis.agents.environments.tools import BadTools, argument_problem, read_tools
-from tentalis.agents.sandbox import WallMissing, choose_wall
+from tentalis.agents.sandbox import SandboxFault, Wall, WallMissing, choose_wall
 from tentalis.rewards.episode import EpisodeScorer
 from tentalis.text.tool_calls import requested_calls
 from tentalis.text.tool_output import head_and_tail, readable_text
@@ -265,8 +266,12 @@ def test_a_system_message_keeps_its_place() -> None:
 
 
 def test_a_machine_without_a_wall_refuses_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tentalis.agents.sandbox.choose._sandlock", lambda: "the kernel is too old")
-    with pytest.raises(WallMissing, match=r"the kernel is too old.*--allow-unsandboxed"):
+    def missing(reason: str) -> Wall:
+        raise SandboxFault(reason)
+
+    makers = {"first": partial(missing, "the kernel is too old"), "second": partial(missing, "it is not installed")}
+    monkeypatch.setattr("tentalis.agents.sandbox.choose.WALLS", makers)
+    with pytest.raises(WallMissing, match=r"first: the kernel is too old; second: it is not.*--allow-unsandboxed"):
         choose_wall()
     unconfined = choose_wall(allow_unsandboxed=True)
     made = ToolcallEnvironment(EnvironmentOptions(lambda: unconfined))
