@@ -25,6 +25,7 @@ from tentalis.service import variables
 from tentalis.service.packages import require
 
 BUILT_IN = {
+    "agent": "tentalis.agents.environments.agent:AgentEnvironment",
     "echo": "tentalis.agents.environments.echo:EchoEnvironment",
     "env-pool": "tentalis.agents.environments.env_pool:EnvPoolEnvironment",
     "llm": "tentalis.agents.environments.llm:LlmEnvironment",
@@ -35,6 +36,7 @@ BUILT_IN = {
 }
 """The built-in environments and their makers. Imported when they are needed: their packages are an extra."""
 DATA = {
+    "agent": "tentalis.agents.environments.agent:AgentData",
     "echo": "tentalis.agents.environments.echo:EchoData",
     "env-pool": "tentalis.agents.environments.env_pool:EnvPoolData",
     "llm": "tentalis.agents.environments.llm:LlmData",
@@ -149,7 +151,7 @@ def prepared_environment(
     at the start. Folders that killed processes left are removed. `attachment_bytes`: see EnvironmentOptions.
 
     Raises BadEnvironment, also for an environment that neither this installation nor the file of environments has,
-    BadEnvironmentFile, BadPool, BadTasks, BadTools, BadVerifiersEnvironment, MissingExtra or WallMissing.
+    BadEnvironmentFile, BadPool, BadProgram, BadTasks, BadTools, BadVerifiersEnvironment, MissingExtra or WallMissing.
     """
     if not has_episodes(name):
         _check_known(name)
