@@ -2,7 +2,8 @@
 
 A program may call the model beside its conversation, branch it, or begin it again with a shorter prompt. So the turns
 form trees: a turn continues the turn whose prompt and answer are the longest beginning of its own prompt. The way with
-the most tokens of the policy is the episode; the turns on other ways are left out.
+the most turns of the policy is the episode, of equal ones the way with the most tokens; the turns on other ways are
+left out.
 """
 
 from collections.abc import Sequence
@@ -38,12 +39,13 @@ def joined_turns(turns: Sequence[SessionEvent], sampling: Sampling) -> JoinedTur
     whole = [turn.prompt_token_ids + turn.response_token_ids for turn in turns]
     chosen = [_is_chosen(turn, sampling) for turn in turns]
     parents = [_parent(turn, whole[:number], turns) for number, turn in enumerate(turns)]
-    weights: list[int] = []
+    weights: list[tuple[int, int]] = []
     for number, parent in enumerate(parents):
-        own = len(turns[number].response_token_ids) if chosen[number] else 0
-        weights.append(own + (0 if parent is None else weights[parent]))
+        n_turns, n_bytes = (0, 0) if parent is None else weights[parent]
+        own = (1, len(turns[number].response_token_ids)) if chosen[number] else (0, 0)
+        weights.append((n_turns + own[0], n_bytes + own[1]))
     last = max(range(len(turns)), key=lambda number: (weights[number], number), default=None)
-    if last is None or not weights[last]:
+    if last is None or not weights[last][0]:
         reason = next((turn.not_trainable for turn in turns if turn.not_trainable), "") or "the turns have no tokens"
         raise NothingSampled(f"no turn has tokens that the policy sampled: {reason}")
     way = _way(last, parents)
