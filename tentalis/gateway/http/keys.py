@@ -273,8 +273,8 @@ class Keys:
         except (BadEpisodeSecret, OSError) as error:
             log.error("calls of episodes are refused: %s", error)
             raise APIError(503, f"keys of episodes cannot be checked: {error}", "server_error") from error
-        if scope not in (None, Scope.CHAT):
-            raise APIError(403, f"the key of an episode lacks the scope {scope}", "permission_error")
+        if scope is not Scope.CHAT:
+            raise APIError(403, "the key of an episode is for calls of models alone", "permission_error")
         return Caller(scopes=frozenset({Scope.CHAT}), user=grant.user_id, episode=grant)
 
     def _read(self, path: Path) -> None:

@@ -28,15 +28,15 @@ from schemas.tensors import float32_view, int32_view, uint8_view
 from tentalis import rewards
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.sandbox import WallMissing
-from tentalis.agents.workers import episodes
+from tentalis.agents.workers import EpisodeLimits, episodes
 from tentalis.agents.workers.process import Worker, WorkerOptions
 from tentalis.gateway.recording.event_log import EventLog
 from tentalis.inference.episode_secret import FILE_NAME
 from tentalis.kafka.codec import make_codec
-from tentalis.rewards.registry import _declare
 from tentalis.service.settings import Settings
 from tests.support.apps_lab import Apps
 from tests.support.chat_backend import ChatScript, chat_backend
+from tests.support.environment_pages import forget_environments
 from tests.support.episode_server import EpisodeServer, decoded
 from tests.support.gateway_lab import Lab, listening
 from tests.support.gateway_lab import lab as gateway_lab
@@ -105,7 +105,7 @@ def pong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     except WallMissing as error:
         pytest.skip(str(error))
     yield file
-    _declare({})
+    forget_environments()
 
 
 def speaker(messages: Sequence[dict[str, Any]]) -> str:
@@ -204,16 +204,17 @@ def test_a_backend_that_fails_is_no_failure_of_the_policy(own_broker: Kafka, pon
             results = _played(apps, settings, gateway, "pong", asked("once", "6 * 7?", 1))
             assert [(each.status, each.attempts, each.rewards["reward"]) for each in results] == [(Status.OK, 2, 1.0)]
             script.failures = [500] * 2
-            results = _played(apps, settings, gateway, "pong", asked("always", "6 * 7?", 1))[1:]
+            results = _played(apps, settings, gateway, "pong", asked("always", "6 * 7?", 1))
             assert [(each.status, each.ending) for each in results] == [(Status.INFRA, Ending.INFRA)]
             assert "failed in the gateway or behind it" in str(results[0].error)
 
 
 def _played(apps: Apps, settings: Settings, gateway: Lab, environment: str, of: Task) -> list[Result]:
     before = len(apps.read(topics.RESULTS, Result))
-    options = WorkerOptions(environment, "", "local", "w1", 4, 20.0, gateway=gateway.url)
+    limits = EpisodeLimits.of(environment)
+    options = WorkerOptions(environment, "", "local", "w1", 4, 20.0, limits=limits, gateway=gateway.url)
     server = EpisodeServer(["assistant@v1"], lambda text, turn: "")
     with running(Worker(options, settings, server, prepared_environment(environment)).run):
         apps.put(topics.TASKS, of)
         apps.wait(lambda: len(apps.read(topics.RESULTS, Result)) == before + of.n_samples, 120)
-    return list(apps.read(topics.RESULTS, Result))
+    return [each for each in apps.read(topics.RESULTS, Result) if each.task.task_id == of.task_id]
