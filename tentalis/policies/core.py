@@ -133,9 +133,11 @@ class PolicyLog:
     def fallback(self, served: PolicyUpdate) -> PolicyUpdate | None:
         """The version to go back to from one that must no longer be served; None if there is none.
 
-        It is the newest ancestor with other weights that was promoted, passed the guard, or was published while its run
-        promoted every version; else the initial adapter from which the served version was trained. Versions that failed
-        the guard or that a later decision took back are left out.
+        It is the newest ancestor with other weights that was promoted. If compaction left none, it is the newest that
+        passed the guard or was published while its run promoted every version; else the initial adapter from which the
+        served version was trained. Versions that failed the guard or that a later decision took back are left out.
+        A version that passed and was never promoted comes second, because its checkpoint may be pruned
+        (`trainer.run.retention`).
         """
         lineage = Lineage(manifest for manifest in self._manifests if manifest.policy == served.policy)
         included_steps = lineage.behind(Node(served.run_id, served.step))
@@ -149,13 +151,10 @@ class PolicyLog:
             and self.passed(update.name) is not False
             and update.name not in self._taken_back
         ]
-        good = [
-            update
-            for update in ancestors
-            if update.name in self._once_promoted or self.passed(update.name) or self._was_due(update)
-        ]
+        promoted = [update for update in ancestors if update.name in self._once_promoted]
+        good = [update for update in ancestors if self.passed(update.name) or self._was_due(update)]
         initial = [update for update in ancestors if update.step == 0]
-        return max(good or initial, key=lambda update: update.version, default=None)
+        return max(promoted or good or initial, key=lambda update: update.version, default=None)
 
     def _was_due(self, update: PolicyUpdate) -> bool:
         """True if the update was published while its run had `promotion: always`."""

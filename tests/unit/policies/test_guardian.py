@@ -546,6 +546,17 @@ def test_a_version_of_up_falls_back_to_the_last_that_learn_served(compacted: boo
     assert fallback_version(*log, guarded[1], said(5), promotion(5, "guarded", "s5")) == 3
 
 
+@pytest.mark.parametrize(("promoted", "target"), [([1], 1), ([], 2)])
+def test_a_version_that_passed_and_was_never_served_is_gone_back_to_only_if_no_served_one_is_known(
+    promoted: list[int], target: int
+) -> None:
+    """The trainer keeps the checkpoints of versions that were served. Compaction may remove their promotions."""
+    tried = [record for number in (1, 2) for record in (version(number), said(number))]
+    served = [promotion(number, "guarded", f"s{number}") for number in promoted]
+    log = [run(), version(0), *tried, *served, version(3), said(3), promotion(3, "guarded", "s3")]
+    assert fallback_version(*log) == target
+
+
 def test_a_version_falls_back_within_the_runs_that_it_was_trained_from() -> None:
     """A version of another run may be of more steps than the run has, or of another shape."""
     first = [run(), version(0), version(1), said(1), promotion(1, "guarded", "s1")]
