@@ -294,6 +294,26 @@ def test_both_plans_that_may_be_on_the_log_are_made_anew_if_their_offsets_mean_n
     assert made == ["new 1/2", "new 2/2", "as it is 3"]
 
 
+def test_the_next_attempt_of_a_plan_that_was_made_anew_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds what is left of its rollouts without the culprits. A further plan would lose them without a drop: they
+    are below its low water."""
+    held = HeldCommits(monkeypatch)
+    coordinator, state = held.coordinator, held.coordinator.state
+    coordinator.planned_step, coordinator.offsets_anew, state.step = 1, True, 0
+    state.run.plans[1, 1] = plan(1, ["old/0"])
+    anew = plan(1, ["good/0", "bad/0"]).model_copy(update={"attempt": 2})
+    monkeypatch.setattr(Coordinator, "_may_begin", lambda _: True)
+    monkeypatch.setattr(Coordinator, "_new_plan", lambda *_: anew)
+    monkeypatch.setattr(Coordinator, "_resume_plan", lambda _, found: found)
+    planner: Any = SimpleNamespace(consume=lambda *_: None, pending=0)
+    metrics: Any = SimpleNamespace(record_plan=lambda *_: None)
+    coordinator.planner, coordinator.metrics = planner, metrics
+    assert coordinator.next_plan() is anew
+    rest = anew.model_copy(update={"attempt": 3, "rows": anew.rows[:1]})
+    state.run.plans[1, 3] = rest  # as `drop_culprits` leaves it
+    assert coordinator.next_plan() is rest
+
+
 def test_the_result_on_the_log_belongs_to_the_attempt(tmp_path: Path) -> None:
     state = run_state(tmp_path)
     output = run_step(state.engine, state.config, rollouts(2, 4, prefix="a-"), 1)
