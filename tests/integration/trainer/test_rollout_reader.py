@@ -141,11 +141,12 @@ def test_a_thousand_bad_records_stop_the_trainer_until_an_operator_skips_them(
 def test_tokens_of_a_client_that_the_model_cannot_compute_are_dropped_and_do_not_stop_the_trainer(
     kafka: Kafka, unique: str, tmp_path: Path
 ) -> None:
-    """As one task of 256 samples posted to the bridge: token ids of another tokenizer, and no prompt."""
+    """As a client posts them to the bridge: token ids of another tokenizer, and no prompt."""
     lab = Lab(kafka, unique, tmp_path, tiny_model(tmp_path))
-    for change in ({"response": [VOCAB]}, {"prompt": ()}):
+    changes: tuple[dict[str, Any], ...] = ({"response": [VOCAB]}, {"prompt": ()})
+    for change in changes:
         for index in range(LIMIT + 1):
-            record = rollout(f"{lab.policy}-{next(iter(change))}", index, policy=lab.policy, n=LIMIT + 1, **change)
+            record = rollout(f"{lab.policy}-{next(iter(change))}-{index}", policy=lab.policy, **change)
             lab.publisher.send(topics.ROLLOUTS, record, partition=3)
     lab.publisher.flush()
     time.sleep(0.01)  # a later append time: all of them come before the batch is full
