@@ -396,6 +396,24 @@ def test_where_more_than_the_initial_adapter_was_published_before_anybody_decide
     assert log.due_promotions() == [] and len(log.untried()) == 1, "a branch begins with weights that were trained"
 
 
+def test_a_version_that_passed_is_served_although_newer_ones_were_published_during_its_trial() -> None:
+    """A rollback may go back to a version that passed, and the trainer keeps the checkpoints of what was served."""
+    log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1), version(2))
+    assert [u.version for u in log.untried()] == [2]
+    log.apply(said(1), -1)
+    assert [u.version for u in log.due_promotions()] == [1] and [u.version for u in log.untried()] == [2]
+    log.apply(promotion(1, "guarded", "s1"), 10)
+    assert log.due_promotions() == [], "it is served"
+    log.apply(said(2, "one word"), -1)
+    assert guardian(log, Speaker()).refusal_rollback(log.refused()[0]).version == 1
+    # A person's decision, or the refusal of a later version, overrides all that was published before it.
+    for mode in ("manual", ROLLBACK):
+        log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1), version(2), promotion(0, mode, "s0"))
+        log.apply(said(1), -1)
+        log.apply(version(3), 9)
+        assert log.due_promotions() == [], mode
+
+
 def said(name: int, *reasons: str, experiment: str = "guard") -> EvalResult:
     return verdict_of(version(name), experiment, {"base_length": 20.0}, list(reasons), "guard/test")
 
