@@ -30,8 +30,8 @@ published only after its step, when it is the trained one: no order of publishin
 SUPERSEDED = "a later grade of its answer replaces its reward"
 GRADED_TOO_LATE = "a grade that came after its answer's reward was trained on"
 
-# A plan is one record. With more ranges of drops than this it has one range per partition and reason instead: reasons
-# that alternate must not make it larger than the log's limit, at every start again.
+# A plan is one record, and one value in the store of the ranks, which takes 8 MiB. With more ranges of drops than this
+# it has one per partition and reason instead: reasons that alternate must not make it too large, at every start again.
 MAX_DROPS = 10_000
 
 # Sequence length at which attention costs as much as everything else: 4 N / (6 layers width), 4,100 for SmolLM2-135M,

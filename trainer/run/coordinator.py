@@ -217,6 +217,8 @@ class Coordinator:
         started_at = time.perf_counter()
         committed = self.wait_for_commit(check)
         seconds = {"fetch": fetch_seconds, "commit_wait": time.perf_counter() - started_at}
+        # A version that was pinned or decided on while the step was computed must not be pruned with it.
+        self._follow_policy()
         state = self.state
         self.commits.begin(partial(commit_step, state.settings, state.writer, state.copy_step(plan, output, seconds)))
         return committed + (self.wait_for_commit(check) if plan.step <= self.recovered_step else [])

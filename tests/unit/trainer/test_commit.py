@@ -11,7 +11,7 @@ import pytest
 from schemas.records import BatchPlan, Position, StepResult
 from tentalis.policies.lineage import Lineage
 from tentalis.service.settings import Settings
-from tests.support.loop_records import manifest, plan
+from tests.support.loop_records import manifest, plan, promotion
 from tests.support.trainer_lab import config, rollouts, tiny_model
 from tests.unit.trainer.test_step import engine_of, run_step, state_of
 from trainer.distributed.stop import StopRequested
@@ -97,15 +97,25 @@ class HeldCommits:
             settings=None,
             writer=None,
             manifest=SimpleNamespace(first_version=0),
-            copy_step=lambda plan, *_: self.events.append(f"copy {plan.step}") or plan,
+            copy_step=self.copy,
             apply_commit=lambda committed: self.events.append(f"apply {committed.plan.step}"),
         )
         nothing: Any = None
-        metrics: Any = SimpleNamespace(record_step=lambda *_: None, set_position=lambda *_: None)
+        metrics: Any = SimpleNamespace(
+            **dict.fromkeys(("record_step", "set_position", "set_promoted"), lambda *_: None)
+        )
+        self.decisions: list[Any] = []
+        promotions: Any = SimpleNamespace(poll=lambda _: self.decisions)
+        monkeypatch.setattr(coordinator_module, "decode_record", lambda stored, _: stored.record)
         backpressure: Any = SimpleNamespace(gate=BackpressureGate("assistant", "run-1", 0))
         self.coordinator = Coordinator(
-            state, nothing, nothing, nothing, metrics, nothing, FOREVER, recovered_step, recovered_step, backpressure
+            state, nothing, nothing, promotions, metrics, nothing, FOREVER, recovered_step, recovered_step, backpressure
         )
+
+    def copy(self, plan: BatchPlan, *_: object) -> BatchPlan:
+        self.events.append(f"copy {plan.step}")
+        self.promoted = self.coordinator.state.run.promoted_version
+        return plan
 
     def commit(self, _settings: None, _writer: None, trained: BatchPlan) -> CommittedStep:
         self.events.append(f"begin {trained.step}")
@@ -141,6 +151,13 @@ def test_the_next_step_may_compute_but_its_commit_waits_for_the_one_before(held:
     assert held.coordinator.wait_for_commit(no_check) == [{0: 2}]
     assert held.events == ["copy 1", "begin 1", "end 1", "apply 1", "copy 2", "begin 2", "end 2", "apply 2"]
     assert held.coordinator.take_commit() == []
+
+
+def test_a_commit_knows_what_was_decided_while_its_step_was_computed(held: HeldCommits) -> None:
+    """It prunes by it: the version that a rollback goes back to could otherwise be removed, and the run would end."""
+    held.decisions = [SimpleNamespace(offset=5, record=promotion(3, "rollback"))]
+    held.trained(1)
+    assert held.promoted == 3
 
 
 def test_a_stop_ends_the_wait_and_the_step_after_is_not_committed(held: HeldCommits) -> None:
