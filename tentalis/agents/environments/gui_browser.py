@@ -99,9 +99,7 @@ class GuiBrowser:
             raise EnvironmentFault(f"the browser could not be started: {error}") from error
 
     async def _attach(self) -> None:
-        found = await self._browser("Target.getTargets")
-        target = next(each["targetId"] for each in found["targetInfos"] if each["type"] == "page")
-        attached = await self._browser("Target.attachToTarget", targetId=target, flatten=True)
+        attached = await self._browser("Target.attachToTarget", targetId=await self._page_target(), flatten=True)
         self._session = attached["sessionId"]
         await self._browser("Browser.setDownloadBehavior", behavior="deny")
         for method in ("Page.enable", "DOM.enable", "Accessibility.enable", "Inspector.enable"):
@@ -111,6 +109,14 @@ class GuiBrowser:
         await self.call("Emulation.setDeviceMetricsOverride", **size)
         await self.call("Fetch.enable", patterns=[{"urlPattern": "*"}])
         self.main_frame = (await self.call("Page.getFrameTree"))["frameTree"]["frame"]["id"]
+
+    async def _page_target(self) -> str:
+        """Returns the first page of the browser. One that answers may not have made it yet, and is asked again."""
+        while True:
+            for each in (await self._browser("Target.getTargets"))["targetInfos"]:
+                if each["type"] == "page":
+                    return str(each["targetId"])
+            await asyncio.sleep(SETTLE_S)
 
     async def open(self, url: str) -> None:
         """Shows a page and waits until it is loaded. Raises BrowserGone, DevToolsError, PageCrashed or TimeoutError."""
