@@ -17,7 +17,7 @@ EPISODE = "episode"
 """The verifier of environments with episodes."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 TAKES_TOOLS = frozenset({"toolcall"})
-TAKES_TASKS = frozenset({"swe", "terminal"})
+TAKES_TASKS = frozenset({"gui", "swe", "terminal"})
 TAKES_SERVER = frozenset({"env-pool"})
 TAKES_PYTHON = frozenset({"agent", "verifiers"})
 TAKES_PROGRAM = frozenset({"agent"})

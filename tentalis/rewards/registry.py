@@ -44,6 +44,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "agent": {"episode": EpisodeScorer(), **_MATHEMATICS},
     "echo": {"episode": EpisodeScorer()},
     "env-pool": {"episode": EpisodeScorer()},
+    "gui": {"episode": EpisodeScorer()},
     "llm": {"episode": EpisodeScorer(), **_MATHEMATICS},
     "swe": {"episode": EpisodeScorer()},
     "terminal": {"episode": EpisodeScorer()},
