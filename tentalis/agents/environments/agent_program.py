@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,12 +64,18 @@ def python_of(python: Path | None) -> Path:
 
 
 def readable_paths(program: AgentProgram, folder: Path, python: Path) -> list[Path]:
-    """Returns what a program may read: the paths of the file of environments, and the packages of its interpreter with
-    the Python that they are installed in."""
+    """Returns what a program may read: the paths of the file of environments, the packages of its interpreter with the
+    Python that they are installed in, and the certificates of the system, which HTTP clients read when they begin."""
     own = [folder / each for each in program.readable]
     environment = python.parent.parent
     base = [environment] if (environment / "pyvenv.cfg").is_file() else []
-    return [*own, *base, python.resolve().parent.parent]
+    return [*own, *base, python.resolve().parent.parent, *_certificates()]
+
+
+def _certificates() -> list[Path]:
+    """Returns the file and the folder of certificates of authorities that exist where OpenSSL looks for them."""
+    paths = ssl.get_default_verify_paths()
+    return [path for each in (paths.openssl_cafile, paths.openssl_capath) if (path := Path(each).resolve()).exists()]
 
 
 def make_folders(place: ProgramPlace, program: AgentProgram, name: str | None) -> None:

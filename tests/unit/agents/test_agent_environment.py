@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,6 +80,15 @@ def test_a_program_gets_the_task_the_model_and_a_folder_of_its_own(tmp_path: Pat
     assert (shown["OPENAI_BASE_URL"], shown["ANTHROPIC_BASE_URL"]) == ("http://127.0.0.1:1/v1", "http://127.0.0.1:1")
     assert (shown["OPENAI_API_KEY"], shown["OPENAI_MODEL"], shown["OWN"]) == ("te-key", "assistant", "of assistant")
     assert shown["cwd"] == "/workspace" and not Path(shown["HOME"]).exists()
+
+
+def test_a_program_may_read_the_certificates_of_authorities(tmp_path: Path) -> None:
+    """HTTP clients read them when they begin, and end if they may not."""
+    loads = "import ssl; ssl.create_default_context(cafile=ssl.get_default_verify_paths().openssl_cafile)"
+    if not Path(ssl.get_default_verify_paths().openssl_cafile).is_file():
+        pytest.skip("this machine has no file of certificates where OpenSSL looks for one")
+    end, _, _ = played(declared(tmp_path, {"command": ["{python}", "-c", loads]}), asked())
+    assert end == ProgramEnd(0, False, "")
 
 
 def test_the_check_scores_the_files_of_the_program_which_cannot_read_it(tmp_path: Path) -> None:
