@@ -126,7 +126,7 @@ def test_a_gateway_that_was_away_unnoticed_by_the_program_is_no_fault() -> None:
 def test_a_gateway_is_checked_and_watched() -> None:
     gateway = EpisodeGateway("http://127.0.0.1:9/v1/", patience_s=0.1)
     assert gateway.url == "http://127.0.0.1:9"
-    with pytest.raises(GatewayUnusable, match="http://127.0.0.1:9 is away"):
+    with pytest.raises(GatewayUnusable, match=r"http://127\.0\.0\.1:9 is away"):
         asyncio.run(gateway.check("te-a.b"))
 
     async def watch() -> str | None:
