@@ -48,7 +48,7 @@ from schemas.records.results import (
 )
 from schemas.records.rollouts import GIVEN_UP, Outcome, OutcomeKind, Provenance, Rollout
 from schemas.records.runs import BatchPlan, Drop, PlanRow, Position, RunManifest, StepResult
-from schemas.records.sessions import SessionEvent, SessionEventKind
+from schemas.records.sessions import EPISODE_TURN, SessionEvent, SessionEventKind
 from schemas.records.signals import AuditRecord, EvalResult, MetaSignal, Skill
 from schemas.records.tasks import MAX_SAMPLES, Message, Opens, Sampling, Source, Task, TaskHead, Terms, Verifier
 
@@ -84,6 +84,7 @@ RECORDS: dict[str, type[Record]] = {
 }
 
 __all__ = [
+    "EPISODE_TURN",
     "EXPLICIT",
     "GIVEN_UP",
     "MAX_SAMPLES",

@@ -9,6 +9,10 @@ from schemas.records.base import Float32s, Int, Int32s, Millis, Name, Record, ch
 from schemas.records.results import LogprobsMode, Status, ToolCall
 from schemas.records.tasks import Message, Sampling
 
+EPISODE_TURN = "episode"
+"""The type of a turn of an episode that a program plays through a gateway. A worker joins such turns into a result; no
+application makes a task of one."""
+
 
 class SessionEventKind(StrEnum):
     """A turn of a session, or its end."""

@@ -17,6 +17,7 @@ from tentalis.service.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from tentalis.agents.environments import Environment
+    from tentalis.agents.environments.gui_task import GuiTask
     from tentalis.agents.environments.swe_instances import SweTask
     from tentalis.agents.environments.terminal_task import TerminalTask
 
@@ -41,7 +42,8 @@ def list_environments(file: File = None, output: Format = OutputFormat.TABLE) ->
 def show_environment(
     name: Name,
     question: Annotated[
-        str, typer.Argument(help="The user's message; for terminal and swe, the name of a task.", show_default=False)
+        str,
+        typer.Argument(help="The user's message; for terminal, swe and gui, the name of a task.", show_default=False),
     ] = "...",
     file: File = None,
     tools: Tools = None,
@@ -68,7 +70,7 @@ def show_environment(
 @app.command("try", short_help="Play one episode in the terminal, by hand or with a model.")
 def try_environment(
     name: Name,
-    question: Annotated[str, typer.Argument(help="The user's message; for terminal and swe, the name of a task.")],
+    question: Annotated[str, typer.Argument(help="The user's message; for gui, swe, terminal: the name of a task.")],
     data: Annotated[str, typer.Option("--data", help="Data of the verifier `episode`, as JSON.")] = "{}",
     server: Annotated[
         str | None,
@@ -97,24 +99,27 @@ def try_environment(
     play_trial(make, task, player, max_turns or default_turns(name), lambda text: print_text(readable(text)))
 
 
-@app.command("tasks", short_help="List the task folders of terminal, or the instances of swe.")
+@app.command("tasks", short_help="List the task folders of terminal or gui, or the instances of swe.")
 def list_tasks(
     tasks: Annotated[Path, typer.Argument(help="Folder with the task folders or instances.")],
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Lists the task folders of terminal or the instances of swe in a folder, each with the digest for `data` of the
-    verifier, or with what it needs.
+    """Lists the task folders of terminal or gui or the instances of swe in a folder, each with the digest for `data` of
+    the verifier, or with what it needs.
 
     A task that needs a container, such as for packages or the network, cannot be played.
     """
+    from tentalis.agents.environments.gui_task import gui_task_names, is_gui_folder, load_gui_task
     from tentalis.agents.environments.swe_instances import SweFolder, is_swe_folder
     from tentalis.agents.environments.terminal_task import TaskRefused, load_task, task_names
 
     names: Sequence[str]
-    load: Callable[[str], TerminalTask | SweTask]
+    load: Callable[[str], TerminalTask | SweTask | GuiTask]
     if is_swe_folder(tasks):
         instances = SweFolder(tasks)
         names, load = instances.names, instances.task
+    elif is_gui_folder(tasks):
+        names, load = gui_task_names(tasks), partial(load_gui_task, tasks)
     else:
         names, load = task_names(tasks), partial(load_task, tasks)
     rows = []

@@ -276,7 +276,8 @@ def _watch(supervisor: Supervisor, stack: Stack, stop: threading.Event, ready_fd
         if word is None or word == READY:
             unready_since = time.monotonic()
         # A process may still become ready: the trainer, for example, rewrites a missing adapter.
-        if word is None or troubled == said or (troubled and time.monotonic() - unready_since < SETTLE_S):
+        settles = time.monotonic() - unready_since < SETTLE_S and _may_settle(processes)
+        if word is None or troubled == said or (troubled and settles):
             continue
         said = troubled
         if ready_fd is not None:  # only the first report goes to the waiting parent; later ones go to the log
@@ -334,6 +335,13 @@ def _troubled(processes: dict[str, dict[str, Any]]) -> frozenset[str]:
     from tentalis.local.states import TROUBLED
 
     return frozenset(name for name, one in processes.items() if one["state"] in TROUBLED)
+
+
+def _may_settle(processes: dict[str, dict[str, Any]]) -> bool:
+    """True if every process in trouble may still become ready by itself."""
+    from tentalis.local.states import ProcessState
+
+    return not any(one["state"] in (ProcessState.FAILED, ProcessState.HALTED) for one in processes.values())
 
 
 def _policy_of(run: Path) -> str:

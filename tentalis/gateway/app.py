@@ -164,6 +164,11 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
         """Counts a prompt's tokens with the tokenizer of the backend that would answer."""
         return await proxy.count_tokens(request)
 
+    @app.get("/v1/episode", include_in_schema=False)
+    async def episode(request: Request) -> dict[str, Any]:
+        """The session, the policy and the version with which calls of an episode's key are answered."""
+        return await proxy.episode(request)
+
     @app.post("/v1/sessions/{session_id:path}/end", responses=_responses(400, 401, 403, 503))
     async def end_session(
         session_id: Annotated[str, Path(json_schema_extra={"pattern": "^[!-.0-~]{1,200}$"})], request: Request

@@ -31,8 +31,8 @@ GATEWAY_SECONDS = Metric(
 GATEWAY_TURNS = Metric(
     "tentalis_gateway_turns_total",
     MetricKind.COUNTER,
-    "Turns by kind (main, side), by the source of the kind and of the session (header, body, previous_response, "
-    "default, heuristic), "
+    "Turns by kind (main, side, episode), by the source of the kind and of the session (header, body, "
+    "previous_response, default, heuristic, episode), "
     "and by the sign that a heuristic used.",
     ("gateway",),
     ("kind", "decided_by", "session_by", "sign"),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -20,6 +21,7 @@ from tentalis.gateway.recording.event_log import EventLog
 from tentalis.gateway.recording.recorder import TurnRecorder
 from tentalis.gateway.recording.spool import RecordSpool
 from tentalis.gateway.settings import GatewaySettings
+from tentalis.inference.episode_secret import shared_secret
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.topic_watch import ending_on_changes
@@ -78,7 +80,8 @@ def _run(
     metrics_port: int | None,
 ) -> None:
     sockets = listening_sockets(host, port, "gateway")
-    key_store, record_spool = Keys(keys), RecordSpool(spool, settings.spool_bytes)
+    key_store = Keys(keys, partial(shared_secret, kafka))
+    record_spool = RecordSpool(spool, settings.spool_bytes)
     secrets = {backend.name: backend.key() for backend in settings.backends}
     codec = make_codec(kafka, patience=0.0)
     event_log = EventLog(kafka, f"tentalis/gateway/{settings.gateway_id}", codec)

@@ -498,10 +498,10 @@ class InferenceEngine:
             first, last = index + 1, index + 1 + len(draft)
             index = last
             for at in range(first, last + 1):
-                if row.job.cancelled:
-                    break
                 if not finite[at]:
                     self._fail_not_finite(row.job)
+                    break
+                if row.job.cancelled:
                     break
                 row.length += at > first  # the drafted token before this one is in the cache
                 row.last = tokens[at]
@@ -572,10 +572,13 @@ class InferenceEngine:
         return True
 
     def _fail_not_finite(self, job: GenerateJob) -> None:
-        """Fail a request whose logits are not finite, and zero its cache rows, so that NaN cannot spread."""
+        """Fail a request whose logits are not finite, and zero its cache rows, so that NaN cannot spread. One that is
+        cancelled receives nothing, but leaves its rows to others too."""
         for index, row in enumerate(self._rows):
             if row.job is job:
                 self._cache.wipe(index)
+        if job.cancelled:
+            return
         name = "the base model" if job.adapter is None else f"version {job.adapter.name!r}"
         self._fail(job, EngineError(f"The logits of {name} are not finite for this prompt; its weights are broken."))
 

@@ -73,6 +73,12 @@ def episodes_of(options: LearnOptions) -> Callable[[], Environment] | None:
             f"{TOOLS_VARIABLE} is set, and would not be recorded with the run: unset it, and name the tools in a file "
             "of environments (--environment-file)"
         )
+    declared = rewards.declared_environments().get(options.environment)
+    if declared is not None and declared.program is not None:
+        raise LearnError(
+            f"{options.environment} is played by a program, which needs a gateway, and learn starts none: play it on a "
+            "stack with one (docs/how-to/unchanged-agents.md)"
+        )
     return prepared_environment(options.environment, allow_unsandboxed=options.allow_unsandboxed)
 
 

@@ -72,7 +72,8 @@ class PolicyLog:
         self._modes.setdefault(manifest.run_id, []).append((manifest.event_time, mode))
 
     def due_promotions(self, *, always: bool = False) -> list[PolicyUpdate]:
-        """Returns per policy the update to promote: its newest, if no later decision overrides it and it may be served.
+        """Returns per policy the update to promote: its newest, if no later decision overrides it and it may be served;
+        else the newest of its run that passed the guard. Newer versions may be published during a trial.
 
         An update may be served if its run has `promotion: always` or if it passed the guard. With `always=True` every
         update may. Two kinds of updates need neither: those with the weights that are promoted already (a branch begins
@@ -88,7 +89,24 @@ class PolicyLog:
             elif update.policy not in self._versions.promotions and (first := self._initial(update.run_id)) is not None:
                 # Further versions were published before the first decision.
                 due.append(first)
+            elif (tried := self._newest_passed(update)) is not None:
+                due.append(tried)
         return due
+
+    def _newest_passed(self, newest: PolicyUpdate) -> PolicyUpdate | None:
+        """The newest version between the promoted one and the run's newest that passed the guard and that no decision
+        took back; None if there is none."""
+        promotion = self._versions.promotions.get(newest.policy)
+        passed = (
+            update
+            for update in self._updates.values()
+            if update.run_id == newest.run_id
+            and self.rule(update).mode is GuardMode.GUARDED
+            and (promotion is None or update.version > promotion.version)
+            and update.name not in self._taken_back
+            and self.passed(update.name)
+        )
+        return max(passed, key=lambda update: update.version, default=None)
 
     def untried(self) -> list[PolicyUpdate]:
         """Updates that the guard has to try: per policy the newest, if its run is guarded and it has no verdict."""
@@ -133,9 +151,11 @@ class PolicyLog:
     def fallback(self, served: PolicyUpdate) -> PolicyUpdate | None:
         """The version to go back to from one that must no longer be served; None if there is none.
 
-        It is the newest ancestor with other weights that was promoted, passed the guard, or was published while its run
-        promoted every version; else the initial adapter from which the served version was trained. Versions that failed
-        the guard or that a later decision took back are left out.
+        It is the newest ancestor with other weights that was promoted. If compaction left none, it is the newest that
+        passed the guard or was published while its run promoted every version; else the initial adapter from which the
+        served version was trained. Versions that failed the guard or that a later decision took back are left out.
+        A version that passed and was never promoted comes second, because its checkpoint may be pruned
+        (`trainer.run.retention`).
         """
         lineage = Lineage(manifest for manifest in self._manifests if manifest.policy == served.policy)
         included_steps = lineage.behind(Node(served.run_id, served.step))
@@ -149,13 +169,10 @@ class PolicyLog:
             and self.passed(update.name) is not False
             and update.name not in self._taken_back
         ]
-        good = [
-            update
-            for update in ancestors
-            if update.name in self._once_promoted or self.passed(update.name) or self._was_due(update)
-        ]
+        promoted = [update for update in ancestors if update.name in self._once_promoted]
+        good = [update for update in ancestors if self.passed(update.name) or self._was_due(update)]
         initial = [update for update in ancestors if update.step == 0]
-        return max(good or initial, key=lambda update: update.version, default=None)
+        return max(promoted or good or initial, key=lambda update: update.version, default=None)
 
     def _was_due(self, update: PolicyUpdate) -> bool:
         """True if the update was published while its run had `promotion: always`."""

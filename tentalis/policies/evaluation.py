@@ -16,7 +16,7 @@ from schemas import topics
 from schemas.ids import derived_id
 from schemas.records import Message, Result, Sampling, Task
 from schemas.wire.codec import Codec, DecodeError
-from tentalis.inference.protocol import Float32, Inference, Int32, NotTokenExact, RequestRefused
+from tentalis.inference.protocol import Float32, Inference, InferenceError, Int32, NotTokenExact, RequestRefused
 from tentalis.inference.result import result_of
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.offsets import end_offsets
@@ -24,6 +24,7 @@ from tentalis.policies.guard import GuardEvidence, GuardLimits
 from tentalis.policies.guard_statistics import distinct_n, similarity_across
 from tentalis.policies.trial_judge import TrialJudge
 from tentalis.rewards import FeedbackJudge, Judge, RewardError, Verdict, scorer_of, verify
+from tentalis.rewards.votes import NoVote
 from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -35,10 +36,23 @@ CLAMP = 10.0
 SEARCHED_RECORDS = 64
 # Answers of a trial that are sampled and scored at the same time: more than that is a burden on a judge's server.
 CONCURRENT_ANSWERS = 32
+# An answer on which the judge gives no vote this often, although it votes on another, has no score.
+VOTE_TRIES = 3
 
 
-def prompts_of(settings: Settings, codec: Codec, policy: str, limits: GuardLimits) -> list[Task]:
-    """The policy's latest tasks, at most `limits.prompts`, and the fixture, in a deterministic order."""
+class PromptRefused(InferenceError):
+    """The server refuses the prompt of a task for its content, such as its length: no model answers it."""
+
+    def __init__(self, task: Task, refusal: RequestRefused) -> None:
+        super().__init__(f"task {task.task_id}: {refusal}")
+        self.task_id = task.task_id
+
+
+def prompts_of(
+    settings: Settings, codec: Codec, policy: str, limits: GuardLimits, refused: Collection[str] = ()
+) -> list[Task]:
+    """The policy's latest tasks, at most `limits.prompts`, and the fixture, in a deterministic order. `refused`: ids of
+    tasks that are left out."""
     ends = end_offsets(settings, topics.TASKS)
     start = {partition: max(0, end - SEARCHED_RECORDS) for partition, end in ends.items()}
     found: dict[str, tuple[int, Task]] = {}
@@ -49,11 +63,12 @@ def prompts_of(settings: Settings, codec: Codec, policy: str, limits: GuardLimit
             record = stored.decode(codec)
         except DecodeError:  # scoring owns the dead letters of tasks
             continue
-        if isinstance(record, Task) and record.policy == policy:
+        if isinstance(record, Task) and record.policy == policy and record.task_id not in refused:
             found[record.task_id] = stored.timestamp, record
     latest = sorted(found.values(), key=lambda item: (-item[0], item[1].task_id))[: limits.prompts]
     tasks = sorted((task for _, task in latest), key=lambda task: task.task_id)
-    return tasks + [fixture_task(policy, text) for text in limits.fixture]
+    fixture = [fixture_task(policy, text) for text in limits.fixture]
+    return tasks + [task for task in fixture if task.task_id not in refused]
 
 
 def fixture_task(policy: str, text: str) -> Task:
@@ -128,8 +143,8 @@ class TrialAnswers:
 
     async def evidence(self, model: str, rounds: int, *, measures_kl: bool = False) -> GuardEvidence:
         """The evidence in a model's answers of the first rounds; those that are missing are sampled in one
-        batch. `measures_kl`: the divergence too, of answers that are sampled now. Raises InferenceError, ScorerAway and
-        NoVote."""
+        batch. `measures_kl`: the divergence too, of answers that are sampled now. Raises PromptRefused and other errors
+        of the server (InferenceError), ScorerAway and NoVote."""
         answers = self._answers.setdefault(model, [])
         answers += await all_or_none(
             *(
@@ -151,7 +166,12 @@ class TrialAnswers:
     async def _answer(self, model: str, task: Task, number: int, measures_kl: bool) -> _Answer:
         """The answer to a task in a round, once a place is free."""
         async with self._places:
-            return await self._sampled_answer(model, task, number, measures_kl)
+            try:
+                return await self._sampled_answer(model, task, number, measures_kl)
+            except RequestRefused as error:
+                if error.by_content:
+                    raise PromptRefused(task, error) from error
+                raise
 
     async def _sampled_answer(self, model: str, task: Task, number: int, measures_kl: bool) -> _Answer:
         sampling, limit = task.sampling, self._limits.max_tokens
@@ -206,8 +226,24 @@ class TrialAnswers:
                 self._without_scorer.add(str(error))
                 log.warning("a candidate is tried without the rule of a task: %s", error)
         if reward is None and self._judge is not None:
-            return await self._judge.score(task, result)
+            return await _grade(self._judge, task, result)
         return reward
+
+
+async def _grade(judge: TrialJudge, task: Task, result: Result) -> float | None:
+    """The judge's grade of an answer; None if it is unreadable, or if the judge gives no vote on this answer alone. Its
+    text is then the cause, and the candidate would wait for ever. Raises ScorerAway, NoVote."""
+    for _ in range(VOTE_TRIES):
+        try:
+            return await judge.score(task, result)
+        except NoVote as error:
+            failure = error
+    if not await judge.votes():
+        raise failure
+    log.warning(
+        "an answer to the task %s has no score: the judge gave no vote on it %d times", task.task_id, VOTE_TRIES
+    )
+    return None
 
 
 async def _verdict(task: Task, result: Result) -> Verdict:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from schemas.ids import derived_id
@@ -10,7 +11,7 @@ from schemas.records import EvalResult, PolicyUpdate, Promotion, Task
 from schemas.wire.codec import Codec
 from tentalis.inference.protocol import Inference
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.evaluation import TrialAnswers, all_or_none, prompts_of
+from tentalis.policies.evaluation import PromptRefused, TrialAnswers, all_or_none, prompts_of
 from tentalis.policies.guard import CANDIDATE, LIVE, ROLLBACK, GuardEvidence, GuardJudge, GuardMode
 from tentalis.policies.guard_decision import TrialDecision, decide, judge, looks
 from tentalis.policies.live import ServedAnswers
@@ -55,7 +56,8 @@ class Guardian:
     """Tries candidates and checks served versions.
 
     Once there are as many prompts as the limits ask for, they stay the same for the life of the process: all versions
-    of a policy are compared on the same prompts, and none answers a prompt twice with the same seed."""
+    of a policy are compared on the same prompts, and none answers a prompt twice with the same seed. A prompt that the
+    server refuses for its content is left out: any client can send one, and candidates would wait for ever."""
 
     def __init__(
         self,
@@ -69,16 +71,25 @@ class Guardian:
         self._settings, self._codec, self._server, self._log, self._by = settings, codec, server, log_state, by
         self._find_prompts = prompts
         self._prompts: dict[str, list[Task]] = {}
+        self._refused: dict[str, set[str]] = defaultdict(set)
+        """By policy, the ids of the tasks that the server refuses."""
         self._trials: dict[str, tuple[tuple[object, ...], TrialAnswers]] = {}
         self._judges: dict[GuardJudge, TrialJudge] = {}
 
     async def try_candidate(self, update: PolicyUpdate) -> EvalResult | None:
         """The verdict on a candidate that the server has loaded, None while there are no prompts. Raises
-        InferenceError, ScorerAway, NoVote, and NoApiKey or BadSecurity of the judge."""
+        InferenceError, ScorerAway, NoVote, and NoApiKey or BadSecurity of the judge. Raises PromptRefused if the server
+        refuses every prompt; the next call asks it again."""
+        while (trial := await self._trial_of(update)) is not None:
+            try:
+                return await self._tried(update, trial)
+            except PromptRefused as refusal:
+                await self._leave_out(update, refusal)
+        return None
+
+    async def _tried(self, update: PolicyUpdate, trial: TrialAnswers) -> EvalResult:
+        """The verdict on a candidate. Raises the errors of `TrialAnswers.evidence`."""
         policy = update.policy
-        trial = await self._trial_of(update)
-        if trial is None:
-            return None
         started_at = time.monotonic()
         limits = self._log.rule(update).limits
         promoted = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
@@ -104,14 +115,30 @@ class Guardian:
         )
         return verdict_of(update, CANDIDATE, metrics, reasons, self._by)
 
+    async def _leave_out(self, update: PolicyUpdate, refusal: PromptRefused) -> None:
+        """Leaves a task out of this and later trials. Raises the refusal if no prompt remains: the server may be at
+        fault."""
+        policy, refused = update.policy, self._refused[update.policy]
+        refused.add(refusal.task_id)
+        log.warning("a candidate is tried without a prompt that the server refuses: %s", refusal)
+        self._prompts[policy] = await self._latest_prompts(update)
+        if not self._prompts[policy]:
+            refused.clear()
+            raise refusal
+
+    async def _latest_prompts(self, update: PolicyUpdate) -> list[Task]:
+        policy, limits = update.policy, self._log.rule(update).limits
+        return await asyncio.to_thread(
+            self._find_prompts, self._settings, self._codec, policy, limits, self._refused[policy]
+        )
+
     async def _trial_of(self, update: PolicyUpdate) -> TrialAnswers | None:
         """The answers to the policy's prompts, None while there are none. They are sampled anew for other prompts and
         for other limits."""
         limits, policy = self._log.rule(update).limits, update.policy
         tasks = self._prompts.get(policy, [])
         if len(tasks) < limits.prompts + len(limits.fixture):
-            tasks = await asyncio.to_thread(self._find_prompts, self._settings, self._codec, policy, limits)
-            self._prompts[policy] = tasks
+            tasks = self._prompts[policy] = await self._latest_prompts(update)
         if not tasks:
             return None
         identity = (update.base_model, limits, tuple(task.task_id for task in tasks))

@@ -49,15 +49,26 @@ class TrialJudge:
     async def score(self, task: Task, result: Result) -> float | None:
         """Returns the grade of an answer, -1, 0 or 1; None if the vote has no grade. Raises ScorerAway, and NoVote if
         the endpoint is there and gave no vote."""
-        answers = await self._chat.ask(
+        answers = await self._ask(request_of(task), result.text)
+        grades = [None if answer is None else boxed_score(answer) for answer in answers]
+        self.vote_counts.add(answers, grades)
+        (grade,) = grades
+        return None if grade is None else float(grade)
+
+    async def votes(self) -> bool:
+        """True if it gives a vote on a plain request and reply. Raises ScorerAway."""
+        return (await self._ask("Say hello.", "Hello!"))[0] is not None
+
+    async def _ask(self, request: str, reply: str) -> list[str | None]:
+        return await self._chat.ask(
             [
                 {"role": "system", "content": SYSTEM},
                 {
                     "role": "user",
                     "content": "\n\n".join(
                         (
-                            fenced("request", clipped(request_of(task), MAX_CHARS)),
-                            fenced("reply", clipped(result.text, MAX_CHARS)),
+                            fenced("request", clipped(request, MAX_CHARS)),
+                            fenced("reply", clipped(reply, MAX_CHARS)),
                             "Say briefly what the reply does for the request, then box its grade.",
                         )
                     ),
@@ -66,10 +77,6 @@ class TrialJudge:
             temperature=0.0,
             max_tokens=MAX_TOKENS,
         )
-        grades = [None if answer is None else boxed_score(answer) for answer in answers]
-        self.vote_counts.add(answers, grades)
-        (grade,) = grades
-        return None if grade is None else float(grade)
 
     async def close(self) -> None:
         """Closes the connections."""

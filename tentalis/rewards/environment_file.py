@@ -17,9 +17,10 @@ EPISODE = "episode"
 """The verifier of environments with episodes."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 TAKES_TOOLS = frozenset({"toolcall"})
-TAKES_TASKS = frozenset({"swe", "terminal"})
+TAKES_TASKS = frozenset({"gui", "swe", "terminal"})
 TAKES_SERVER = frozenset({"env-pool"})
-TAKES_PYTHON = frozenset({"verifiers"})
+TAKES_PYTHON = frozenset({"agent", "verifiers"})
+TAKES_PROGRAM = frozenset({"agent"})
 
 
 class BadEnvironmentFile(ValueError):
@@ -66,6 +67,42 @@ class EnvironmentServer(BaseModel):
     evaluate_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
 
 
+Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+"""A command: the program and its arguments."""
+
+
+class AgentProgram(BaseModel):
+    """A program that plays the episodes of an environment, and what scores them (docs/how-to/unchanged-agents.md).
+
+    Attributes:
+        command: the program with its arguments, in which {prompt}, {model}, {workspace}, {folder} and {python} are
+            replaced.
+        check: the command that scores the files and the output of the program after its end; None: the verifier of the
+            task grades the answer.
+        workspace: the folder whose copy the program works in; None: an empty one.
+        variables: further variables of the program, with the same replacements.
+        readable: files and folders that the program may read, beside those of the system and of Python.
+        network: endpoints that it may connect to, as HOST:PORT, beside the gateway.
+        seconds: time limit of the program, with its waits for the model.
+        check_seconds: time limit of the check.
+        memory_mb: memory limit of all processes of the program together, in MiB.
+        processes: most processes of the program.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: Words
+    check: Words | None = None
+    workspace: str | None = None
+    variables: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = {}
+    readable: tuple[str, ...] = ()
+    network: tuple[Annotated[str, Field(pattern=r"^[^\s:]+:\d+$")], ...] = ()
+    seconds: float = Field(default=1800.0, ge=1.0, le=86_400.0)
+    check_seconds: float = Field(default=600.0, ge=1.0, le=86_400.0)
+    memory_mb: int = Field(default=4096, ge=64)
+    processes: int = Field(default=64, ge=1, le=4096)
+
+
 class _Entry(BaseModel):
     """An environment as the file has it."""
 
@@ -77,6 +114,7 @@ class _Entry(BaseModel):
     tools: Any = None
     tasks: str | None = None
     server: EnvironmentServer | None = None
+    program: AgentProgram | None = None
     python: str | None = None
     limits: EnvironmentLimits = EnvironmentLimits()
 
@@ -103,6 +141,7 @@ class DeclaredEnvironment:
         server: the server that plays its episodes, or None.
         limits: those of its episodes.
         python: the interpreter that has its packages; None: that of this process.
+        program: the program that plays its episodes, or None. Its paths are those of the file.
     """
 
     name: str
@@ -116,6 +155,7 @@ class DeclaredEnvironment:
     server: EnvironmentServer | None = None
     limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
     python: Path | None = None
+    program: AgentProgram | None = None
 
     @property
     def origin(self) -> str:
@@ -171,6 +211,10 @@ def _declared(
             raise bad(f".{key}", f"{entry.base} takes no {key}, as {_listed(takes)} does: leave them out")
     if entry.python is not None and entry.base not in TAKES_PYTHON:
         raise bad(".python", f"{entry.base} takes no python, as {_listed(TAKES_PYTHON)} does: leave it out")
+    if entry.program is not None and entry.base not in TAKES_PROGRAM:
+        raise bad(".program", f"{entry.base} takes no program, as {_listed(TAKES_PROGRAM)} does: leave it out")
+    if entry.program is None and entry.base in TAKES_PROGRAM:
+        raise bad(".program", f"{entry.base} needs the program that plays: program: {{command: [...]}}")
     folder = path.resolve().parent
     tools, mapping = path.resolve(), None
     if isinstance(entry.tools, dict):
@@ -199,6 +243,7 @@ def _declared(
         entry.server,
         entry.limits,
         python,
+        entry.program,
     )
 
 
@@ -206,7 +251,11 @@ def _described(error: Any) -> str:
     place = [str(part) for part in error["loc"]]
     name = ".".join(part for part in place if part != "[key]") or "the file"
     if error["type"] == "extra_forbidden":
-        inner: type[BaseModel] = EnvironmentServer if "server" in place else EnvironmentLimits
+        inner: type[BaseModel] = EnvironmentLimits
+        if "server" in place:
+            inner = EnvironmentServer
+        if "program" in place:
+            inner = AgentProgram
         models: dict[int, type[BaseModel]] = {1: _File, 3: _Entry}
         model = models.get(len(place), inner)
         return f"{name}: no such key{_nearest(place[-1], model.model_fields)}"

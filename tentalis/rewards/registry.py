@@ -41,8 +41,10 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     # The gateway's turns name next_state. Without a judge model that is these rules, as the scorer's name shows.
     "chat": {"taste": StyleScorer(), "next_state": NextStateRules()},
     "math": {**_MATHEMATICS},
+    "agent": {"episode": EpisodeScorer(), **_MATHEMATICS},
     "echo": {"episode": EpisodeScorer()},
     "env-pool": {"episode": EpisodeScorer()},
+    "gui": {"episode": EpisodeScorer()},
     "llm": {"episode": EpisodeScorer(), **_MATHEMATICS},
     "swe": {"episode": EpisodeScorer()},
     "terminal": {"episode": EpisodeScorer()},

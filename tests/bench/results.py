@@ -121,7 +121,8 @@ def table() -> str:
 
 
 def write_page(steps: int) -> None:
-    """Writes `curves.png` and `README.md` from the existing summaries."""
+    """Writes `curves.png` and `README.md` from the existing summaries. Keeps the page's sections, which are written by
+    hand."""
     draw(FOLDER / "curves.png")
     commands = "\n".join(f"tentalis {' '.join(method.command(steps, 0))}" for method in METHODS)
     page = f"""# Learning curves
@@ -142,7 +143,9 @@ Users do not complain in the math scenario, so there are no hints to distil: its
 
 {table()}
 """
-    (FOLDER / "README.md").write_text(page, encoding="utf-8")
+    place = FOLDER / "README.md"
+    _, heading, sections = place.read_text(encoding="utf-8").partition("\n## ") if place.exists() else ("", "", "")
+    place.write_text(page + heading + sections, encoding="utf-8")
 
 
 def main() -> None:

@@ -335,6 +335,7 @@ def lab(
     *,
     keys: Path | None = None,
     secret: str | None = None,
+    episode_secret: bytes | None = None,
     extensions: tuple[RouteInstaller, ...] = (),
     backend_url: str | None = None,
     events: EventLog | None = None,
@@ -342,7 +343,8 @@ def lab(
     kafka: Settings | None = None,
     **more: Any,
 ) -> Iterator[Lab]:
-    """`more` goes into the gateway's settings; `secret` is the backend's own key; `kafka` names the broker that
+    """`more` goes into the gateway's settings; `secret` is the backend's own key; `episode_secret`
+    signs keys of episodes; `kafka` names the broker that
     extensions read."""
     script = script or Script()
     with listening(backend_app(script)) as own:
@@ -356,7 +358,7 @@ def lab(
             settings=settings,
             kafka=kafka or Settings(),
             codec=CODEC,
-            keys=Keys(keys),
+            keys=Keys(keys, None if episode_secret is None else lambda: episode_secret),
             event_log=behind,
             recorder=TurnRecorder(behind, spool, settings.ack_s, gateway_metrics.recorded),
             served=ServedView(),

@@ -225,6 +225,8 @@ BOUNDED: dict[str, int] = {
     "tentalis.agents.environments.agent_repositories": 0,
     "tentalis.agents.environments.dockerfile": 0,
     "tentalis.agents.environments.folders": 255,
+    "tentalis.agents.environments.gui_task": 0,
+    "tentalis.agents.environments.gui_tree": CHARS,
     "tentalis.agents.environments.shown_paths": 0,
     "tentalis.agents.environments.step_tags": CHARS,
     "tentalis.agents.environments.swe_instances": 0,

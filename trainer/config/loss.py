@@ -85,8 +85,8 @@ class KlConfig(ConfigModel):
     coef: NotNegative = 0.0
     """Weight of the penalty; 0: off."""
     kind: Literal["k1", "k2", "k3"] = "k2"
-    """Estimator (see losses/kl.py). Only k2 has the gradient of the reverse KL; the gradient of k1 is zero on
-    average."""
+    """Estimator (formulas: docs/concepts/losses.md). Only k2 has the gradient of the reverse KL; the gradient of k1 is
+    zero on average."""
     against: Literal["sampler", "base"] = "sampler"
     """The reference: the policy that sampled, or the base model without adapter (one more forward pass)."""
 
@@ -157,8 +157,8 @@ class LossConfig(ConfigModel):
     dynamic_sampling: bool | None = None
     """Drop the RL part of groups of equal rewards when a batch is planned; null: only with dapo."""
     max_equal_batches: Annotated[int, Field(ge=1)] = 10
-    """Batches without anything to learn that one version may sample, after which the manager gives the run up
-    (groups of equal rewards with dynamic_sampling, no hints for the distillation part alone, answers without any)."""
+    """Batches without anything to learn, times 1 + max_staleness, after which the manager gives the run up (groups of
+    equal rewards with dynamic_sampling, no hints for the distillation part alone, answers without any)."""
     overlong: OverlongConfig = OverlongConfig()
     step_coef: NotNegative | None = None
     """Weight of step scores, added to the reward: each step's own score (stepwise, gae over steps), else their mean.

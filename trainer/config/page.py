@@ -36,8 +36,8 @@ is no precedence.
 """
 
 CONVERSATIONS = f"""`tentalis up` trains on conversations. Where the run that it begins or continues does not set
-`loss.kl`, it holds the policy near the base model, at the price of one forward pass of the base model for each step. A
-file given with `--config` is taken as it is:
+`loss.kl`, it holds the policy near the base model, at the price of one forward pass of the base model for each step. So
+do the chart and Compose. A file given with `--config` is taken as it is:
 
 ```yaml
 {as_yaml({"loss": {"kl": ANCHOR.model_dump(mode="json")}}).strip()}

@@ -75,7 +75,8 @@ class TrackingConfig(ConfigModel):
     to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Any of tensorboard and wandb."""
     folder: str | None = None
-    """Folder of their files; null: STATE/tracking/RUN. A run that a rollback begins has its own folder."""
+    """Folder of their files; null: tracking/RUN below TENTALIS_HOME. A run that a rollback begins has its own
+    folder."""
     wandb_project: str = "tentalis"
     """The project in W&B; the run there has this run's id."""
     wandb_mode: Literal["offline", "online"] = "offline"
@@ -127,12 +128,12 @@ class TrainerConfig(ConfigModel):
     only."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] = 1024
     """Most tokens (prompt and response, without sharing) of one forward pass; a longer single rollout is processed
-    alone."""
+    alone. The default is for CPUs."""
     max_rollout_tokens: Annotated[int, Field(ge=2)] = 4096
     """Longer rollouts are dropped."""
     max_staleness: Annotated[int, Field(ge=0)] = 4
-    """Most versions between the policy that sampled a rollout and the one that is trained. Also the number of steps (at
-    least 1) that the trainer may be ahead of the served version before it waits."""
+    """Most optimizer steps between the policy that sampled a rollout and the one that is trained. Also the number of
+    steps (at least 1) that the trainer may be ahead of the served version before it waits."""
     start: Literal["earliest", "latest"] | Annotated[dict[int, int], AfterValidator(_check_start)] = "latest"
     """Start of a new run on the rollout topic: the beginning, the present end, or an offset per partition."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

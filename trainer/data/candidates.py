@@ -23,6 +23,7 @@ LONE_REWARD = "fewer than two samples of its group have a reward"
 EQUAL_REWARDS = "equal rewards"
 REWARD_REASONS = frozenset({NO_REWARD, LONE_REWARD, EQUAL_REWARDS})
 """Reasons that depend on the rewards of a rollout's group."""
+NOTHING_BEFORE = "its first token would be trained, and nothing comes before it"
 WITHOUT_TOPK = "a hint without the likeliest tokens that opd_kind: topk needs"
 IMPORTER = "tentalis-import"
 """The source (`ce_source`) of rollouts that came with an imported run: they serve its replay and are not offered."""
@@ -75,8 +76,8 @@ class ReadSegment:
 
 
 def malformed_reason(rollout: Rollout, vocab_size: int) -> str | None:
-    """Returns the reason why the fields of a rollout contradict each other or the model's vocabulary, or None. A
-    malformed record is dead-lettered."""
+    """Returns the reason why the fields of a rollout contradict each other, or None. Only a faulty producer of rollouts
+    writes such a record, so it is dead-lettered and counts towards the limits that stop the trainer."""
     if rollout.forgotten:
         return None
     n = rollout.n_tokens
@@ -93,14 +94,22 @@ def malformed_reason(rollout: Rollout, vocab_size: int) -> str | None:
         return f"{len(rollout.step_scores) // 4} scores for {len(rollout.step_spans)} steps"
     if rollout.step_scores and not bool(np.isfinite(float32_view(rollout.step_scores)).all()):
         return "the score of a step is not finite"
-    if n and rollout.loss_mask[0]:
-        return "the first token cannot be trained: nothing comes before it"
-    tokens = int32_view(rollout.token_ids)
-    if n and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
-        return f"token ids outside the model's vocabulary of {vocab_size}"
     topk_ids = int32_view(rollout.topk_ids)
     if len(topk_ids) and (int(topk_ids.min()) < -1 or int(topk_ids.max()) >= vocab_size):
         return f"likeliest tokens outside the model's vocabulary of {vocab_size}"
+    return None
+
+
+def untrainable_tokens(rollout: Rollout, vocab_size: int) -> str | None:
+    """Returns the reason why a model cannot compute the tokens of a rollout, or None. Any client of the bridge can send
+    such tokens (another tokenizer, no prompt), so the rollout is dropped and cannot stop the trainer."""
+    tokens = int32_view(rollout.token_ids)
+    if not len(tokens):
+        return None
+    if rollout.loss_mask[0]:
+        return NOTHING_BEFORE
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size:
+        return f"token ids outside the model's vocabulary of {vocab_size}"
     return None
 
 

@@ -13,6 +13,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from schemas import topics
 from schemas.digest import record_digest
@@ -28,6 +29,10 @@ published only after its step, when it is the trained one: no order of publishin
 
 SUPERSEDED = "a later grade of its answer replaces its reward"
 GRADED_TOO_LATE = "a grade that came after its answer's reward was trained on"
+
+# A plan is one record, and one value in the store of the ranks, which takes 8 MiB. With more ranges of drops than this
+# it has one per partition and reason instead: reasons that alternate must not make it too large, at every start again.
+MAX_DROPS = 10_000
 
 # Sequence length at which attention costs as much as everything else: 4 N / (6 layers width), 4,100 for SmolLM2-135M,
 # 16,000 for Qwen3-4B. One number for all models, because a plan depends only on offers and settings.
@@ -247,22 +252,29 @@ def _merge_key(item: tuple[int, Offer]) -> tuple[int, int, int]:
 
 
 def _drop_ranges(drops: Sequence[tuple[Offer, str]]) -> tuple[Drop, ...]:
-    """Merges neighbouring drops of a partition for the same reason into one range with its count."""
+    """Merges neighbouring drops of a partition for the same reason into one range with its count; if there are more
+    than MAX_DROPS ranges, all drops of a partition for the same reason."""
+    ordered = sorted(drops, key=lambda item: (item[0].partition, item[0].offset))
+    ranges = _merged(ordered)
+    if len(ranges) > MAX_DROPS:
+        return _merged(sorted(ordered, key=lambda item: (item[0].partition, item[1])))
+    return ranges
+
+
+def _merged(drops: Sequence[tuple[Offer, str]]) -> tuple[Drop, ...]:
+    """Merges drops that follow each other in one partition for the same reason."""
     ranges: list[Drop] = []
-    for offer, reason in sorted(drops, key=lambda item: (item[0].partition, item[0].offset)):
-        previous = ranges[-1] if ranges else None
-        if previous is not None and (previous.partition, previous.reason) == (offer.partition, reason):
-            ranges[-1] = previous.model_copy(update={"last_offset": offer.offset, "count": previous.count + 1})
-        else:
-            ranges.append(
-                Drop(
-                    partition=offer.partition,
-                    first_offset=offer.offset,
-                    last_offset=offer.offset,
-                    count=1,
-                    reason=reason,
-                )
+    for (partition, reason), group in groupby(drops, key=lambda item: (item[0].partition, item[1])):
+        offsets = [offer.offset for offer, _ in group]
+        ranges.append(
+            Drop(
+                partition=partition,
+                first_offset=offsets[0],
+                last_offset=offsets[-1],
+                count=len(offsets),
+                reason=reason,
             )
+        )
     return tuple(ranges)
 
 

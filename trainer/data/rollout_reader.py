@@ -21,7 +21,16 @@ from tentalis.kafka.producer import Publisher
 from tentalis.service import tracing
 from tentalis.service.settings import Settings
 from trainer.config.loss import LossConfig
-from trainer.data.candidates import IMPORTER, SKIPPED, Offer, ReadSegment, lacks_topk, malformed_reason, offer_of
+from trainer.data.candidates import (
+    IMPORTER,
+    SKIPPED,
+    Offer,
+    ReadSegment,
+    lacks_topk,
+    malformed_reason,
+    offer_of,
+    untrainable_tokens,
+)
 from trainer.data.fetch import RolloutCache
 from trainer.distributed.consumer_group import TrainerFenced, consumer_group, member_id
 
@@ -153,7 +162,9 @@ class RolloutReader:
         traceparent = tracing.traceparent_of(stored.headers) if tracing.enabled() else None
         self._cache.put(partition, offset, record, traceparent)
         self.n_without_topk += lacks_topk(record, self._loss)
-        return offer_of(record, partition, offset, stored.timestamp, self._max_tokens, self._loss)
+        offer = offer_of(record, partition, offset, stored.timestamp, self._max_tokens, self._loss)
+        reason = untrainable_tokens(record, self._vocab_size)
+        return offer if reason is None or offer.unfit is not None else replace(offer, unfit=reason)
 
     def commit_offsets(self, low_water: Mapping[int, int]) -> None:
         """Commits the considered offsets after a step is published, for consumer lag monitoring."""

@@ -75,7 +75,9 @@ class Coordinator:
     commits: CommitThread[CommittedStep] = field(default_factory=CommitThread)
     reading_paused: bool = False
     offsets_anew: bool = False
-    """The plans up to `planned_step` have the offsets of a topic that was lost or moved."""
+    """The plans up to `planned_step` had the offsets of a topic that was lost or moved when the trainer began."""
+    _planned_anew: set[int] = field(default_factory=set)
+    """The steps that have a plan with the present offsets since."""
     _end_offsets: dict[int, int] = field(default_factory=dict)
     _ends_read_at: float = 0.0
     _offers_changed: bool = True
@@ -192,6 +194,8 @@ class Coordinator:
             plan = self.state.run.latest_plan(step)
             if plan is None or self._has_old_offsets(step):
                 plan = self._new_plan(step, 1 if plan is None else plan.attempt + 1)
+                if plan is not None:
+                    self._planned_anew.add(step)
             else:
                 plan = self._resume_plan(plan)
         if plan is not None:
@@ -213,6 +217,8 @@ class Coordinator:
         started_at = time.perf_counter()
         committed = self.wait_for_commit(check)
         seconds = {"fetch": fetch_seconds, "commit_wait": time.perf_counter() - started_at}
+        # A version that was pinned or decided on while the step was computed must not be pruned with it.
+        self._follow_policy()
         state = self.state
         self.commits.begin(partial(commit_step, state.settings, state.writer, state.copy_step(plan, output, seconds)))
         return committed + (self.wait_for_commit(check) if plan.step <= self.recovered_step else [])
@@ -258,7 +264,7 @@ class Coordinator:
         self._recorded_drops = plan.step, len(plan.drops)
 
     def _has_old_offsets(self, step: int) -> bool:
-        return self.offsets_anew and step <= self.planned_step
+        return self.offsets_anew and step <= self.planned_step and step not in self._planned_anew
 
     def close(self) -> None:
         """Releases backpressure and stops following promotions, after the last commit."""

@@ -56,7 +56,7 @@ TRAINER_SPEED = Metric(
 TRAINER_ROLLOUTS = Metric(
     "tentalis_trainer_rollouts_total",
     MetricKind.COUNTER,
-    "Rollouts of completed steps: those with an advantage (trained) and those without (idle).",
+    "Rollouts of completed steps: those with a gradient (trained) and those without (idle).",
     ("trainer",),
     ("use",),
     "rollouts",
@@ -145,7 +145,7 @@ TRAINER_STALENESS = Metric(
 TRAINER_KL = Metric(
     "tentalis_trainer_sampler_kl",
     MetricKind.GAUGE,
-    "Estimated KL divergence of the trained policy from the sampler, last step.",
+    "Estimated KL divergence of the sampler from the trained policy, last step.",
     ("trainer",),
     unit="nats",
 )

@@ -18,7 +18,8 @@ def versions_to_keep(
     `promoted`: the promoted versions in log order; the last is served. `weights`: the digests of the published
     versions. A rollback returns to one of the two versions with other weights that were served before: a branch begins
     with weights that were served already. A version that was served before an older one was promoted again is taken
-    back. If the log no longer has them, the two newest versions below the served one are kept instead.
+    back. If the log no longer has them, because compaction has left the last promotion only, every version below the
+    served one is kept until there are others.
     """
     if not promoted:
         return set(present)
@@ -27,11 +28,8 @@ def versions_to_keep(
     served_before: list[int] = []
     for version in promoted:
         served_before = [*(before for before in served_before if before < version), version]
-    below_served = sorted((version for version in present if version < served), reverse=True)
-    kept.update(
-        _two_of_other_weights(served, reversed(served_before[:-1]), weights)
-        or _two_of_other_weights(served, below_served, weights)
-    )
+    below_served = [version for version in present if version < served]
+    kept.update(_two_of_other_weights(served, reversed(served_before[:-1]), weights) or below_served)
     return (kept | set(pinned) | {served}) & set(present)
 
 

@@ -265,7 +265,8 @@ def experience_half(result: Result, ended: EndedSession, lesson: str, taught: Te
 
 
 def _understood(event: SessionEvent) -> bool:
-    """Returns true if the application `sessions` accepts the event. It dead-letters the others."""
+    """Returns true if the application `sessions` makes turns of the event. It passes those of episodes over, and
+    dead-letters the others."""
     return event.kind is not SessionEventKind.UNKNOWN and event.turn_type in (MAIN, SIDE)
 
 

@@ -9,7 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.records import Feedback, Forget, Message, Record, Result, SessionEvent, SessionEventKind, Task
+from schemas.records import (
+    EPISODE_TURN,
+    Feedback,
+    Forget,
+    Message,
+    Record,
+    Result,
+    SessionEvent,
+    SessionEventKind,
+    Task,
+)
 from schemas.wire.codec import DecodeError
 from streams.apps.sessions.state import SESSION, TURN, Pending, SessionState, decode_session, encode_session
 from streams.apps.sessions.turns import came_late, next_state_of, said_to, shown_by, signals_of
@@ -210,6 +220,9 @@ class SessionsPartition:
     def _event(self, event: SessionEvent, raw: bytes) -> list[Record]:
         if event.kind is SessionEventKind.UNKNOWN:
             raise InvalidRecord(f"event {event.session_event_id} has a kind that this version does not support")
+        if event.turn_type == EPISODE_TURN:
+            self.tally.turns[EPISODE_TURN] += 1
+            return []  # its worker makes the result
         if event.turn_type not in (MAIN, SIDE):
             raise InvalidRecord(
                 f"event {event.session_event_id} has the turn type {event.turn_type!r}, not main or side"

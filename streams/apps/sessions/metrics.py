@@ -35,7 +35,12 @@ SESSIONS_TIME = Metric(
     "seconds",
 )
 SESSIONS_TURNS = Metric(
-    "tentalis_sessions_turns_total", MetricKind.COUNTER, "Turns by type: main, side.", ("sessions",), ("type",), "turns"
+    "tentalis_sessions_turns_total",
+    MetricKind.COUNTER,
+    "Turns by type: main, side, episode.",
+    ("sessions",),
+    ("type",),
+    "turns",
 )
 SESSIONS_NOT_TRAINABLE = Metric(
     "tentalis_sessions_not_trainable_turns_total",

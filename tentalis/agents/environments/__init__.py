@@ -14,7 +14,10 @@ from tentalis.agents.environments.protocol import (
     NamesEpisode,
     Observation,
     OffersTools,
+    ProgramAccess,
+    ProgramEnd,
     RecordsEnding,
+    RunsProgram,
     Transition,
 )
 
@@ -28,6 +31,9 @@ __all__ = [
     "NamesEpisode",
     "Observation",
     "OffersTools",
+    "ProgramAccess",
+    "ProgramEnd",
     "RecordsEnding",
+    "RunsProgram",
     "Transition",
 ]

@@ -151,6 +151,41 @@ class NamesEpisode(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramAccess:
+    """The model that a program calls: the address of a gateway or another server without /v1, the API key, and the name
+    of the model."""
+
+    url: str
+    api_key: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """The end of a program. `exit_code`: None unless it ended by itself. `timed_out`: its time limit ended it. `said`:
+    the end of its error output, for messages."""
+
+    exit_code: int | None
+    timed_out: bool
+    said: str
+
+
+@runtime_checkable
+class RunsProgram(Protocol):
+    """An environment whose turns a program makes by calls of a model, instead of the worker. `step` is never called:
+    the worker joins the episode from the program's calls, and then asks for the score."""
+
+    @property
+    def program_s(self) -> float:
+        """The time limit of the program, in seconds. Read after `reset`."""
+        ...
+
+    async def run_program(self, access: ProgramAccess) -> ProgramEnd:
+        """Runs the program to its end. Cancelled as `step` is. Raises EnvironmentFault if it could not be started."""
+        ...
+
+
 @runtime_checkable
 class OffersTools(Protocol):
     """An environment whose turns can also be made of calls of tools, for agents that are not our policy

@@ -25,8 +25,10 @@ from tentalis.service import variables
 from tentalis.service.packages import require
 
 BUILT_IN = {
+    "agent": "tentalis.agents.environments.agent:AgentEnvironment",
     "echo": "tentalis.agents.environments.echo:EchoEnvironment",
     "env-pool": "tentalis.agents.environments.env_pool:EnvPoolEnvironment",
+    "gui": "tentalis.agents.environments.gui:GuiEnvironment",
     "llm": "tentalis.agents.environments.llm:LlmEnvironment",
     "swe": "tentalis.agents.environments.swe:SweEnvironment",
     "terminal": "tentalis.agents.environments.terminal:TerminalEnvironment",
@@ -35,8 +37,10 @@ BUILT_IN = {
 }
 """The built-in environments and their makers. Imported when they are needed: their packages are an extra."""
 DATA = {
+    "agent": "tentalis.agents.environments.agent:AgentData",
     "echo": "tentalis.agents.environments.echo:EchoData",
     "env-pool": "tentalis.agents.environments.env_pool:EnvPoolData",
+    "gui": "tentalis.agents.environments.gui:GuiData",
     "llm": "tentalis.agents.environments.llm:LlmData",
     "swe": "tentalis.agents.environments.swe:SweData",
     "terminal": "tentalis.agents.environments.terminal:TerminalData",
@@ -44,10 +48,11 @@ DATA = {
     "verifiers": "tentalis.agents.environments.verifiers:VerifiersData",
 }
 """The data of the verifier `episode` of each built-in environment."""
-EXTRA = "environments"
+EXTRAS = {"gui": ("environments", "gui")}
+"""The extras with the packages of built-in environments, where they are not `environments` alone."""
 WITHOUT_EXTRA = frozenset({"echo", "llm", "verifiers"})
-"""Built-in environments that need no package of the extra. verifiers has a Python of its own."""
-TURNS = {"env-pool": 50, "swe": 50, "terminal": 50}
+"""Built-in environments that need no package of an extra. verifiers has a Python of its own."""
+TURNS = {"env-pool": 50, "gui": 20, "swe": 50, "terminal": 50}
 """Turns of an episode where they are not 10."""
 
 
@@ -149,7 +154,7 @@ def prepared_environment(
     at the start. Folders that killed processes left are removed. `attachment_bytes`: see EnvironmentOptions.
 
     Raises BadEnvironment, also for an environment that neither this installation nor the file of environments has,
-    BadEnvironmentFile, BadPool, BadTasks, BadTools, BadVerifiersEnvironment, MissingExtra or WallMissing.
+    BadEnvironmentFile, BadPool, BadProgram, BadTasks, BadTools, BadVerifiersEnvironment, MissingExtra or WallMissing.
     """
     if not has_episodes(name):
         _check_known(name)
@@ -194,7 +199,7 @@ def _places(declared: DeclaredEnvironment, tools: Path | None, tasks: Path | Non
 
 def _require_extra(name: str) -> None:
     if name not in WITHOUT_EXTRA:
-        require(f"the environment {name}", EXTRA)
+        require(f"the environment {name}", *EXTRAS.get(name, ("environments",)))
 
 
 def _origin(point: EntryPoint) -> str:

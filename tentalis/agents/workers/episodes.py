@@ -2,7 +2,8 @@
 
 A turn: the policy samples on all tokens so far; the environment takes its text as an action; the tokens of the
 observation are appended. Text is never tokenised again. Each turn is sampled by the version that is assigned or
-served at that moment, which its span records.
+served at that moment, which its span records. An environment whose turns a program makes is played by
+`ProgramEpisodes` instead.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from tentalis.agents.environments import (
     NamesEpisode,
     Observation,
     RecordsEnding,
+    RunsProgram,
 )
 from tentalis.agents.environments.protocol import SCORE_MARGIN_S
 from tentalis.agents.environments.registry import default_turns, limits_of
@@ -33,6 +35,7 @@ from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers.answer import seed_of
 from tentalis.agents.workers.episode_tokens import EpisodeTokens, appended_tokens
 from tentalis.agents.workers.policy_calls import PolicyCalls
+from tentalis.agents.workers.program_episodes import ProgramEpisodes
 from tentalis.inference import protocol
 from tentalis.inference.protocol import (
     Generation,
@@ -98,7 +101,7 @@ class InfrastructureFault(Exception):
 
 @dataclass(slots=True)
 class Episode:
-    """The state of an attempt: all that it has produced so far."""
+    """The state of an attempt: all that it has produced so far. `parts`: parts of its reward that the worker adds."""
 
     tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
     messages: list[Message] = field(default_factory=list)
@@ -107,6 +110,7 @@ class Episode:
     calls: list[ToolCall] = field(default_factory=list)
     attachments: tuple[Attachment, ...] = ()
     rewards: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
     ending: Ending = Ending.DONE
     error: str | None = None
     wall: str = ""
@@ -115,7 +119,8 @@ class Episode:
 
 class EpisodePlayer:
     """Answers tasks with episodes of an environment. `make` makes a new environment for each attempt. `attachments`:
-    the store of the files that an episode leaves; None: they are not kept."""
+    the store of the files that an episode leaves; None: they are not kept. `programs`: plays environments whose turns a
+    program makes; None: it plays none."""
 
     def __init__(
         self,
@@ -127,7 +132,9 @@ class EpisodePlayer:
         worker_id: str,
         server_id: str,
         attachments: AttachmentStore | None = None,
+        programs: ProgramEpisodes | None = None,
     ) -> None:
+        self._programs = programs
         self._inference = inference
         self._policies = policies
         self._make = make
@@ -183,7 +190,7 @@ class EpisodePlayer:
                     environment.name_episode(index, attempt)
                 try:
                     await self._policies.wait_for_issued(task, opened_at)
-                    await self._play(environment, task, index, episode)
+                    await self._play(environment, task, index, attempt, episode)
                 except StuckThread:
                     closing.pop_all()  # its thread may still change what `close` would free
                     raise
@@ -205,7 +212,7 @@ class EpisodePlayer:
             raise InfrastructureFault(f"{type(error).__name__}: {error}") from error
         return episode
 
-    async def _play(self, environment: Environment, task: Task, index: int, episode: Episode) -> None:
+    async def _play(self, environment: Environment, task: Task, index: int, attempt: int, episode: Episode) -> None:
         try:
             async with asyncio.timeout(self._limits.environment_s) as limit:
                 observation = await environment.reset(task)
@@ -213,16 +220,19 @@ class EpisodePlayer:
             if not limit.expired():  # the environment raised it
                 raise
             raise InfrastructureFault(f"the environment's reset took over {self._limits.environment_s:g} s") from error
-        episode.messages += observation.messages
-        episode.tokens.begin(await self._rendered(task, episode.messages))
-        episode.ending = await self._turns(environment, task, index, episode)
+        if isinstance(environment, RunsProgram):
+            await self._run_program(environment, task, index, attempt, episode)
+        else:
+            episode.messages += observation.messages
+            episode.tokens.begin(await self._rendered(task, episode.messages))
+            episode.ending = await self._turns(environment, task, index, episode)
         episode.wall = environment.wall
         score_s = self._limits.environment_s
         if isinstance(environment, LimitsScore):
             score_s = max(score_s, environment.score_s + SCORE_MARGIN_S)
         try:
             async with asyncio.timeout(score_s) as limit:
-                episode.rewards = _checked_rewards(await environment.score())
+                episode.rewards = episode.parts | _checked_rewards(await environment.score())
             if isinstance(environment, RecordsEnding):
                 episode.calls += environment.ending_calls()
         except TimeoutError as error:
@@ -231,6 +241,20 @@ class EpisodePlayer:
             raise InfrastructureFault(f"the environment's score took over {score_s:g} s") from error
         if isinstance(environment, LeavesFiles) and self._attachments is not None:
             episode.attachments = await asyncio.to_thread(_stored, self._attachments, environment.left_files())
+
+    async def _run_program(
+        self, environment: RunsProgram, task: Task, index: int, attempt: int, episode: Episode
+    ) -> None:
+        """Plays an episode whose turns a program makes. Raises EnvironmentFault or InferenceError."""
+        if self._programs is None:
+            raise EnvironmentFault(f"{task.environment} is played by a program: only `tentalis worker` plays it")
+        played = await self._programs.play(environment, task, index, attempt)
+        episode.tokens, episode.ending = played.joined.tokens, played.ending
+        for turn in played.joined.turns:
+            episode.texts.append(turn.response)
+            episode.steps.append(turn.response)
+            episode.calls += turn.tool_calls
+        episode.parts = {"turns_left_out": float(played.joined.left_out)}
 
     async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
         """Plays turns until the episode ends. Returns its ending."""

@@ -19,16 +19,20 @@ from confluent_kafka import TopicPartition
 from schemas import topics
 from schemas.records import LogprobsMode, Result, Status, Task
 from schemas.wire.codec import DecodeError
-from tentalis.agents.environments import Environment
+from tentalis.agents.environments import Environment, RunsProgram
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers import metrics
 from tentalis.agents.workers.answer import Answerer, send_fitting
+from tentalis.agents.workers.episode_gateway import EpisodeGateway
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.agents.workers.held_tasks import HeldTasks
 from tentalis.agents.workers.places import Places
 from tentalis.agents.workers.policy_calls import PolicyCalls
+from tentalis.agents.workers.program_episodes import ProgramEpisodes
 from tentalis.agents.workers.progress import OffsetProgress
+from tentalis.agents.workers.session_log import SessionLog
+from tentalis.inference.episode_secret import shared_secret
 from tentalis.inference.protocol import Inference
 from tentalis.inference.replicas.metrics import export_replicas
 from tentalis.inference.replicas.router import ReplicaRouter
@@ -73,7 +77,7 @@ class WorkerOptions:
     `concurrency`: number of concurrent tasks, to fill the server's batch. `server_id`: the server whose
     acknowledgements count. `logprobs_mode`: the distribution of the server's log-probs; None: as the
     server declares it. `model`: the name of a plain model that answers instead of a policy's versions. `limits`: those
-    of episodes. `hedge_after_s`: see ReplicatedClient."""
+    of episodes. `hedge_after_s`: see ReplicatedClient. `gateway`: URL of the gateway that programs call."""
 
     environment: str
     server_url: str
@@ -86,6 +90,7 @@ class WorkerOptions:
     model: str | None = field(default=None, kw_only=True)
     limits: EpisodeLimits = field(default=EpisodeLimits(), kw_only=True)
     hedge_after_s: float | None = field(default=None, kw_only=True)
+    gateway: str | None = field(default=None, kw_only=True)
 
 
 class TaskConsumer:
@@ -230,7 +235,13 @@ class Worker:
             self._answerer = Answerer(inference, self._policies, **names)
         else:
             self._player = EpisodePlayer(
-                inference, self._policies, make_environment, options.limits, **names, attachments=attachments
+                inference,
+                self._policies,
+                make_environment,
+                options.limits,
+                **names,
+                attachments=attachments,
+                programs=self._programs(settings, make_environment),
             )
             self._answerer = self._player
         self._running: dict[asyncio.Task[tuple[list[Result], str | None]], tuple[TaskConsumer, Stored]] = {}
@@ -244,6 +255,15 @@ class Worker:
             lambda: self._lag,
             routers,
         )
+
+    def _programs(self, settings: Settings, make_environment: Callable[[], Environment]) -> ProgramEpisodes | None:
+        """Returns what plays the programs of the environment, None if it has none. Raises BadEpisodeSecret, OSError."""
+        if self._options.gateway is None or not isinstance(make_environment(), RunsProgram):
+            return None
+        sessions = SessionLog(settings, make_codec(settings))
+        secret = shared_secret(settings, create=True)
+        gateway = EpisodeGateway(self._options.gateway)
+        return ProgramEpisodes(gateway, sessions, self._policies, secret, self._options.worker_id)
 
     def _task_consumer(self, settings: Settings, group: str, *, targeted: bool) -> TaskConsumer:
         def record(losses: list[PartitionLoss]) -> None:
@@ -393,6 +413,7 @@ def run(
     allow_unsandboxed: bool = False,
     metrics_port: int | None = None,
     hedge_after_s: float | None = None,
+    gateway: str | None = None,
 ) -> None:
     """Answers tasks of `environment` through the inference server at the URL `server`, or its replicas at several URLs,
     separated by commas, until SIGTERM.
@@ -401,10 +422,10 @@ def run(
     raw or processed, the distribution of the server's log-probs; None: as the server declares it. `api_key`: for the
     server. `model`: a plain model of the server, which answers instead of a policy's versions. For an environment with
     episodes: `limits`, the file `tools`, the folder `tasks`, and `allow_unsandboxed`, which lets actions run without a
-    wall. `hedge_after_s`: see ReplicatedClient.
+    wall. `hedge_after_s`: see ReplicatedClient. `gateway`: the URL of the gateway that programs of an environment call.
 
-    Raises PortTaken, BadEnvironment, BadTasks, BadTools, MissingExtra or WallMissing; and BadLocation or StorageError,
-    if the store of attachments that the settings name cannot be written.
+    Raises PortTaken, BadEnvironment, BadEpisodeSecret, BadProgram, BadTasks, BadTools, MissingExtra or WallMissing; and
+    BadLocation or StorageError, if the store of attachments that the settings name cannot be written.
     """
     from tentalis.inference.client import OpenAIClient
     from tentalis.inference.replicas.client import inference_client, routers_of
@@ -434,6 +455,7 @@ def run(
         model=model,
         limits=limits or EpisodeLimits(),
         hedge_after_s=hedge_after_s,
+        gateway=gateway,
     )
 
     def client(url: str) -> OpenAIClient:

@@ -19,7 +19,7 @@ from tentalis.cli.shared.environment_options import (
 )
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, MetricsPort, variable_option
-from tentalis.cli.shared.settings import settings_of_role
+from tentalis.cli.shared.settings import gateway_url, settings_of_role
 from tentalis.cli.shared.startup import configure_logging
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
@@ -87,8 +87,9 @@ def worker(
     url, named = model_server(server, model)
     from tentalis.agents.workers import EpisodeLimits, run
 
+    settings = settings_of_role("worker", bootstrap)
     run(
-        settings_of_role("worker", bootstrap),
+        settings,
         environment=environment,
         server=url,
         worker_id=worker_id,
@@ -103,6 +104,7 @@ def worker(
         allow_unsandboxed=allow_unsandboxed,
         metrics_port=port,
         hedge_after_s=hedge_after,
+        gateway=gateway_url(variables.URL.read(), settings.home),
     )
 
 

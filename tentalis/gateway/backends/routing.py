@@ -65,24 +65,7 @@ def route(
     by_name = {backend.name: backend for backend in settings.backends}
 
     def to_policy(policy: PolicySettings, name: str) -> CallRoute:
-        backend = by_name[policy.backend]
-        assert backend.server_id is not None
-        chosen = assigned(backend.server_id, name)
-        if chosen is not None:
-            answering, _ = parse_policy_name(chosen)
-            return CallRoute(
-                backend, chosen, answering, assigned=True, sampling=policy.sampling, fallbacks=policy.fallback
-            )
-        version = served(backend.server_id, name)
-        base = (base_models.get(backend.name) or (None,))[0]
-        return CallRoute(
-            backend,
-            version or base,
-            name,
-            unserved=version is None,
-            sampling=policy.sampling,
-            fallbacks=policy.fallback,
-        )
+        return _to_policy(by_name[policy.backend], policy, name, served, assigned, base_models)
 
     def route_personal(policy: PolicySettings) -> CallRoute:
         backend = by_name[policy.backend]
@@ -113,6 +96,53 @@ def route(
             return route_personal(policy)
     known = sorted({p.name for p in settings.policies} | {m for models in base_models.values() for m in models})
     raise APIError(404, f"the model {model!r} is not served here; available: {', '.join(known)}", "not_found_error")
+
+
+def episode_route(
+    settings: GatewaySettings,
+    name: str,
+    *,
+    served: ServedNameLookup,
+    assigned: AssignedNameLookup,
+    base_models: Mapping[str, Sequence[str]],
+) -> CallRoute:
+    """Returns the route of a call of an episode: to the policy of this name, or to the personal one, without fallbacks:
+    an episode has the tokens of its policy alone. Raises APIError (404)."""
+    by_name = {backend.name: backend for backend in settings.backends}
+    for policy in settings.policies:
+        if name in policy.names:
+            found = _to_policy(by_name[policy.backend], policy, name, served, assigned, base_models)
+            return replace(found, sampling=None, fallbacks=())
+    known = ", ".join(sorted(policy.name for policy in settings.policies)) or "none"
+    raise APIError(
+        404, f"this gateway has no policy {name}, which the episode needs; it has {known}", "not_found_error"
+    )
+
+
+def _to_policy(
+    backend: BackendSettings,
+    policy: PolicySettings,
+    name: str,
+    served: ServedNameLookup,
+    assigned: AssignedNameLookup,
+    base_models: Mapping[str, Sequence[str]],
+) -> CallRoute:
+    """Returns the route to a policy, or to a personal one of it: to the version that is assigned, else served."""
+    assert backend.server_id is not None
+    chosen = assigned(backend.server_id, name)
+    if chosen is not None:
+        answering, _ = parse_policy_name(chosen)
+        return CallRoute(backend, chosen, answering, assigned=True, sampling=policy.sampling, fallbacks=policy.fallback)
+    version = served(backend.server_id, name)
+    base = (base_models.get(backend.name) or (None,))[0]
+    return CallRoute(
+        backend,
+        version or base,
+        name,
+        unserved=version is None,
+        sampling=policy.sampling,
+        fallbacks=policy.fallback,
+    )
 
 
 def next_fallback(settings: GatewaySettings, failed: CallRoute, served: ServedNameLookup) -> CallRoute | None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from schemas.ids import turn_task_id
 from schemas.records import LogprobsMode, Message
 from tentalis.gateway.backends.backend import BackendClients
-from tentalis.gateway.backends.routing import CallRoute, next_fallback, route
+from tentalis.gateway.backends.routing import CallRoute, episode_route, next_fallback, route
 from tentalis.gateway.backends.served import ServedView
 from tentalis.gateway.calls.backend_request import (
     BackendRequest,
@@ -23,6 +23,7 @@ from tentalis.gateway.calls.backend_request import (
 )
 from tentalis.gateway.calls.capture import AnswerCapture
 from tentalis.gateway.calls.earlier_turns import EarlierTurns
+from tentalis.gateway.calls.episode_calls import episode_body, episode_session, too_old
 from tentalis.gateway.calls.session_id import (
     CHAT_ENVIRONMENT,
     MAIN,
@@ -44,6 +45,7 @@ from tentalis.gateway.protocols.openai import ClientProtocol
 from tentalis.gateway.protocols.responses import ResponsesProtocol, previous_response
 from tentalis.gateway.settings import GatewaySettings
 from tentalis.inference.chat_messages import normalised, unspoken
+from tentalis.inference.episode_key import EpisodeGrant
 from tentalis.service.tracing import TRACEPARENT
 
 log = logging.getLogger(__name__)
@@ -151,34 +153,45 @@ class CallBuilder:
         headers = request.headers
         user_id = caller.user_id(headers.get(USER_ID))
         namespace = caller.namespace(user_id)
+        grant = caller.episode
+        # An episode is joined from its recorded turns, so its program cannot opt out.
+        recordable = grant is not None or recorded(headers)
         continued = ""
         if isinstance(protocol, ResponsesProtocol):
-            protocol, continued = await self._continuing(client_body, namespace, user_id, stored=recorded(headers))
+            session_id = None if grant is None else grant.session_id
+            protocol, continued = await self._continuing(
+                client_body, namespace, user_id, stored=recordable, session_id=session_id
+            )
         body = protocol.body(client_body)
+        if grant is not None:
+            body = episode_body(body, grant)
         check_template_settings(body, client_templates=self._settings.client_templates)
         checked_messages = checked(protocol.messages(body), limits.messages)
         messages = normalised(checked_messages)
         request_extras = unspoken(body, checked_messages) if protocol.chat else ""
         if isinstance(protocol, ResponsesProtocol):
             request_extras = protocol.recorded_request(client_body, request_extras)
-        worker_id = headers.get(WORKER_ID, "")[:200]
-        session = call_session(
-            headers,
-            client_body,
-            messages,
-            namespace=namespace,
-            owner=caller.key_id,
-            user_id=user_id,
-            default=self._settings.turn_type if protocol.chat else "side",
-            continued=continued,
-        )
+        worker_id = headers.get(WORKER_ID, "")[:200] if grant is None else grant.worker_id
+        if grant is not None:
+            session = episode_session(grant)
+        else:
+            session = call_session(
+                headers,
+                client_body,
+                messages,
+                namespace=namespace,
+                owner=caller.key_id,
+                user_id=user_id,
+                default=self._settings.turn_type if protocol.chat else "side",
+                continued=continued,
+            )
         self._metrics.turns.labels(
             session.turn_type, session.decided_by.value, session.session_by.value, session.reason or "none"
         ).inc()
-        recordable, call_route = (
-            recorded(headers),
-            await self.route(body.get("model"), user_id, worker_id, session.session_id),
-        )
+        if grant is not None:
+            call_route = await self.episode_route(grant)
+        else:
+            call_route = await self.route(body.get("model"), user_id, worker_id, session.session_id)
         request_to_send, asks_token_ids = self._backend_request(body, call_route, protocol, recordable)
         _check_content(request_to_send, limits)
         return GatewayCall(
@@ -201,15 +214,16 @@ class CallBuilder:
         )
 
     async def _continuing(
-        self, client_body: dict[str, Any], namespace: str, user_id: str, *, stored: bool
+        self, client_body: dict[str, Any], namespace: str, user_id: str, *, stored: bool, session_id: str | None
     ) -> tuple[ResponsesProtocol, str]:
         """Returns the protocol of a call of the responses API, and the session of the turn that it continues, as the
-        client knows it ("" if it continues none). Raises APIError."""
+        client knows it ("" if it continues none). `session_id`: that of an episode, which only continues its own turns.
+        Raises APIError."""
         stored = stored and self._earlier_turns.source is not None
         response_id = previous_response(client_body)
         if response_id is None:
             return ResponsesProtocol(stored=stored), ""
-        turn = await self._earlier_turns.find(response_id, namespace=namespace, user_id=user_id)
+        turn = await self._earlier_turns.find(response_id, namespace=namespace, user_id=user_id, session_id=session_id)
         return ResponsesProtocol(turn, stored=stored), client_session(namespace, turn.session_id)
 
     async def route(self, model: Any, user_id: str, worker_id: str, session_id: str) -> CallRoute:
@@ -220,6 +234,42 @@ class CallBuilder:
         await self._wait_for_served_versions()
         return self._route(model, user_id, worker_id, session_id)
 
+    async def episode_route(self, grant: EpisodeGrant) -> CallRoute:
+        """Returns the route of a call of an episode. Waits until a version is served that is not older than the one
+        with which the worker began. Raises APIError (404, 503)."""
+        await self._wait_for_served_versions()
+        deadline = time.monotonic() + min(ADAPTER_WAIT_S, self._settings.hold_s)
+        while too_old(found := self._episode_route(grant), grant):
+            if time.monotonic() >= deadline:
+                wanted = "a version" if grant.least_version is None else f"version {grant.least_version}"
+                raise APIError(
+                    503,
+                    f"{wanted} of {grant.policy} is not served by {found.backend.name} yet, which the episode needs",
+                    "server_error",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            await asyncio.sleep(_SERVED_POLL_S)
+        return found
+
+    def _episode_route(self, grant: EpisodeGrant, *, lost: str | None = None) -> CallRoute:
+        def assigned(server_id: str, policy: str) -> str | None:
+            found = self._served.assigned(
+                server_id,
+                policy,
+                worker_id=grant.worker_id,
+                environment=grant.environment,
+                unit=grant.task_id,
+            )
+            return None if found == lost else found
+
+        return episode_route(
+            self._settings,
+            grant.policy,
+            served=self._served.name,
+            assigned=assigned,
+            base_models=self._backends.base_models,
+        )
+
     def reroute(self, call: GatewayCall, *, unknown_model: bool) -> None:
         """Routes a call to the version that should answer it now, unless its client has pinned one. `unknown_model`:
         the backend did not have the model; if an assignment chose it, the served version answers. Raises APIError
@@ -229,7 +279,11 @@ class CallBuilder:
             call.lost_version = call.route.model
         if not call.route.pinned and call.route.instead_of is None:
             session_id, model = call.session.session_id, call.body.get("model")
-            call.route = self._route(model, call.user_id, call.worker_id, session_id, lost=call.lost_version)
+            call.route = (
+                self._route(model, call.user_id, call.worker_id, session_id, lost=call.lost_version)
+                if call.caller.episode is None
+                else self._episode_route(call.caller.episode, lost=call.lost_version)
+            )
             self.rebuild_request(call)
 
     def has_fallback(self, call: GatewayCall) -> bool:

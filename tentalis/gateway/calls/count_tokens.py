@@ -51,7 +51,10 @@ class TokenCounter:
         check_template_settings(body, client_templates=self._settings.client_templates)
         checked(body["messages"], self._usage.limits_of(caller).messages)
         user_id = caller.user_id(request.headers.get(USER_ID))
-        route = await self._calls.route(body.get("model"), user_id, request.headers.get(WORKER_ID, ""), "")
+        if caller.episode is not None:
+            route = await self._calls.episode_route(caller.episode)
+        else:
+            route = await self._calls.route(body.get("model"), user_id, request.headers.get(WORKER_ID, ""), "")
         request_body: dict[str, Any] = {name: body[name] for name in _TEMPLATE_FIELDS if name in body}
         if route.model is not None:
             request_body["model"] = route.model

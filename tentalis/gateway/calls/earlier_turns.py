@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.records import SessionEvent, SessionEventKind, Status
+from schemas.records import EPISODE_TURN, SessionEvent, SessionEventKind, Status
 from tentalis.gateway.http.errors import APIError
 
 _PREFIX = "resp_"
@@ -42,8 +42,11 @@ class EarlierTurns:
 
     source: TurnSource | None = None
 
-    async def find(self, response_id: str, *, namespace: str, user_id: str) -> SessionEvent:
-        """Returns the turn of a response of this user.
+    async def find(
+        self, response_id: str, *, namespace: str, user_id: str, session_id: str | None = None
+    ) -> SessionEvent:
+        """Returns the turn of a response of this user. `session_id`: the only session whose turns are found; None:
+        those of all conversations, and of no episode.
 
         Raises APIError: 400 for a response that cannot be continued, 404 for one that is unknown, expired or another
         user's, 503 while the log cannot be read.
@@ -58,7 +61,7 @@ class EarlierTurns:
         if not await self._known(self.source, event_id):
             raise self._unknown(self.source, response_id)
         turn = await self.source.turn(event_id)
-        if turn is None or turn.kind is not SessionEventKind.TURN or not _owned(turn, namespace, user_id):
+        if turn is None or turn.kind is not SessionEventKind.TURN or not _owned(turn, namespace, user_id, session_id):
             raise self._unknown(self.source, response_id)
         if turn.status is not Status.OK:
             raise APIError(400, f"previous_response_id: {response_id} failed, so nothing can follow it")
@@ -89,6 +92,11 @@ class EarlierTurns:
         )
 
 
-def _owned(turn: SessionEvent, namespace: str, user_id: str) -> bool:
-    """True if a turn is this user's, recorded in the caller's own namespace of sessions."""
+def _owned(turn: SessionEvent, namespace: str, user_id: str, session_id: str | None) -> bool:
+    """True if a turn is this user's, recorded in the caller's own namespace of sessions, or in the one session of an
+    episode."""
+    if session_id is not None:
+        return turn.session_id == session_id and turn.turn_type == EPISODE_TURN
+    if turn.turn_type == EPISODE_TURN:
+        return False
     return (turn.user_id or "") == user_id and turn.session_id.startswith(f"{namespace}/" if namespace else "")

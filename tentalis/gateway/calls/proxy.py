@@ -76,6 +76,8 @@ class ModelProxy:
         caller = self._keys.caller(presented(request.headers.raw), Scope.CHAT)
         if not session_id:
             raise APIError(400, "the path names no session: POST /v1/sessions/{id}/end")
+        if caller.episode is not None:
+            raise APIError(403, "the session of an episode ends with its program", "permission_error")
         user_id = caller.user_id(request.headers.get(USER_ID))
         if not recorded({RECORD: request.headers.get(RECORD, "")}):
             return {"status": "not_recorded", "session_id": session_id}
@@ -83,6 +85,15 @@ class ModelProxy:
         session = call_session({}, body, (), namespace=caller.namespace(user_id), owner="", user_id="", default=MAIN)
         await self._turn_writer.record_end(session.session_id, user_id)
         return {"status": "ended", "session_id": session_id}
+
+    async def episode(self, request: Request) -> dict[str, str | None]:
+        """Returns how calls of an episode's key are answered, so that a worker finds a wrong key or a missing policy
+        before its program starts. Raises APIError: 401, 403 for another key, 404 without the policy, 503."""
+        grant = self._keys.caller(presented(request.headers.raw), Scope.CHAT).episode
+        if grant is None:
+            raise APIError(403, "GET /v1/episode needs the key of an episode", "permission_error")
+        route = await self._calls.episode_route(grant)
+        return {"session_id": grant.session_id, "policy": grant.policy, "model": route.model}
 
     async def finish(self) -> None:
         """Waits for turns that are being recorded."""
@@ -98,8 +109,8 @@ class ModelProxy:
                     raise
         except APIError as error:
             self._metrics.calls.labels(call.protocol.path, str(error.status)).inc()
-            if error.status >= 500 and not isinstance(error, TurnNotRecorded):
-                self._turn_writer.record_failed(call, AnswerCapture())
+            if error.status >= 500 and _is_recorded_as_failed(call, error):
+                await self._turn_writer.record_failed(call, AnswerCapture())
             await send_response(send, _error_response(call.protocol, error, call.headers))
 
     async def _forward(self, call: GatewayCall, send: Send, span: TraceSpan) -> None:
@@ -177,8 +188,8 @@ class ModelProxy:
                 raise error if isinstance(error, TurnNotRecorded) else APIError(502, message, "server_error") from error
             self._metrics.calls.labels(call.protocol.path, "broken").inc()
             span.fail("broken", message)
-            if not isinstance(error, TurnNotRecorded):
-                self._turn_writer.record_failed(call, relay.capture)
+            if _is_recorded_as_failed(call, error):
+                await self._turn_writer.record_failed(call, relay.capture)
             await relay.send_error(message)
         finally:
             note_answer(span, call, relay.capture)
@@ -190,6 +201,12 @@ class ModelProxy:
         name = call.route.backend.name
         detail = f": {error_message(self._backends[name].redact(body))}" if b'"error"' in body else ""
         return APIError(502, f"the backend {name} {problem}{detail}", "server_error")
+
+
+def _is_recorded_as_failed(call: GatewayCall, error: Exception) -> bool:
+    """Returns True if a failed call is recorded. The turn of a conversation that cannot be recorded is not: its client
+    sends it again. The worker of an episode must hear of it, as soon as the log takes records again."""
+    return call.caller.episode is not None or not isinstance(error, TurnNotRecorded)
 
 
 def _error_response(protocol: ClientProtocol, error: APIError, headers: Mapping[str, str]) -> Response:

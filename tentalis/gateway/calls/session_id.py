@@ -32,6 +32,7 @@ class DecidedBy(StrEnum):
     HEADER = "header"
     BODY = "body"
     PREVIOUS_RESPONSE = "previous_response"
+    EPISODE = "episode"
     DEFAULT = "default"
     HEURISTIC = "heuristic"
 

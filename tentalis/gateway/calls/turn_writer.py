@@ -48,8 +48,9 @@ class TurnWriter:
                 503, "the turn cannot be recorded now; try again", "server_error", retry_after_s=RETRY_AFTER_S
             ) from error
 
-    def record_failed(self, call: GatewayCall, capture: AnswerCapture) -> None:
-        """Records a failed turn, if the log or the disk accepts it."""
+    async def record_failed(self, call: GatewayCall, capture: AnswerCapture) -> None:
+        """Records a failed turn, if the log or the disk accepts it. Returns immediately, but for a turn of an episode:
+        its program may end when it hears of the failure, and the worker then reads the log."""
         if not call.recordable:
             return
 
@@ -60,6 +61,8 @@ class TurnWriter:
         task = asyncio.create_task(record())
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
+        if call.caller.episode is not None:
+            await asyncio.shield(task)
 
     async def record_end(self, session_id: str, user_id: str) -> None:
         """Records the end of a session. `session_id`: the id on the log. Raises NotRecorded."""

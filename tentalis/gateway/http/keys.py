@@ -12,7 +12,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.problems import problems
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.key_limits import LimitOverrides, checked_overrides
+from tentalis.inference import episode_key
+from tentalis.inference.episode_key import BadEpisodeKey, EpisodeGrant
+from tentalis.inference.episode_secret import BadEpisodeSecret
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,8 @@ class _KeyFile(BaseModel):
 
 
 class Caller(BaseModel):
-    """The caller of a request. `key_id` is "" if no key is required. `limits`: the key's own limits."""
+    """The caller of a request. `key_id` is "" if no key is required, and for a program that plays an episode. `limits`:
+    the key's own limits. `episode`: the permission of an episode's key."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -77,14 +81,19 @@ class Caller(BaseModel):
     scopes: frozenset[Scope] = frozenset(Scope)
     user: str | None = None
     limits: dict[str, int | None] = {}
+    episode: EpisodeGrant | None = None
 
     @property
     def sees_everybody(self) -> bool:
         """True if the caller may read the records of every user: no key is required, or the key has the scope admin."""
+        if self.episode is not None:
+            return False
         return self.user is None and (not self.key_id or Scope.ADMIN in self.scopes)
 
     def user_id(self, given: str | None) -> str:
         """The user of a call. `given`: X-User-Id. Raises APIError: 400, and 403 if the key belongs to another user."""
+        if self.episode is not None:
+            return self.user or ""
         given = given and _decode_utf8(given)
         if given and len(given) > 200:
             raise APIError(400, "X-User-Id has more than 200 characters")
@@ -214,10 +223,12 @@ def set_limits(
 
 
 class Keys:
-    """Checks keys. `path` None: no key is required, and every caller has every scope."""
+    """Checks keys. `path` None: no key is required, and every caller has every scope. `episode_secret` returns the
+    secret of the keys of episodes; it raises BadEpisodeSecret or OSError. None: no episode is played here."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, episode_secret: Callable[[], bytes] | None = None) -> None:
         self._path = path
+        self._episode_secret = episode_secret
         self._by_hash: dict[str, ApiKey] = {}
         self._file_version: tuple[int, int] | None = None
         self._next_check = 0.0
@@ -232,6 +243,8 @@ class Keys:
     def caller(self, key: str | None, scope: Scope | None) -> Caller:
         """Returns the caller of this key. `scope` None: any key will do. Raises APIError: 401 without a valid key, 403
         if it lacks the scope, 503 if the key file cannot be read."""
+        if key is not None and key.startswith(episode_key.PREFIX):
+            return self._episode_caller(key, scope)
         if self._path is None:
             return Caller()
         if time.monotonic() > self._next_check:
@@ -248,6 +261,21 @@ class Keys:
         if scope is not None and not {scope, Scope.ADMIN} & {*found.scopes}:
             raise APIError(403, f"this key lacks the scope {scope.value}", "permission_error")
         return Caller(key_id=found.id, scopes=frozenset(found.scopes), user=found.user, limits=found.limits)
+
+    def _episode_caller(self, key: str, scope: Scope | None) -> Caller:
+        """Returns the caller of an episode's key, which has the scope chat alone. Raises APIError (401, 403, 503)."""
+        if self._episode_secret is None:
+            raise APIError(401, "this gateway answers no programs that play episodes", "authentication_error")
+        try:
+            grant = episode_key.granted(key, self._episode_secret(), time.time())
+        except BadEpisodeKey as error:
+            raise APIError(401, str(error), "authentication_error") from error
+        except (BadEpisodeSecret, OSError) as error:
+            log.error("calls of episodes are refused: %s", error)
+            raise APIError(503, f"keys of episodes cannot be checked: {error}", "server_error") from error
+        if scope is not Scope.CHAT:
+            raise APIError(403, "the key of an episode is for calls of models alone", "permission_error")
+        return Caller(scopes=frozenset({Scope.CHAT}), user=grant.user_id, episode=grant)
 
     def _read(self, path: Path) -> None:
         stat = path.stat()

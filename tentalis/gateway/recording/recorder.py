@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from schemas import topics
 from schemas.place import RecordPlace
-from schemas.records import SessionEvent
+from schemas.records import EPISODE_TURN, SessionEvent
 from schemas.wire.codec import SchemasUnavailable
 from tentalis.gateway.recording.event_log import AppendFailed, EventLog
 from tentalis.gateway.recording.spool import RecordSpool, SpooledRecord
@@ -23,6 +23,8 @@ from tentalis.kafka.errors import Forbidden, NoSuchTopic, RecordTooLarge, Unreac
 
 log = logging.getLogger(__name__)
 
+EPISODE_ACK_S = 30.0
+"""Longest wait for the broker's acknowledgement of a turn of an episode, which never goes to disk."""
 DRAIN_INTERVAL_S = 0.5
 DRAIN_BATCH_RECORDS = 500
 DRAIN_BATCH_BYTES = 32 * 2**20
@@ -57,7 +59,10 @@ class TurnRecorder:
         return len(self._spool)
 
     async def record(self, event: SessionEvent) -> None:
-        """Returns once the event is on the log or on disk. Raises NotRecorded."""
+        """Returns once the event is on the log or on disk. A turn of an episode goes to the log alone: the worker joins
+        the episode from what is on the log when the program has ended. Raises NotRecorded."""
+        if event.turn_type == EPISODE_TURN:
+            return await self._record_on_log(event)
         try:
             record = self._encode_fitting(self._event_log.encode, event)
         except SchemasUnavailable as error:
@@ -82,6 +87,16 @@ class TurnRecorder:
                     future.add_done_callback(partial(self._on_late_acknowledgement, record.event_id))
                 return
         await self._put_on_disk(record)
+
+    async def _record_on_log(self, event: SessionEvent) -> None:
+        try:
+            record = self._encode_fitting(self._event_log.encode, event)
+            await asyncio.wait_for(asyncio.shield(self._event_log.send_async(record)), EPISODE_ACK_S)
+        except (AppendFailed, SchemasUnavailable, TimeoutError) as error:
+            self._count("lost")
+            reason = str(error) or f"the broker did not confirm it within {EPISODE_ACK_S:g} s"
+            raise NotRecorded(f"a turn of an episode is not on the log: {reason}") from error
+        self._count("log")
 
     async def drain(self) -> None:
         """Moves turns from disk to the log, until cancelled."""
@@ -181,9 +196,9 @@ class TurnRecorder:
             return encode(topics.SESSIONS, event)
         except RecordTooLarge as error:
             log.warning("%s: it is recorded without its request", error)
-            shortened = event.model_copy(
-                update={"request": "", "not_trainable": event.not_trainable or "too large a record"}
-            )
+            # An episode is joined from the tokens of its turns, which stay.
+            reason = event.not_trainable or ("" if event.turn_type == EPISODE_TURN else "too large a record")
+            shortened = event.model_copy(update={"request": "", "not_trainable": reason})
         try:
             return encode(topics.SESSIONS, shortened)
         except RecordTooLarge:

@@ -236,6 +236,42 @@ def test_a_broken_adapter_fails_its_request_and_no_other(lab: Lab, model: Path, 
             assert_trainer_agrees(model, adapter_folders[0], prompt, chunk, 1.0)
 
 
+def test_a_request_given_up_while_its_adapter_breaks_leaves_no_trace(
+    model: Path, adapter_folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(model)
+    broken = lab.runtime.load_adapter("broken", adapter_folders[0])
+    for a, b in broken.weights.values():
+        a.mul_(1e25)
+        b.mul_(1e25)
+    prompts, seen, begun = encoded(lab), queue.Queue[Any](), queue.Queue[Any]()
+    given_up = GenerateJob(prompts[2], SamplingParams(max_tokens=5), 2, broken, False, seen.put)
+    # Longer than the others: their rows are padded to its length.
+    endless = SamplingParams(max_tokens=300, ignore_eos=True)
+    running = GenerateJob(prompts[2] * 2, endless, 1, None, True, begun.put)
+    logits, computed = lab.runtime.logits, threading.Event()
+
+    def cancelling(hidden: torch.Tensor) -> torch.Tensor:
+        if any(row.job is given_up for row in lab.engine._rows):
+            given_up.cancelled = True  # as another thread does, in the middle of a step
+            computed.set()
+        return logits(hidden)
+
+    monkeypatch.setattr(lab.runtime, "logits", cancelling)
+    lab.engine.start()
+    try:
+        lab.engine.submit(running)
+        begun.get(timeout=30)
+        lab.engine.submit(given_up)
+        assert computed.wait(30)
+        [chunks] = lab.generate([prompts[1]], 2, max_tokens=12, seed=1, ignore_eos=True)  # in the same cache rows
+        for chunk in chunks:
+            assert_trainer_agrees(model, None, prompts[1], chunk, 1.0)
+        assert seen.empty()
+    finally:
+        lab.engine.stop()
+
+
 def test_the_next_turn_of_a_session_computes_only_what_is_new(model: Path, adapter_folders: list[Path]) -> None:
     lab = Lab(model)
     lab.engine.start()

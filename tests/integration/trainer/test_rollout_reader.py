@@ -20,8 +20,9 @@ from tentalis.kafka.offsets import end_offsets
 from tentalis.service.exit_codes import ExitCode
 from tests.integration.trainer.test_trainer_run import Lab
 from tests.support.kafka_fixture import Kafka, eventually
-from tests.support.trainer_lab import VOCAB, rollouts, tiny_model
+from tests.support.trainer_lab import VOCAB, rollout, rollouts, tiny_model
 from trainer.config.loss import LossConfig
+from trainer.data.candidates import NOTHING_BEFORE
 from trainer.data.fetch import RolloutCache
 from trainer.data.plan import BatchPlanner
 from trainer.data.rollout_reader import RolloutReader
@@ -135,3 +136,25 @@ def test_a_thousand_bad_records_stop_the_trainer_until_an_operator_skips_them(
     assert len(letters_of(lab)) == len(letters)
     assert lab.run_log(run_config).last_step == 1
     assert skip(lab, "--until-good")[1]["skips"] == []
+
+
+def test_tokens_of_a_client_that_the_model_cannot_compute_are_dropped_and_do_not_stop_the_trainer(
+    kafka: Kafka, unique: str, tmp_path: Path
+) -> None:
+    """As a client posts them to the bridge: token ids of another tokenizer, and no prompt."""
+    lab = Lab(kafka, unique, tmp_path, tiny_model(tmp_path))
+    changes: tuple[dict[str, Any], ...] = ({"response": [VOCAB]}, {"prompt": ()})
+    for change in changes:
+        for index in range(LIMIT + 1):
+            record = rollout(f"{lab.policy}-{next(iter(change))}-{index}", policy=lab.policy, **change)
+            lab.publisher.send(topics.ROLLOUTS, record, partition=3)
+    lab.publisher.flush()
+    time.sleep(0.01)  # a later append time: all of them come before the batch is full
+    lab.put_groups(2)
+    run_config = lab.config(steps=1)
+    assert lab.train(run_config) == 0, lab.log_text(run_config)
+    (plan,) = lab.run_log(run_config).plans.values()
+    counts = Counter({drop.reason: drop.count for drop in plan.drops})
+    outside = f"token ids outside the model's vocabulary of {VOCAB}"
+    assert counts == {outside: LIMIT + 1, NOTHING_BEFORE: LIMIT + 1}
+    assert letters_of(lab) == []

@@ -210,7 +210,10 @@ def bad(file: Path, text: str) -> str:
         ({"base": "math", "scorer": "math", "data": {"a": 1}}, "environments.a.data: these are data of the verifier"),
         ({"base": "math", "scorer": "math", "limits": {"attempts": 1}}, "environments.a.limits: one completion answ"),
         ({"base": "terminal", "tools": {}}, "environments.a.tools: terminal takes no tools, as toolcall does"),
-        ({"base": "toolcall", "tasks": "."}, "environments.a.tasks: toolcall takes no tasks, as swe or terminal does"),
+        (
+            {"base": "toolcall", "tasks": "."},
+            "environments.a.tasks: toolcall takes no tasks, as gui or swe or terminal does",
+        ),
         ({"base": "terminal", "tasks": "nowhere"}, "environments.a.tasks: there is no folder"),
         ({"base": "toolcall", "tools": "nowhere.yaml"}, "environments.a.tools: there is no file"),
         ({"base": "toolcall", "tools": 7}, "environments.a.tools: give the name of a file of tools"),

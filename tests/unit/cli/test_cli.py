@@ -38,7 +38,7 @@ from tentalis.cli.shared.output import print_table
 from tentalis.cli.shared.record_json import from_plain, to_plain
 from tentalis.cli.shared.settings import resolve_settings
 from tentalis.cli.shared.topic_tail import Start, as_object, begin_offset, parse_start
-from tentalis.cli.up import READY, _word
+from tentalis.cli.up import READY, _may_settle, _word
 from tentalis.kafka import topology
 from tentalis.kafka.admin import Impossible
 from tentalis.kafka.consumer import Stored
@@ -305,6 +305,8 @@ def test_a_stack_is_ready_when_everything_is_and_has_been_heard_since() -> None:
     assert _word({"a": ready, "b": degraded, "c": halted, "d": process("waiting", "waits for b")}) == word
     for state in ("unresponsive", "crash-looping", "failed"):
         assert _word({"a": ready, "b": process(state, "why")}) == f"not ready: b is {state}: why"
+        # A trainer that ended for good is told of at once: only an operator starts it again.
+        assert _may_settle({"a": ready, "b": process(state, "why")}) == (state not in ("failed", "halted"))
 
 
 def test_status_names_a_full_disk_although_its_file_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ COMPUTES = (
     "trainer.",
     # Environments that run actions of a model, but not the worker that plays them.
     "tentalis.agents.environments.env_pool",
+    "tentalis.agents.environments.gui",
     "tentalis.agents.environments.mcp_",
     "tentalis.agents.environments.regrading",
     "tentalis.agents.environments.tool",

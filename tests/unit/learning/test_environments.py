@@ -194,6 +194,14 @@ def test_tools_that_would_not_be_recorded_are_refused(tmp_path: Path, monkeypatc
         prepared(tmp_path, options)
 
 
+def test_an_environment_that_a_program_plays_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "environments.yaml"
+    file.write_text("environments: {a: {base: agent, program: {command: [/bin/true]}}}", encoding="utf-8")
+    options = options_for(tmp_path, [{"prompt": "a"}] * 2, environment="a", environment_file=str(file))
+    with pytest.raises(LearnError, match="a is played by a program, which needs a gateway"):
+        prepared(tmp_path, options)
+
+
 def test_a_bad_file_of_environments_begins_nothing(tmp_path: Path) -> None:
     file = tmp_path / "environments.yaml"
     file.write_text("environments: {a: {base: echo, data: {than: 1}}}", encoding="utf-8")

@@ -17,7 +17,7 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import Stored
 from tentalis.policies import evaluation
 from tentalis.policies.core import PolicyLog
-from tentalis.policies.evaluation import divergence, fixture_task, prompts_of
+from tentalis.policies.evaluation import VOTE_TRIES, PromptRefused, divergence, fixture_task, prompts_of
 from tentalis.policies.guard import LIVE, ROLLBACK, GuardEvidence, GuardLimits
 from tentalis.policies.guard_statistics import evidence_of_drop
 from tentalis.policies.guardian import Guardian, verdict_of
@@ -25,6 +25,7 @@ from tentalis.policies.live import PAIRED_TASKS, ServedAnswers
 from tentalis.policies.process import PolicyService
 from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import ChatClient
+from tentalis.rewards.votes import NoVote
 from tentalis.service.settings import Settings
 from tests.support.loop_records import T0, manifest, promotion, task, update
 from tests.support.loop_server import LoopServer
@@ -295,6 +296,17 @@ def test_a_judge_that_is_away_leaves_the_candidate_waiting() -> None:
         judged(lambda q: httpx.Response(503))
 
 
+def test_an_answer_on_which_a_judge_never_votes_does_not_hold_the_candidates_up() -> None:
+    """A request whose text makes the judge ramble until it is cut, or that a filter refuses."""
+    one_good = lambda q: httpx.Response(400) if "question 1" in q else said_by_judge(r"\boxed{1}")  # noqa: E731
+    verdict, asked = judged(one_good)
+    assert verdict.passed and verdict.metrics["score"] == 1.0
+    tries = sum("question 1" in each for each in asked)
+    assert tries == VOTE_TRIES * sum("Say hello." in each for each in asked) > 0
+    with pytest.raises(NoVote):
+        judged(lambda q: httpx.Response(400))
+
+
 def test_a_grade_that_cannot_be_read_leaves_its_pair_out() -> None:
     verdict, _ = judged(lambda q: said_by_judge("no grade"))
     assert verdict.passed and "score" not in verdict.metrics
@@ -316,6 +328,40 @@ def test_candidates_are_tried_on_the_policys_latest_tasks_and_on_what_nobody_ask
     found = prompts_of(Settings(), codec, "assistant", limits)
     assert [each.task_id for each in found[:2]] == ["t1", "t3"]
     assert [each.messages[-1].content for each in found[2:]] == ["Hello"]
+    refused = {"t1", found[-1].task_id}
+    assert [each.task_id for each in prompts_of(Settings(), codec, "assistant", limits, refused)] == ["t0", "t3"]
+
+
+class Refusing(Speaker):
+    """Refuses prompts that contain "too long" for their content."""
+
+    async def generate(self, model: str, prompt: Any, **sampling: Any) -> Generation:
+        if "too long" in prompt[-1]["content"]:
+            raise RequestRefused(400, "the prompt has 9999 tokens, the context 2048")
+        return await super().generate(model, prompt, **sampling)
+
+
+def test_a_prompt_that_the_server_refuses_does_not_hold_the_candidates_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Any client can send one. Its task would stay among the prompts, and no candidate would ever be served."""
+    log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1))
+    tasks = [*QUESTIONS, fixture_task("assistant", "too long"), fixture_task("assistant", "too long too")]
+    settings, asked = Settings(bootstrap="nowhere:1"), list[int]()
+
+    def find(*arguments: Any) -> list[Task]:
+        found = [each for each in tasks if each.task_id not in arguments[-1]]
+        asked.append(len(found))
+        return found
+
+    of = Guardian(settings, make_codec(settings), Refusing(), log, "guard/test", find)
+    verdict = asyncio.run(of.try_candidate(version(1)))
+    assert verdict is not None and verdict.passed
+    assert verdict.metrics["answers"] == 3
+    assert [tasks[-2].task_id in caplog.text, tasks[-1].task_id in caplog.text] == [True, True]
+    del tasks[:3]
+    of = Guardian(settings, make_codec(settings), Refusing(), log, "guard/test", find)
+    for _ in range(2):  # nothing is left: the server may be at fault, and is asked again
+        with pytest.raises(PromptRefused, match="9999 tokens"):
+            asyncio.run(of.try_candidate(version(1)))
 
 
 def test_without_prompts_there_is_no_verdict() -> None:
@@ -348,6 +394,24 @@ def test_where_more_than_the_initial_adapter_was_published_before_anybody_decide
     branch = run(first=3).model_copy(update={"run_id": "run-1.1", "parent_run": "run-1", "parent_step": 2})
     log = log_of(run(), branch, update(3, run_id="run-1.1", step=0, sha256="s2"))
     assert log.due_promotions() == [] and len(log.untried()) == 1, "a branch begins with weights that were trained"
+
+
+def test_a_version_that_passed_is_served_although_newer_ones_were_published_during_its_trial() -> None:
+    """A rollback may go back to a version that passed, and the trainer keeps the checkpoints of what was served."""
+    log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1), version(2))
+    assert [u.version for u in log.untried()] == [2]
+    log.apply(said(1), -1)
+    assert [u.version for u in log.due_promotions()] == [1] and [u.version for u in log.untried()] == [2]
+    log.apply(promotion(1, "guarded", "s1"), 10)
+    assert log.due_promotions() == [], "it is served"
+    log.apply(said(2, "one word"), -1)
+    assert guardian(log, Speaker()).refusal_rollback(log.refused()[0]).version == 1
+    # A person's decision, or the refusal of a later version, overrides all that was published before it.
+    for mode in ("manual", ROLLBACK):
+        log = log_of(run(), version(0), promotion(0, "guarded", "s0"), version(1), version(2), promotion(0, mode, "s0"))
+        log.apply(said(1), -1)
+        log.apply(version(3), 9)
+        assert log.due_promotions() == [], mode
 
 
 def said(name: int, *reasons: str, experiment: str = "guard") -> EvalResult:
@@ -544,6 +608,17 @@ def test_a_version_of_up_falls_back_to_the_last_that_learn_served(compacted: boo
     guarded = [version(number).model_copy(update={"event_time": T0 + 9}) for number in (4, 5)]
     log = [run("promotion: always\n"), *learnt, *promotions, later, guarded[0], said(4, "one word")]
     assert fallback_version(*log, guarded[1], said(5), promotion(5, "guarded", "s5")) == 3
+
+
+@pytest.mark.parametrize(("promoted", "target"), [([1], 1), ([], 2)])
+def test_a_version_that_passed_and_was_never_served_is_gone_back_to_only_if_no_served_one_is_known(
+    promoted: list[int], target: int
+) -> None:
+    """The trainer keeps the checkpoints of versions that were served. Compaction may remove their promotions."""
+    tried = [record for number in (1, 2) for record in (version(number), said(number))]
+    served = [promotion(number, "guarded", f"s{number}") for number in promoted]
+    log = [run(), version(0), *tried, *served, version(3), said(3), promotion(3, "guarded", "s3")]
+    assert fallback_version(*log) == target
 
 
 def test_a_version_falls_back_within_the_runs_that_it_was_trained_from() -> None:

@@ -11,7 +11,7 @@ import pytest
 from schemas.records import BatchPlan, Position, StepResult
 from tentalis.policies.lineage import Lineage
 from tentalis.service.settings import Settings
-from tests.support.loop_records import manifest, plan
+from tests.support.loop_records import manifest, plan, promotion
 from tests.support.trainer_lab import config, rollouts, tiny_model
 from tests.unit.trainer.test_step import engine_of, run_step, state_of
 from trainer.distributed.stop import StopRequested
@@ -97,15 +97,25 @@ class HeldCommits:
             settings=None,
             writer=None,
             manifest=SimpleNamespace(first_version=0),
-            copy_step=lambda plan, *_: self.events.append(f"copy {plan.step}") or plan,
+            copy_step=self.copy,
             apply_commit=lambda committed: self.events.append(f"apply {committed.plan.step}"),
         )
         nothing: Any = None
-        metrics: Any = SimpleNamespace(record_step=lambda *_: None, set_position=lambda *_: None)
+        metrics: Any = SimpleNamespace(
+            **dict.fromkeys(("record_step", "set_position", "set_promoted"), lambda *_: None)
+        )
+        self.decisions: list[Any] = []
+        promotions: Any = SimpleNamespace(poll=lambda _: self.decisions)
+        monkeypatch.setattr(coordinator_module, "decode_record", lambda stored, _: stored.record)
         backpressure: Any = SimpleNamespace(gate=BackpressureGate("assistant", "run-1", 0))
         self.coordinator = Coordinator(
-            state, nothing, nothing, nothing, metrics, nothing, FOREVER, recovered_step, recovered_step, backpressure
+            state, nothing, nothing, promotions, metrics, nothing, FOREVER, recovered_step, recovered_step, backpressure
         )
+
+    def copy(self, plan: BatchPlan, *_: object) -> BatchPlan:
+        self.events.append(f"copy {plan.step}")
+        self.promoted = self.coordinator.state.run.promoted_version
+        return plan
 
     def commit(self, _settings: None, _writer: None, trained: BatchPlan) -> CommittedStep:
         self.events.append(f"begin {trained.step}")
@@ -141,6 +151,13 @@ def test_the_next_step_may_compute_but_its_commit_waits_for_the_one_before(held:
     assert held.coordinator.wait_for_commit(no_check) == [{0: 2}]
     assert held.events == ["copy 1", "begin 1", "end 1", "apply 1", "copy 2", "begin 2", "end 2", "apply 2"]
     assert held.coordinator.take_commit() == []
+
+
+def test_a_commit_knows_what_was_decided_while_its_step_was_computed(held: HeldCommits) -> None:
+    """It prunes by it: the version that a rollback goes back to could otherwise be removed, and the run would end."""
+    held.decisions = [SimpleNamespace(offset=5, record=promotion(3, "rollback"))]
+    held.trained(1)
+    assert held.promoted == 3
 
 
 def test_a_stop_ends_the_wait_and_the_step_after_is_not_committed(held: HeldCommits) -> None:
@@ -292,6 +309,26 @@ def test_both_plans_that_may_be_on_the_log_are_made_anew_if_their_offsets_mean_n
         state.step = step
         coordinator.next_plan()
     assert made == ["new 1/2", "new 2/2", "as it is 3"]
+
+
+def test_the_next_attempt_of_a_plan_that_was_made_anew_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds what is left of its rollouts without the culprits. A further plan would lose them without a drop: they
+    are below its low water."""
+    held = HeldCommits(monkeypatch)
+    coordinator, state = held.coordinator, held.coordinator.state
+    coordinator.planned_step, coordinator.offsets_anew, state.step = 1, True, 0
+    state.run.plans[1, 1] = plan(1, ["old/0"])
+    anew = plan(1, ["good/0", "bad/0"]).model_copy(update={"attempt": 2})
+    monkeypatch.setattr(Coordinator, "_may_begin", lambda _: True)
+    monkeypatch.setattr(Coordinator, "_new_plan", lambda *_: anew)
+    monkeypatch.setattr(Coordinator, "_resume_plan", lambda _, found: found)
+    planner: Any = SimpleNamespace(consume=lambda *_: None, pending=0)
+    metrics: Any = SimpleNamespace(record_plan=lambda *_: None)
+    coordinator.planner, coordinator.metrics = planner, metrics
+    assert coordinator.next_plan() is anew
+    rest = anew.model_copy(update={"attempt": 3, "rows": anew.rows[:1]})
+    state.run.plans[1, 3] = rest  # as `drop_culprits` leaves it
+    assert coordinator.next_plan() is rest
 
 
 def test_the_result_on_the_log_belongs_to_the_attempt(tmp_path: Path) -> None:

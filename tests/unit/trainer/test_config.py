@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from schemas.records import PolicySpan, Sampling
-from schemas.tensors import uint8_bytes
+from schemas.tensors import int32_bytes, uint8_bytes
 from tentalis.policies.guard import GuardMode, GuardRule
 from tests.support import ROOT
 from tests.support.trainer_lab import rollout
@@ -25,7 +25,14 @@ from trainer.config.conversation import ANCHOR, anchored
 from trainer.config.file import known_names, load_config, override_settings, parse_config, section_of
 from trainer.config.loss import KlConfig, LossConfig, PairLossConfig
 from trainer.config.trainer_config import ConfigError, TrainerConfig, config_text, given_text
-from trainer.data.candidates import Offer, ReadSegment, malformed_reason, offer_of
+from trainer.data.candidates import (
+    NOTHING_BEFORE,
+    Offer,
+    ReadSegment,
+    malformed_reason,
+    offer_of,
+    untrainable_tokens,
+)
 
 MINIMAL = "run_id: r\npolicy: p\nbase_model: smollm2\nbase_model_name: smollm2\n"
 
@@ -294,13 +301,25 @@ def test_the_oldest_and_the_newest_version_count() -> None:
 def test_contradicting_fields_are_malformed() -> None:
     good = rollout(teacher=[-1, -1, -1])
     assert malformed_reason(good, 64) is None
-    assert malformed_reason(good, 12) == "token ids outside the model's vocabulary of 12"
     assert malformed_reason(good.model_copy(update={"loss_mask": b"\1"}), 64) == "7 tokens but 1 values in loss_mask"
     assert (
         malformed_reason(good.model_copy(update={"teacher_logprobs": b""}), 64)
         == "7 tokens but 0 values in teacher_logprobs"
     )
-    assert "nothing comes before it" in str(malformed_reason(good.model_copy(update={"loss_mask": b"\1" * 7}), 64))
+
+
+def test_tokens_that_the_model_cannot_compute_are_no_contradiction() -> None:
+    """A client of the bridge chooses them, so they must not count towards the limits of dead letters."""
+    good = rollout()
+    assert untrainable_tokens(good, 64) is None
+    assert untrainable_tokens(good, 12) == "token ids outside the model's vocabulary of 12"
+    negative = good.model_copy(update={"token_ids": int32_bytes([3, -1, 5, 6, 10, 11, 12])})
+    assert "outside the model's vocabulary" in str(untrainable_tokens(negative, 64))
+    first = good.model_copy(update={"loss_mask": b"\1" * 7})
+    assert untrainable_tokens(first, 64) == NOTHING_BEFORE
+    empty = good.model_copy(update={"token_ids": b"", "loss_mask": b"", "sampler_logprobs": b""})
+    assert untrainable_tokens(empty, 64) is None
+    assert [malformed_reason(each, 12) for each in (good, negative, first, empty)] == [None] * 4
 
 
 def test_a_conversation_is_anchored_at_the_base_model_unless_it_says_otherwise() -> None:

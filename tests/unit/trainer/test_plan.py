@@ -15,6 +15,7 @@ from schemas import topics
 from schemas.records import BatchPlan
 from tentalis.ops.forget.core import redacted_rollout
 from tests.support.trainer_lab import rollout
+from trainer.data import plan as plan_module
 from trainer.data.candidates import Offer, ReadSegment, offer_of
 from trainer.data.plan import (
     GRADED_TOO_LATE,
@@ -164,6 +165,24 @@ def test_drops_are_ranges_with_reason_and_count() -> None:
     ]
     assert draft.forged == ("a/0",)
     assert draft.low_water == {0: 9}
+
+
+def test_reasons_that_alternate_do_not_make_a_plan_too_large_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client can send rollouts that cannot be trained on, now for one reason, now for the other."""
+    monkeypatch.setattr(plan_module, "MAX_DROPS", 10)
+    drops = []
+    for count in (10, 11):
+        batch_planner = planner(1, batch=1)
+        unfit = [offer(0, i, 0, unfit=("greedy sampling", "over 6 tokens")[i % 2]) for i in range(count)]
+        batch_planner.add_segment(segment(0, 0, [*unfit, offer(0, count, 1)]))
+        draft = batch_planner.next_draft(0, {0: count + 1})
+        assert draft is not None
+        drops.append(draft.drops)
+    assert [(d.first_offset, d.count) for d in drops[0]] == [(i, 1) for i in range(10)]
+    assert [(d.first_offset, d.last_offset, d.count, d.reason) for d in drops[1]] == [
+        (0, 10, 6, "greedy sampling"),
+        (1, 9, 5, "over 6 tokens"),
+    ]
 
 
 def test_a_version_that_was_not_published_samples_nothing_that_is_trained_on() -> None:
