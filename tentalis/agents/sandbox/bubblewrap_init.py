@@ -52,7 +52,8 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         _become(spec)
-    os.close(0), os.close(1), os.close(2)
+    for descriptor in (0, 1, 2):
+        os.close(descriptor)
     status = _attend(child, lifeline, ended, int(spec["memory_bytes"]))
     if status is not None:
         word = SIGNALLED if os.WIFSIGNALED(status) else EXITED

@@ -23,6 +23,8 @@ _SLOW_SHARE, _FAST_SHARE = 50, 4
 space falls."""
 _STEP_MB, _STEP_FILES = 64, 2000
 """A fall of the free space by so much, or by an eighth of the limit, leads to a measurement."""
+_END_MB, _END_FILES = 16, 512
+"""A fall by so much at the end of a command leads to a last measurement."""
 _DELETED = " (deleted)"
 
 
@@ -74,7 +76,7 @@ class DiskWatch:
         """Ends the watch. Measures a last time if the free space fell, so that many commands add up to no more."""
         self._ended.set()
         self._thread.join()
-        if not self.exceeded and self._free().fell_by(self._last, MIB, 64):
+        if not self.exceeded and self._free().fell_by(self._last, _END_MB * MIB, _END_FILES):
             self._measure()
         os.close(self._root)
 

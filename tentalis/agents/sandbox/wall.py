@@ -33,8 +33,8 @@ class Limits:
     processes: int = 32
     open_files: int = 256
     file_mb: int = 64
-    disk_mb: int = 4096
-    files: int = 100_000
+    disk_mb: int = 16_384
+    files: int = 500_000
     output_bytes: int = 64 * 1024
     network: tuple[str, ...] = ()
 
