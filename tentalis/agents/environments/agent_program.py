@@ -136,28 +136,24 @@ def started(variables: Path, folder: Path, words: Sequence[str]) -> list[str]:
 
 def program_limits(program: AgentProgram, access: ProgramAccess) -> Limits:
     """Returns the limits of a program, which may connect to its model."""
-    return Limits(
-        time_s=program.seconds,
-        cpu_s=int(program.seconds) * _CPUS + 1,
-        memory_mb=program.memory_mb,
-        processes=program.processes,
-        open_files=_OPEN_FILES,
-        file_mb=_FILE_MB,
-        output_bytes=OUTPUT_BYTES,
-        network=(_endpoint(access.url), *program.network),
-    )
+    return _limits(program, program.seconds, (_endpoint(access.url), *program.network))
 
 
 def check_limits(program: AgentProgram) -> Limits:
     """Returns the limits of a check, which has no network."""
+    return _limits(program, program.check_seconds, ())
+
+
+def _limits(program: AgentProgram, seconds: float, network: tuple[str, ...]) -> Limits:
     return Limits(
-        time_s=program.check_seconds,
-        cpu_s=int(program.check_seconds) * _CPUS + 1,
+        time_s=seconds,
+        cpu_s=int(seconds) * _CPUS + 1,
         memory_mb=program.memory_mb,
         processes=program.processes,
         open_files=_OPEN_FILES,
         file_mb=_FILE_MB,
         output_bytes=OUTPUT_BYTES,
+        network=network,
     )
 
 
