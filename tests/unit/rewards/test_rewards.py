@@ -25,7 +25,9 @@ def judged(answer: str, question: str = "Why do cats purr?", **fields: Any) -> A
 def test_an_unknown_environment_is_refused() -> None:
     task = make_task(environment="moon")
     for call in (rewards.check, rewards.scorer_of, rewards.scorer_name):
-        with pytest.raises(UnknownEnvironment, match="'moon' is not known; the known ones are chat, echo, env-pool"):
+        with pytest.raises(
+            UnknownEnvironment, match="'moon' is not known; the known ones are agent, chat, echo, env-pool"
+        ):
             call(task)
     with pytest.raises(UnknownEnvironment):
         rewards.verify(task, make_result(task))

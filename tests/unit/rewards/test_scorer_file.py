@@ -109,7 +109,7 @@ def test_a_detector_that_is_switched_off_in_the_rules_costs_no_answer_its_reward
         ("source: user", "source: next_state", r"parts\.user\.source: Input should be"),
         ("votes: 5", "votes: 5, temperature: 0", "at temperature 0 5 votes are equal"),
         ("votes: 5", "votes: 0", r"next_state\.votes: Input should be greater than or equal to 1"),
-        ("  math:", "  maths:", "'maths' is not known; the known ones are chat, echo, env-pool, gui, llm"),
+        ("  math:", "  maths:", "'maths' is not known; the known ones are agent, chat, echo, env-pool, gui, llm"),
         ('three_quarters"', 'three_quarters", time_limit_s: 101', r"mine\.time_limit_s: .* equal to 100"),
         ("model: judge", "model: judge\n    time_limit_s: 101", r"small\.time_limit_s: .* equal to 100"),
         ("three_quarters", "nothing", r"environments\.chat\.mine: .* has no nothing"),
