@@ -55,7 +55,7 @@ def test_a_gateway_that_is_told_to_stop_finishes_what_it_began(kafka: Kafka, tmp
     with listening(backend_app(script)) as backend, gateway(backend, kafka, tmp_path) as (process, client):
         with (
             client.stream("POST", "/v1/chat/completions", json=BODY) as answer,
-            client.stream("GET", "/v1/events") as watching,
+            client.stream("GET", "/v1/events?types=step") as watching,
         ):
             events, said = watching.iter_lines(), chunks(answer)
             assert next(events) == ": watching" and next(said)
