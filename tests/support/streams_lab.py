@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -97,11 +98,19 @@ class Lab:
         assert self.producer.flush(30) == 0
 
     def set_time(self, kind: str) -> None:
-        """Sets the timestamps of the input topic from now on: LogAppendTime or CreateTime."""
+        """Sets the timestamps of the input topic from now on: LogAppendTime or CreateTime. Returns once the broker says
+        so: the controller has it before the broker of a partition follows."""
         entry = ConfigEntry("message.timestamp.type", kind, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
         for future in self.admin.incremental_alter_configs([resource]).values():
             future.result(30)
+
+        def is_set() -> bool:
+            (described,) = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, self.topic)]).values()
+            return bool(described.result(30)["message.timestamp.type"].value == kind)
+
+        eventually(is_set)
+        time.sleep(0.5)  # what the broker says and what it does are two steps
 
     def start(self, *options: str) -> "subprocess.Popen[bytes]":
         """A worker process."""
