@@ -148,16 +148,27 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
         answer = health.answer(request.url.path)
         return Response(answer.body, answer.status, {"Content-Type": answer.content_type})
 
-    _add_call_route(app, proxy, "/v1/chat/completions", ChatProtocol())
-    _add_call_route(app, proxy, "/v1/completions", CompletionProtocol())
-    _add_call_route(app, proxy, "/v1/messages", MessagesProtocol())
-    _add_call_route(app, proxy, "/v1/responses", ResponsesProtocol())
+    _add_proxy_routes(app, proxy)
 
     pass_through = PassThrough(deps.settings, deps.keys, deps.backends, usage, deps.metrics)
     for path in PATHS:
         _add_pass_through(app, pass_through, path)
     _add_model_routes(app, deps)
     add_usage_route(app, deps.keys, usage, deps.usage_store)
+
+    app.state.usage = usage
+    for install in extensions:
+        install(app, deps)
+    app.state.health = health
+    return app
+
+
+def _add_proxy_routes(app: FastAPI, proxy: ModelProxy) -> None:
+    """Adds the routes of calls of models, and those of their tokens, episodes and sessions."""
+    _add_call_route(app, proxy, "/v1/chat/completions", ChatProtocol())
+    _add_call_route(app, proxy, "/v1/completions", CompletionProtocol())
+    _add_call_route(app, proxy, "/v1/messages", MessagesProtocol())
+    _add_call_route(app, proxy, "/v1/responses", ResponsesProtocol())
 
     @app.post("/v1/messages/count_tokens", include_in_schema=False, response_model=None)
     async def count_tokens(request: Request) -> Response:
@@ -175,12 +186,6 @@ def build_app(deps: GatewayDependencies, extensions: Sequence[RouteInstaller] = 
     ) -> dict[str, str]:
         """Ends a session: its last turn gets no next state."""
         return await proxy.end_session(request, session_id)
-
-    app.state.usage = usage
-    for install in extensions:
-        install(app, deps)
-    app.state.health = health
-    return app
 
 
 def _model_proxy(deps: GatewayDependencies, usage: KeyUsage) -> ModelProxy:

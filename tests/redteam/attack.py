@@ -22,7 +22,7 @@ LIMITS = Limits(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is left of an attack: the wall, the place, the output of the command and the seconds that it took."""
+    """The remains of an attack: the wall, the place, the output of the command and the seconds that it took."""
 
     wall: Wall
     place: Place

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from tentalis.agents.sandbox import CommandEnd
-from tentalis.agents.sandbox.disk_watch import used
+from tentalis.agents.sandbox.folder_watch import used
 from tests.redteam.attack import LIMITS, Attack, Trial
 
 _MIB = 1024 * 1024

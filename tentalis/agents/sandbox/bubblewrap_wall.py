@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from tentalis.agents.sandbox import bubblewrap_init
-from tentalis.agents.sandbox.disk_watch import DiskWatch
+from tentalis.agents.sandbox.folder_watch import FolderWatch
 from tentalis.agents.sandbox.streams import AttendedOutput
 from tentalis.agents.sandbox.syscall_filter import filter_program
 from tentalis.agents.sandbox.wall import (
@@ -91,7 +91,7 @@ class BubblewrapWall:
         running = self._started(command, folder, limits, readable, str(stdin or os.devnull))
         streams = running.stdout, running.stderr
         attended = AttendedOutput(streams, limits.output_bytes, running.kill, stop or threading.Event())
-        disk = DiskWatch(folder, limits, running.kill)
+        disk = FolderWatch(folder, limits, running.kill)
         try:
             timed_out = not running.ended_within(limits.time_s)
             running.end()

@@ -19,7 +19,7 @@ from sandlock import ExitReason, Process, Result, Sandbox, SandlockError, StdioM
 
 from tentalis.agents.sandbox.abandoned import mark
 from tentalis.agents.sandbox.attributes import FILE_CALLS, FileAttributes, Leader, OwnLimits
-from tentalis.agents.sandbox.disk_watch import DiskWatch
+from tentalis.agents.sandbox.folder_watch import FolderWatch
 from tentalis.agents.sandbox.streams import AttendedOutput, OutputPipes
 from tentalis.agents.sandbox.wall import (
     MIB,
@@ -170,7 +170,7 @@ def _run(
     timer = threading.Timer(limits.time_s, time_is_over)
     timer.daemon = True
     timer.start()
-    disk = DiskWatch(folder, limits, leader.kill)
+    disk = FolderWatch(folder, limits, leader.kill)
     limited = OwnLimits(marked=mark() is not None)
     answers = {**FileAttributes(folder).answers(), "chdir": leader.answer(), "prlimit64": limited.answer()}
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from tentalis.agents.environments.toolcall import PYTHON
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall, wall_or_reason
-from tentalis.agents.sandbox.disk_watch import used
+from tentalis.agents.sandbox.folder_watch import used
 from tests.redteam.attack import Attack
 from tests.redteam.report import ATTACKS
 from tests.redteam.trial import successes

@@ -49,7 +49,7 @@ class FreeSpace:
         return since.bytes - self.bytes >= byte_count or since.files - self.files >= file_count
 
 
-class DiskWatch:
+class FolderWatch:
     """Watches a folder from now on. Calls `kill` from another thread, once, when the folder is over its limits."""
 
     def __init__(self, folder: Path, limits: Limits, kill: Callable[[], None]) -> None:
