@@ -5,7 +5,8 @@ The stack is started, asked and ended by the commands of docs/start/compose.md; 
 
     make test-docker [ARGS='--targets core,model,trainer-cpu --keep']
 
-promtool checks the configuration of Prometheus, the alerts and the queries of the dashboards.
+promtool checks the configuration of Prometheus, the alerts and the queries of the dashboards. Prometheus, the collector
+and the registry are started beside the stack (`profiles.py`).
 
 Images are built on the stock bases where the engine can pull them, else on bases made here (`local_images.py`). The
 last line on stdout is one JSON object; the exit code is 1 if it has problems. --write replaces the figures in
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,13 +32,15 @@ import yaml
 
 from tentalis.local.jars import cache_dir
 from tentalis.local.ports import free_port
-from tests.docker import gui_episode, promtool, sandbox_episode
+from tests.docker import gui_episode, profiles, promtool, sandbox_episode
 from tests.docker.engine import Docker, NotAvailable, engine, say
 from tests.docker.images import ALL_TARGETS, BuiltImages, build_images, tag_of
+from tests.docker.profile_images import profile_images
+from tests.docker.stack import PROJECT, Stack, wait_for
 from tests.support import ROOT, compose
 from tests.support.transcript import PageMismatch, PageShell, ShownCommand, commands_of
 
-PROJECT, NEXT = "tentalis-test", "next"
+NEXT = "next"
 RUN, STEPS = "compose", 8
 FIRST_STEPS = "start/compose.md"
 WITHOUT_TORCH = ("core", "worker-gui")
@@ -51,32 +54,13 @@ class Report(BuiltImages):
     engine: str = ""
     cuda: dict[str, str] = field(default_factory=dict)  # of the torch of each trainer
     up_s: float | None = None
+    profiles: dict[str, int] = field(default_factory=dict)  # what the services of profiles were seen to have
     restarted: list[str] = field(default_factory=list)
     commands: dict[str, int] = field(default_factory=dict)  # followed, by page
     first_adapter_s: float | None = None
     served: str | None = None
     verify: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Stack:
-    """One project of docker compose."""
-
-    docker: Docker
-    variables: Mapping[str, str]
-
-    def __call__(self, *arguments: str, timeout: float = 120.0, check: bool = True) -> str:
-        return self.docker(
-            "compose", "--project-name", PROJECT, "--file", str(ROOT / "docker-compose.yml"), *arguments,
-            timeout=timeout, check=check, **self.variables,
-        )  # fmt: skip
-
-    def inside(self, *command: str, timeout: float = 120.0, check: bool = True) -> str:
-        """Returns the output of a command in the container of the gateway, logs aside."""
-        return self(
-            "exec", "-T", "gateway", "sh", "-c", f"{' '.join(command)} 2>/dev/null", timeout=timeout, check=check
-        )
 
 
 def trainer_config(folder: Path) -> Path:
@@ -123,16 +107,6 @@ def cleared(stack: Stack, keep: bool) -> Iterator[None]:
     finally:
         if not keep:
             stack("down", "--volumes", "--timeout", "20", timeout=300)
-
-
-def wait_for(what: str, seconds: float, check: Callable[[], Any], every: float = 5.0) -> Any:
-    """Returns the first true result of `check`. Raises TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while not (found := check()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:g} s: {what}")
-        time.sleep(every)
-    return found
 
 
 def answers(stack: Stack) -> int:
@@ -238,6 +212,8 @@ def loop(stack: Stack, operator: Operator, port: int, keep: bool, report: Report
         say(f"up after {report.up_s} s")
         operator.follow(FIRST_STEPS, commands=page[1:learned])
         wait_for("the first answers of the worker", FIRST_ADAPTER_S, lambda: answers(stack))
+        report.profiles, found = profiles.tried(stack)
+        report.problems += found
         restart_each(stack, report)
         report.served = wait_for("an adapter is served", FIRST_ADAPTER_S, lambda: served(stack))[0]["version"]
         report.first_adapter_s = round(time.monotonic() - began, 1)
@@ -281,10 +257,13 @@ def run(options: argparse.Namespace, report: Report) -> None:
         check_images(docker, report)
         if options.no_loop:
             return
-        port = free_port()
-        ports = {name: str(free_port(avoid=(port,))) for name in ("KAFKA_PORT", "TENTALIS_BRIDGE_PORT")}
+        chosen: dict[str, int] = {}
+        for name in ("TENTALIS_GATEWAY_PORT", "TENTALIS_BRIDGE_PORT", "KAFKA_PORT", *profiles.PORTS):
+            chosen[name] = free_port(avoid=chosen.values())
+        port, ports = chosen["TENTALIS_GATEWAY_PORT"], {name: str(each) for name, each in chosen.items()}
         files = {"TENTALIS_TRAINER_CONFIG": str(trainer_config(Path(folder)))}
-        stack = Stack(docker, variables | files | ports | {"TENTALIS_GATEWAY_PORT": str(port)})
+        traces = {name: profiles.example(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT",)}
+        stack = Stack(docker, {**variables, **files, **ports, **traces, **profile_images(docker, scratch)})
         environment = {"COMPOSE_PROJECT_NAME": PROJECT, "COMPOSE_FILE": str(ROOT / "docker-compose.yml"), "NEXT": NEXT}
         environment |= {**docker.env, **stack.variables}
         with PageShell(Path(folder) / "operator", environment, limit_s=FIRST_ADAPTER_S) as shell:

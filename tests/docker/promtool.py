@@ -23,12 +23,22 @@ HELM = Path(sys.executable).with_name("helm")
 
 def built(cache: Path) -> Path:
     """Returns the program, built from its Go module the first time. Raises NotAvailable without Go."""
+    return _built(cache, "promtool")
+
+
+def prometheus_program(cache: Path) -> Path:
+    """Returns Prometheus, built from its Go module the first time, without its pages. Raises NotAvailable without
+    Go."""
+    return _built(cache, "prometheus")
+
+
+def _built(cache: Path, name: str) -> Path:
     folder = cache / f"promtool-{VERSION}"
-    program = folder / "promtool"
+    program = folder / name
     if not program.exists():
-        require_go("to build promtool, with which Prometheus checks its configuration")
-        say("building promtool from its Go module: 2 to 5 minutes on two cores, once")
-        build_program(write_module(folder / "module", {PROMETHEUS: VERSION}), f"{PROMETHEUS}/cmd/promtool", program)
+        require_go(f"to build {name} of Prometheus")
+        say(f"building {name} from its Go module: 2 to 5 minutes on two cores, once")
+        build_program(write_module(folder / "module", {PROMETHEUS: VERSION}), f"{PROMETHEUS}/cmd/{name}", program)
     return program
 
 

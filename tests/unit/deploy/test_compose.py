@@ -19,7 +19,8 @@ from tentalis.inference.vllm.command import VllmOptions, vllm_command
 from tentalis.kafka import topology
 from tentalis.kafka.topology import APPLICATIONS
 from tentalis.service import variables
-from tests.support import ROOT, compose
+from tests.docker import profile_images, profiles, promtool
+from tests.support import ROOT, apicurio, compose
 from trainer.config.file import load_config
 
 PROJECT = compose.project()
@@ -437,6 +438,29 @@ def test_vllm_is_the_version_of_the_lock() -> None:
     lock = (ROOT / "requirements-vllm.lock").read_text("utf-8")
     version = re.search(r"^vllm==(\S+)", lock, re.MULTILINE)
     assert version is not None and SERVICES["vllm"]["image"].endswith(f":v{version[1]}")
+
+
+def test_the_images_that_the_docker_test_makes_stand_for_those_of_the_profiles() -> None:
+    for service, (variable, dockerfile, _) in profile_images.MADE.items():
+        image, version = profile_images.stock(service)
+        assert f"image: ${{{variable}:-{image}}}" in compose.text() and version[0].isdigit()
+        asks = SERVICES[service]["healthcheck"].get("test", [""])
+        client = next((each for each in ("wget", "curl") if each in " ".join(asks)), None)
+        assert client is None or f"install --yes --no-install-recommends {client} " in dockerfile
+    assert profile_images.stock("registry")[1] == apicurio.VERSION
+    major, minor, patch = profile_images.stock("prometheus")[1].split(".")
+    assert f"v0.{major}{int(minor):02}.{patch}" == promtool.VERSION
+    config = yaml.safe_load((ROOT / "deploy" / "otel" / "collector.yaml").read_text("utf-8"))
+    for kind in ("receiver", "processor", "exporter"):
+        found = set(re.findall(rf'/{kind}/(\w+){kind}"', profile_images.MAIN))
+        assert found == set(config[f"{kind}s"]), kind
+
+
+def test_the_docker_test_asks_prometheus_for_every_process_of_the_stack() -> None:
+    assert profiles.scraped(compose.active(SERVICES)) == {each for each in compose.active(OURS) if each not in JOBS}
+    assert urlsplit(profiles.example("SCHEMA_REGISTRY_URL")).hostname == "registry"
+    assert urlsplit(profiles.example("OTEL_EXPORTER_OTLP_ENDPOINT")).hostname == "otel-collector"
+    assert set(profiles.SERVICES) == profile_images.MADE.keys()
 
 
 def scraped(path: Path) -> dict[str, int]:
