@@ -94,14 +94,16 @@ class Guardian:
         limits = self._log.rule(update).limits
         promoted = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
         served = None if promoted is None or promoted.name == update.name else promoted.name
-        trial.keep({update.name, update.base_model, *([] if served is None else [served])})
+        asked = [update.base_model]
+        if served is not None and promoted is not None and not self._log.equals_base(promoted):
+            asked.append(served)
+        trial.keep({update.name, *asked})
         for rounds in looks(trial.rounds):
             measured, base, *others = await all_or_none(
                 trial.evidence(update.name, rounds, measures_kl=True),
-                trial.evidence(update.base_model, rounds),
-                *([] if served is None else [trial.evidence(served, rounds)]),
+                *(trial.evidence(model, rounds) for model in asked),
             )
-            served_evidence = others[0] if others else None
+            served_evidence = None if served is None else (others or [base])[0]
             decision, reasons = decide(
                 measured, limits, base=base, served=served_evidence, complete=rounds == trial.rounds
             )
