@@ -70,7 +70,16 @@ ENV PATH=/opt/tentalis/bin:${PATH} \
 ENTRYPOINT ["tentalis"]
 CMD ["--help"]
 
-FROM runtime AS core
+# git, for the environment `swe` of a worker and the checks of its patches. Its version is that of the base's Debian.
+FROM runtime AS runtime-core
+USER 0:0
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends git \
+    && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
+
+FROM runtime-core AS core
 COPY --from=packages-core /build/core.cdx.json /usr/share/doc/tentalis/sbom.cdx.json
 COPY --from=app /opt/app /opt/tentalis
 

@@ -5,6 +5,7 @@ import secrets
 from pathlib import Path
 
 from tentalis.service import variables
+from tentalis.service.security import BadSecurity, secret_of
 from tentalis.service.settings import Settings
 
 FILE_NAME = "episode-secret"
@@ -17,31 +18,43 @@ class BadEpisodeSecret(ValueError):
 
 
 def shared_secret(settings: Settings, *, create: bool = False) -> bytes:
-    """Returns the secret of TENTALIS_EPISODE_SECRET, else that of the file `episode-secret` in TENTALIS_HOME.
+    """Returns the secret of TENTALIS_EPISODE_SECRET, or of the file that TENTALIS_EPISODE_SECRET_FILE names; else that
+    of the file `episode-secret` in TENTALIS_HOME.
 
     Args:
         settings: those of the process.
-        create: make the file if there is neither.
+        create: make the file in TENTALIS_HOME if neither variable is set.
 
     Raises:
-        BadEpisodeSecret: there is none, or it has fewer than 16 characters.
-        OSError: the file cannot be read or made.
+        BadEpisodeSecret: there is none, both variables are set, or it has fewer than 16 characters.
+        OSError: the file in TENTALIS_HOME cannot be read or made.
     """
     path = settings.home / FILE_NAME
-    given = variables.EPISODE_SECRET.read()
-    source = variables.EPISODE_SECRET.name
+    given, source = _set_secret()
     if given is None:
         if create:
             _create(path)
         if not path.exists():
             raise BadEpisodeSecret(
-                f"there is no secret for the keys of episodes: set {variables.EPISODE_SECRET.name} to the same value "
-                f"for worker and gateway; on one machine a worker makes {path}"
+                f"there is no secret for the keys of episodes: set {variables.EPISODE_SECRET.name}[_FILE] to the same "
+                f"secret for worker and gateway; on one machine a worker makes {path}"
             )
         given, source = path.read_text(encoding="utf-8").strip(), str(path)
     if len(given) < _LEAST_CHARACTERS:
         raise BadEpisodeSecret(f"{source} has fewer than {_LEAST_CHARACTERS} characters: take a random text")
     return given.encode()
+
+
+def _set_secret() -> tuple[str | None, str]:
+    """Returns the secret of the variables, None if neither is set, and the variable's name. Raises BadEpisodeSecret."""
+    name = variables.EPISODE_SECRET.name
+    try:
+        found = secret_of(os.environ, name)
+    except BadSecurity as error:
+        raise BadEpisodeSecret(str(error)) from error
+    if found is None:
+        return None, name
+    return found.get_secret_value(), name if os.environ.get(name) else variables.EPISODE_SECRET_FILE.name
 
 
 def _create(path: Path) -> None:

@@ -104,6 +104,7 @@ COMPOSE: tuple[Variable[Any], ...] = (
         "Collector of the traces, for the profile observability http://otel-collector:4318.",
         default_text="no traces",
     ),
+    _secret_file("EPISODE_SECRET_FILE", "the secret of the keys of programs that play episodes"),
     _secret_file("JUDGE_KEY_FILE", "the API key that `api_key_env: JUDGE_KEY` in the file of TENTALIS_SCORERS names"),
     _secret_file("HINT_KEY_FILE", "the API key that `api_key_env: HINT_KEY` in the file of TENTALIS_HINTERS names"),
     _secret_file("OPENCLAW_TOKEN_FILE", "the token for the page of OpenClaw"),

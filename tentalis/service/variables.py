@@ -348,6 +348,13 @@ EPISODE_SECRET = Variable[str | None](
     default_text="the file episode-secret in `TENTALIS_HOME`, which a worker of such an environment makes",
     secret=True,
 )
+EPISODE_SECRET_FILE = Variable[Path | None](
+    f"{PREFIX}EPISODE_SECRET_FILE",
+    PATH,
+    None,
+    "File that holds the secret of the keys of episodes.",
+    "`worker` and `serve gateway`",
+)
 HINTERS = Variable[Path | None](
     f"{PREFIX}HINTERS",
     FILE,

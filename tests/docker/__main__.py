@@ -198,8 +198,9 @@ def check_images(docker: Docker, report: Report) -> None:
         plain = ("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--entrypoint")
         script = "id -u; test ! -w / && test ! -w /opt/tentalis && echo closed"
         script += "".join(f"; python -c 'import {name}' && echo {name}" for name in ("tentalis", "torch"))
+        script += "; git --version | cut -c 1-3"
         said = docker(*plain, "sh", image, "-c", f"({script}) 2>/dev/null; true", timeout=300).split()
-        packages = {"sandbox": [], "core": ["tentalis"]}.get(target, ["tentalis", "torch"])
+        packages = {"sandbox": [], "core": ["tentalis", "git"]}.get(target, ["tentalis", "torch"])
         wanted = ["10001", "closed", *packages]
         if said != wanted:
             report.problems.append(f"{target}: {said}, expected {wanted}")

@@ -151,6 +151,18 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with the secret of the keys of episodes: the given one, or that of templates/episodes.yaml. Empty: no program plays. */}}
+{{- define "tentalis.episodesSecret" -}}
+{{- $files := .Values.environmentFile -}}
+{{- /* The content of a ConfigMap of yours is not known here. */}}
+{{- $plays := not (empty $files.configMap) -}}
+{{- range $files.content.environments }}{{- if eq (toString .base) "agent" }}{{- $plays = true }}{{- end }}{{- end -}}
+{{- if eq .Values.roles.gateway.enabled false -}}
+{{- else if .Values.episodes.existingSecret -}}{{- .Values.episodes.existingSecret -}}
+{{- else if $plays -}}{{- printf "%s-episodes" (include "tentalis.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The name of the user of a role. Arguments: root, role. */}}
 {{- define "tentalis.user" -}}
 {{- $name := .root.Values.kafka.sasl.username | default (include "tentalis.kafkaName" (dict "root" .root "name" "tentalis")) -}}

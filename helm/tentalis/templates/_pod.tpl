@@ -144,6 +144,7 @@
 {{- $scorers := and (eq $role "gateway") (not (empty $values.scorers)) -}}
 {{- $environments := include "tentalis.environmentsConfigMap" $arguments -}}
 {{- $keys := include "tentalis.keysSecret" $root -}}
+{{- $episodes := ternary (include "tentalis.episodesSecret" $root) "" (has $role (list "worker" "gateway")) -}}
 {{- $stores := has $role (list "trainer" "policies" "model") -}}
 {{- /* They share a claim, or an object store. The policies process keeps adapters for vLLM where it fetched them. */}}
 {{- $storage := and $stores (not $values.storage.url) -}}
@@ -237,6 +238,12 @@ spec:
         {{- if $environments }}
         - {name: TENTALIS_ENVIRONMENT_FILE, value: /etc/tentalis/environments/environments.yaml}
         {{- end }}
+        {{- if $episodes }}
+        - {name: TENTALIS_EPISODE_SECRET_FILE, value: /etc/tentalis/episodes/secret}
+        {{- if eq $role "worker" }}
+        - {name: TENTALIS_URL, value: {{ printf "http://%s-gateway:%d" (include "tentalis.fullname" $root) (int $values.gateway.service.port) }}}
+        {{- end }}
+        {{- end }}
         {{- with $settings.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -293,6 +300,9 @@ spec:
         {{- if and $keys (eq $role "gateway") }}
         - {name: keys, mountPath: /etc/tentalis/keys, readOnly: true}
         {{- end }}
+        {{- if $episodes }}
+        - {name: episodes, mountPath: /etc/tentalis/episodes, readOnly: true}
+        {{- end }}
         {{- if eq $role "trainer" }}
         - {name: shm, mountPath: /dev/shm}
         {{- end }}
@@ -323,6 +333,12 @@ spec:
       secret:
         secretName: {{ $keys }}
         items: [{key: {{ ternary $values.gateway.keysKey "keys.json" (not (empty $values.gateway.keysSecret)) | quote }}, path: keys.json}]
+    {{- end }}
+    {{- if $episodes }}
+    - name: episodes
+      secret:
+        secretName: {{ $episodes }}
+        items: [{key: {{ ternary $values.episodes.secretKey "secret" (not (empty $values.episodes.existingSecret)) | quote }}, path: secret}]
     {{- end }}
     {{- if eq $role "trainer" }}
     - {name: shm, emptyDir: {medium: Memory}}

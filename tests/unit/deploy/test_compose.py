@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -41,6 +42,7 @@ CONFIGURED = {
     "TENTALIS_ENVIRONMENT_FILE": "./environments.yaml",
     "JUDGE_KEY_FILE": "./judge-key",
     "HINT_KEY_FILE": "./hint-key",
+    "EPISODE_SECRET_FILE": "./episode-secret",
     "OPENCLAW_TOKEN_FILE": "./openclaw-token",
     "OPENCLAW_TENTALIS_KEY_FILE": "./openclaw-tentalis-key",
 }
@@ -154,6 +156,25 @@ def test_the_keys_of_judges_are_files_of_those_that_ask_them(key: str) -> None:
     assert given["secrets"][secret]["file"] == CONFIGURED[f"{key}_FILE"]
     pages = [(ROOT / "docs" / "concepts" / page).read_text("utf-8") for page in ("judges.md", "hints.md")]
     assert any(f"api_key_env: {key}" in page for page in pages), "the pages name the keys that compose gives"
+
+
+def test_worker_and_gateway_have_the_same_secret_for_programs_that_play_episodes() -> None:
+    given, variable = compose.project(**CONFIGURED), variables.EPISODE_SECRET_FILE.name
+    holders = {name for name, service in SERVICES.items() if "episode_secret" in service.get("secrets", ())}
+    assert holders == {name for name, each in OURS.items() if variable in each["environment"]} == {"worker", "gateway"}
+    homes = set()
+    for name in holders:
+        assert OURS[name]["environment"][variable] == "", "the default is the file in the folder that both share"
+        homes |= {each for each in OURS[name]["volumes"] if each.endswith(":/var/lib/tentalis")}
+        assert given["services"][name]["environment"][variable] == "/run/secrets/episode_secret"
+        assert {*OURS[name]["secrets"]} - {"episode_secret"} == {*OURS["join"]["secrets"]}
+    assert len(homes) == 1 and given["secrets"]["episode_secret"]["file"] == CONFIGURED["EPISODE_SECRET_FILE"]
+
+
+def test_the_worker_names_the_gateway_that_programs_call() -> None:
+    url = urlsplit(OURS["worker"]["environment"][variables.URL.name])
+    assert url.hostname == "gateway" and url.port == topology.named("gateway").port
+    assert "gateway" not in OURS["worker"]["depends_on"], "other environments need none"
 
 
 def test_the_first_key_is_made_by_a_command_of_the_product() -> None:

@@ -90,6 +90,13 @@ def test_the_images_that_there_are() -> None:
     assert '\nENTRYPOINT ["tentalis"]\n' in DOCKERFILE.partition(" AS runtime\n")[2].partition("\nFROM ")[0]
 
 
+def test_git_is_where_swe_is_played_alone() -> None:
+    stages = {part.partition("\n")[0]: part for part in DOCKERFILE.split(" AS ")[1:]}
+    assert [name for name, text in stages.items() if re.search(r"apt-get install .*\bgit\b", text)] == ["runtime-core"]
+    assert "\nUSER 10001:10001\n" in stages["runtime-core"].rpartition("apt-get")[2]
+    assert re.findall(r"FROM runtime-core AS (\S+)", DOCKERFILE) == ["core"]
+
+
 @pytest.mark.parametrize("image", ["core", "model", "trainer-cpu", "trainer-gpu"])
 def test_each_image_has_its_bill_of_materials_and_the_code_in_its_last_layers(image: str) -> None:
     stage = DOCKERFILE.partition(f" AS {image}\n")[2].partition("\nFROM ")[0]

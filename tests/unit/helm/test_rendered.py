@@ -567,6 +567,61 @@ def test_the_embedded_kafka_alone_gives_a_release_that_learns(tmp_path: Path) ->
     assert another["data"] != secret["data"]
 
 
+PLAYED = '{"environments": {"writer": {"base": "agent", "program": {"command": ["true"]}}}}'
+PLAYS = ("--set-json", f"environmentFile.content={PLAYED}", "--set", "gateway.service.port=80")
+
+
+def episode_secret(manifests: tuple[Manifest, ...], role: str) -> tuple[str, str] | None:
+    """Returns the Secret, and its key, of the file that a role has as TENTALIS_EPISODE_SECRET_FILE."""
+    (workload,) = [each for each in chart.workloads(manifests).values() if chart.role_of(each) == role]
+    file = {each["name"]: each.get("value") for each in container(workload)["env"]}.get("TENTALIS_EPISODE_SECRET_FILE")
+    if file is None:
+        return None
+    folder, _, name = file.rpartition("/")
+    (mount,) = [each for each in container(workload)["volumeMounts"] if each["mountPath"] == folder]
+    (volume,) = [each for each in workload["spec"]["template"]["spec"]["volumes"] if each["name"] == mount["name"]]
+    (item,) = volume["secret"]["items"]
+    assert item["path"] == name and mount["readOnly"]
+    return volume["secret"]["secretName"], item["key"]
+
+
+def test_worker_and_gateway_share_the_secret_of_programs_that_play() -> None:
+    manifests = alone(*PLAYS)
+    holders = {role for role in chart.workloads(manifests) if role.startswith("worker") or role == "gateway"}
+    assert holders == {"worker-chat", "gateway"}
+    name, key = episode_secret(manifests, "worker") or ("", "")
+    assert (name, key) == ("demo-tentalis-episodes", "secret") == episode_secret(manifests, "gateway")
+    for role in chart.workloads(manifests).keys() - holders:
+        assert episode_secret(manifests, role) is None
+    made = base64.b64decode(chart.named(manifests, "Secret", name)["data"][key])
+    assert len(made) >= 32
+    environment = {
+        each["name"]: each.get("value") for each in container(chart.workloads(manifests)["worker-chat"])["env"]
+    }
+    service = chart.named(manifests, "Service", "demo-tentalis-gateway")
+    (port,) = [each["port"] for each in service["spec"]["ports"] if each["name"] == "http"]
+    assert environment["TENTALIS_URL"] == f"http://{service['metadata']['name']}:{port}"
+    given = alone(*PLAYS, "--set", "episodes.existingSecret=mine,episodes.secretKey=text")
+    assert episode_secret(given, "worker") == ("mine", "text") == episode_secret(given, "gateway")
+    assert not [each for each in chart.of_kind(given, "Secret") if each["metadata"]["name"] == name]
+    assert episode_secret(alone("--set", "environmentFile.configMap=files"), "gateway") == (name, key)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("--set", "environmentFile.content.environments.sums.base=math"),
+        ("--set", "worker.concurrency=3"),
+        (*PLAYS, "--set", "roles.gateway.enabled=false"),
+    ],
+    ids=["no-program", "no-file", "no-gateway"],
+)
+def test_no_secret_is_made_where_no_program_plays(changes: tuple[str, ...]) -> None:
+    manifests = alone(*changes)
+    assert episode_secret(manifests, "worker") is None
+    assert not [each for each in chart.of_kind(manifests, "Secret") if each["metadata"]["name"].endswith("-episodes")]
+
+
 def test_what_the_values_say_comes_before_the_defaults_of_the_embedded_kafka() -> None:
     manifests = alone("--set", "roles.manager.enabled=false,gateway.keysSecret=mine,gateway.keysKey=file")
     assert "manager" not in chart.workloads(manifests) and chart.of_kind(manifests, "Secret") == []
@@ -691,6 +746,16 @@ def test_network_policies_open_what_a_role_needs_and_no_more() -> None:
     assert api["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
     (api, metrics) = policy("ingress", "model")["ingress"]
     assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+def test_programs_that_play_reach_the_gateway_through_the_network_policies() -> None:
+    assert reaches(policy("agent", "worker-writer"), "gateway")
+    worker = chart.workloads(set_of("agent"))["worker-writer"]["spec"]["template"]["metadata"]["labels"]
+    peers = [peer for rule in policy("agent", "gateway")["ingress"] for peer in rule.get("from", ())]
+    assert any(matches(peer["podSelector"], worker) for peer in peers if "podSelector" in peer)
+    others = {name for name in chart.workloads(set_of("agent")) if not name.startswith("worker-")}
+    assert not any(reaches(policy("agent", component), "gateway") for component in others)
+    assert not reaches(policy("scram", "worker-chat"), "gateway"), "no program plays there"
 
 
 @pytest.mark.parametrize("change", ["storage.attachments=s3://bucket/attachments", "environmentFile.configMap=files"])

@@ -71,3 +71,18 @@ def test_a_given_secret_comes_first_and_must_be_long(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TENTALIS_EPISODE_SECRET", "short")
     with pytest.raises(BadEpisodeSecret, match="TENTALIS_EPISODE_SECRET has fewer than 16"):
         shared_secret(settings)
+
+
+def test_a_secret_may_be_in_a_file_that_a_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, file = Settings(home=tmp_path / "home"), tmp_path / "secret"
+    monkeypatch.setenv("TENTALIS_EPISODE_SECRET_FILE", str(file))
+    with pytest.raises(BadEpisodeSecret, match=r"TENTALIS_EPISODE_SECRET_FILE=.*no such file"):
+        shared_secret(settings, create=True)
+    file.write_text(f"{SECRET.decode()}\n")
+    assert shared_secret(settings, create=True) == SECRET and not settings.home.exists()
+    file.write_text("short")
+    with pytest.raises(BadEpisodeSecret, match="TENTALIS_EPISODE_SECRET_FILE has fewer than 16"):
+        shared_secret(settings)
+    monkeypatch.setenv("TENTALIS_EPISODE_SECRET", SECRET.decode())
+    with pytest.raises(BadEpisodeSecret, match="both set"):
+        shared_secret(settings)
