@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from schemas.ids import derived_id
-from schemas.records import Attachment, Ending, Message, Result, Status, Task, ToolCall, result_id
+from schemas.records import Attachment, Ending, Message, RecordedBy, Result, Status, Task, ToolCall, result_id
 from tentalis.agents.environments import (
     Environment,
     EnvironmentFault,
@@ -394,6 +394,7 @@ class EpisodePlayer:
                     "wall": episode.wall,
                     "attempts": attempts,
                     "attachments": episode.attachments,
+                    "recorded_by": RecordedBy.WORKER,
                 }
             )
         except ValidationError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from schemas.records import EPISODE_TURN, Sampling, Status
+from schemas.records import EPISODE_TURN, RecordedBy, Sampling, Status
 from tentalis.gateway.http.keys import Scope, create
 from tentalis.gateway.recording import recorder
 from tentalis.inference.episode_key import EpisodeGrant, signed_key
@@ -52,6 +52,7 @@ def test_every_call_belongs_to_the_session_of_its_key_and_is_recorded(tmp_path: 
         }
         assert [(each.model, each.policy) for each in gateway.log.events] == [("assistant@v1", "assistant")] * 2
         assert all(each.response_token_ids for each in gateway.log.events)
+        assert all(each.recorded_by is RecordedBy.GATEWAY for each in gateway.log.events)
 
 
 def test_the_task_chooses_the_sampling_and_the_program_may_only_ask_for_fewer_tokens(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from tentalis.policies.evaluation import VOTE_TRIES, PromptRefused, divergence, 
 from tentalis.policies.guard import LIVE, ROLLBACK, GuardEvidence, GuardLimits
 from tentalis.policies.guard_statistics import evidence_of_drop
 from tentalis.policies.guardian import Guardian, verdict_of
-from tentalis.policies.live import PAIRED_TASKS, ServedAnswers
+from tentalis.policies.live import ServedAnswers
+from tentalis.policies.live_windows import PAIRED_TASKS
 from tentalis.policies.process import PolicyService
 from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import ChatClient
