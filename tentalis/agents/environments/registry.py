@@ -52,7 +52,7 @@ EXTRAS = {"gui": ("environments", "gui")}
 """The extras with the packages of built-in environments, where they are not `environments` alone."""
 WITHOUT_EXTRA = frozenset({"echo", "llm", "verifiers"})
 """Built-in environments that need no package of an extra. verifiers has a Python of its own."""
-TURNS = {"env-pool": 50, "gui": 20, "swe": 50, "terminal": 50}
+TURNS = {"agent": 50, "env-pool": 50, "gui": 20, "swe": 50, "terminal": 50}
 """Turns of an episode where they are not 10."""
 
 

@@ -17,6 +17,7 @@ EXIT_CODES = {
     "tentalis.agents.environments.env_pool.BadPool": ExitCode.USAGE,
     "tentalis.agents.environments.registry.BadEnvironment": ExitCode.USAGE,
     "tentalis.agents.environments.terminal_task.BadTasks": ExitCode.USAGE,
+    "tentalis.agents.environments.trial.play.ProgramNeedsServer": ExitCode.USAGE,
     "tentalis.agents.environments.tools.BadTools": ExitCode.USAGE,
     "tentalis.agents.environments.verifiers_process.BadVerifiersEnvironment": ExitCode.USAGE,
     "tentalis.dlq.limits.TooManyDead": ExitCode.NEEDS_OPERATOR,
