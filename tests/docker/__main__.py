@@ -31,7 +31,7 @@ import yaml
 
 from tentalis.local.jars import cache_dir
 from tentalis.local.ports import free_port
-from tests.docker import promtool, sandbox_episode
+from tests.docker import gui_episode, promtool, sandbox_episode
 from tests.docker.engine import Docker, NotAvailable, engine, say
 from tests.docker.images import ALL_TARGETS, BuiltImages, build_images, tag_of
 from tests.support import ROOT, compose
@@ -40,6 +40,7 @@ from tests.support.transcript import PageMismatch, PageShell, ShownCommand, comm
 PROJECT, NEXT = "tentalis-test", "next"
 RUN, STEPS = "compose", 8
 FIRST_STEPS = "start/compose.md"
+WITHOUT_TORCH = ("core", "worker-gui")
 FIRST_ADAPTER_S, DONE_S = 2400.0, 2400.0
 
 
@@ -200,7 +201,7 @@ def check_images(docker: Docker, report: Report) -> None:
         script += "".join(f"; python -c 'import {name}' && echo {name}" for name in ("tentalis", "torch"))
         script += "; git --version | cut -c 1-3"
         said = docker(*plain, "sh", image, "-c", f"({script}) 2>/dev/null; true", timeout=300).split()
-        packages = {"sandbox": [], "core": ["tentalis", "git"]}.get(target, ["tentalis", "torch"])
+        packages = [] if target == "sandbox" else ["tentalis", "git" if target in WITHOUT_TORCH else "torch"]
         wanted = ["10001", "closed", *packages]
         if said != wanted:
             report.problems.append(f"{target}: {said}, expected {wanted}")
@@ -208,9 +209,11 @@ def check_images(docker: Docker, report: Report) -> None:
             report.problems += sandbox_episode.problems(docker, image)
             continue
         listed = json.loads(docker(*plain, "cat", image, "/usr/share/doc/tentalis/sbom.cdx.json"))["components"]
-        if ("torch" in {each["name"] for each in listed}) == (target == "core") or len(listed) < 50:
+        if ("torch" in {each["name"] for each in listed}) == (target in WITHOUT_TORCH) or len(listed) < 50:
             report.problems.append(f"{target}: its bill of materials has {len(listed)} components")
         docker(*plain, "tentalis", image, "--version")
+        if target == "worker-gui":
+            report.problems += gui_episode.problems(docker, image)
         if target.startswith("trainer"):
             docker(*plain, "tentalis", image, "train", "--help")
             cuda = "import deepspeed, torch; print(torch.version.cuda)"

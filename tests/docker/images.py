@@ -14,7 +14,7 @@ STOCK = {"BUILD_IMAGE": "python:3.11", "RUNTIME_IMAGE": "python:3.11-slim"}
 STOCK_KAFKA = "apache/kafka:4.1.0"
 TARGETS = ("core", "model", "trainer-cpu")
 """The images of a stack on CPUs."""
-ALL_TARGETS = (*TARGETS, "trainer-gpu", "sandbox")
+ALL_TARGETS = (*TARGETS, "trainer-gpu", "sandbox", "worker-gui")
 
 
 @dataclass

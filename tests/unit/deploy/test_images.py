@@ -23,7 +23,12 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 STORES = ("gs", "s3")
 EVERYWHERE = ("environments", "math", *STORES)
-LISTS = {"core": EVERYWHERE, "model": ("serve", *EVERYWHERE), "trainer": ("train", *EVERYWHERE)}
+LISTS = {
+    "core": EVERYWHERE,
+    "gui": ("gui", *EVERYWHERE),
+    "model": ("serve", *EVERYWHERE),
+    "trainer": ("train", *EVERYWHERE),
+}
 
 
 def listed(name: str) -> list[Requirement]:
@@ -71,14 +76,14 @@ def test_torch_is_only_where_it_is_used() -> None:
     def names(name: str) -> set[str]:
         return {each.name for each in listed(name)}
 
-    assert not any(each in ("torch", "triton", "transformers") or each.startswith("nvidia-") for each in names("core"))
-    assert names("core") < names("model") < names("trainer")
+    assert not any(each in ("torch", "triton", "transformers") or each.startswith("nvidia-") for each in names("gui"))
+    assert names("core") < names("model") < names("trainer") and names("core") < names("gui")
     assert {"torch", "gguf", "accelerate"} <= names("model") and "deepspeed" in names("trainer") - names("model")
 
 
 def test_the_images_that_there_are() -> None:
     parents = {stage: base for base, stage in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)}
-    for image in ("core", "model", "trainer-cpu", "trainer-gpu", "sandbox"):
+    for image in ("core", "worker-gui", "model", "trainer-cpu", "trainer-gpu", "sandbox"):
         lineage = [image]
         while lineage[-1] in parents:
             lineage.append(parents[lineage[-1]])
@@ -94,10 +99,10 @@ def test_git_is_where_swe_is_played_alone() -> None:
     stages = {part.partition("\n")[0]: part for part in DOCKERFILE.split(" AS ")[1:]}
     assert [name for name, text in stages.items() if re.search(r"apt-get install .*\bgit\b", text)] == ["runtime-core"]
     assert "\nUSER 10001:10001\n" in stages["runtime-core"].rpartition("apt-get")[2]
-    assert re.findall(r"FROM runtime-core AS (\S+)", DOCKERFILE) == ["core"]
+    assert re.findall(r"FROM runtime-core AS (\S+)", DOCKERFILE) == ["core", "worker-gui"]
 
 
-@pytest.mark.parametrize("image", ["core", "model", "trainer-cpu", "trainer-gpu"])
+@pytest.mark.parametrize("image", ["core", "worker-gui", "model", "trainer-cpu", "trainer-gpu"])
 def test_each_image_has_its_bill_of_materials_and_the_code_in_its_last_layers(image: str) -> None:
     stage = DOCKERFILE.partition(f" AS {image}\n")[2].partition("\nFROM ")[0]
     assert "/usr/share/doc/tentalis/sbom.cdx.json" in stage
