@@ -31,16 +31,17 @@ class StopRequest:
     """The request to stop. Its safe points also serve as the loop's heartbeat."""
 
     def __init__(self) -> None:
-        self._requested = threading.Event()
+        # No lock, as an Event has: a handler may interrupt itself on the same thread, and would wait for its own lock.
+        self._requested = False
         self._heartbeat = Heart()
 
     @property
     def requested(self) -> bool:
-        return self._requested.is_set()
+        return self._requested
 
     def request(self) -> None:
-        """Asks to stop."""
-        self._requested.set()
+        """Asks to stop. Safe in handlers of signals."""
+        self._requested = True
 
     def check(self) -> None:
         """Marks a safe point. Raises StopRequested if a stop was requested."""
