@@ -115,7 +115,7 @@ extension: $(STAMP)
 		&& $$wheel/bin/node $$wheel/lib/node_modules/npm/bin/npm-cli.js ci --no-audit --no-fund 1>&2 \
 		&& $$wheel/bin/node node_modules/typescript/bin/tsc && $$wheel/bin/node --test 'test/*.test.ts'
 
-# As root it tries the wall sandlock alone, as another user that of bubblewrap too.
+# As root it tries the wall sandlock alone; with ARGS=--ordinary-user, and as another user, that of bubblewrap too.
 redteam: $(STAMP)
 	@$(BIN)/python -m tests.redteam $(ARGS)
 
