@@ -15,6 +15,7 @@ EXIT_CODES = {
     "schemas.wire.registry.SchemaRefused": ExitCode.DRIFT,
     "tentalis.agents.environments.agent.BadProgram": ExitCode.USAGE,
     "tentalis.agents.environments.env_pool.BadPool": ExitCode.USAGE,
+    "tentalis.agents.environments.openenv.environment.BadOpenEnv": ExitCode.USAGE,
     "tentalis.agents.environments.registry.BadEnvironment": ExitCode.USAGE,
     "tentalis.agents.environments.terminal_task.BadTasks": ExitCode.USAGE,
     "tentalis.agents.environments.trial.play.ProgramNeedsServer": ExitCode.USAGE,

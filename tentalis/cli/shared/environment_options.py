@@ -48,7 +48,7 @@ MaxTurns = Annotated[
         "--max-turns",
         min=1,
         help="Turns of the policy in one episode. Default: that of the file of environments, else 50 for agent, "
-        "env-pool, swe and terminal, 20 for gui, and 10 for others.",
+        "env-pool, openenv, swe and terminal, 20 for gui, and 10 for others.",
         show_default=False,
     ),
 ]
