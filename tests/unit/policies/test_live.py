@@ -1,4 +1,4 @@
-"""What counts as evidence about a served version: answers that the product recorded, and no single user's alone."""
+"""The evidence on a served version: answers that the product recorded, and not those of a single user alone."""
 
 from dataclasses import dataclass
 

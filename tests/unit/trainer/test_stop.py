@@ -56,6 +56,17 @@ def test_an_error_that_no_signal_caused_is_raised() -> None:
     assert b"RuntimeError: the peers are gone" in done.stderr
 
 
+def test_the_log_says_what_a_later_start_does() -> None:
+    program = PROGRAM.replace("grace=0.3", "grace=0.3, then='begin anew'").replace(
+        "import hashlib", "import logging, hashlib"
+    )
+    program = program.replace("with stop_on", "logging.basicConfig(level='INFO')\nwith stop_on").replace(
+        'print("ready", flush=True)', "stop.request()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "orderly", "7"], capture_output=True, timeout=30, check=False)
+    assert done.returncode == 7 and b"stopped; begin anew" in done.stderr
+
+
 TWICE = """
 import os, signal, sys
 from trainer.distributed import stop as module
