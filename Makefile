@@ -21,7 +21,7 @@ help:
 	@echo "make vllm [VLLM_LOCK=FILE]           installs vLLM in an environment of its own, in the cache"
 	@echo "make test-vllm [ARGS='-k score']     the tests of model servers, against a real vLLM"
 	@echo "make test-clients [ARGS='-k litellm'] programs of ten client libraries, in an environment of their own (0.8 GB)"
-	@echo "make test-openenv [ARGS='-k mcp']    the environment openenv against servers of its own package, in an environment (0.5 GB)"
+	@echo "make test-openenv [ARGS='-k mcp']    the environment openenv against servers of its own package, in an environment (0.3 GB)"
 	@echo "make redteam [ARGS=--write]          attacks from inside each wall of this machine; its last line is one JSON object"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make test-docker [ARGS=--keep]       builds the images and runs docker compose to the first adapter; one JSON line"

@@ -24,7 +24,7 @@ from tests.clients.test_programs import PROGRAMS
 from tests.support.loop_records import task
 
 pytestmark = pytest.mark.clients
-START_S = 120.0
+START_S = 300.0
 Start = Callable[[str], EnvironmentServer]
 
 
