@@ -129,6 +129,22 @@ def test_an_action_that_the_server_refuses_is_an_observation() -> None:
     assert played.score == {"refused_actions": 1.0}, "no reward of the server: unknown, not 0"
 
 
+def test_exceptions_of_an_environment_may_be_those_of_wrong_actions() -> None:
+    def answers(message: Mapping[str, Any]) -> Answer:
+        if message["type"] == "step" and message["data"]["steps"] == 1:
+            return error("EXECUTION_ERROR", "no such way")
+        return walking(message)
+
+    turns = (call("act", steps=1), call("act", steps=3))
+    played = play(OpenEnvScript(answers, MOVE), *turns, data={"step_errors": "observation"})
+    shown = "<tool_response>\nerror: no such way\n</tool_response>"
+    assert played.transitions[0].observation.messages[0].content == shown
+    assert played.score == {"refused_actions": 1.0, "return": 1.0, "reward": 1.0}
+    lost = OpenEnvScript(lambda message: None if message["type"] == "step" else observation(), MOVE)
+    with pytest.raises(EnvironmentFault, match="ended the session"):
+        play(lost, turns[0], data={"step_errors": "observation"})
+
+
 def test_a_free_session_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.01)
     script = OpenEnvScript(walking, MOVE, full=2)

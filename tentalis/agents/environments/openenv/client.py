@@ -25,7 +25,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _MOST_BYTES = 32 << 20
 """Longest message of a server."""
 _REASON_CHARACTERS = 500
-_FULL, _INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
+_FULL, _INVALID, _RAISED = "CAPACITY_REACHED", "VALIDATION_ERROR", "EXECUTION_ERROR"
 
 
 class OpenEnvFault(EnvironmentFault):
@@ -36,8 +36,20 @@ class OpenEnvFull(OpenEnvFault):
     """A server has no free session."""
 
 
+class StepFailed(OpenEnvFault):
+    """The environment raised an exception, with the text `said`. The session continues."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message)
+        self.said = said
+
+
 class InvalidAction(Exception):
-    """The server refuses an action that is not of its schema. The message has the reason."""
+    """The server refuses an action that is not of its schema. The message, also `said`, has the reason."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self.said = said
 
 
 class OpenEnvClient:
@@ -84,7 +96,8 @@ class OpenEnvClient:
             pause = min(2 * pause, _LONGEST_WAIT_S)
 
     async def step(self, action: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Takes an action. Returns the observation. Raises InvalidAction."""
+        """Takes an action. Returns the observation. Raises InvalidAction, and StepFailed if the environment raised an
+        exception."""
         return await self._ask("step", action, "observation", self._server.exec_s)
 
     async def tools(self) -> list[Any]:
@@ -157,7 +170,8 @@ class OpenEnvClient:
             return OpenEnvFull(f"{self._url}: {said}")
         if error.get("code") == _INVALID:
             return InvalidAction(_shown(_problems(error.get("errors"))) or said)
-        return OpenEnvFault(f"{self._url} failed at `{kind}` ({_shown(error.get('code'))}): {said}")
+        message = f"{self._url} failed at `{kind}` ({_shown(error.get('code'))}): {said}"
+        return StepFailed(message, said) if error.get("code") == _RAISED else OpenEnvFault(message)
 
 
 async def _exchanged(connection: ClientConnection, text: str) -> str | bytes:

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 from schemas.ids import derived_id
 from schemas.records import Message, Task, ToolCall
 from tentalis.agents.environments.episode_task import episode_data
-from tentalis.agents.environments.openenv.client import InvalidAction, OpenEnvClient, OpenEnvFault
+from tentalis.agents.environments.openenv.client import InvalidAction, OpenEnvClient, OpenEnvFault, StepFailed
 from tentalis.agents.environments.protocol import EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS, after_calls, call_problem, with_tools
 from tentalis.agents.environments.tools import outside_reference, signature
@@ -42,14 +42,16 @@ class BadOpenEnv(ValueError):
 class OpenEnvData(VerifierData):
     """`action`: the field of the server's action that is the text of a turn; None: the policy calls tools. `reset`:
     arguments of the server's `reset`, such as `seed`. `observation`: the field of the server's observations that the
-    policy sees; None: all. `reward`: the sum of the rewards of the steps, or the last one. `reward_range`: the lowest
-    and the highest reward of an episode, which are mapped to [-1, 1]."""
+    policy sees; None: all. `step_errors`: an exception of the environment in a step is a fault of the server, or an
+    observation, because wrong actions raise it. `reward`: the sum of the rewards of the steps, or the last one.
+    `reward_range`: the lowest and the highest reward of an episode, which are mapped to [-1, 1]."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     action: str | None = None
     reset: Mapping[str, JsonValue] = Field(default_factory=dict)
     observation: str | None = None
+    step_errors: Literal["fault", "observation"] = "fault"
     reward: Literal["sum", "last"] = "sum"
     reward_range: tuple[float, float] | None = None
 
@@ -157,9 +159,11 @@ class OpenEnvEnvironment:
         assert self._client is not None, "step before reset"
         try:
             answer = await self._client.step(action)
-        except InvalidAction as error:
+        except (InvalidAction, StepFailed) as error:
+            if isinstance(error, StepFailed) and self._data.step_errors == "fault":
+                raise
             self._refused += 1
-            return readable(f"error: {error}"), None, False
+            return readable(f"error: {error.said}"), None, False
         reward = answer.get("reward")
         if reward is not None:
             if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
