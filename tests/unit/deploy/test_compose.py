@@ -177,6 +177,19 @@ def test_the_worker_names_the_gateway_that_programs_call() -> None:
     assert "gateway" not in OURS["worker"]["depends_on"], "other environments need none"
 
 
+def test_the_page_of_unchanged_agents_mounts_what_its_file_names_beside_the_file() -> None:
+    page = (ROOT / "docs" / "how-to" / "unchanged-agents.md").read_text("utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    (program,) = [each["environments"]["writer"]["program"] for each in blocks if "environments" in each]
+    (override,) = [each["services"] for each in blocks if "services" in each]
+    assert override.keys() == {"worker"}
+    mounted = [volume.split(":")[1] for volume in override["worker"]["volumes"]]
+    folder = PurePosixPath(OURS["worker"]["configs"][0]["target"]).parent
+    for word in (*program["command"], *program["check"]):
+        if (path := word.replace("{folder}", str(folder))) != word:
+            assert any(PurePosixPath(path).is_relative_to(each) for each in mounted), path
+
+
 def test_the_first_key_is_made_by_a_command_of_the_product() -> None:
     (script,) = OURS["keys"]["command"]
     arguments = re.search(r"tentalis (keys create .*) > api-key", script)
