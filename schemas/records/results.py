@@ -60,6 +60,20 @@ class LogprobsMode(StrEnum):
     NONE = "none"
 
 
+class RecordedBy(StrEnum):
+    """The process that recorded the tokens of an answer and the policy versions that sampled them.
+
+    worker, gateway: this process asked the model server and recorded what it returned. client: a program posted the
+    answer to a gateway, and nobody has checked its tokens and versions. unknown: the record does not say, as records
+    from before this field.
+    """
+
+    UNKNOWN = "unknown"
+    CLIENT = "client"
+    GATEWAY = "gateway"
+    WORKER = "worker"
+
+
 class PolicySpan(RecordPart):
     """`policy` sampled the tokens from index `start` on."""
 
@@ -139,6 +153,7 @@ class Result(Record):
     rendered_turns: tuple[Int, ...] = ()
     attempts: Annotated[Int, Field(ge=0)] = 0
     attachments: tuple[Attachment, ...] = ()
+    recorded_by: RecordedBy = RecordedBy.UNKNOWN
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "Result":

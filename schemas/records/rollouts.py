@@ -7,7 +7,7 @@ from pydantic import Field
 
 from schemas.records.base import Finite, Float32s, Int, Int32s, Mask, Millis, Name, Record, RecordPart, Reward
 from schemas.records.halves import TokenSpan
-from schemas.records.results import LogprobsMode, PolicySpan
+from schemas.records.results import LogprobsMode, PolicySpan, RecordedBy
 from schemas.records.tasks import Sampling, TaskHead
 
 GIVEN_UP = "given up: "
@@ -120,6 +120,7 @@ class Rollout(Record):
     topk: Annotated[Int, Field(ge=0)] = 0
     topk_ids: Int32s = b""
     topk_logprobs: Float32s = b""
+    recorded_by: RecordedBy = RecordedBy.UNKNOWN
 
     @property
     def key(self) -> str:

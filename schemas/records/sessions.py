@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from schemas.records.base import Float32s, Int, Int32s, Millis, Name, Record, check_finite
-from schemas.records.results import LogprobsMode, Status, ToolCall
+from schemas.records.results import LogprobsMode, RecordedBy, Status, ToolCall
 from schemas.records.tasks import Message, Sampling
 
 EPISODE_TURN = "episode"
@@ -53,6 +53,7 @@ class SessionEvent(Record):
     not_trainable: str = ""
     elapsed_s: Annotated[float, AfterValidator(check_finite), Field(ge=0.0)] = 0.0
     gateway_id: str = ""
+    recorded_by: RecordedBy = RecordedBy.UNKNOWN
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "SessionEvent":

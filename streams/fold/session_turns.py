@@ -91,6 +91,7 @@ def result_of(event: SessionEvent, turn_index: int, at: int) -> Result:
         finish_reason=event.finish_reason,
         server_id=event.gateway_id,
         elapsed_s=event.elapsed_s,
+        recorded_by=event.recorded_by,
     )
 
 

@@ -53,7 +53,7 @@ def show_environment(
 ) -> None:
     """Shows the messages with which an episode begins, and the wall that confines its actions on this machine; of an
     environment of a file also its settings."""
-    from tentalis.agents.environments.trial import first_messages
+    from tentalis.agents.environments.trial.play import first_messages
 
     wall, messages = first_messages(_maker(name, tools, tasks, allow_unsandboxed), name, question)
     settings = _settings_in_file(name)
@@ -86,9 +86,10 @@ def try_environment(
     tasks: Tasks = None,
     allow_unsandboxed: AllowUnsandboxed = False,
 ) -> None:
-    """Plays one episode step by step and prints its score. By hand, a turn is what you type up to an empty line."""
+    """Plays one episode step by step and prints its score. By hand, a turn is what you type up to an empty line. A
+    program of the environment agent calls the model of --server."""
     from tentalis.agents.environments.registry import default_turns
-    from tentalis.agents.environments.trial import ByHand, ByModel, NotATask, Player, play_trial, trial_task
+    from tentalis.agents.environments.trial.play import ByHand, ByModel, NotATask, Player, play_trial, trial_task
 
     try:
         task = trial_task(name, question, data)
@@ -207,5 +208,6 @@ def _settings_in_file(name: str) -> dict[str, Any]:
         "scorer": declared.scorer,
         **({"data": dict(declared.data)} if declared.data else {}),
         **({"limits": limits} if limits else {}),
+        **({"program": declared.program.model_dump(mode="json", exclude_defaults=True)} if declared.program else {}),
         **{key: str(place) for key, place in places.items() if place is not None},
     }

@@ -37,6 +37,7 @@ class EpisodeGrant(BaseModel):
         user_id: the user of the task, None without one.
         least_version: the version that the worker's server served when the attempt began; no older one answers.
         sampling: the sampling of the task, in place of the program's own. `max_tokens` bounds each turn.
+        max_turns: calls that the gateway answers; None: without a bound.
         expires: end of the permission, in seconds since the epoch.
     """
 
@@ -50,6 +51,7 @@ class EpisodeGrant(BaseModel):
     user_id: str | None = None
     least_version: int | None = None
     sampling: Sampling
+    max_turns: Annotated[int, Field(ge=1)] | None = None
     expires: float
 
 

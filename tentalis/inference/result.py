@@ -1,6 +1,6 @@
 """Makes the result record of a server's answer to a task."""
 
-from schemas.records import LogprobsMode, PolicySpan, Result, Sampling, Status, Task, result_id
+from schemas.records import LogprobsMode, PolicySpan, RecordedBy, Result, Sampling, Status, Task, result_id
 from schemas.tensors import float32_bytes, int32_bytes
 from tentalis.inference.protocol import Completion, Generation
 from tentalis.text.timestamps import now_ms
@@ -47,6 +47,7 @@ def result_of(
         finish_reason=completion.finish_reason,
         server_id=server_id,
         elapsed_s=elapsed_s,
+        recorded_by=RecordedBy.WORKER,
     )
 
 

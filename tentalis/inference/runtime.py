@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tentalis.inference.lora import AdapterRouting, LoraAdapter, RoutedLinear, can_pack, load_adapter
+from tentalis.inference.row_runs import row_runs
 from tentalis.inference.whole_model import ModelSlots, ServedVersion, WholeModel, is_whole_model, whole_model_of
 from tentalis.service.lifecycle import Unmendable
 
@@ -23,16 +24,23 @@ class UnsupportedModel(Unmendable):
 
 
 @dataclass(frozen=True)
+class AttentionRun:
+    """Rows `batch` of a pass. They attend over positions 0 .. width - 1; `mask` [rows, 1, Q, width] is added."""
+
+    batch: slice
+    width: int
+    mask: Tensor
+
+
+@dataclass(frozen=True)
 class ForwardPass:
     """One forward pass. `rows` [R] are cache rows, `positions` [R, Q] the tokens' positions in their sequences."""
 
     cache: "KeyValueCache | None"
     rows: Tensor
     positions: Tensor
-    # Keys attended over: positions 0 .. width - 1 of each row.
-    width: int
-    # Additive fp mask [R, 1, Q, width]; None means plain causal attention among the tokens of this pass.
-    mask: Tensor | None
+    # Rows 0 .. R - 1 in order; none means plain causal attention among the tokens of this pass.
+    runs: Sequence[AttentionRun] = ()
 
 
 class KeyValueCache:
@@ -107,40 +115,60 @@ class _StepCache:
         # Indices in [rows * heads * length] of the new keys and values, the same for all layers.
         flat_indices = (step.rows[:, None, None] * heads + head) * cache.length + step.positions[:, None, :]
         self._flat_indices = flat_indices.flatten()
-        first = int(step.rows[0]) if len(step.rows) else 0
-        contiguous = torch.equal(step.rows, torch.arange(first, first + len(step.rows), device=step.rows.device))
-        self._window: slice | Tensor = slice(first, first + len(step.rows)) if contiguous else step.rows
+        self._windows = [_window(step.rows[run.batch]) for run in step.runs]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Not used: positions are given explicitly."""
         return 0
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store key, value [R, heads, Q, head_dim] at their rows and positions. Returns [R, heads, width, head_dim]."""
-        step = self._step
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor | list[Tensor], Tensor | list[Tensor]]:
+        """Store key, value [R, heads, Q, head_dim] at their rows and positions. Returns key and value to attend over:
+        per run [rows, heads, width, head_dim], or the same ones if the step has no runs."""
         keys, values = self._cache.keys[layer_idx], self._cache.values[layer_idx]
         head_dim = key.shape[-1]
         keys.view(-1, head_dim).index_copy_(0, self._flat_indices, key.reshape(-1, head_dim))
         values.view(-1, head_dim).index_copy_(0, self._flat_indices, value.reshape(-1, head_dim))
-        if step.mask is None:
+        if not self._step.runs:
             return key, value
-        return keys[self._window, :, : step.width], values[self._window, :, : step.width]
+        runs = [(rows, run.width) for rows, run in zip(self._windows, self._step.runs, strict=True)]
+        return [keys[rows, :, :width] for rows, width in runs], [values[rows, :, :width] for rows, width in runs]
+
+
+def _window(rows: Tensor) -> slice | Tensor:
+    """Cache rows as a slice if they are contiguous: an index copies what it reads."""
+    first = int(rows[0])
+    contiguous = torch.equal(rows, torch.arange(first, first + len(rows), device=rows.device))
+    return slice(first, first + len(rows)) if contiguous else rows
 
 
 def _attend(
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | list[Tensor],
+    value: Tensor | list[Tensor],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     tentalis_step: ForwardPass | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with the step's mask. query [R, Hq, Q, D], key and value [R, Hk, T, D]; returns [R, Q, Hq, D]."""
+    """Attention of each run of the step. query [R, Hq, Q, D], key and value as _StepCache.update returns them; returns
+    [R, Q, Hq, D]."""
     if tentalis_step is None:
         raise UnsupportedModel(f"{type(module).__name__} does not pass keyword arguments to its attention. Use vLLM.")
-    mask = tentalis_step.mask
+    if isinstance(key, Tensor) and isinstance(value, Tensor):
+        return _padded_attention(query, key, value, None, scaling), None
+    runs = [
+        _padded_attention(query[run.batch], keys, values, run.mask, scaling)
+        for run, keys, values in zip(tentalis_step.runs, key, value, strict=True)
+    ]
+    return runs[0] if len(runs) == 1 else torch.cat(runs), None
+
+
+def _padded_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention with an additive mask; None: causal. query [R, Hq, Q, D], key and value [R, Hk, T, D]; returns
+    [R, Q, Hq, D]."""
     rows, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]
     if mask is not None and length <= (_FEW_QUERIES if query.device.type == "cpu" else 1):
@@ -152,14 +180,14 @@ def _attend(
             out = scores.softmax(dim=-1) @ value
         else:
             out = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
-        return out.reshape(rows, heads, length, head_dim).transpose(1, 2), None
+        return out.reshape(rows, heads, length, head_dim).transpose(1, 2)
     if kv_heads != heads:
         key = key.repeat_interleave(heads // kv_heads, dim=1)
         value = value.repeat_interleave(heads // kv_heads, dim=1)
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling
     )
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2)
 
 
 class ModelRuntime:
@@ -241,7 +269,7 @@ class ModelRuntime:
     def prefill_step(self, cache: KeyValueCache | None, rows: Sequence[int], length: int) -> ForwardPass:
         """A pass over whole sequences from their first token, padded at the right to `length`."""
         positions = torch.arange(length, device=self.device).expand(len(rows), length)
-        return ForwardPass(cache, torch.tensor(rows, device=self.device), positions, length, None)
+        return ForwardPass(cache, torch.tensor(rows, device=self.device), positions)
 
     def continue_step(
         self, cache: KeyValueCache, lengths: Tensor, count: int, rows: Tensor | None = None
@@ -249,12 +277,18 @@ class ModelRuntime:
         """A pass over the next `count` tokens (right-padded) of `rows` [n], by default 0 .. n-1, which hold `lengths`
         [n] tokens."""
         positions = lengths[:, None] + torch.arange(count, device=self.device)
-        width = int(lengths.max()) + count
-        hidden = torch.arange(width, device=self.device) > positions[:, :, None]
-        mask = torch.zeros(hidden.shape, dtype=cache.keys.dtype, device=self.device)
-        mask.masked_fill_(hidden, float("-inf"))
+        widths = (lengths + count).tolist()
+        # Elsewhere than on a CPU, the cost of a run is not measured.
+        batches = row_runs(widths) if self.device.type == "cpu" else [slice(0, len(widths))]
+        runs = [self._attention_run(positions, batch, max(widths[batch]), cache.keys.dtype) for batch in batches]
         rows = torch.arange(len(lengths), device=self.device) if rows is None else rows
-        return ForwardPass(cache, rows, positions, width, mask[:, None])
+        return ForwardPass(cache, rows, positions, runs)
+
+    def _attention_run(self, positions: Tensor, batch: slice, width: int, dtype: torch.dtype) -> AttentionRun:
+        hidden = torch.arange(width, device=self.device) > positions[batch, :, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device)
+        mask.masked_fill_(hidden, float("-inf"))
+        return AttentionRun(batch, width, mask[:, None])
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -4,16 +4,20 @@ from collections.abc import Iterable, Iterator
 
 from schemas.records import Record
 from schemas.wire.codec import Codec, DecodeError
-from tentalis.kafka.consumer import Follower, Lags, Stored
+from tentalis.kafka.consumer import IDLE_WAIT_MS, TO_END_WAIT_MS, Follower, Lags, Stored
 from tentalis.kafka.skipped import SKIPPED
 from tentalis.service.settings import Settings
 
 
 class Reader:
-    """Follows topics and decodes their records. Bad records are logged and counted; their owners dead-letter them."""
+    """Follows topics and decodes their records. Bad records are logged and counted; their owners dead-letter them.
 
-    def __init__(self, settings: Settings, topic_names: Iterable[str], codec: Codec) -> None:
-        self._followers = {name: Follower(settings, name) for name in topic_names}
+    `wait_ms`: see Follower."""
+
+    def __init__(
+        self, settings: Settings, topic_names: Iterable[str], codec: Codec, *, wait_ms: int = IDLE_WAIT_MS
+    ) -> None:
+        self._followers = {name: Follower(settings, name, wait_ms=wait_ms) for name in topic_names}
         self._codec = codec
         self.skipped = 0
 
@@ -64,7 +68,7 @@ def decoded(found: Iterable[Stored], codec: Codec) -> Iterator[tuple[Stored, Rec
 
 def records_to_end(settings: Settings, topic_names: Iterable[str], codec: Codec) -> Iterator[Record]:
     """Yields the records of topics up to the ends that they have now. Raises NoSuchTopic, KafkaException."""
-    reader = Reader(settings, topic_names, codec)
+    reader = Reader(settings, topic_names, codec, wait_ms=TO_END_WAIT_MS)
     try:
         while not reader.caught_up:
             for _, record in reader.poll(0.1):

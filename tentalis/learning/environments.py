@@ -76,8 +76,9 @@ def episodes_of(options: LearnOptions) -> Callable[[], Environment] | None:
     declared = rewards.declared_environments().get(options.environment)
     if declared is not None and declared.program is not None:
         raise LearnError(
-            f"{options.environment} is played by a program, which needs a gateway, and learn starts none: play it on a "
-            "stack with one (docs/how-to/unchanged-agents.md)"
+            f"{options.environment} is played by a program, which needs a gateway, and learn starts none: use "
+            f"`tentalis up --gateway` and `tentalis worker --environment {options.environment}` "
+            "(docs/how-to/unchanged-agents.md)"
         )
     return prepared_environment(options.environment, allow_unsandboxed=options.allow_unsandboxed)
 

@@ -8,18 +8,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tentalis.service.signal_thread import signals_handled
+
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
     """Turns SIGINT, SIGTERM and SIGHUP into an event while the context is active. For the main thread of a command."""
     event = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
-    try:
+    with signals_handled(numbers, event.set):
         yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -191,6 +191,11 @@ class PolicyLog:
             or (rule.mode is GuardMode.GUARDED and self.passed(update.name) is True)
         )
 
+    def equals_base(self, update: PolicyUpdate) -> bool:
+        """True if a version has the weights of the base model: those of its run's untrained initial adapter."""
+        initial = self._initial(update.run_id)
+        return initial is not None and initial.sha256 == update.sha256 and self.rule(update).begins_with_base
+
     def _initial(self, run_id: str) -> PolicyUpdate | None:
         """The initial adapter of a run whose manifest was read; None for a branch: it begins with trained weights."""
         if {manifest.parent_run for manifest in self._manifests if manifest.run_id == run_id} != {None}:

@@ -122,11 +122,13 @@ class BadGuard(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """The promotion rule of a run's versions. `max_staleness`: steps by which a trained sample may be older."""
+    """The promotion rule of a run's versions. `max_staleness`: steps by which a trained sample may be older.
+    `begins_with_base`: True if a run without a parent begins with the base model's weights, not with an adapter."""
 
     mode: GuardMode = GuardMode.ALWAYS
     limits: GuardLimits = field(default_factory=GuardLimits)
     max_staleness: int = 0
+    begins_with_base: bool = False
 
     @classmethod
     def of_config(cls, config: str) -> "GuardRule":
@@ -138,6 +140,7 @@ class GuardRule:
                 GuardMode(values.get("promotion", GuardMode.ALWAYS)),
                 GuardLimits.model_validate(BEFORE | dict(values.get("guard", {}))),
                 int(values.get("max_staleness", 0)),
+                values.get("initial_adapter") is None,
             )
         except (yaml.YAMLError, AttributeError, TypeError, ValueError, ValidationError) as error:
             raise BadGuard(f"the configuration in the manifest has no usable promotion and guard: {error}") from error

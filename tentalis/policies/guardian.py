@@ -5,6 +5,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from schemas.ids import derived_id
 from schemas.records import EvalResult, PolicyUpdate, Promotion, Task
@@ -52,6 +53,14 @@ def verdict_of(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    """The limits that a served version breaks, and its measurements."""
+
+    reasons: list[str]
+    metrics: dict[str, float]
+
+
 class Guardian:
     """Tries candidates and checks served versions.
 
@@ -75,6 +84,8 @@ class Guardian:
         """By policy, the ids of the tasks that the server refuses."""
         self._trials: dict[str, tuple[tuple[object, ...], TrialAnswers]] = {}
         self._judges: dict[GuardJudge, TrialJudge] = {}
+        self._doubted: set[str] = set()
+        """The served versions that only the answers of one user speak against."""
 
     async def try_candidate(self, update: PolicyUpdate) -> EvalResult | None:
         """The verdict on a candidate that the server has loaded, None while there are no prompts. Raises
@@ -94,14 +105,16 @@ class Guardian:
         limits = self._log.rule(update).limits
         promoted = self._log.update(self._log.promotion(policy).name) if policy in self._log.policies else None
         served = None if promoted is None or promoted.name == update.name else promoted.name
-        trial.keep({update.name, update.base_model, *([] if served is None else [served])})
+        asked = [update.base_model]
+        if served is not None and promoted is not None and not self._log.equals_base(promoted):
+            asked.append(served)
+        trial.keep({update.name, *asked})
         for rounds in looks(trial.rounds):
             measured, base, *others = await all_or_none(
                 trial.evidence(update.name, rounds, measures_kl=True),
-                trial.evidence(update.base_model, rounds),
-                *([] if served is None else [trial.evidence(served, rounds)]),
+                *(trial.evidence(model, rounds) for model in asked),
             )
-            served_evidence = others[0] if others else None
+            served_evidence = None if served is None else (others or [base])[0]
             decision, reasons = decide(
                 measured, limits, base=base, served=served_evidence, complete=rounds == trial.rounds
             )
@@ -177,27 +190,51 @@ class Guardian:
         )
 
     def check_served(self, served: PolicyUpdate, answers: ServedAnswers) -> tuple[EvalResult, Promotion | None] | None:
-        """The verdict if a served version fell below its guard, and the rollback if one is possible; else None."""
-        limits, measured = self._log.rule(served).limits, answers.evidence(served.name)
-        if measured.answers < limits.live_answers or self._log.passed(served.name) is False:
+        """The verdict if a served version fell below its guard, and the rollback if one is possible; else None.
+
+        A limit must also be broken without the answers of any one user: no key or user takes a version back alone."""
+        if self._log.passed(served.name) is False:
             return None
         target = self._log.fallback(served)
-        verdict = self._log.verdict(served.name)
-        base_evidence = None if verdict is None else GuardEvidence.of_metrics(verdict.metrics, "base_")
-        target_evidence = None if target is None else answers.evidence(target.name)
-        if target_evidence is not None and target_evidence.answers < limits.live_answers:
-            target_evidence = None
-        drop = None if target is None or target_evidence is None else answers.evidence_of_drop(served.name, target.name)
-        reasons = judge(measured, limits, base=base_evidence, served=target_evidence, drop=drop)
-        if not reasons:
+        fall = self._fall(served, target, answers)
+        if fall is None:
             return None
-        metrics = measured.metrics() | (target_evidence.metrics("served_") if target_evidence else {})
-        fallen_verdict = verdict_of(served, LIVE, metrics, reasons, self._by)
+        if any(self._fall(served, target, answers, without=user) is None for user in answers.users(served.name)):
+            if served.name not in self._doubted:
+                self._doubted.add(served.name)
+                log.warning(
+                    "%s stays served: without the answers of one user or key nothing shows that it fell below its "
+                    "guard (%s)",
+                    served.name,
+                    "; ".join(fall.reasons),
+                )
+            return None
+        fallen_verdict = verdict_of(served, LIVE, fall.metrics, fall.reasons, self._by)
         reason = f"{served.name} fell below its guard: {fallen_verdict.details}"
         log.error("%s", reason)
         if target is None:
             log.error("there is no version to roll back to from %s", served.name)
         return fallen_verdict, None if target is None else promotion_of(target, ROLLBACK, self._by, reason)
+
+    def _fall(
+        self, served: PolicyUpdate, target: PolicyUpdate | None, answers: ServedAnswers, without: str | None = None
+    ) -> _Fall | None:
+        """The broken limits of a served version; None if none is, or if there are too few answers. `target`: the
+        version that a rollback would return to. `without`: a user whose answers are left out."""
+        limits, measured = self._log.rule(served).limits, answers.evidence(served.name, without=without)
+        if measured.answers < limits.live_answers:
+            return None
+        verdict = self._log.verdict(served.name)
+        base_evidence = None if verdict is None else GuardEvidence.of_metrics(verdict.metrics, "base_")
+        target_evidence = None if target is None else answers.evidence(target.name, without=without)
+        if target_evidence is not None and target_evidence.answers < limits.live_answers:
+            target_evidence = None
+        drop = None
+        if target is not None and target_evidence is not None:
+            drop = answers.evidence_of_drop(served.name, target.name, without=without)
+        reasons = judge(measured, limits, base=base_evidence, served=target_evidence, drop=drop)
+        metrics = measured.metrics() | (target_evidence.metrics("served_") if target_evidence else {})
+        return _Fall(reasons, metrics) if reasons else None
 
     def promotion(self, update: PolicyUpdate, mode: GuardMode) -> Promotion:
         """The decision for a version that may be served."""

@@ -18,7 +18,7 @@ EPISODE = "episode"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 TAKES_TOOLS = frozenset({"toolcall"})
 TAKES_TASKS = frozenset({"gui", "swe", "terminal"})
-TAKES_SERVER = frozenset({"env-pool"})
+TAKES_SERVER = frozenset({"env-pool", "openenv"})
 TAKES_PYTHON = frozenset({"agent", "verifiers"})
 TAKES_PROGRAM = frozenset({"agent"})
 
@@ -48,12 +48,13 @@ class EnvironmentServer(BaseModel):
 
     Attributes:
         url: its address.
-        key_env: the variable with the key that calls carry as bearer token; None: TENTALIS_ENV_POOL_KEY, if it is set.
+        key_env: the variable with the key that calls carry as bearer token; None: for env-pool TENTALIS_ENV_POOL_KEY,
+            if it is set.
         wait_s: waits for a free place, all tries together.
-        heartbeat_s: between two heartbeats, if the server does not say when a lease expires.
+        heartbeat_s: between two heartbeats of env-pool, if the server does not say when a lease expires.
         reset_s: of the call that begins an episode.
-        exec_s: of one call of a tool.
-        evaluate_s: of the score.
+        exec_s: of one call of a tool, or one action.
+        evaluate_s: of the score of env-pool.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

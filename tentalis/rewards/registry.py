@@ -46,6 +46,7 @@ ENVIRONMENTS: dict[str, dict[str, Scorer]] = {
     "env-pool": {"episode": EpisodeScorer()},
     "gui": {"episode": EpisodeScorer()},
     "llm": {"episode": EpisodeScorer(), **_MATHEMATICS},
+    "openenv": {"episode": EpisodeScorer()},
     "swe": {"episode": EpisodeScorer()},
     "terminal": {"episode": EpisodeScorer()},
     "toolcall": {"episode": EpisodeScorer(), **_MATHEMATICS},

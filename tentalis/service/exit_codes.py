@@ -7,8 +7,8 @@ from typing import Self
 class ExitCode(IntEnum):
     """An exit code. `summary` is its entry in `tentalis --help`.
 
-    Each docstring names the errors that end with the code. Errors become codes in `tentalis/cli/shared/errors.py`
-    (commands), `streams/runtime/exit_status.py` (stream applications), `trainer/run/loop.py` and `trainer/__main__.py`
+    Each docstring names the errors that end with the code. Errors become codes in `tentalis/service/error_messages.py`
+    (commands, ranks of the trainer), `streams/runtime/exit_status.py` (stream applications) and `trainer/run/loop.py`
     (trainer).
     """
 

@@ -16,6 +16,7 @@ from tentalis.service import logs
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import Health, served
 from tentalis.service.metrics import Exporter
+from tentalis.service.signal_thread import signals_handled
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,11 @@ def hold(process: str, code: int, port: int) -> None:
     """Returns at SIGTERM or SIGINT. Until then `/healthz` on `port` answers 200. `/readyz` answers 200 if the work
     is done (ExitCode.OK), else 503 with the exit code. Must be called on the main thread. Raises PortTaken."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     problem = reason(code)
-    log.warning("%s %s. It is held until SIGTERM (TENTALIS_HOLD)", process, problem or "has done its work")
-    with served(Health(Exporter(process), lambda: problem), port):
-        stop.wait()
+    with signals_handled((signal.SIGTERM, signal.SIGINT), stop.set):
+        log.warning("%s %s. It is held until SIGTERM (TENTALIS_HOLD)", process, problem or "has done its work")
+        with served(Health(Exporter(process), lambda: problem), port):
+            stop.wait()
 
 
 def reason(code: int) -> str | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from tentalis.service import tracing
+from tentalis.service.signal_thread import signals_handled
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +39,9 @@ def run_service(
         except Exception as error:  # noqa: BLE001 - raised again below, on the main thread
             raised.append(error)
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {
-        number: signal.signal(number, lambda *_: (at_once if stop.is_set() else stop).set()) for number in numbers
-    }
     tracing.configure(name)
     thread = threading.Thread(target=run, name=name, daemon=True)
-    try:
+    with signals_handled((signal.SIGTERM, signal.SIGINT), lambda: at_once.set() if stop.is_set() else stop.set()):
         thread.start()
         while thread.is_alive() and not stop.is_set():
             thread.join(0.2)
@@ -57,9 +54,6 @@ def run_service(
             logging.shutdown()
             tracing.shutdown()
             os._exit(stopped)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if raised and stop.is_set():
         log.warning("error while stopping: %s", raised[0])
     elif raised:

@@ -159,6 +159,12 @@ TESTS: tuple[Variable[Any], ...] = (
         PATH,
         default_text="`make test-clients` sets it",
     ),
+    _tests(
+        "TENTALIS_OPENENV",
+        "Interpreter of the environment with the package of OpenEnv; `make test-openenv` sets it.",
+        PATH,
+        default_text="`make test-openenv` sets it",
+    ),
     _tests("TENTALIS_CHAOS_SEED", "Seed of a chaos test, to repeat it.", whole(0), default_text="a random one"),
 )
 """The variables that the tests read."""

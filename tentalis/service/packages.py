@@ -16,7 +16,7 @@ from tentalis.service.lifecycle import Unmendable
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS: Mapping[str, str] = {
-    "environments": "environments with episodes: terminal, toolcall, swe, env-pool",
+    "environments": "environments with episodes: terminal, toolcall, swe, env-pool, openenv",
     "gui": "the environment gui: web pages in a browser",
     "gs": "adapters and checkpoints in Google Cloud Storage",
     "local": "the embedded broker, `tentalis demo` and `learn`, and `tentalis up` without a Kafka of yours",

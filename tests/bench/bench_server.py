@@ -1,7 +1,7 @@
 """Tokens per second, time to the first token and memory of the local model server beside other ways to sample.
 
-For each model of BENCH_MODELS (smollm2) and each system of BENCH_SYSTEMS (ours,generate), one after the other in the
-same run and alone on the machine: 1, 8 and 32 streams at once, each of BENCH_TOKENS (64) tokens in float32 at
+For each model of BENCH_MODELS (smollm2) and each system of BENCH_SYSTEMS (all that are installed), one after the other
+in the same run and alone on the machine: 1, 8 and 32 streams at once, each of BENCH_TOKENS (64) tokens in float32 at
 temperature 1, with prompts of 64 and of 512 random tokens (prompts and answers have these lengths in all systems):
 
 - `base`: the model alone,
@@ -14,7 +14,10 @@ adapter at a time to a batch: its streams of `mixed` run as three groups, which 
 
 Figures per case: `tokens_s`, generated tokens per second of all streams from the first request to the last token, and
 `first_s`, the median over the streams of the seconds to their first token (None for `generate`). `peak_mb`: the most
-memory of the system (PSS). BENCH_ROUNDS (2): each case is run so often after one run to warm up; figures are medians.
+memory of the system (PSS). After short runs to warm up, all cases are run BENCH_ROUNDS (3) times in turn; figures are
+medians, `rounds` is their number of runs. BENCH_MINUTES (25): the whole takes no more but for the last run of each
+system. Each has an equal share, its start included. A run that would probably exceed it is left out; a case without any
+run has no figures.
 """
 
 import asyncio
@@ -36,7 +39,9 @@ import httpx
 import numpy as np
 
 from tentalis.inference.models import resolve_model
+from tentalis.inference.vllm.command import VllmMissing, find_vllm
 from tentalis.local.ports import free_port
+from tentalis.service import variables
 from tentalis.service.settings import Settings
 from tests.bench.lab import log, report, wait_until_ready
 from tests.bench.process_tree import descendants, pss_mb
@@ -48,6 +53,8 @@ PROMPT_TOKENS = (64, 512)
 CONTEXT = 1024
 ADAPTERS = ("adapter-a", "adapter-b")
 THREADS = os.cpu_count() or 1
+WARM_UP_TOKENS = 8
+LLAMA_CPP = Path(sys.prefix) / "llama-cpp"
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,8 @@ class Place:
 def cases(vocabulary: int) -> Iterator[Case]:
     """The cases, with random prompts that have nothing in common."""
     draw = np.random.default_rng(0)
-    for kind in ("base", "mixed"):
-        for length in PROMPT_TOKENS:
+    for length in PROMPT_TOKENS:
+        for kind in ("base", "mixed"):
             for streams in STREAMS:
                 names = [None if kind == "base" else (*ADAPTERS, None)[n % 3] for n in range(streams)]
                 yield Case(kind, draw.integers(1000, vocabulary, (streams, length)).tolist(), names)
@@ -199,16 +206,13 @@ def llama_cpp(place: Place) -> Iterator[Run]:
     from tentalis.inference.gguf_adapter import write_gguf_adapter
     from tests.support.hf_gguf import write_gguf_model
 
-    installed = Path(sys.prefix) / "llama-cpp"
-    if not installed.exists():
-        raise SystemExit(f"no xllamacpp in {installed}: `make test-llama-cpp` installs it")
     model = write_gguf_model(place.model, place.folder / "model.gguf", half=True)
     adapters = [
         str(write_gguf_adapter(path, place.model, place.folder / f"{name}.gguf", f"{name}@v1").path)
         for name, path in place.adapters.items()
     ]
     job = {"gguf": str(model), "adapters": adapters, "streams": max(STREAMS), "context": CONTEXT, "threads": THREADS}
-    with _lines("server_llama_cpp.py", job, sys.executable, {"PYTHONPATH": str(installed)}, first="url") as url:
+    with _lines("server_llama_cpp.py", job, sys.executable, {"PYTHONPATH": str(LLAMA_CPP)}, first="url") as url:
 
         def run(case: Case, tokens: int) -> Sampled:
             bodies = [
@@ -287,24 +291,54 @@ def watched() -> Iterator[list[float]]:
         watcher.join()
 
 
-def measure(system: str, place: Place, vocabulary: int, rounds: int, tokens: int) -> dict[str, Any]:
+def installed(cache: Path) -> list[str]:
+    """The systems that this machine has; says what installs the others."""
+    missing = {}
+    try:
+        find_vllm(variables.VLLM.read(), cache)
+    except VllmMissing as error:
+        missing["vllm"] = str(error)
+    if not LLAMA_CPP.exists():
+        missing["llamacpp"] = f"There is no xllamacpp in {LLAMA_CPP}: `make test-llama-cpp` installs it."
+    for system, reason in missing.items():
+        log(f"without {system}: {reason}")
+    return [system for system in SYSTEMS if system not in missing]
+
+
+def measure(system: str, place: Place, vocabulary: int, rounds: int, tokens: int, seconds: float) -> dict[str, Any]:
     """Returns the figures of one system: its peak memory, and tokens_s and first_s by case."""
-    figures: dict[str, Any] = {}
+    deadline = time.monotonic() + seconds
+    all_cases = list(cases(vocabulary))
+    found: dict[str, list[Sampled]] = {case.label: [] for case in all_cases}
+    took: dict[str, float] = {}
     with watched() as peak, SYSTEMS[system](place) as run:
-        for case in cases(vocabulary):
-            found = [run(fresh(case, number), tokens) for number in range(rounds + 1)][1:]
-            firsts = [each.first_s for each in found if each.first_s is not None]
-            figures[case.label] = {
-                "tokens_s": round(statistics.median(each.tokens_s for each in found), 1),
-                "first_s": round(statistics.median(firsts), 2) if firsts else None,
-            }
-            log(f"{system} {case.label}: {figures[case.label]}")
-        figures["peak_mb"] = round(peak[0])
-    return figures
+        for case in all_cases:
+            if len(case.prompts[0]) == min(PROMPT_TOKENS):
+                run(fresh(case, 0), WARM_UP_TOKENS)
+        for number in range(1, rounds + 1):
+            for case in all_cases:
+                began = time.monotonic()
+                if began + took.get(case.label, 0) > deadline:
+                    log(f"{system} {case.label}: no time for run {number}")
+                    continue
+                found[case.label].append(run(fresh(case, number), tokens))
+                took[case.label] = time.monotonic() - began
+                log(f"{system} {case.label}: {found[case.label][-1]}")
+    return {label: medians(runs) for label, runs in found.items() if runs} | {"peak_mb": round(peak[0])}
 
 
-def compare(model: Path, systems: Sequence[str], rounds: int, tokens: int) -> dict[str, Any]:
-    """Returns the figures of all systems with one model, and ratios of ours to others with mixed adapters."""
+def medians(runs: Sequence[Sampled]) -> dict[str, Any]:
+    """Returns the figures of a case from its runs."""
+    firsts = [each.first_s for each in runs if each.first_s is not None]
+    return {
+        "tokens_s": round(statistics.median(each.tokens_s for each in runs), 1),
+        "first_s": round(statistics.median(firsts), 2) if firsts else None,
+        "rounds": len(runs),
+    }
+
+
+def compare(model: Path, systems: Sequence[str], rounds: int, tokens: int, seconds: float) -> dict[str, Any]:
+    """Returns the figures of all systems with one model, and ratios of the first to others with mixed adapters."""
     from transformers import AutoConfig
 
     vocabulary = AutoConfig.from_pretrained(model).vocab_size
@@ -314,27 +348,30 @@ def compare(model: Path, systems: Sequence[str], rounds: int, tokens: int) -> di
             for seed, name in enumerate(ADAPTERS)
         }
         found: dict[str, Any] = {
-            system: measure(system, Place(model, adapters, Path(folder)), vocabulary, rounds, tokens)
+            system: measure(
+                system, Place(model, adapters, Path(folder)), vocabulary, rounds, tokens, seconds / len(systems)
+            )
             for system in systems
         }
     ratios = {}
     for other in systems[1:]:
         for streams in STREAMS:
             label = f"{streams}x{PROMPT_TOKENS[0]} mixed"
-            ratio = found[systems[0]][label]["tokens_s"] / found[other][label]["tokens_s"]
-            ratios[f"ratio_{other}_{streams}"] = round(ratio, 2)
+            if label in found[systems[0]] and label in found[other]:
+                ratio = found[systems[0]][label]["tokens_s"] / found[other][label]["tokens_s"]
+                ratios[f"ratio_{other}_{streams}"] = round(ratio, 2)
     return found | ratios
 
 
 def main() -> None:
     """Runs the benchmark."""
-    rounds, tokens = int(os.environ.get("BENCH_ROUNDS", "2")), int(os.environ.get("BENCH_TOKENS", "64"))
-    systems = os.environ.get("BENCH_SYSTEMS", "ours,generate").split(",")
+    rounds, tokens = int(os.environ.get("BENCH_ROUNDS", "3")), int(os.environ.get("BENCH_TOKENS", "64"))
     cache = Settings.from_env().cache
-    figures = {
-        name: compare(resolve_model(name, cache), systems, rounds, tokens)
-        for name in os.environ.get("BENCH_MODELS", "smollm2").split(",")
-    }
+    chosen = os.environ.get("BENCH_SYSTEMS")
+    systems = chosen.split(",") if chosen else installed(cache)
+    models = os.environ.get("BENCH_MODELS", "smollm2").split(",")
+    seconds = 60 * float(os.environ.get("BENCH_MINUTES", "25")) / len(models)
+    figures = {name: compare(resolve_model(name, cache), systems, rounds, tokens, seconds) for name in models}
     report(**(figures if len(figures) > 1 else next(iter(figures.values()))), tokens=tokens, threads=THREADS)
 
 

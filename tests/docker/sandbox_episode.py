@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.records import Message, Task
 from tentalis.agents.environments import EnvironmentFault, Observation, Transition
-from tentalis.agents.environments.trial import play_trial, trial_task
+from tentalis.agents.environments.trial.play import play_trial, trial_task
 from tests.docker.engine import Docker
 
 # As docs/operations/install.md shows it.

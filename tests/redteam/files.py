@@ -104,6 +104,16 @@ if os.stat('x').st_mode & 0o6000: print('won')""",
 os.umask(0); os.close(os.open('x', os.O_CREAT | os.O_WRONLY, 0o6777))
 if os.stat('x').st_mode & 0o6000: print('won')""",
     ),
+    _write(
+        "set user id by other calls that make a file",
+        code="""import ctypes, os
+os.umask(0); libc = ctypes.CDLL(None)
+how = b''.join(each.to_bytes(8, 'little') for each in (os.O_CREAT | os.O_WRONLY, 0o6777, 0))
+libc.syscall(437, -100, b'x', how, 24); libc.syscall(85, b'y', 0o6777)
+fd = libc.syscall(257, -100, b'.', os.O_TMPFILE | os.O_WRONLY, 0o6777)
+found = [os.stat(each).st_mode for each in os.listdir('.')] + ([os.fstat(fd).st_mode] if fd >= 0 else [])
+if any(each & 0o6000 for each in found): print('won')""",
+    ),
     _write("owner of a file", code="import os; os.chown('@PLACE@/secret', os.getuid(), os.getgid())"),
     _write("times of a file", code="import os; os.utime('@PLACE@/secret', (1, 1)); print('won')"),
     _write("times through a link", code="import os; os.symlink('../secret', 'x'); os.utime('x', (1, 1)); print('won')"),

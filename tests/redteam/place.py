@@ -74,15 +74,13 @@ class Place:
         if self.victim.poll() is not None:
             yield "the victim was killed"
             return
-        process = psutil.Process(self.victim.pid)
+        process, this = psutil.Process(self.victim.pid), psutil.Process()
         if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
             yield "the victim was stopped"
-        if process.nice() != psutil.Process().nice() or process.rlimit(psutil.RLIMIT_CORE) != self._core:
-            yield "the victim has other limits"
-
-    @property
-    def _core(self) -> tuple[int, int]:
-        return psutil.Process().rlimit(psutil.RLIMIT_CORE)
+        if process.nice() != this.nice():
+            yield f"the victim has the priority {process.nice()}, not {this.nice()}"
+        if (core := process.rlimit(psutil.RLIMIT_CORE)) != (own := this.rlimit(psutil.RLIMIT_CORE)):
+            yield f"the victim has the limits {core} of core files, not {own}"
 
     def _left_processes(self) -> Iterator[str]:
         for each in psutil.process_iter():

@@ -12,13 +12,24 @@ _GIB_TAKEN = "takes a GiB of memory"
 _memory = partial(Attack, "memory", success="it has over 512 MiB of 256", harms=_GIB_TAKEN)
 
 
+_MOST_MB, _MOST_FILES = LIMITS.disk_mb + 1024, 100_000
+"""A command passes its limits of 48 MiB and 2,000 files before it is ended: the watch looks ten times a second and then
+measures, later on a busy machine. So an attack has won if it is not ended, or only after it has written what a fast disk
+takes in a second. It tries several times as much."""
+
+
 def _disk_is_over(trial: Trial) -> bool:
-    """Returns True if the folder has grown to over four times the limits. The watch looks ten times a second."""
     found = used(trial.place.work)
-    return found.bytes > 4 * LIMITS.disk_mb * _MIB or found.files > 20 * LIMITS.files
+    return found.bytes > _MOST_MB * _MIB or found.files > _MOST_FILES
 
 
-_disk = partial(Attack, "disk", success="it fills the disk", outside=_disk_is_over, harms="fills the disk")
+_disk = partial(
+    Attack,
+    "disk",
+    success=f"it is not ended before it has {_MOST_MB} MiB of {LIMITS.disk_mb}, or {_MOST_FILES:,} files of {LIMITS.files:,}",
+    outside=_disk_is_over,
+    harms="fills the disk",
+)
 
 
 def _output_is_over(trial: Trial) -> bool:
@@ -116,7 +127,7 @@ print('won')""",
     ),
     _disk(
         "many files",
-        code="for n in range(256):\n    with open(f'f{n}', 'wb') as f: f.write(b'x' * (4 << 20))\nprint('won')",
+        code="for n in range(1024):\n    with open(f'f{n}', 'wb') as f: f.write(b'x' * (4 << 20))\nprint('won')",
     ),
     _disk(
         "deleted files that are open",
@@ -143,14 +154,14 @@ for _ in range(5): os.wait()""",
     ),
     _disk(
         "empty files",
-        code="import os\nfor n in range(200_000):\n    os.close(os.open(f'f{n}', os.O_CREAT | os.O_WRONLY))\nprint('won')",
+        code="import os\nfor n in range(1_000_000):\n    os.close(os.open(f'f{n}', os.O_CREAT | os.O_WRONLY))\nprint('won')",
     ),
-    _disk("empty folders", code="import os\nfor n in range(200_000): os.mkdir(f'd{n}')\nprint('won')"),
+    _disk("empty folders", code="import os\nfor n in range(1_000_000): os.mkdir(f'd{n}')\nprint('won')"),
     _disk(
         "nested folders",
-        code="import os\nfor n in range(50_000): os.mkdir('d'); os.chdir('d')\nprint('won')",
+        code="import os\nfor n in range(1_000_000): os.mkdir('d'); os.chdir('d')\nprint('won')",
     ),
-    _disk("links", code="import os\nfor n in range(200_000): os.symlink('x' * 200, f'l{n}')\nprint('won')"),
+    _disk("links", code="import os\nfor n in range(1_000_000): os.symlink('x' * 200, f'l{n}')\nprint('won')"),
     _output("a GB", code="import sys\nfor _ in range(100_000): sys.stdout.write('x' * 10_000)"),
     _output("a GB of errors", code="import sys\nfor _ in range(100_000): sys.stderr.write('x' * 10_000)"),
     _output(

@@ -11,6 +11,7 @@ from schemas.digest import with_digest
 from schemas.records import (
     LogprobsMode,
     PolicySpan,
+    RecordedBy,
     Rollout,
     Sampling,
     Source,
@@ -103,6 +104,7 @@ def rollout(
         "has_opd": teacher is not None,
         "teacher_logprobs": None if teacher is None else float32_bytes([0.0] * n_prompt + list(teacher)),
         "digest": "-",
+        "recorded_by": RecordedBy.WORKER,
     }
     assert len(fields["token_ids"]) == 4 * n_all
     return with_digest(Rollout(**(fields | more)))

@@ -30,6 +30,11 @@ class RunningBaseline:
         """Returns the baseline after a step from its metrics; an empty one if they lack it."""
         return cls(metrics.get(_REWARDS, 0.0), metrics.get(_ANSWERS, 0.0))
 
+    @classmethod
+    def recorded_in(cls, metrics: Mapping[str, float]) -> bool:
+        """True if a step's metrics hold a baseline."""
+        return _ANSWERS in metrics
+
     def after(self, step_metrics: Mapping[str, float], decay: float) -> "RunningBaseline":
         """Returns the baseline after a further step with these metrics.
 

@@ -57,6 +57,8 @@ def place_of(index: int, count: int, rendezvous: str | None) -> NodePlace | None
     """Returns the place that options name; None for a trainer on one machine. `rendezvous`: HOST:PORT of node 0. Raises
     BadPlace."""
     if count == 1:
+        if index:
+            raise BadPlace(f"--node {index} needs --nodes, the number of machines; without it this is the only one")
         return None
     host, colon, port = (rendezvous or "").rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:

@@ -31,16 +31,17 @@ class StopRequest:
     """The request to stop. Its safe points also serve as the loop's heartbeat."""
 
     def __init__(self) -> None:
-        self._requested = threading.Event()
+        # No lock, as an Event has: a handler may interrupt itself on the same thread, and would wait for its own lock.
+        self._requested = False
         self._heartbeat = Heart()
 
     @property
     def requested(self) -> bool:
-        return self._requested.is_set()
+        return self._requested
 
     def request(self) -> None:
-        """Asks to stop."""
-        self._requested.set()
+        """Asks to stop. Safe in handlers of signals."""
+        self._requested = True
 
     def check(self) -> None:
         """Marks a safe point. Raises StopRequested if a stop was requested."""
@@ -54,10 +55,15 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals(exit_code: int = ExitCode.STOPPED, grace: float = GRACE_SECONDS) -> Iterator[StopRequest]:
+def stop_on_signals(
+    exit_code: int = ExitCode.STOPPED,
+    grace: float = GRACE_SECONDS,
+    *,
+    then: str = "the next start continues from the last checkpoint",
+) -> Iterator[StopRequest]:
     """Turns SIGTERM and SIGINT into requests to stop while the context is open. After a request the process ends with
     `exit_code` (STOPPED: callers must not take the run for finished) when the block ends, in any way, or `grace`
-    seconds later. Outside the main thread signals are not handled.
+    seconds later. Outside the main thread signals are not handled. `then`: what the log says of a later start.
 
     A separate thread receives the signal: Python's handlers wait for the main thread, which may be in a backward pass.
     """
@@ -84,7 +90,7 @@ def stop_on_signals(exit_code: int = ExitCode.STOPPED, grace: float = GRACE_SECO
     try:
         yield stop
     except StopRequested:
-        log.info("stopped; the next start continues from the last checkpoint")
+        log.info("stopped; %s", then)
     except Exception:
         if not stop.requested:
             raise

@@ -41,7 +41,10 @@ def read_adapter(folder: Path, lora: LoraShape) -> bytes:
         config = json.loads((folder / ADAPTER_CONFIG).read_bytes())
         weights = (folder / ADAPTER_WEIGHTS).read_bytes()
     except (OSError, ValueError) as error:
-        raise BadAdapter(f"initial_adapter: no adapter in {folder}: {error}") from error
+        raise BadAdapter(
+            f"initial_adapter: no adapter in {folder}: {error}. Give the folder of a version, or of another adapter in "
+            "PEFT's format"
+        ) from error
     required = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha}
     required |= dict.fromkeys(("use_dora", "use_rslora", "alpha_pattern", "rank_pattern"))
     for name, value in required.items():

@@ -34,6 +34,7 @@ from trainer.distributed import runtime
 from trainer.distributed.environment import CONFIG_FILE, environment
 from trainer.model.make import make_policy
 from trainer.model.policy import TrainedPolicy
+from trainer.replay.changed_baselines import ChangedLoss, with_changed_baselines
 from trainer.replay.compare import AdapterDistance, kl_sum, limit_positions, model_distance, update_distance
 from trainer.replay.job import ReplayJobResult, kept_weights
 from trainer.replay.recording import CannotReplay, RunRecording, read_recording
@@ -139,7 +140,9 @@ def counterfactual(
     variants, changed = _variants(list(manifests.values()), changes, start, rewards)
     variants = [_here(variant, manifests[variant.recorded_digest], settings, base_model) for variant in variants]
     rescored = recording if rewards is None else _rescored(recording, rewards, variants, settings, codec)
-    laid_out = _with_whole_groups(rescored, variants, settings, codec)
+    losses = {each.recorded_digest: ChangedLoss(each.recorded_config.loss, each.config.loss) for each in variants}
+    rebased = with_changed_baselines(rescored, losses, lambda rows: look_up_rollouts(settings, codec, rows))
+    laid_out = _with_whole_groups(rebased, variants, settings, codec)
     recorded_segments = list(laid_out.segments())
     by_digest = {variant.recorded_digest: variant for variant in variants}
     segments = [(by_digest[manifest.digest], begin, plans) for manifest, begin, plans in recorded_segments]

@@ -86,7 +86,7 @@ def run_job(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobResult
     job.into.mkdir(parents=True, exist_ok=True)
     spec = job.into / f"job-{job.plans[0].step if job.plans else 0}.json"
     spec.write_text(job.model_dump_json(), encoding="utf-8")
-    code = spawn(["replay-rank", "--spec", str(spec)], job.world_size, settings, exit_code=ExitCode.ERROR)
+    code = spawn(["replay-rank", "--spec", str(spec)], job.world_size, settings)
     if code:
         raise RanksFailed(f"the replay's ranks ended with exit code {code}; their messages are above")
     return ReplayJobResult.model_validate_json(_result_path(spec).read_bytes())
@@ -130,7 +130,7 @@ def _train_rank(job: ReplayJob, settings: Settings, codec: Codec) -> ReplayJobRe
         engine.restore(checkpoint.weights(), checkpoint.optimizer())
     weights = engine.policy.weights_bytes()
     sha256[job.start] = adapter_sha256(weights)
-    with stop_on_signals(exit_code=ExitCode.ERROR) as stop:
+    with stop_on_signals(then="a replay does not continue: the next one begins anew, in a new or empty folder") as stop:
         for plan in job.plans:
             rollouts = fetch(settings, codec, [row for row in plan.rows if row.rank == rank_group.rank], RolloutCache())
             channel.barrier(f"ready/{plan.step}", "read its rollouts", stop.check)

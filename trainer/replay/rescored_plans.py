@@ -12,10 +12,10 @@ from schemas.ids import derived_id, parse_policy_name, policy_name
 from schemas.records import BatchPlan, Drop, PlanRow, PolicySpan, Rollout
 from trainer.advantages.baseline import RunningBaseline
 from trainer.advantages.batch import estimate_advantages
-from trainer.advantages.rewarded_sample import rewarded_sample
 from trainer.config.trainer_config import TrainerConfig
 from trainer.data.candidates import offer_of
 from trainer.data.plan import lay_out, with_plan_id
+from trainer.replay.changed_baselines import rewarded_samples
 from trainer.replay.rescored_rewards import RescoredRewards, rescored_provenance
 
 
@@ -99,11 +99,7 @@ def replanned(
             "baseline": None if decay is None else baseline.mean,
         }
     )
-    samples = [
-        sample
-        for row, rollout in zip(rows, kept, strict=True)
-        if row.rl and (sample := rewarded_sample(rollout)) is not None
-    ]
+    samples = rewarded_samples(rows, {rollout.rollout_id: rollout for rollout in kept})
     sums = estimate_advantages(samples, loss, changed.baseline).metrics
     step = RescoredStep(with_plan_id(changed), tuple(kept))
     return step, baseline.after(sums, 1.0 if decay is None else decay)

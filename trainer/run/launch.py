@@ -79,18 +79,17 @@ def spawn(
     arguments: Sequence[str],
     ranks: int,
     settings: Settings,
-    exit_code: int = ExitCode.STOPPED,
     *,
     place: NodePlace | None = None,
     settings_text: str = "",
 ) -> int:
     """Runs `python -m trainer ARGUMENTS` as `ranks` connected processes; returns 0 if all return 0.
 
-    When one ends with an error, or this process is asked to stop (and then ends with `exit_code`), all end; with
+    When one ends with an error, or this process is asked to stop (and then ends with STOPPED), all end; with
     several nodes, those of all nodes. `place`, `settings_text`: see `meet_nodes`.
     """
     # Longer than the ranks' own grace period, within which they end by themselves.
-    with stop_on_signals(exit_code, GRACE_SECONDS + 0.7) as stop:
+    with stop_on_signals(grace=GRACE_SECONDS + 0.7) as stop:
         if place is None:
             from torch._C._distributed_c10d import TCPStore
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -20,7 +21,7 @@ from trainer.distributed.ranks import START_SECONDS, RankGroup
 from trainer.distributed.runtime import base_dtype_of
 from trainer.model.logprobs import TokenScores
 from trainer.model.make import make_policy
-from trainer.model.model import read_adapter
+from trainer.model.model import BadAdapter, read_adapter
 from trainer.model.policy import TrainedPolicy
 from trainer.step.schedule import learning_rate
 from trainer.step.sharded import MOMENTS, gather_moments, set_moments
@@ -83,13 +84,18 @@ class TrainingEngine:
 
     def load_initial_weights(self) -> bytes:
         """Sets and returns the weights with which a run begins: those of the adapter in the configured folder, else
-        those drawn from the seed; of a fully trained model those of the base. Raises BadAdapter, and ValueError if the
-        adapter has another shape."""
+        those drawn from the seed; of a fully trained model those of the base. Raises BadAdapter."""
         config = self._config
         if config.initial_adapter is None or config.lora is None:
             self.policy.initialise(config.seed)
         else:
-            self.policy.load_weights(read_adapter(Path(config.initial_adapter), config.lora))
+            weights = read_adapter(Path(config.initial_adapter), config.lora)
+            try:
+                self.policy.load_weights(weights)
+            except (ValueError, SafetensorError) as error:
+                raise BadAdapter(
+                    f"initial_adapter: {config.initial_adapter} does not fit {config.base_model} and lora: {error}"
+                ) from error
         self._refresh_masters()
         return self.policy.weights_bytes()
 

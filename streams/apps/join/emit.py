@@ -246,6 +246,7 @@ def _rollout(
             topk=hint.topk if hint is not None else 0,
             topk_ids=hint.topk_ids if hint is not None else b"",
             topk_logprobs=hint.topk_logprobs if hint is not None else b"",
+            recorded_by=sample.recorded_by,
         )
     )
 

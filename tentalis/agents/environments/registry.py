@@ -30,6 +30,7 @@ BUILT_IN = {
     "env-pool": "tentalis.agents.environments.env_pool:EnvPoolEnvironment",
     "gui": "tentalis.agents.environments.gui:GuiEnvironment",
     "llm": "tentalis.agents.environments.llm:LlmEnvironment",
+    "openenv": "tentalis.agents.environments.openenv.environment:OpenEnvEnvironment",
     "swe": "tentalis.agents.environments.swe:SweEnvironment",
     "terminal": "tentalis.agents.environments.terminal:TerminalEnvironment",
     "toolcall": "tentalis.agents.environments.toolcall:ToolcallEnvironment",
@@ -42,6 +43,7 @@ DATA = {
     "env-pool": "tentalis.agents.environments.env_pool:EnvPoolData",
     "gui": "tentalis.agents.environments.gui:GuiData",
     "llm": "tentalis.agents.environments.llm:LlmData",
+    "openenv": "tentalis.agents.environments.openenv.environment:OpenEnvData",
     "swe": "tentalis.agents.environments.swe:SweData",
     "terminal": "tentalis.agents.environments.terminal:TerminalData",
     "toolcall": "tentalis.agents.environments.toolcall:ToolcallData",
@@ -52,7 +54,7 @@ EXTRAS = {"gui": ("environments", "gui")}
 """The extras with the packages of built-in environments, where they are not `environments` alone."""
 WITHOUT_EXTRA = frozenset({"echo", "llm", "verifiers"})
 """Built-in environments that need no package of an extra. verifiers has a Python of its own."""
-TURNS = {"env-pool": 50, "gui": 20, "swe": 50, "terminal": 50}
+TURNS = {"agent": 50, "env-pool": 50, "gui": 20, "openenv": 50, "swe": 50, "terminal": 50}
 """Turns of an episode where they are not 10."""
 
 
@@ -154,7 +156,8 @@ def prepared_environment(
     at the start. Folders that killed processes left are removed. `attachment_bytes`: see EnvironmentOptions.
 
     Raises BadEnvironment, also for an environment that neither this installation nor the file of environments has,
-    BadEnvironmentFile, BadPool, BadProgram, BadTasks, BadTools, BadVerifiersEnvironment, MissingExtra or WallMissing.
+    BadEnvironmentFile, BadOpenEnv, BadPool, BadProgram, BadTasks, BadTools, BadVerifiersEnvironment, MissingExtra or
+    WallMissing.
     """
     if not has_episodes(name):
         _check_known(name)

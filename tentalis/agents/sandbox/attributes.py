@@ -78,6 +78,8 @@ class FileAttributes:
             "fchownat": AnsweredCall(lambda ctx: _chown(*ctx.args[2:4])),
             "utimensat": AnsweredCall(self._utimensat),
             "ioctl": AnsweredCall(_ioctl),
+            # Its mode is in memory, where no filter sees a set-user-id bit. Programs then use the older calls.
+            "openat2": AnsweredCall(lambda ctx: NotifAction.errno(errno.ENOSYS)),
             # Tools that copy attributes accept that a file system has none, and not that they are refused.
             **{name: AnsweredCall(_no_attributes) for name in _ATTRIBUTE_CALLS},
         }

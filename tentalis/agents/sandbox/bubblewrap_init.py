@@ -120,14 +120,15 @@ def _become(spec: dict[str, Any]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored_by_python, signal.SIG_DFL)
-        _confine(bytes.fromhex(spec["filter"]))
+        confine(bytes.fromhex(spec["filter"]))
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode(errors="replace"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _confine(program: bytes) -> None:
+def confine(program: bytes) -> None:
+    """Puts this thread, and all that it starts from now on, under a filter of system calls. Raises OSError."""
     _control(_PR_SET_NO_NEW_PRIVS, 1, 0)
     code = ctypes.create_string_buffer(program, len(program))
     made = FilterProgram(len(program) // 8, ctypes.addressof(code))

@@ -25,7 +25,7 @@ from typing import IO
 from tentalis.agents.sandbox import bubblewrap_init
 from tentalis.agents.sandbox.folder_watch import FolderWatch
 from tentalis.agents.sandbox.streams import AttendedOutput
-from tentalis.agents.sandbox.syscall_filter import filter_program
+from tentalis.agents.sandbox.syscall_filter import bubblewrap_filter
 from tentalis.agents.sandbox.wall import (
     MIB,
     SYSTEM,
@@ -135,7 +135,7 @@ class BubblewrapWall:
             "stdin": stdin,
             "limits": _resource_limits(limits),
             "memory_bytes": limits.memory_mb * MIB,
-            "filter": filter_program().hex(),
+            "filter": bubblewrap_filter().hex(),
             "lifeline": held,
             "report": report,
         }

@@ -2,7 +2,8 @@
 
 Files outside the working folder, the operating system's programs and Python are out of reach. So are the network
 (unless the limits allow an endpoint), signals to other processes, ptrace and mounts. Everything that a command started
-ends with it, and with the process that holds the wall.
+ends with it, and with the process that holds the wall. On x86-64 a filter of our own (`syscall_filter`) refuses files
+with a set-user-id bit and shared memory without a file.
 """
 
 import logging
@@ -19,6 +20,7 @@ from sandlock import ExitReason, Process, Result, Sandbox, SandlockError, StdioM
 
 from tentalis.agents.sandbox.abandoned import mark
 from tentalis.agents.sandbox.attributes import FILE_CALLS, FileAttributes, Leader, OwnLimits
+from tentalis.agents.sandbox.filtered_thread import FilteredThread
 from tentalis.agents.sandbox.folder_watch import FolderWatch
 from tentalis.agents.sandbox.streams import AttendedOutput, OutputPipes
 from tentalis.agents.sandbox.wall import (
@@ -90,10 +92,12 @@ class SandlockWall:
     ) -> "ConfinedCommand":
         """See Wall.start. sandlock answers no calls of a command that keeps its pipes: those that change rights,
         owners, times and attributes of files are denied, also in the folder. Not stopped are prlimit on other processes
-        of this user, and requests of ioctl that change flags of readable files."""
+        of this user, requests of ioctl that change flags of readable files, and openat2, which may set a set-user-id
+        bit in the folder."""
         sandbox = self._sandbox(folder, limits, readable, denied=FILE_CALLS)
+        thread = FilteredThread(lambda: sandbox.popen(limited_server(command, limits), **_PIPES))
         try:
-            return ConfinedCommand(sandbox.popen(limited_server(command, limits), **_PIPES))
+            return ConfinedCommand(thread)
         except (SandlockError, RuntimeError, OSError) as error:
             raise _not_started(error) from error
 
@@ -131,8 +135,10 @@ def _not_started(error: Exception) -> SandboxFault:
 class ConfinedCommand:
     """A running command behind the wall; see RunningCommand."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, thread: FilteredThread[Process]) -> None:
+        """`thread`: starts the command."""
+        self._thread = thread
+        self._process = process = thread.result()
         self.stdin: IO[bytes] = process.stdin
         self.stdout: IO[bytes] = process.stdout
         self.stderr: IO[bytes] = process.stderr
@@ -145,6 +151,7 @@ class ConfinedCommand:
             if not self._closed:
                 self._process.kill()
                 self._process.wait()
+                self._thread.end()
                 self._closed = True
             for stream in (self.stdin, self.stdout, self.stderr):
                 stream.close()
@@ -173,11 +180,16 @@ def _run(
     disk = FolderWatch(folder, limits, leader.kill)
     limited = OwnLimits(marked=mark() is not None)
     answers = {**FileAttributes(folder).answers(), "chdir": leader.answer(), "prlimit64": limited.answer()}
+    thread: FilteredThread[Result] = FilteredThread(lambda: sandbox.run_with_handlers(command, list(answers.items())))
     try:
-        found = sandbox.run_with_handlers(command, list(answers.items()))
+        found = thread.result()
     except (SandlockError, RuntimeError, OSError) as error:
         raise _not_started(error) from error
+    except BaseException:  # this thread was interrupted, and the other one runs the command
+        leader.kill()
+        raise
     finally:
+        thread.end()
         leader.ended()
         timer.cancel()
         disk.end()

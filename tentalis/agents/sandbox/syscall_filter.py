@@ -1,8 +1,9 @@
-"""The seccomp filter of commands behind bubblewrap: a BPF program for x86-64. Pure.
+"""The seccomp filters of commands: BPF programs for x86-64. Pure.
 
-The namespaces of bubblewrap hide files, processes and networks. The filter denies what they leave open: new namespaces,
+The namespaces of bubblewrap hide files, processes and networks. Its filter denies what they leave open: new namespaces,
 memory that belongs to no process, sockets of other families than those that a network namespace confines, and files
-that the worker could not handle, such as named pipes.
+that the worker could not handle, such as named pipes. sandlock has a filter of its own, which does not look at the
+arguments of calls: the second filter here denies what only those tell.
 """
 
 import errno
@@ -64,9 +65,45 @@ Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand."""
 
 
-def filter_program() -> bytes:
-    """Returns the program, an array of `struct sock_filter`."""
-    lines: list[Instruction] = [
+def bubblewrap_filter() -> bytes:
+    """Returns the program for bubblewrap, an array of `struct sock_filter`."""
+    lines: list[Instruction] = []
+    for calls, code in ((_DENIED, errno.EPERM), (_UNSUPPORTED, errno.EOPNOTSUPP), (_ABSENT, errno.ENOSYS)):
+        for number in calls.values():
+            lines += _of(number, [_refuse(code)])
+    lines += _of(_CLONE, _if_any(0, _NEW_NAMESPACES, errno.EPERM))
+    for number, place in _MODES.items():
+        lines += _of(number, _if_any(place, _SET_ID, errno.EPERM))
+    lines += _of(_IOCTL, _if_one_of(1, (*FLAG_REQUESTS, *_TERMINAL_REQUESTS), errno.EPERM))
+    lines += _of(_PRCTL, _if_one_of(0, (_PR_SET_DUMPABLE,), errno.EPERM))
+    lines += _of(_SOCKET, [*_if_one_of(0, _FAMILIES, 0)[:-1], _refuse(errno.EAFNOSUPPORT)])
+    return _program([*lines, *_set_id_files(), *_shared_memory()])
+
+
+def sandlock_filter() -> bytes:
+    """Returns the program for sandlock, an array of `struct sock_filter`. It is as short as it can be: each call of a
+    command runs through it. It lets `openat2` through, which sandlock itself needs."""
+    return _program([*_set_id_files(), *_shared_memory()])
+
+
+def _set_id_files() -> list[Instruction]:
+    """Refuses to make a file with the set-user-id or the set-group-id bit."""
+    lines = _of(_CREAT, _if_any(1, _SET_ID, errno.EPERM))
+    for number, flags in ((_OPEN, 1), (_OPENAT, 2)):
+        created = [_argument(flags), (_ANY_BIT, 1, 0, _CREATES), _end(_ALLOW)]
+        lines += _of(number, [*created, *_if_any(flags + 1, _SET_ID, errno.EPERM)])
+    return lines
+
+
+def _shared_memory() -> list[Instruction]:
+    """Refuses memory that is shared and has no file: no limit counts what of it is unmapped but for a page."""
+    both = (_AND, 0, 0, _SHARED_ANONYMOUS), (_EQUAL, 0, 1, _SHARED_ANONYMOUS)
+    return _of(_MMAP, [_argument(3), *both, _refuse(errno.ENOMEM)])
+
+
+def _program(lines: Sequence[Instruction]) -> bytes:
+    """Returns the lines as a program. Calls of another architecture than x86-64 kill the process."""
+    begin: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _X86_64),
         _end(_KILL),
@@ -74,22 +111,7 @@ def filter_program() -> bytes:
         (_AT_LEAST, 0, 1, _X32),
         _end(_KILL),
     ]
-    for calls, code in ((_DENIED, errno.EPERM), (_UNSUPPORTED, errno.EOPNOTSUPP), (_ABSENT, errno.ENOSYS)):
-        for number in calls.values():
-            lines += _of(number, [_refuse(code)])
-    lines += _of(_CLONE, _if_any(0, _NEW_NAMESPACES, errno.EPERM))
-    for number, place in _MODES.items():
-        lines += _of(number, _if_any(place, _SET_ID, errno.EPERM))
-    lines += _of(_CREAT, _if_any(1, _SET_ID, errno.EPERM))
-    for number, flags in ((_OPEN, 1), (_OPENAT, 2)):
-        created = [_argument(flags), (_ANY_BIT, 1, 0, _CREATES), _end(_ALLOW)]
-        lines += _of(number, [*created, *_if_any(flags + 1, _SET_ID, errno.EPERM)])
-    lines += _of(_IOCTL, _if_one_of(1, (*FLAG_REQUESTS, *_TERMINAL_REQUESTS), errno.EPERM))
-    lines += _of(_PRCTL, _if_one_of(0, (_PR_SET_DUMPABLE,), errno.EPERM))
-    lines += _of(_SOCKET, [*_if_one_of(0, _FAMILIES, 0)[:-1], _refuse(errno.EAFNOSUPPORT)])
-    both = (_AND, 0, 0, _SHARED_ANONYMOUS), (_EQUAL, 0, 1, _SHARED_ANONYMOUS)
-    lines += _of(_MMAP, [_argument(3), *both, _refuse(errno.ENOMEM)])
-    return b"".join(struct.pack("<HBBI", *line) for line in [*lines, _end(_ALLOW)])
+    return b"".join(struct.pack("<HBBI", *line) for line in [*begin, *lines, _end(_ALLOW)])
 
 
 def _of(number: int, block: Sequence[Instruction]) -> list[Instruction]:

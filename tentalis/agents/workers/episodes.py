@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from schemas.ids import derived_id
-from schemas.records import Attachment, Ending, Message, Result, Status, Task, ToolCall, result_id
+from schemas.records import Attachment, Ending, Message, RecordedBy, Result, Status, Task, ToolCall, result_id
 from tentalis.agents.environments import (
     Environment,
     EnvironmentFault,
@@ -248,7 +248,7 @@ class EpisodePlayer:
         """Plays an episode whose turns a program makes. Raises EnvironmentFault or InferenceError."""
         if self._programs is None:
             raise EnvironmentFault(f"{task.environment} is played by a program: only `tentalis worker` plays it")
-        played = await self._programs.play(environment, task, index, attempt)
+        played = await self._programs.play(environment, task, index, attempt, self._limits.max_turns)
         episode.tokens, episode.ending = played.joined.tokens, played.ending
         for turn in played.joined.turns:
             episode.texts.append(turn.response)
@@ -394,6 +394,7 @@ class EpisodePlayer:
                     "wall": episode.wall,
                     "attempts": attempts,
                     "attachments": episode.attachments,
+                    "recorded_by": RecordedBy.WORKER,
                 }
             )
         except ValidationError as error:

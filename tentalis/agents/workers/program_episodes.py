@@ -47,9 +47,11 @@ class ProgramEpisodes:
         self._gateway, self._sessions, self._policies = gateway, sessions, policies
         self._secret, self._worker_id = secret, worker_id
 
-    async def play(self, environment: RunsProgram, task: Task, sample: int, attempt: int) -> PlayedProgram:
+    async def play(
+        self, environment: RunsProgram, task: Task, sample: int, attempt: int, max_turns: int
+    ) -> PlayedProgram:
         """Plays one attempt, whose environment was reset. Each has its own key and session, also after the worker was
-        killed: so turns of different attempts never mix.
+        killed: so turns of different attempts never mix. The gateway refuses calls beyond `max_turns`.
 
         Raises EnvironmentFault if the infrastructure failed: the gateway or the log is away, a call failed in the
         gateway or behind it and the program did not recover, the program could not be started or called no model.
@@ -66,6 +68,7 @@ class ProgramEpisodes:
             user_id=task.user_id,
             least_version=_version_of(model, task.policy),
             sampling=task.sampling,
+            max_turns=max_turns,
             expires=time.time() + environment.program_s + _MARGIN_S,
         )
         key = signed_key(grant, self._secret)
@@ -92,7 +95,7 @@ class ProgramEpisodes:
                 joined.left_out,
                 len(answered),
             )
-        return PlayedProgram(joined, _ending(end))
+        return PlayedProgram(joined, _ending(end, len(turns) >= max_turns))
 
 
 def _fault(end: ProgramEnd, turns: Sequence[SessionEvent], away: str | None) -> str | None:
@@ -110,10 +113,12 @@ def _fault(end: ProgramEnd, turns: Sequence[SessionEvent], away: str | None) -> 
     return None
 
 
-def _ending(end: ProgramEnd) -> Ending:
+def _ending(end: ProgramEnd, turns_used_up: bool) -> Ending:
     if end.timed_out:
         return Ending.TIMED_OUT
-    return Ending.DONE if end.exit_code == 0 else Ending.FAILED
+    if end.exit_code == 0:
+        return Ending.DONE
+    return Ending.TURN_LIMIT if turns_used_up else Ending.FAILED
 
 
 async def _same(model: str) -> str:

@@ -47,8 +47,8 @@ MaxTurns = Annotated[
     typer.Option(
         "--max-turns",
         min=1,
-        help="Turns of the policy in one episode. Default: that of the file of environments, else 50 for terminal, "
-        "swe and env-pool, and 10 for others.",
+        help="Turns of the policy in one episode. Default: that of the file of environments, else 50 for agent, "
+        "env-pool, openenv, swe and terminal, 20 for gui, and 10 for others.",
         show_default=False,
     ),
 ]

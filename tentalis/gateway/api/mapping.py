@@ -16,6 +16,7 @@ from schemas.records import (
     Polarity,
     PolicySpan,
     Record,
+    RecordedBy,
     Result,
     Sampling,
     SessionEvent,
@@ -48,17 +49,19 @@ from tentalis.gateway.calls.session_id import CHAT_ENVIRONMENT, MAIN
 from tentalis.inference.chat_messages import normalised, unseen, unspoken
 
 TASK_TYPE_KEY = "task_type"
-_TIME_FIELDS = ("event_time", "opened_at")
+# Of two posts of one record, the second may have come later, or to a gateway of another version.
+_WRITTEN_FIELDS = ("event_time", "opened_at", "recorded_by")
 _POLARITY = {-1: Polarity.NEGATIVE, 0: Polarity.NONE, 1: Polarity.POSITIVE}
 
 
 def same_content(one: Record, other: Record) -> bool:
-    """True if two records with the same id have the same content, apart from write times and looked-up records."""
+    """True if two records with the same id have the same content, apart from what depends on the time and gateway of
+    a post, and from looked-up records."""
     return _comparable(one) == _comparable(other)
 
 
 def _comparable(record: Record) -> dict[str, Any]:
-    content = record.model_dump(exclude=set(_TIME_FIELDS))
+    content = record.model_dump(exclude=set(_WRITTEN_FIELDS))
     if isinstance(record, Result):
         # The task may have reached the log in between, with fields that the worker did not know.
         content["task"] = record.task.task_id
@@ -180,6 +183,7 @@ def result_of(body: ResultBody, task: Task, *, opened_at: int, now_ms: int) -> R
         finish_reason=body.finish_reason,
         server_id="" if is_policy else body.model_version or "",
         elapsed_s=body.elapsed_seconds,
+        recorded_by=RecordedBy.CLIENT,
     )
 
 
@@ -324,6 +328,7 @@ def _session_event(
         logprobs_mode=LogprobsMode.PROCESSED if has_tokens else LogprobsMode.NONE,
         sampling=_sampling(sampling),
         not_trainable=reason,
+        recorded_by=RecordedBy.CLIENT,
     )
 
 

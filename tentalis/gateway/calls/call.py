@@ -24,6 +24,7 @@ from tentalis.gateway.calls.backend_request import (
 from tentalis.gateway.calls.capture import AnswerCapture
 from tentalis.gateway.calls.earlier_turns import EarlierTurns
 from tentalis.gateway.calls.episode_calls import episode_body, episode_session, too_old
+from tentalis.gateway.calls.episode_turns import EpisodeTurns
 from tentalis.gateway.calls.session_id import (
     CHAT_ENVIRONMENT,
     MAIN,
@@ -142,6 +143,7 @@ class CallBuilder:
         self._settings, self._keys, self._backends = settings, keys, backends
         self._served, self._metrics, self._usage = served, metrics, usage
         self._earlier_turns = earlier_turns
+        self._episode_turns = EpisodeTurns()
 
     async def build(self, request: Request, protocol: ClientProtocol) -> GatewayCall:
         """Builds the call of a request. Raises APIError."""
@@ -194,6 +196,8 @@ class CallBuilder:
             call_route = await self.route(body.get("model"), user_id, worker_id, session.session_id)
         request_to_send, asks_token_ids = self._backend_request(body, call_route, protocol, recordable)
         _check_content(request_to_send, limits)
+        if grant is not None:
+            self._episode_turns.take(grant)
         return GatewayCall(
             # A retry gets another answer and is another turn, even with the same Idempotency-Key.
             event_id=str(uuid.uuid4()),

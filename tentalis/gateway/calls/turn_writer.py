@@ -6,7 +6,7 @@ import time
 import uuid
 from contextlib import suppress
 
-from schemas.records import LogprobsMode, Sampling, SessionEvent, SessionEventKind, Status
+from schemas.records import LogprobsMode, RecordedBy, Sampling, SessionEvent, SessionEventKind, Status
 from tentalis.gateway.calls.backend_request import logprobs_mode, sampling_of
 from tentalis.gateway.calls.call import RETRY_AFTER_S, GatewayCall
 from tentalis.gateway.calls.capture import AnswerCapture
@@ -123,4 +123,5 @@ class TurnWriter:
             not_trainable=reason,
             elapsed_s=time.monotonic() - call.started,
             gateway_id=self._gateway_id,
+            recorded_by=RecordedBy.GATEWAY,
         )

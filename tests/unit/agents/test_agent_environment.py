@@ -4,19 +4,25 @@ import asyncio
 import json
 import ssl
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from schemas.records import Task, Verifier
 from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions, ProgramAccess, ProgramEnd
 from tentalis.agents.environments.agent import AgentEnvironment, BadProgram
 from tentalis.agents.environments.agent_check import BadCheckReward, reward_of
+from tentalis.agents.environments.trial.relay import answer_text
 from tentalis.agents.sandbox import CommandEnd, CommandOutput, WallMissing, choose_wall
+from tentalis.cli.main import app
 from tentalis.rewards.environment_file import BadEnvironmentFile, DeclaredEnvironment, read_environments
 from tentalis.rewards.registry import BUILT_IN, ENVIRONMENTS
+from tests.support.chat_backend import ChatScript, chat_backend
+from tests.support.environment_pages import forget_environments
+from tests.support.gateway_lab import listening
 from tests.support.loop_records import task
 
 ACCESS = ProgramAccess("http://127.0.0.1:1", "te-key", "assistant")
@@ -187,3 +193,72 @@ def test_the_reward_of_a_check(output: CommandOutput, reward: float, parts: dict
 def test_a_reward_outside_of_its_range_is_a_fault() -> None:
     with pytest.raises(BadCheckReward, match="the reward 2, outside"):
         reward_of(ended('{"reward": 2}'))
+
+
+CALLS = """
+    import json, os, pathlib, sys, urllib.error, urllib.request
+
+    def ask(text, stream=False):
+        body = {"model": "gpt-4o", "stream": stream, "messages": [{"role": "user", "content": text}]}
+        where = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+        with urllib.request.urlopen(urllib.request.Request(where, json.dumps(body).encode())) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+
+    prompt = json.load(sys.stdin)["prompt"]
+    try:
+        for turn in range(int(sys.argv[1])):
+            pathlib.Path("answer.txt").write_text(ask(f"{prompt} ({turn})"))
+    except urllib.error.HTTPError as error:
+        sys.exit(json.load(error)["error"]["message"])
+"""
+RIGHT = """
+    import json, pathlib, sys
+    given = json.load(sys.stdin)
+    answer = pathlib.Path(given["workspace"], "answer.txt").read_text()
+    print(json.dumps({"reward": float(answer == given["data"]["answer"])}))
+"""
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Iterator[DeclaredEnvironment]:
+    program = {
+        "command": ["{python}", "{folder}/agent/agent_calls.py", "2"],
+        "readable": ["agent"],
+        "check": ["{python}", "{folder}/right.py"],
+    }
+    found = declared(tmp_path, program, agent_calls=CALLS, right=RIGHT)
+    asyncio.run(made(found).close())
+    yield found
+    forget_environments()
+
+
+def test_env_show_names_the_program_and_the_wall(counting: DeclaredEnvironment) -> None:
+    shown = CliRunner().invoke(app, ["env", "show", "own", "Count.", "--file", str(counting.file)])
+    assert shown.exit_code == 0, shown.output
+    assert "agent_calls.py" in shown.stdout and "wall: sandlock/" in shown.stdout and "[user]\nCount." in shown.stdout
+
+
+def test_env_try_plays_a_program_with_a_model_server(counting: DeclaredEnvironment) -> None:
+    script = ChatScript(lambda messages: messages[-1]["content"][-2:-1] + "!")
+    words = ["env", "try", "own", "Count.", "--file", str(counting.file), "--data", '{"answer": "1!"}']
+    with listening(chat_backend(script)) as backend:
+        played = CliRunner().invoke(app, [*words, "--server", backend])
+        bounded = CliRunner().invoke(app, [*words, "--server", backend, "--max-turns", "1"])
+    assert played.exit_code == 0, played.output
+    assert "[user]\nCount. (1)\n\n[turn 2]\n1!" in played.stdout and "exit code 0" in played.stdout
+    assert "reward 1" in played.stdout and [each["model"] for each in script.bodies] == ["base"] * 3
+    assert "exit code 1" in bounded.stdout and "the 1 turns of this episode are used up" in bounded.stdout
+    assert "reward 0" in bounded.stdout
+    by_hand = CliRunner().invoke(app, words)
+    assert by_hand.exit_code != 0 and "--server URL" in by_hand.output
+
+
+def test_the_text_of_an_answer_is_shown_also_if_it_was_streamed() -> None:
+    parts = [json.dumps({"choices": [{"delta": {"content": each}}]}) for each in "ab"]
+    streamed = "".join(f"data: {each}\n\n" for each in [*parts, "[DONE]"])
+    assert answer_text(streamed.encode()) == "ab"
+    call = {"function": {"name": "f"}}
+    message = {"choices": [{"message": {"content": None, "tool_calls": [call]}}]}
+    assert json.loads(answer_text(json.dumps(message).encode())) == call
+    for other in (b"[]", b'{"choices": [1]}', b"\xff", b"null"):
+        assert answer_text(other) == other.decode(errors="replace")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Attachment, Ending, LogprobsMode, Message, Result, Status, Task, ToolCall
+from schemas.records import Attachment, Ending, LogprobsMode, Message, RecordedBy, Result, Status, Task, ToolCall
 from schemas.tensors import float32_view, int32_view
 from tentalis.agents.environments import EnvironmentFault, LeftFile, Observation, Transition
 from tentalis.agents.workers import episodes, run
@@ -108,6 +108,7 @@ def test_an_episode_is_one_result_with_the_tokens_of_every_turn_and_a_mask() -> 
     assert environment == follows.format(2) + follows.format(1)
     logprobs = float32_view(made.sampler_logprobs).tolist()
     assert [value == -0.5 for value in logprobs] == [bool(chosen) for chosen in mask]
+    assert made.recorded_by is RecordedBy.WORKER
     assert [value for value, chosen in zip(logprobs, mask, strict=True) if not chosen] == [0.0] * mask.count(0)
     assert (made.status, made.ending, made.text, made.steps) == (
         Status.OK,

@@ -21,6 +21,7 @@ from tests.unit.agents.test_episodes import served_at
 
 SECRET = b"a secret of sixteen and more"
 FAILED = FIRST.model_copy(update={"session_event_id": "failed", "status": Status.FAILED, "response_token_ids": b""})
+MAX_TURNS = 3
 DONE, WRONG, LATE = ProgramEnd(0, False, ""), ProgramEnd(1, False, "it gave up"), ProgramEnd(None, True, "")
 
 
@@ -78,7 +79,7 @@ def play(
     calls = policy_calls(served_at(4), patience_s=0.1)
     episodes = ProgramEpisodes(Watched(**gateway), Recorded(turns, unread), calls, SECRET, "w")
     program = Program(end)
-    found = asyncio.run(episodes.play(program, task("a task/1", environment="pong", user_id="ada"), 2, 3))
+    found = asyncio.run(episodes.play(program, task("a task/1", environment="pong", user_id="ada"), 2, 3, MAX_TURNS))
     return found, granted(program.access[0].api_key, SECRET, 0.0)
 
 
@@ -87,6 +88,12 @@ def test_the_key_names_the_attempt_the_policy_and_the_user() -> None:
     assert found.ending is Ending.DONE and len(found.joined.turns) == 2
     assert grant.session_id.startswith("episode/a%20task%2F1/2/3-") and grant.session_id != again.session_id
     assert (grant.policy, grant.environment, grant.user_id, grant.least_version) == ("assistant", "pong", "ada", 4)
+
+
+@pytest.mark.parametrize(("end", "ending"), [(WRONG, Ending.TURN_LIMIT), (DONE, Ending.DONE), (LATE, Ending.TIMED_OUT)])
+def test_a_program_that_gives_up_when_its_turns_are_used_up_is_told_apart(end: ProgramEnd, ending: Ending) -> None:
+    found, grant = play([FIRST, SECOND, SIDE], end)
+    assert (found.ending, grant.max_turns) == (ending, MAX_TURNS)
 
 
 @pytest.mark.parametrize(("end", "ending"), [(WRONG, Ending.FAILED), (LATE, Ending.TIMED_OUT)])

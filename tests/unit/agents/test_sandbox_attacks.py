@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from tentalis.agents.environments.toolcall import PYTHON
-from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall, wall_or_reason
+from tentalis.agents.sandbox import CommandEnd, CommandOutput, Limits, Wall
 from tentalis.agents.sandbox.folder_watch import used
 from tests.redteam.attack import Attack
+from tests.redteam.known import TIMED, is_expected
 from tests.redteam.report import ATTACKS
 from tests.redteam.trial import successes
 
@@ -41,20 +42,10 @@ def attacked(wall: Wall, place: Path, code: str, limits: Limits = LIMITS) -> Com
     return wall.run([PYTHON, "-I", str(script)], place / "work", limits, readable=(script,))
 
 
-TIMED = frozenset({"disk", "fork bombs", "memory", "output"})
-"""Kinds whose result depends on the speed of the machine: `make redteam` runs them."""
-SUCCEED = {
-    "reads: existence of a process": "Landlock has no rule for the status of files",
-    "reads: size and time of a file": "Landlock has no rule for the status of files",
-    "writes: set user id when a file is made": "the folder of an episode is closed to other users",
-}
-"""Attacks that succeed behind sandlock, and why that is accepted (docs/results/walls.md)."""
-
-
 @pytest.mark.parametrize("attack", [each for each in ATTACKS if each.kind not in TIMED], ids=lambda each: each.id)
 def test_an_attack_is_held(wall: Wall, attack: Attack) -> None:
     found = successes(attack, wall)
-    assert bool(found) is (attack.id in SUCCEED), found
+    assert is_expected(wall.name, attack.id, succeeded=bool(found)), found
 
 
 def test_tools_that_change_rights_and_times_work_in_the_folder(wall: Wall, place: Path) -> None:
@@ -156,6 +147,32 @@ def test_memory_is_bounded(wall: Wall, place: Path) -> None:
     assert b"won" not in output.stdout
 
 
+@pytest.mark.parametrize("start", [False, True], ids=["run", "start"])
+def test_memory_that_no_limit_counts_is_refused(wall: Wall, place: Path, start: bool) -> None:
+    code = """import mmap
+try: mmap.mmap(-1, 4096)
+except OSError as error: print(error.errno)
+print(len(mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))"""
+    if start:
+        running = wall.start([PYTHON, "-I", "-c", code], place / "work", LIMITS)
+        found = running.stdout.read()
+        running.close()
+    else:
+        found = attacked(wall, place, code).stdout
+    assert found.split() == [b"12", b"4096"]
+
+
+def test_a_command_outlives_the_thread_that_started_it(wall: Wall, place: Path) -> None:
+    started = []
+    thread = threading.Thread(target=lambda: started.append(wall.start(["/bin/cat"], place / "work", LIMITS)))
+    thread.start()
+    thread.join()
+    running = started[0]
+    running.stdin.write(b"here\n")
+    assert running.stdout.readline() == b"here\n"
+    running.close()
+
+
 def test_a_file_is_bounded(wall: Wall, place: Path) -> None:
     attacked(wall, place, "with open('big', 'wb') as f:\n  for _ in range(64): f.write(b'x' * (1 << 20))\nprint('won')")
     assert (place / "work/big").stat().st_size <= LIMITS.file_mb << 20
@@ -207,12 +224,3 @@ def test_the_signal_that_ended_a_command_is_logged(wall: Wall, place: Path, capl
 def test_an_exit_code_is_the_commands_own(wall: Wall, place: Path) -> None:
     assert attacked(wall, place, "import os; os._exit(7)").exit_code == 7
     assert attacked(wall, place, "print(6 * 7)") == CommandOutput(b"42\n", b"", CommandEnd.EXITED, 0)
-
-
-def test_bubblewrap_confines_a_command_that_sandlock_cannot(place: Path) -> None:
-    found = wall_or_reason("bubblewrap")
-    if isinstance(found, str):
-        pytest.skip(found)
-    for each in ATTACKS:
-        if each.kind in ("reads", "writes", "kernel", "network"):
-            assert successes(each, found) == [], each.id

@@ -313,7 +313,7 @@ def test_a_folder_from_before_a_restart_is_not_held_by_the_process_that_has_its_
 def test_environments_are_found_by_name() -> None:
     assert "toolcall" in [entry.name for entry in known_environments()]
     assert has_episodes("toolcall") and not has_episodes("chat") and maker_of("toolcall") is ToolcallEnvironment
-    with pytest.raises(BadEnvironment, match="known: agent, echo, env-pool, gui, llm, swe, terminal, toolcall"):
+    with pytest.raises(BadEnvironment, match="known: agent, echo, env-pool, gui, llm, openenv, swe, terminal"):
         maker_of("nowhere")
 
 

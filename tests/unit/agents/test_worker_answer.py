@@ -15,6 +15,7 @@ from schemas.records import (
     PolicyAck,
     PolicyUpdate,
     Promotion,
+    RecordedBy,
     Result,
     Sampling,
     Source,
@@ -76,6 +77,7 @@ def test_results_record_what_was_sampled_and_by_whom() -> None:
     assert first.logprobs_mode is LogprobsMode.PROCESSED
     assert [(s.start, s.policy) for s in first.policy_spans] == [(0, "assistant@v3")]
     assert (first.worker_id, first.server_id, first.finish_reason) == ("w", "local", "stop")
+    assert first.recorded_by is RecordedBy.WORKER
     assert len({r.result_id for r in results}) == 3
     call = server.calls[0]
     assert (call["n"], call["temperature"], call["max_tokens"], call["stop"]) == (3, 0.7, 9, ("\n",))

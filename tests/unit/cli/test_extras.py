@@ -69,6 +69,7 @@ COMPUTES = (
     "tentalis.agents.environments.env_pool",
     "tentalis.agents.environments.gui",
     "tentalis.agents.environments.mcp_",
+    "tentalis.agents.environments.openenv.",
     "tentalis.agents.environments.regrading",
     "tentalis.agents.environments.tool",
     "tentalis.agents.pool",
@@ -96,7 +97,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 def test_only_what_computes_needs_an_extra_to_be_imported(failed: dict[str, str]) -> None:
     assert [name for name in failed if not name.startswith(COMPUTES)] == []
-    assert set(failed.values()) == {"torch", "jsonschema", "math_verify", "mcp", "sandlock"}
+    assert set(failed.values()) == {"torch", "jsonschema", "math_verify", "mcp", "sandlock", "websockets"}
     assert {"tentalis.inference.engine", "trainer.step.step", "trainer.replay.replay"} <= failed.keys()
 
 

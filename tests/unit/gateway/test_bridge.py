@@ -15,8 +15,19 @@ from hypothesis import strategies as st
 
 from schemas import topics
 from schemas.ids import turn_task_id
-from schemas.records import Feedback, HintKind, Polarity, PolicyAck, Result, SessionEvent, Source, Task, sample_of
-from streams.fold.session_turns import not_trainable
+from schemas.records import (
+    Feedback,
+    HintKind,
+    Polarity,
+    PolicyAck,
+    RecordedBy,
+    Result,
+    SessionEvent,
+    Source,
+    Task,
+    sample_of,
+)
+from streams.fold.session_turns import not_trainable, result_of
 from tentalis.gateway.api.events import MAX_CLIENTS, MAX_QUEUED_EVENTS, LiveEvents, event_of
 from tentalis.gateway.api.offset_index import IndexedRecord, OffsetIndex
 from tentalis.gateway.api.record_log import LogBatch
@@ -510,6 +521,41 @@ def test_traces_are_taken_one_by_one() -> None:
         assert (await client.post("/v1/traces", json={"items": [trace | {"trace_id": "3"}]})).status_code == 503
         for wrong in ([], [5], [trace] * 101, {}):
             assert (await client.post("/v1/traces", json={"items": wrong})).status_code == 422
+
+    run(body)
+
+
+def test_what_a_client_posts_is_recorded_as_its_word() -> None:
+    """It names the version that sampled and the log-probs itself: the guard counts no such answer."""
+    tokens = {name.replace("token_logprobs", "sampler_logprobs"): value for name, value in TOKENS.items()}
+    trace = {"kind": "trace", "trace_id": "x", "recorded_at": 1, "task": "t", "prompt": "p", "response": "r"}
+    asked = {"messages": [{"role": "user", "content": "p"}], "response": "r"}
+    turn = asked | {"session_id": "s", "policy": "assistant", "model": "assistant@v3"} | TOKENS
+    answer = {"task_id": "t", "worker_id": "w", "result": "r", "model_version": "assistant@v3"}
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        posts = [("/sessions/log", turn), ("/v1/traces", {"items": [trace | tokens | {"model": "assistant@v3"}]})]
+        for path, posted in [*posts, ("/tasks/result", answer)]:
+            assert (await client.post(path, json=posted)).status_code == 201
+        events = [event for event in log.topics[topics.SESSIONS] if isinstance(event, SessionEvent)]
+        results = [each for each in log.topics[topics.RESULTS] if isinstance(each, Result)]
+        turns = [result_of(event, 0, 0) for event in events]
+        assert [each.policy_spans[0].policy for each in turns + results] == ["assistant@v3"] * 3
+        assert {sample_of(each).recorded_by for each in turns + results} == {RecordedBy.CLIENT}
+
+    run(body)
+
+
+def test_a_result_that_an_earlier_gateway_took_is_the_same_result() -> None:
+    answer = {"task_id": "t", "worker_id": "w", "result": "r"}
+
+    async def body(client: httpx.AsyncClient, log: MemoryLog) -> None:
+        await client.post("/tasks/assign", json={"task_id": "t", "prompt": "p"})
+        first = (await client.post("/tasks/result", json=answer)).json()["result_id"]
+        (written,) = log.topics[topics.RESULTS]
+        log.topics[topics.RESULTS][0] = written.model_copy(update={"recorded_by": RecordedBy.UNKNOWN})
+        again = await client.post("/tasks/result", json=answer)
+        assert (again.status_code, again.json()["result_id"]) == (201, first), again.text
 
     run(body)
 

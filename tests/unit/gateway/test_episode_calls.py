@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from schemas.records import EPISODE_TURN, Sampling, Status
+from schemas.records import EPISODE_TURN, RecordedBy, Sampling, Status
+from tentalis.gateway.calls.episode_turns import EpisodeTurns
+from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.keys import Scope, create
 from tentalis.gateway.recording import recorder
 from tentalis.inference.episode_key import EpisodeGrant, signed_key
@@ -52,6 +54,7 @@ def test_every_call_belongs_to_the_session_of_its_key_and_is_recorded(tmp_path: 
         }
         assert [(each.model, each.policy) for each in gateway.log.events] == [("assistant@v1", "assistant")] * 2
         assert all(each.response_token_ids for each in gateway.log.events)
+        assert all(each.recorded_by is RecordedBy.GATEWAY for each in gateway.log.events)
 
 
 def test_the_task_chooses_the_sampling_and_the_program_may_only_ask_for_fewer_tokens(tmp_path: Path) -> None:
@@ -124,6 +127,39 @@ def test_a_call_waits_for_the_version_with_which_the_worker_began(tmp_path: Path
         gateway.serve(2)
         assert asked(gateway, bearer(least_version=2)).status_code == 200
         assert [each.model for each in gateway.log.events] == ["assistant@v2"]
+
+
+def test_the_calls_of_an_episode_are_bounded(tmp_path: Path) -> None:
+    with lab(tmp_path, episode_secret=SECRET) as gateway:
+        assert asked(gateway, bearer(max_turns=2)).status_code == 503, "not served: no turn"
+        gateway.serve(1)
+        assert [asked(gateway, bearer(max_turns=2)).status_code for _ in range(3)] == [200, 200, 403]
+        refused = asked(gateway, bearer(max_turns=2), stream=True)
+        assert refused.status_code == 403 and "the 2 turns of this episode are used up" in refused.text
+        assert asked(gateway, bearer(max_turns=2, session_id="episode/t/0/2-b")).status_code == 200, "the next attempt"
+        assert asked(gateway, bearer()).status_code == 200, "a key of an earlier version has no bound"
+        assert len(gateway.log.events) == 4 and {each.status for each in gateway.log.events} == {Status.OK}
+
+
+def test_the_counts_of_expired_keys_are_forgotten() -> None:
+    clock = [1000.0]
+    turns = EpisodeTurns(lambda: clock[0])
+    grant = EpisodeGrant(
+        session_id="s",
+        task_id="t",
+        policy="p",
+        environment="e",
+        worker_id="w",
+        sampling=Sampling(),
+        max_turns=1,
+        expires=1100.0,
+    )
+    turns.take(grant)
+    clock[0] = 1215.0
+    with pytest.raises(APIError, match="used up"):
+        turns.take(grant)
+    clock[0] = 1300.0
+    turns.take(grant)
 
 
 def test_a_turn_that_the_log_does_not_take_is_refused_and_never_goes_to_disk(

@@ -21,7 +21,8 @@ from tentalis.policies.evaluation import VOTE_TRIES, PromptRefused, divergence, 
 from tentalis.policies.guard import LIVE, ROLLBACK, GuardEvidence, GuardLimits
 from tentalis.policies.guard_statistics import evidence_of_drop
 from tentalis.policies.guardian import Guardian, verdict_of
-from tentalis.policies.live import PAIRED_TASKS, ServedAnswers
+from tentalis.policies.live import ServedAnswers
+from tentalis.policies.live_windows import PAIRED_TASKS
 from tentalis.policies.process import PolicyService
 from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import ChatClient
@@ -62,8 +63,9 @@ class Speaker(LoopServer):
         return np.full(len(token_ids), -1.0 + self.moved.get(model, 0.0), dtype=np.float32)
 
 
-def run(config: str = GUARDED, first: int = 0) -> RunManifest:
-    return manifest(first=first).model_copy(update={"config": config})
+def run(config: str = GUARDED, first: int = 0, initial: str | None = "trained before") -> RunManifest:
+    """By default v0 is no base model: the run begins with an adapter."""
+    return manifest(first=first).model_copy(update={"config": f"{config}initial_adapter: {json.dumps(initial)}\n"})
 
 
 def log_of(*records: Any) -> PolicyLog:
@@ -175,6 +177,21 @@ def test_a_trial_ends_after_a_quarter_if_the_candidate_is_far_from_every_limit()
     assert server.scored == ["m"] * 8, "the divergence is measured on half of the answers"
     verdict, _ = trial_of_sums("min_answers: 64, early_pass: 0.75", {"assistant@v0": RIGHT, "assistant@v1": WRONG})
     assert not verdict.passed
+
+
+def test_an_untrained_initial_adapter_is_not_asked_beside_the_base_model_whose_weights_it_has() -> None:
+    config = "promotion: guarded\nguard: {min_answers: 8}\n"
+    log = log_of(run(config, initial=None), version(0), promotion(0, "guarded", "s0"), version(1))
+    server = Speaker()
+    server.says = {"m": RIGHT, "assistant@v1": RIGHT}
+    verdict = asyncio.run(guardian(log, server, SUMS).try_candidate(version(1)))
+    assert verdict is not None and verdict.passed
+    assert {model for model, _ in server.seeds} == {"m", "assistant@v1"}
+    assert verdict.metrics["served_score"] == verdict.metrics["base_score"] == 1.0
+    # A branch begins with trained weights, whatever its version 0 was.
+    branch = run(config, 2, None).model_copy(update={"run_id": "run-1.1", "parent_run": "run-1", "parent_step": 1})
+    log = log_of(branch, update(2, run_id="run-1.1", step=0, sha256="s1"), promotion(2, "guarded", "s1"))
+    assert not log.equals_base(update(2, run_id="run-1.1", step=0, sha256="s1"))
 
 
 def test_no_model_answers_a_prompt_twice_with_one_seed_over_several_candidates() -> None:

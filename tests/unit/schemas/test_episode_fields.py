@@ -35,6 +35,7 @@ def test_a_result_written_by_the_first_version_is_read_with_defaults() -> None:
         "rendered_turns": (),
         "attempts": 0,
         "attachments": (),
+        "recorded_by": "unknown",
     }
 
 

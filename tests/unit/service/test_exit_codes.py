@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tentalis.cli.main import app
-from tentalis.cli.shared.errors import EXIT_CODES, explain
+from tentalis.service.error_messages import EXIT_CODES, explain
 from tentalis.service.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[3]

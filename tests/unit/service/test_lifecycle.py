@@ -67,3 +67,34 @@ def test_one_that_is_stuck_still_ends_with_zero(grace_s: float, signals: int, wh
 
 def test_the_grace_is_less_than_the_supervisor_allows() -> None:
     assert lifecycle.GRACE_S < 5.0
+
+
+TWO_SIGNALS = """
+import os, signal, threading
+from tentalis.service.lifecycle import run_service
+
+set_event, first, main = threading.Event.set, [True], threading.get_ident()
+
+def interrupted(event):
+    if threading.get_ident() == main and first:
+        first.clear()
+        with event._cond:  # as the event itself does
+            os.kill(os.getpid(), signal.SIGINT)
+            pass
+    set_event(event)
+
+threading.Event.set = interrupted
+
+def body(stop):
+    os.kill(os.getpid(), signal.SIGTERM)
+    stop.wait(30)
+
+run_service("twice", body, stopped=3)
+os._exit(3)
+"""
+
+
+def test_a_signal_in_the_handler_of_another_ends_the_service_too() -> None:
+    """Ctrl-C in a terminal and a supervisor's signal come together."""
+    done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, timeout=20, check=False)
+    assert done.returncode == 3, done.stderr

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tentalis.cli.shared.errors import EXIT_CODES
+from tentalis.service.error_messages import EXIT_CODES
 from tentalis.service.settings import Settings
 from tentalis.storage import errors
 from tentalis.storage.errors import (

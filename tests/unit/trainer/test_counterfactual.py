@@ -1,21 +1,26 @@
 """The changes that a counterfactual may make, its name, and its page. Nothing is trained here."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from schemas.records import BatchPlan, RunManifest
+from schemas.records import BatchPlan, Rollout, RunManifest
 from schemas.wire.codec import Codec
 from tentalis.service.settings import Settings
 from tests.support import loop_records
-from tests.support.trainer_lab import config, rollouts
+from tests.support.trainer_lab import config, rollout, rollouts
 from tests.unit.trainer.test_step import plan_for
+from trainer.advantages.baseline import RunningBaseline
 from trainer.config.file import parse_config
+from trainer.config.loss import LossConfig, OverlongConfig
 from trainer.config.trainer_config import ConfigError, config_text
 from trainer.replay import counterfactual
+from trainer.replay.changed_baselines import ChangedLoss, with_changed_baselines
 from trainer.replay.compare import AdapterDistance
 from trainer.replay.compare_report import comparison_json, html_page, write_report
 from trainer.replay.counterfactual import CounterfactualPair, RunComparison, _record, _variants, whole_groups
@@ -195,3 +200,59 @@ def test_with_pairs_every_group_is_in_one_micro_batch() -> None:
     assert max(map(len, places(divided).values())) > 1, "else nothing is shown"
     assert all(len(where) == 1 for where in places(whole).values())
     assert [row.rollout_id for row in whole.rows] == [row.rollout_id for row in divided.rows]
+
+
+def conversation(rewards: Sequence[Sequence[float]], begin: int = 0, baselines: bool = False) -> RunRecording:
+    """A run of single answers, with a step for each list of rewards. `baselines`: it was trained with them."""
+    plans, results, baseline = [], [loop_records.step_result(begin, begin)], RunningBaseline()
+    for step, given in enumerate(rewards, begin + 1):
+        rows = plan_for(answers(step, given)).rows
+        plan = loop_records.plan(step, [], "run-7").model_copy(update={"manifest_digest": "d", "rows": rows})
+        plans.append(plan.model_copy(update={"baseline": baseline.mean if baselines else None}))
+        baseline = baseline.after({"single_rewards": sum(given), "single_answers": len(given)}, 0.9)
+        results.append(loop_records.step_result(step, step))
+    run = RunLog("run-7", "tiny", {"d": manifest()})
+    return RunRecording(run, tuple(results), tuple(plans), None, (), {}, begin + len(plans) + 1)
+
+
+def answers(step: int, rewards: Sequence[float]) -> list[Rollout]:
+    return [rollout(f"t{step}-{i}", reward=reward) for i, reward in enumerate(rewards)]
+
+
+REWARDS = ([1.0, 0.5], [0.0, 0.5], [0.5, 0.5])
+
+
+def with_baselines(recording: RunRecording, recorded_loss: LossConfig, changed: LossConfig) -> list[float | None]:
+    present = {r.key: r for step, given in enumerate(REWARDS, recording.plans[0].step) for r in answers(step, given)}
+    losses = {"d": ChangedLoss(recorded_loss, changed)}
+    return [plan.baseline for plan in with_changed_baselines(recording, losses, lambda rows: present).plans]
+
+
+def test_baselines_that_are_switched_on_are_those_of_the_steps_before() -> None:
+    """The plans of a run without baselines record none, and its counterfactual was trained on the rewards themselves
+    without a word."""
+    off, on = LossConfig(baseline_decay=None), LossConfig(baseline_decay=0.5)
+    found = with_baselines(conversation(REWARDS), off, on)
+    assert found == [None, 0.75, pytest.approx((0.5 * 1.5 + 0.5) / (0.5 * 2.0 + 2.0))]
+    recorded_plans = conversation(REWARDS, baselines=True)
+    assert with_baselines(recorded_plans, LossConfig(), on) == found, "another decay"
+    shaped = LossConfig(baseline_decay=0.5, overlong=OverlongConfig(length=2, buffer=1))
+    assert with_baselines(conversation(REWARDS), on, shaped)[1] == pytest.approx(0.75 - 1.0)
+
+
+def test_baselines_are_the_recorded_ones_if_nothing_changes_them() -> None:
+    recording = conversation(REWARDS, baselines=True)
+    for changed in (LossConfig(kind="gspo"), LossConfig(baseline_decay=None)):
+        losses = {"d": ChangedLoss(LossConfig(), changed)}
+        assert with_changed_baselines(recording, losses, lambda rows: pytest.fail("nothing to read")) is recording
+
+
+def test_baselines_that_begin_at_a_checkpoint_begin_with_its_sums() -> None:
+    off, on = LossConfig(baseline_decay=None), LossConfig(baseline_decay=0.5)
+    recording = conversation(REWARDS, begin=4)
+    with pytest.raises(CannotReplay, match=r"the results up to step 4 have no sums of rewards.*omit --from-step"):
+        with_baselines(recording, off, on)
+    metrics = RunningBaseline(3.0, 4.0).metrics()
+    first = recording.results[0].model_copy(update={"metrics": metrics})
+    found = with_baselines(replace(recording, results=(first, *recording.results[1:])), off, on)
+    assert found[:2] == [0.75, pytest.approx((0.5 * 3.0 + 1.5) / (0.5 * 4.0 + 2.0))]

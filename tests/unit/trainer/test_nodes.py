@@ -305,6 +305,12 @@ def test_a_place_that_cannot_be_is_refused(index: int, rendezvous: str | None, s
         place_of(index, 2, rendezvous)
 
 
+def test_a_node_beyond_the_only_one_is_refused() -> None:
+    """The option alone was ignored, and each machine trained for itself."""
+    with pytest.raises(BadPlace, match="--node 3 needs --nodes"):
+        place_of(3, 1, None)
+
+
 def test_places() -> None:
     assert place_of(0, 1, None) is None
     assert place_of(1, 2, "[fd00::1]:29500") == NodePlace(1, 2, "fd00::1", 29500)

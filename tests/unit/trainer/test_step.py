@@ -425,6 +425,20 @@ def test_a_run_goes_on_from_an_adapter_in_a_folder(run_config: TrainerConfig, tm
         engine.load_initial_weights()
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_initial_adapter_of_another_base_model_is_refused(
+    damaged: bool, run_config: TrainerConfig, tmp_path: Path
+) -> None:
+    """A restart does not repair it."""
+    deeper = engine_of(config(tiny_model(tmp_path / "deeper", layers=3)))
+    weights = b"no safetensors" if damaged else deeper.policy.weights_bytes()
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+    (tmp_path / "adapter_config.json").write_bytes(deeper.policy.files().others["adapter_config.json"])
+    engine = engine_of(config(Path(run_config.base_model), initial_adapter=str(tmp_path)))
+    with pytest.raises(BadAdapter, match=r"initial_adapter: .* does not fit"):
+        engine.load_initial_weights()
+
+
 def test_a_run_begins_with_what_its_seed_draws_whatever_was_trained_before(run_config: TrainerConfig) -> None:
     engine = engine_of(run_config)
     drawn = engine.policy.weights_bytes()

@@ -54,3 +54,49 @@ def test_an_error_that_no_signal_caused_is_raised() -> None:
     done = subprocess.run([sys.executable, "-c", program, "broken", "0"], capture_output=True, timeout=30, check=False)
     assert done.returncode == 1
     assert b"RuntimeError: the peers are gone" in done.stderr
+
+
+def test_the_log_says_what_a_later_start_does() -> None:
+    program = PROGRAM.replace("grace=0.3", "grace=0.3, then='begin anew'").replace(
+        "import hashlib", "import logging, hashlib"
+    )
+    program = program.replace("with stop_on", "logging.basicConfig(level='INFO')\nwith stop_on").replace(
+        'print("ready", flush=True)', "stop.request()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "orderly", "7"], capture_output=True, timeout=30, check=False)
+    assert done.returncode == 7 and b"stopped; begin anew" in done.stderr
+
+
+TWICE = """
+import os, signal, sys
+from trainer.distributed import stop as module
+
+request, left = module.StopRequest.request, [40]
+
+def at_each_line(frame, event, arg):
+    if left and event == "line":
+        left[0] -= 1
+        os.kill(os.getpid(), signal.SIGINT)
+    return at_each_line
+
+def traced(self):
+    if sys.gettrace() is None and left[0] == 40:
+        sys.settrace(at_each_line)
+        request(self)
+        sys.settrace(None)
+    else:
+        request(self)
+
+with module.stop_on_signals(exit_code=3, grace=2.0) as stop:
+    module.StopRequest.request = traced
+    signal.set_wakeup_fd(-1)
+    os.kill(os.getpid(), signal.SIGINT)
+    while not stop.requested:
+        pass
+"""
+
+
+def test_a_signal_in_the_handler_of_another_ends_it_too() -> None:
+    """A terminal's Ctrl-C and a launcher's come together. The handler took a lock, and was interrupted by itself."""
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 3, done.stderr

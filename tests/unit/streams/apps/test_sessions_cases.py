@@ -12,6 +12,7 @@ from schemas.records import (
     Outcome,
     Polarity,
     Record,
+    RecordedBy,
     Result,
     Rollout,
     Sampling,
@@ -370,7 +371,8 @@ def test_an_answer_after_twenty_hours_is_joined_and_one_after_more_than_the_join
 
 
 def test_a_conversation_becomes_a_rollout_with_the_tokens_of_the_backend_and_the_reward_of_what_was_said() -> None:
-    partition = fold((0, ONE), (10, turn("2", "hello", "hi", "That's wrong.")), (20, end()))
+    recorded = ONE.model_copy(update={"recorded_by": RecordedBy.GATEWAY})
+    partition = fold((0, recorded), (10, turn("2", "hello", "hi", "That's wrong.")), (20, end()))
     scoring, join = Scoring(CODEC), JoinProcessor(CODEC)
     scoring.restore(PARTITION, {})
     join.restore(PARTITION, {})
@@ -394,6 +396,7 @@ def test_a_conversation_becomes_a_rollout_with_the_tokens_of_the_backend_and_the
     first = partition.results[0]
     assert rollout.token_ids == first.prompt_token_ids + first.response_token_ids
     assert (rollout.head.task_id, rollout.reward) == (first.task.task_id, -1.0)
+    assert rollout.recorded_by is first.recorded_by is RecordedBy.GATEWAY
     kinds = sorted(record.kind.value for record in made if isinstance(record, Outcome))
     assert kinds == ["empty", "rl"], "nothing was said to the last turn"
 

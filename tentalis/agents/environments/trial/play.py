@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from schemas.problems import problems
 from schemas.records import Message, Result, Status, Task, Verifier
 from tentalis import rewards
-from tentalis.agents.environments.protocol import Environment
+from tentalis.agents.environments.protocol import Environment, ProgramAccess, RunsProgram
+from tentalis.agents.environments.trial.relay import ProgramRelay
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 from tentalis.rewards import BadVerifierData, declared_environments
@@ -21,6 +22,10 @@ Show = Callable[[str], None]
 
 class NotATask(ValueError):
     """Input that is not a task; the message has the reason."""
+
+
+class ProgramNeedsServer(ValueError):
+    """A program makes the turns, and no model server was named for it."""
 
 
 class Player(Protocol):
@@ -46,18 +51,27 @@ class ByModel:
     """A model server with OpenAI's API. `model` None: the first one that it lists."""
 
     def __init__(self, server: str, model: str | None, max_tokens: int) -> None:
-        self._server, self._model, self._max_tokens = server, model, max_tokens
+        self.server = server
+        self._model, self._max_tokens = model, max_tokens
 
     async def turn(self, messages: list[dict[str, str]]) -> str | None:
         """See Player.turn. Raises InferenceError."""
-        async with OpenAIClient(self._server) as client:
-            if self._model is None:
-                cards = await client.models()
-                if not cards:
-                    raise RequestRefused(404, f"{self._server} serves no model")
-                self._model = str(cards[0]["id"])
-            generation = await client.generate(self._model, messages, max_tokens=self._max_tokens)
+        async with OpenAIClient(self.server) as client:
+            generation = await client.generate(await self._named(client), messages, max_tokens=self._max_tokens)
         return generation.completions[0].text
+
+    async def model(self) -> str:
+        """Returns the name of the model. Raises InferenceError."""
+        async with OpenAIClient(self.server) as client:
+            return await self._named(client)
+
+    async def _named(self, client: OpenAIClient) -> str:
+        if self._model is None:
+            cards = await client.models()
+            if not cards:
+                raise RequestRefused(404, f"{self.server} serves no model")
+            self._model = str(cards[0]["id"])
+        return self._model
 
 
 def trial_task(environment: str, question: str, data: str) -> Task:
@@ -103,38 +117,66 @@ def first_messages(
 
 
 def play_trial(make: Callable[[], Environment], task: Task, player: Player, max_turns: int, show: Show) -> None:
-    """Plays one episode and shows each message, reward and the score. Raises EnvironmentFault or InferenceError."""
+    """Plays one episode and shows each message, reward and the score. Raises EnvironmentFault, InferenceError or
+    ProgramNeedsServer."""
     asyncio.run(_play(make(), task, player, max_turns, show))
 
 
 async def _play(environment: Environment, task: Task, player: Player, max_turns: int, show: Show) -> None:
     try:
-        messages: list[dict[str, str]] = []
-        observation = await environment.reset(task)
-        for turn in range(max_turns):
-            for message in observation.messages:
-                messages.append(_wired(message))
-                show(f"[{message.role}]\n{message.content}\n")
-            text = await player.turn(messages)
-            if text is None:
-                show("[given up]")
-                break
-            messages.append({"role": "assistant", "content": text})
-            show(f"[turn {turn + 1}]\n{text}\n")
-            transition = await environment.step(text)
-            if transition.rewards:
-                show(f"[rewards of the step] {_listed(dict(transition.rewards))}")
-            if transition.done:
-                break
-            observation = transition.observation
+        if isinstance(environment, RunsProgram):
+            answer = await _run_program(environment, environment, task, player, max_turns, show)
         else:
-            show("[the turns are over]")
+            answer = await _take_turns(environment, task, player, max_turns, show)
         show(f"[score] {_listed(dict(await environment.score())) or 'none'}")
         if task.verifier is not None and task.verifier.name != "episode":
-            answer = next((each["content"] for each in reversed(messages) if each["role"] == "assistant"), "")
             show(f"[reward] {_rewarded(task, answer)}")
     finally:
         await environment.close()
+
+
+async def _run_program(
+    environment: Environment, runs: RunsProgram, task: Task, player: Player, max_turns: int, show: Show
+) -> str:
+    """Lets a program make the turns, and shows its calls. Returns the last answer that it got."""
+    if not isinstance(player, ByModel):
+        raise ProgramNeedsServer(
+            f"a program makes the turns of {task.environment}: name the model server that it calls with --server URL, "
+            "such as one of `tentalis serve model`"
+        )
+    model = await player.model()
+    await environment.reset(task)
+    with ProgramRelay(player.server, model, max_turns, show) as relay:
+        end = await runs.run_program(ProgramAccess(relay.url, "trial", model))
+        said = f": {end.said}" if end.said else ""
+        how = "its time was over" if end.timed_out else f"exit code {end.exit_code}"
+        show(f"[the program ended: {how}]{said}")
+        return relay.last_answer
+
+
+async def _take_turns(environment: Environment, task: Task, player: Player, max_turns: int, show: Show) -> str:
+    """Plays turn by turn. Returns the text of the last turn."""
+    messages: list[dict[str, str]] = []
+    observation = await environment.reset(task)
+    for turn in range(max_turns):
+        for message in observation.messages:
+            messages.append(_wired(message))
+            show(f"[{message.role}]\n{message.content}\n")
+        text = await player.turn(messages)
+        if text is None:
+            show("[given up]")
+            break
+        messages.append({"role": "assistant", "content": text})
+        show(f"[turn {turn + 1}]\n{text}\n")
+        transition = await environment.step(text)
+        if transition.rewards:
+            show(f"[rewards of the step] {_listed(dict(transition.rewards))}")
+        if transition.done:
+            break
+        observation = transition.observation
+    else:
+        show("[the turns are over]")
+    return next((each["content"] for each in reversed(messages) if each["role"] == "assistant"), "")
 
 
 def _rewarded(task: Task, answer: str) -> str:
