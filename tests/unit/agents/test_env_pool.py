@@ -258,7 +258,7 @@ def test_the_address_comes_from_the_file_of_environments_or_a_variable(
     with pytest.raises(BadPool, match="the variable POOL_KEY is not set"):
         EnvPoolEnvironment(EnvironmentOptions(no_wall, server=declared.server))
     file.write_text("environments:\n  far:\n    base: echo\n    server: {url: 'http://pool:1'}\n")
-    with pytest.raises(BadEnvironmentFile, match=r"far\.server: echo takes no server, as env-pool does"):
+    with pytest.raises(BadEnvironmentFile, match=r"far\.server: echo takes no server, as env-pool or openenv does"):
         read_environments(file, ENVIRONMENTS, BUILT_IN)
     file.write_text("environments:\n  far:\n    base: env-pool\n    server: {url: 'http://pool:1', wait: 5}\n")
     with pytest.raises(BadEnvironmentFile, match=r"server\.wait: no such key, did you mean wait_s\?"):

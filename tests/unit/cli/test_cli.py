@@ -62,7 +62,7 @@ NEEDED_BY_HELP = {
     "tentalis.cli.shared",
     *(f"tentalis.cli.shared.{name}" for name in ("deferred", "earlier_system", "errors", "startup")),
     "tentalis.service",
-    *(f"tentalis.service.{name}" for name in ("exit_codes", "stdout")),
+    *(f"tentalis.service.{name}" for name in ("error_messages", "exit_codes", "stdout")),
 }
 HEAVY = ("torch", "faust", "confluent_kafka", "transformers", "numpy", "pydantic", "rich", "yaml")
 

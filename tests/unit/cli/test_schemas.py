@@ -57,10 +57,11 @@ def test_an_added_field_with_a_default_is_compatible_and_to_be_kept(folder: Path
     code, out, err = run("check", "--dir", str(folder), "-o", "json")
     assert (code, json.loads(out)["not_kept"]) == (0, ["Tick"])
     assert "Tick.avsc has changed: before a release, copy it to versions/N/Tick.avsc" in err
-    (folder / "versions" / "10").mkdir()
-    shutil.copy(folder / "Tick.avsc", folder / "versions" / "10" / "Tick.avsc")
+    kept = folder / "versions" / str(1 + max(int(each.name) for each in (folder / "versions").iterdir()))
+    kept.mkdir()
+    shutil.copy(folder / "Tick.avsc", kept / "Tick.avsc")
     assert json.loads(run("check", "--dir", str(folder), "-o", "json")[1])["not_kept"] == []
-    assert json.loads(run("list", "--dir", str(folder), "-o", "json")[1])[-1]["kept"] == 10
+    assert json.loads(run("list", "--dir", str(folder), "-o", "json")[1])[-1]["kept"] == int(kept.name)
 
 
 def test_what_cannot_read_the_log_exits_with_3_and_says_why(folder: Path) -> None:
