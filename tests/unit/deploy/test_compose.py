@@ -445,7 +445,7 @@ def test_the_images_that_the_docker_test_makes_stand_for_those_of_the_profiles()
     for service, (variable, dockerfile, _) in profile_images.MADE.items():
         image, version = profile_images.stock(service)
         assert f"image: ${{{variable}:-{image}}}" in compose.text() and version[0].isdigit()
-        asks = SERVICES[service]["healthcheck"].get("test", [""])
+        asks = SERVICES[service].get("healthcheck", {}).get("test", [""])
         client = next((each for each in ("wget", "curl") if each in " ".join(asks)), None)
         assert client is None or f"install --yes --no-install-recommends {client} " in dockerfile
     assert profile_images.stock("registry")[1] == apicurio.VERSION
