@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema
 from pydantic import ConfigDict, Field, JsonValue
 
 from schemas.ids import derived_id
@@ -21,7 +20,7 @@ from tentalis.agents.environments.episode_task import episode_data
 from tentalis.agents.environments.pool_client import PoolClient, PoolFault
 from tentalis.agents.environments.protocol import EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS, after_calls, call_problem, with_tools
-from tentalis.agents.environments.tools import outside_reference
+from tentalis.agents.environments.tools import schema_problem
 from tentalis.rewards.environment_file import EnvironmentServer
 from tentalis.rewards.verdict import VerifierData
 from tentalis.service import variables
@@ -200,12 +199,8 @@ def _offered(begun: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[st
             raise PoolFault(f"the pool lists a tool that is not of the form of OpenAI's API: {str(each)[:200]}")
         if name in parameters:
             raise PoolFault(f"the pool lists two tools named {name[:200]}")
-        try:
-            jsonschema.Draft202012Validator.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise PoolFault(f"the pool's tool {name[:200]} has parameters that are no JSON schema: {error}") from error
-        if (remote := outside_reference(schema)) is not None:
-            raise PoolFault(f"the parameters of the pool's tool {name[:200]} refer to {remote[:200]!r}")
+        if (problem := schema_problem(schema)) is not None:
+            raise PoolFault(f"the parameters of the pool's tool {name[:200]} {problem}")
         shown.append(json.loads(readable(json.dumps(each))))
         parameters[name] = schema
     return shown, parameters

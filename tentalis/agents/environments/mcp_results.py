@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -18,7 +17,7 @@ from mcp_types import (
 )
 from mcp_types import Tool as ListedTool
 
-from tentalis.agents.environments.tools import outside_reference, signature
+from tentalis.agents.environments.tools import schema_problem, signature
 from tentalis.text.tool_output import head_and_tail, readable_text
 
 DESCRIPTION_CHARACTERS = 2000
@@ -41,13 +40,8 @@ class ServerTool:
 def server_tool(listed: ListedTool) -> ServerTool:
     """Returns a listed tool. What the prompt shows of it cannot forge a turn. Raises BadServerTool."""
     parameters = listed.input_schema
-    try:
-        jsonschema.Draft202012Validator.check_schema(parameters)
-    except jsonschema.SchemaError as error:
-        raise BadServerTool(f"the parameters of {listed.name!r} are not a JSON schema: {error.message}") from error
-    remote = outside_reference(parameters)
-    if remote is not None:
-        raise BadServerTool(f"the parameters of {listed.name!r} refer to {remote!r}, which is outside of their schema")
+    if (problem := schema_problem(parameters)) is not None:
+        raise BadServerTool(f"the parameters of {listed.name!r} {problem}")
     shown = signature(
         readable(listed.name), head_and_tail(readable(listed.description or ""), DESCRIPTION_CHARACTERS), parameters
     )

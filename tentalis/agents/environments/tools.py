@@ -157,13 +157,8 @@ def read_tools(path: Path, given: Mapping[str, Any] | None = None) -> ToolFile:
     if absent:
         raise BadTools(f"{whole} names folders that do not exist: {', '.join(absent)}")
     for tool in found.tools:
-        try:
-            jsonschema.Draft202012Validator.check_schema(tool.parameters)
-        except jsonschema.SchemaError as error:
-            raise BadTools(f"{path}: the parameters of {tool.name} are not a JSON schema: {error.message}") from error
-        remote = outside_reference(tool.parameters)
-        if remote is not None:
-            raise BadTools(f"{path}: the parameters of {tool.name} refer to {remote!r}: put that schema into `$defs`")
+        if (problem := schema_problem(tool.parameters)) is not None:
+            raise BadTools(f"{path}: the parameters of {tool.name} {problem}")
     return found
 
 
@@ -172,7 +167,17 @@ def _at(path: Path, name: Path) -> Path:
     return path.resolve().parent / name
 
 
-def outside_reference(schema: object) -> str | None:
+def schema_problem(parameters: Mapping[str, Any]) -> str | None:
+    """Returns why the schema of a tool's arguments cannot be used, to follow "the parameters of ...", or None."""
+    try:
+        jsonschema.Draft202012Validator.check_schema(parameters)
+    except jsonschema.SchemaError as error:
+        return f"are not a JSON schema: {error.message}"
+    remote = _outside_reference(parameters)
+    return None if remote is None else f"refer to {remote[:200]!r}, outside of their schema: put it into `$defs`"
+
+
+def _outside_reference(schema: object) -> str | None:
     """Returns a reference of a JSON schema to something outside of it, or None. It also looks in places that are not
     schemas."""
     waiting = [schema]

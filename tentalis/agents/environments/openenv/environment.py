@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-import jsonschema
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from schemas.ids import derived_id
@@ -22,7 +21,7 @@ from tentalis.agents.environments.episode_task import episode_data
 from tentalis.agents.environments.openenv.client import InvalidAction, OpenEnvClient, OpenEnvFault, StepFailed
 from tentalis.agents.environments.protocol import EnvironmentOptions, Observation, Transition
 from tentalis.agents.environments.tool_turns import SHOWN_CHARACTERS, after_calls, call_problem, with_tools
-from tentalis.agents.environments.tools import outside_reference, signature
+from tentalis.agents.environments.tools import schema_problem, signature
 from tentalis.rewards.environment_file import EnvironmentServer
 from tentalis.rewards.verdict import VerifierData
 from tentalis.text.tool_calls import RequestedCall, requested_calls
@@ -245,12 +244,8 @@ def _check(name: str, parameters: Mapping[str, Any], others: Mapping[str, Mappin
     """Raises OpenEnvFault for a tool that cannot be offered."""
     if name in others:
         raise OpenEnvFault(f"the server lists two tools named {name[:200]}")
-    try:
-        jsonschema.Draft202012Validator.check_schema(parameters)
-    except jsonschema.SchemaError as error:
-        raise OpenEnvFault(f"the server's tool {name[:200]} has arguments that are no JSON schema: {error}") from error
-    if (remote := outside_reference(parameters)) is not None:
-        raise OpenEnvFault(f"the arguments of the server's tool {name[:200]} refer to {remote[:200]!r}")
+    if (problem := schema_problem(parameters)) is not None:
+        raise OpenEnvFault(f"the parameters of the server's tool {name[:200]} {problem}")
 
 
 def _whole(observation: Mapping[str, Any]) -> Any:
