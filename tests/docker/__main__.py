@@ -33,10 +33,10 @@ import yaml
 from tentalis.local.jars import cache_dir
 from tentalis.local.ports import free_port
 from tests.docker import gui_episode, profiles, promtool, sandbox_episode
-from tests.docker.engine import Docker, NotAvailable, engine, say
+from tests.docker.engine import Docker, NotAvailable, engine, say, wait_for
 from tests.docker.images import ALL_TARGETS, BuiltImages, build_images, tag_of
 from tests.docker.profile_images import profile_images
-from tests.docker.stack import PROJECT, Stack, wait_for
+from tests.docker.stack import PROJECT, Stack
 from tests.support import ROOT, compose
 from tests.support.transcript import PageMismatch, PageShell, ShownCommand, commands_of
 

@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+Found = TypeVar("Found")
 _BRIDGE = Path("/sys/class/net/docker0")
 
 
@@ -21,6 +23,16 @@ class NotAvailable(RuntimeError):
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def wait_for(what: str, seconds: float, check: Callable[[], Found], every: float = 3.0) -> Found:
+    """Returns the first true result of `check`. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(every)
+    return found
 
 
 @dataclass

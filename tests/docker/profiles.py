@@ -20,8 +20,8 @@ import yaml
 
 from schemas.wire.avro import all_current
 from schemas.wire.registry import SUBJECT_PREFIX
-from tests.docker.engine import say
-from tests.docker.stack import Stack, wait_for
+from tests.docker.engine import say, wait_for
+from tests.docker.stack import Stack
 from tests.support import ROOT, compose
 
 SERVICES = ("prometheus", "otel-collector", "registry")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tests.docker.engine import Docker
 from tests.support import ROOT
@@ -31,13 +29,3 @@ class Stack:
         return self(
             "exec", "-T", "gateway", "sh", "-c", f"{' '.join(command)} 2>/dev/null", timeout=timeout, check=check
         )
-
-
-def wait_for(what: str, seconds: float, check: Callable[[], Any], every: float = 5.0) -> Any:
-    """Returns the first true result of `check`. Raises TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while not (found := check()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:g} s: {what}")
-        time.sleep(every)
-    return found

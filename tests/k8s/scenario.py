@@ -8,18 +8,18 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from tentalis.kafka import topology
 from tentalis.kafka.topology import InStack
-from tests.docker.engine import say
+from tests.docker.engine import say, wait_for
 from tests.docker.images import BuiltImages
 from tests.k8s.cluster import Cluster
 from tests.support import ROOT
@@ -39,7 +39,6 @@ request = urllib.request.Request("http://127.0.0.1:8200/v1/chat/completions", js
 print(json.load(urllib.request.urlopen(request, timeout=120))["choices"][0]["message"]["content"])
 """
 Values = dict[str, Any]
-Found = TypeVar("Found")
 
 
 @dataclass
@@ -179,16 +178,6 @@ class _Step:
 
     def __exit__(self, *_: object) -> None:
         self.report.seconds[self.what] = round(time.monotonic() - self.began, 1)
-
-
-def wait_for(what: str, seconds: float, check: Callable[[], Found], every: float = 3.0) -> Found:
-    """Returns the first true result of `check`. Raises TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while not (found := check()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:g} s: {what}")
-        time.sleep(every)
-    return found
 
 
 def life(release: Release) -> None:
