@@ -169,6 +169,24 @@ def split(records: Sequence[LogRecord], limits: DeliveryLimits) -> list[list[Log
     return batches
 
 
+def pace_refreshes(client: Any) -> None:
+    """Lets an aiokafka client ask for metadata `retry_backoff_ms` after the last answer at the earliest, as others do.
+
+    Upstream's fetcher asks again as soon as that has failed, for as long as a partition has no leader: while
+    a broker is away, that is hundreds of look-ups of its name and connections in a second."""
+    refresh, ended = client._metadata_update, -float("inf")
+
+    async def paced(cluster: Any, topics: Any) -> Any:
+        nonlocal ended
+        await asyncio.sleep(max(0.0, ended + client._retry_backoff - time.monotonic()))
+        try:
+            return await refresh(cluster, topics)
+        finally:
+            ended = time.monotonic()
+
+    client._metadata_update = paced
+
+
 class GuardedConsumerThread(AIOKafkaConsumerThread):
     """aiokafka's consumer in its thread, with settings and error handling that Faust lacks."""
 
@@ -178,6 +196,7 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
         # Upstream waits 1500 ms on an idle fetch, and aiokafka sends one fetch per broker at a time: a partition that
         # becomes fetchable again meanwhile would wait that long.
         consumer._fetch_max_wait_ms = 250
+        pace_refreshes(consumer._client)
         self._add_notes(consumer)
         return consumer
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import faust
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from faust.agents.agent import Agent
 from faust.app.base import App
@@ -72,6 +74,9 @@ PATCHED: Mapping[str, Any] = {
     "GroupCoordinator.reset_generation": GroupCoordinator.reset_generation,
     "GroupCoordinator._push_error_to_user": GroupCoordinator._push_error_to_user,
     "GroupCoordinator._coordination_routine": GroupCoordinator._coordination_routine,
+    "AIOKafkaClient._md_synchronizer": AIOKafkaClient._md_synchronizer,
+    "AIOKafkaClient._metadata_update": AIOKafkaClient._metadata_update,
+    "Fetcher._fetch_requests_routine": Fetcher._fetch_requests_routine,
 }
 
 

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka import client as aiokafka_client
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import UnknownError
+from aiokafka.structs import BrokerMetadata
 from faust.types import TP
 
 from streams.runtime.faust.delivery import (
@@ -21,6 +24,7 @@ from streams.runtime.faust.delivery import (
     NoAnswer,
     NotAppendTime,
     log_record,
+    pace_refreshes,
     split,
 )
 from streams.runtime.faust.guards import FAUST_VERSION, SafeRecovery, WrongFaust, check_faust, patched_digests
@@ -59,6 +63,9 @@ DIGESTS: dict[str, str] = {
     "GroupCoordinator.reset_generation": "537aa37c531b4de9c2e24601634cc4b0",
     "GroupCoordinator._push_error_to_user": "743ff515bd7e2e380444beb26c502e74",
     "GroupCoordinator._coordination_routine": "75273e127d4a4f5d0d59d76874ad8344",
+    "AIOKafkaClient._md_synchronizer": "e0421bffa9a7735a6dbb78b5fcb34628",
+    "AIOKafkaClient._metadata_update": "06dc51ed3e0d38b8d64100fd59012f39",
+    "Fetcher._fetch_requests_routine": "2a8ec5932644c9b04ff222ee7f27c9b0",
 }
 
 
@@ -303,3 +310,33 @@ def test_a_record_with_its_producers_time_is_refused(kind: int | None) -> None:
         log_record(raw, 4)
     raw.headers = ((APPEND_TIME, b"3"),)
     assert log_record(raw, 4).timestamp == 3, "unread when its topic was moved: its time is that of its append before"
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
+def test_metadata_of_a_broker_that_is_away_is_asked_for_at_intervals(
+    guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fetcher asks again at once, for as long as a partition has no leader."""
+    tried = 0
+
+    async def refused(*_: Any, **__: Any) -> None:
+        nonlocal tried
+        tried += 1
+        raise ConnectionRefusedError
+
+    async def fetch() -> None:
+        client = AIOKafkaConsumer(retry_backoff_ms=50)._client
+        client.cluster._brokers[1] = BrokerMetadata(1, "nowhere", 9092, None)
+        if guarded:
+            pace_refreshes(client)
+        refreshing = asyncio.create_task(client._md_synchronizer())
+        ends = asyncio.get_running_loop().time() + 0.5
+        while asyncio.get_running_loop().time() < ends:
+            await client.force_metadata_update()
+            await asyncio.sleep(0)
+        refreshing.cancel()
+
+    monkeypatch.setattr(aiokafka_client, "create_conn", refused)
+    asyncio.run(fetch())
+    # One at once, one after each interval, and one that was under way at the end.
+    assert (tried <= 12) == guarded
