@@ -11,9 +11,10 @@ from tentalis.service import logs, stdout
 from tentalis.service.error_messages import explain, is_foreseen
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings
+from trainer.config.file import load_config
 from trainer.distributed.rank_place import rank_place
 from trainer.distributed.stop import stop_on_signals
-from trainer.run.launch import launch
+from trainer.run.launch import launch, training_settings
 from trainer.run.stop_condition import StopCondition
 
 PR_SET_PDEATHSIG = 1
@@ -64,13 +65,15 @@ def _run(options: argparse.Namespace) -> int:
 def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int:
     # The imports take seconds; signals must be handled before.
     with stop_on_signals() as stop:
+        config = load_config(options.config)
+        # The launcher has asked the broker before it started this rank.
+        settings = training_settings() if options.launcher is None else Settings.from_env()
         from torch.distributed import DistError
 
-        from trainer.config.file import load_config
         from trainer.run.loop import run
 
         try:
-            return run(load_config(options.config), Settings.from_env(), stop, options.metrics_port, stop_condition)
+            return run(config, settings, stop, options.metrics_port, stop_condition)
         except DistError as error:
             print(f"error: another rank has ended, or cannot be reached: {error}", file=sys.stderr)
             return ExitCode.ERROR

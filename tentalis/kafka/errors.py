@@ -94,7 +94,7 @@ def unreachable(settings: Settings, said: str, within: float | None = None) -> s
     waited = "" if within is None else f" within {within:g} s"
     return (
         f"no Kafka answers on {at}{waited}{f' ({said})' if said else ''}. Start the local stack with `tentalis up`, or "
-        "name your brokers with --bootstrap-server"
+        "name your brokers with --bootstrap-server or TENTALIS_BOOTSTRAP"
     )
 
 

@@ -25,51 +25,102 @@ from tentalis.service.settings import Settings
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 20.0
+PROBE_S = 3.0
 DIAGNOSE_AFTER_S = 2.0
+DIAGNOSE_AGAIN_S = 10.0
 WAIT_INTERVAL_S = 1.0
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+SILENT = "the port accepts connections and sends nothing"
+
+
+class SilentPort(Exception):
+    """A port accepts connections, and neither answers nor closes them."""
 
 
 def connect(settings: Settings, timeout: float = PATIENCE_S) -> AdminClient:
-    """Returns an admin client once a broker has answered it, within `timeout` seconds.
+    """Returns an admin client once a broker has answered it, within `timeout` seconds. Logs after DIAGNOSE_AFTER_S
+    seconds that it still tries, and why.
 
     Raises Unreachable; within seconds for errors that retrying cannot fix (a wrong password, an untrusted certificate,
     a port that speaks another protocol).
     """
-    reasons: list[KafkaError] = []
-    quiet = logging.Logger(
-        "tentalis.kafka.preflight.client"
-    )  # outside the logger hierarchy: the exceptions below report it
-    quiet.addHandler(logging.NullHandler())
-    client = AdminClient(client_config(settings) | {"error_cb": reasons.append}, logger=quiet)
-    began, diagnosed = time.monotonic(), False
-    while True:
+    attempts = _ConnectionAttempts(settings, timeout)
+    while not attempts.answered():
+        pass
+    return attempts.client
+
+
+class _ConnectionAttempts:
+    """The attempts of a new client to get an answer from a broker, for `timeout` seconds."""
+
+    def __init__(self, settings: Settings, timeout: float) -> None:
+        quiet = logging.Logger(
+            "tentalis.kafka.preflight.client"
+        )  # outside the logger hierarchy: the exceptions below report it
+        quiet.addHandler(logging.NullHandler())
+        self._settings, self._timeout = settings, timeout
+        self._reasons: list[KafkaError] = []
+        self.client = AdminClient(client_config(settings) | {"error_cb": self._reasons.append}, logger=quiet)
+        self._began = time.monotonic()
+        self._diagnosed_at: float | None = None
+        self._silent = False
+
+    def answered(self) -> bool:
+        """Asks once; False if no broker has answered yet. Raises Unreachable."""
+        left = self._began + self._timeout - time.monotonic()
         try:
-            client.list_topics(timeout=max(0.05, min(0.3, began + timeout - time.monotonic())))
-            return client
+            self.client.list_topics(timeout=max(0.05, min(0.3, left)))
         except KafkaException as error:
-            client.poll(0.0)
-            # "All brokers are down" does not give the cause.
-            said = [r for r in reasons if r.code() not in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)]
-            lasting = next((r for r in reversed(said) if r.code() in LASTING or wants_certificate(r.str())), None)
-            over = time.monotonic() > began + timeout
-            if lasting is not None or over or (time.monotonic() > began + DIAGNOSE_AFTER_S and not diagnosed):
-                diagnosed = True
-                if found := None if lasting is not None and lasting.code() != KafkaError._SSL else diagnosis(settings):
-                    raise Unreachable(found) from error
-            if lasting is not None:
-                raise Unreachable(unreachable(settings, lasting.str())) from error
-            if over:
-                last = said[-1].str() if said else error.args[0].str()
-                raise Unreachable(unreachable(settings, last, timeout)) from error
+            self.client.poll(0.0)
+            self._check(error)
+            return False
+        return True
+
+    def _check(self, error: KafkaException) -> None:
+        """Raises Unreachable if retrying is pointless, or the time is over."""
+        # "All brokers are down" does not give the cause.
+        said = [r for r in self._reasons if r.code() not in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)]
+        lasting = next((r for r in reversed(said) if r.code() in LASTING or wants_certificate(r.str())), None)
+        if lasting is not None:
+            if lasting.code() == KafkaError._SSL:
+                self._diagnose(said, error)
+            raise Unreachable(unreachable(self._settings, lasting.str())) from error
+        waited = time.monotonic() - self._began
+        over = waited > self._timeout
+        first = self._diagnosed_at is None and waited > DIAGNOSE_AFTER_S
+        if first or (over and self._is_diagnosis_old()):
+            self._diagnose(said, error)
+        why = SILENT if self._silent else said[-1].str() if said else ""
+        if over:
+            raise Unreachable(unreachable(self._settings, why or error.args[0].str(), self._timeout)) from error
+        if first:
+            left = max(0.0, self._began + self._timeout - time.monotonic())
+            text = f" ({why})" if why else ""
+            log.info("no Kafka answers on %s yet%s: trying for %.0f s more", self._settings.bootstrap, text, left)
+
+    def _is_diagnosis_old(self) -> bool:
+        return self._diagnosed_at is None or time.monotonic() - self._diagnosed_at > DIAGNOSE_AGAIN_S
+
+    def _diagnose(self, said: Sequence[KafkaError], error: KafkaException) -> None:
+        """Looks for a problem that retrying cannot solve, which it raises as Unreachable, and for a silent port."""
+        self._diagnosed_at, self._silent = time.monotonic(), False
+        if said and said[-1].code() == KafkaError._RESOLVE:
+            return  # librdkafka names the problem; looking the name up again could take long
+        try:
+            found = diagnosis(self._settings)
+        except SilentPort:
+            self._silent = True
+        else:
+            if found:
+                raise Unreachable(found) from error
 
 
 def diagnosis(settings: Settings) -> str | None:
     """Describes the problem of protocol, TLS or login between here and the first broker; None if there is none, or
-    nothing listens there.
+    nothing listens there. Raises SilentPort.
 
-    librdkafka does not report why a certificate is untrusted, nor that a connection was closed because the port
-    requires TLS.
+    librdkafka does not report why a certificate is untrusted, that a connection was closed because the port requires
+    TLS, nor that a port sends nothing.
     """
     security = settings.security
     host, _, port = settings.require_bootstrap().split(",")[0].rpartition(":")
@@ -80,12 +131,15 @@ def diagnosis(settings: Settings) -> str | None:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with socket.create_connection((host, int(port)), 3.0) as plain:
+        with socket.create_connection((host, int(port)), PROBE_S) as plain:
             try:
                 with context.wrap_socket(plain, server_hostname=host):
                     speaks_tls = True
             except ssl.SSLCertVerificationError as error:
                 return _untrusted(settings, at, error)
+            except TimeoutError as error:
+                # A broker that does not speak TLS closes the connection.
+                raise SilentPort from error
             except OSError:
                 speaks_tls = False
     except (OSError, ValueError):
@@ -158,6 +212,12 @@ def wait_for_topics(settings: Settings, names: Collection[str], timeout: float) 
             said = str(problem)
             log.info("waiting: %s", said)
         time.sleep(WAIT_INTERVAL_S)
+
+
+def connect_as(settings: Settings, role: str) -> None:
+    """Returns once a broker has answered, and has confirmed the role's permissions on its topics. Raises as `connect`
+    and `check_role`."""
+    check_role(connect(settings), settings, role)
 
 
 def check_role(client: AdminClient, settings: Settings, role: str) -> None:

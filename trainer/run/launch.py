@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tentalis.kafka.preflight import connect_as
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import Health, served
@@ -71,8 +72,20 @@ def main(
 def launch(
     config_path: Path, ranks: int, metrics_port: int | None = None, stop_condition: StopCondition = FOREVER
 ) -> int:
-    """Runs `main` with a configuration file, and settings and variables of the environment. Raises ConfigError."""
-    return main(Settings.from_env(), load_config(config_path, os.environ), ranks, metrics_port, stop_condition)
+    """Runs `main` with a configuration file, and settings and variables of the environment. Raises ConfigError, and
+    the errors of `training_settings`."""
+    config = load_config(config_path, os.environ)
+    with stop_on_signals(then="nothing was begun"):
+        settings = training_settings()
+    return main(settings, config, ranks, metrics_port, stop_condition)
+
+
+def training_settings() -> Settings:
+    """Returns the settings of the environment, once a broker has confirmed that a trainer may use its topics. Raises
+    NoBroker, BadVariable, Unreachable, Forbidden, NoSuchTopic, TopicLost."""
+    settings = Settings.from_env()
+    connect_as(settings, "trainer")
+    return settings
 
 
 def spawn(

@@ -12,7 +12,7 @@ from schemas.tensors import float32_bytes, int32_bytes
 from schemas.wire.codec import Codec
 from tentalis.kafka.acls import Operation
 from tentalis.kafka.config import producer_config
-from tentalis.kafka.errors import refused
+from tentalis.kafka.errors import TRANSIENT, Unreachable, refused, unreachable
 from tentalis.kafka.producer import checked_size, headers_of
 from tentalis.service.lifecycle import Unmendable
 from tentalis.service.settings import Settings
@@ -26,6 +26,8 @@ from trainer.run.checkpoint import Checkpoint, remove_folder, write_folder
 
 log = logging.getLogger(__name__)
 
+INIT_TIMEOUT_S = 60.0
+
 
 class AdapterExists(Unmendable):
     """The folder of a new adapter holds another adapter: names are never reused."""
@@ -35,15 +37,17 @@ class TransactionalWriter:
     """Writes rank 0's records to the log, one transaction per record, from any thread."""
 
     def __init__(self, settings: Settings, codec: Codec, policy: str) -> None:
-        """Fences out every earlier trainer of the policy. Raises Forbidden, KafkaException."""
+        """Fences out every earlier trainer of the policy. Raises Unreachable, Forbidden, KafkaException."""
         self._settings, self._policy, self._codec = settings, policy, codec
         self._lock = threading.Lock()
         # librdkafka rejects a delivery timeout above the transaction's.
         timeouts = {"delivery.timeout.ms": 50_000, "transaction.timeout.ms": 60_000}
         self._producer = Producer(producer_config(settings, transactional_id=consumer_group(policy)) | timeouts)
         try:
-            self._producer.init_transactions(60.0)
+            self._producer.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as error:
+            if error.args[0].code() in TRANSIENT:
+                raise Unreachable(unreachable(settings, error.args[0].str(), INIT_TIMEOUT_S)) from error
             raise refused(settings, error.args[0], Operation.WRITE, "", consumer_group(policy)) from error
 
     def write(self, topic: str, record: Record, traceparent: str | None = None) -> None:

@@ -95,10 +95,10 @@ def settings_of_role(role: str, bootstrap: str | None) -> Settings:
 
     Raises Unreachable, Forbidden.
     """
-    from tentalis.kafka.preflight import check_role, connect
+    from tentalis.kafka.preflight import connect_as
 
     settings = resolve_settings(bootstrap)
-    check_role(connect(settings), settings, role)
+    connect_as(settings, role)
     return settings
 
 

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 import trainer.__main__ as rank
 from tentalis.inference.model_download import ModelNotFound
+from tentalis.kafka import preflight
 from tentalis.service.exit_codes import ExitCode
 from tests.support.trainer_lab import config, tiny_model
 from trainer.config.trainer_config import ConfigError, TrainerConfig, config_text
@@ -53,9 +54,25 @@ def test_a_setting_that_cannot_be_used_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     of_rank = {"RANK": "0", "WORLD_SIZE": "1"} if as_rank else {}
+    monkeypatch.setattr("trainer.run.launch.connect_as", lambda settings, role: None)
     wrong = TrainerConfig.model_validate(config(model).model_dump() | changes)
     found, line = started(config_text(wrong), tmp_path, monkeypatch, capsys, **of_rank)
     assert (found, line[:7]) == (code, "error: ") and message in line
+
+
+@pytest.mark.parametrize("ways", [{}, {"RANK": "0", "WORLD_SIZE": "1"}], ids=["launcher", "rank"])
+def test_a_broker_that_does_not_answer_is_one_line_before_the_model_is_loaded(
+    ways: dict[str, str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(preflight.connect, "__defaults__", (0.3,))
+    text = config_text(TrainerConfig.model_validate(config(model).model_dump() | {"base_model": "/nowhere/model"}))
+    code, line = started(text, tmp_path, monkeypatch, capsys, **ways)
+    assert code == ExitCode.UNREACHABLE
+    assert line.startswith("error: no Kafka answers on 127.0.0.1:9 within 0.3 s")
 
 
 def test_a_file_that_is_no_configuration_is_one_line(
