@@ -40,9 +40,12 @@ def tagged(docker: Docker, kafka: str) -> list[str]:
     return names
 
 
-def values(kafka: str) -> dict[str, Any]:
-    """Returns the values beside those of the trial: the images, little CPU asked for, and small steps."""
+def values(kafka: str, policies: bool) -> dict[str, Any]:
+    """Returns the values beside those of the trial: the images, network policies if the cluster enforces them, little
+    CPU asked for, and small steps."""
     return {
+        # The model comes from the package index.
+        "networkPolicy": {"enabled": policies, "externalEgress": [{"ports": [{"port": 443, "protocol": "TCP"}]}]},
         "image": {"registry": "docker.io", "repository": "tentalis-test", "tag": "test"},
         "kafka": {"embedded": {"image": kafka, "resources": {"requests": {"cpu": "10m"}}}},
         "defaults": {"resources": {"requests": {"cpu": "10m", "memory": "128Mi"}}},
@@ -85,12 +88,13 @@ def run(options: argparse.Namespace, report: Report) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     with engine(scratch.parent / "docker", with_compose=False) as docker:
         kafka = build_images(docker, scratch.parent / "docker", TARGETS, report)
-        with clusters.cluster(docker, scratch, shlex.split(options.importer), options.keep, options.drain) as made:
+        importer = shlex.split(options.importer)
+        with clusters.cluster(docker, scratch, importer, options.keep, options.drain, options.policies) as made:
             report.cluster = describe(made)
             say(report.cluster)
             made.load(docker, tagged(docker, kafka))
             say("the nodes have the images")
-            changes = values(kafka)
+            changes = values(kafka, made.enforces)
             try:
                 with operator_of(made, scratch, changes) as operator:
                     life(Release(made, scratch, changes, report, operator, options.settle))
@@ -116,6 +120,9 @@ def main() -> int:
         "--import", dest="importer", default="", help="command that gives the nodes of KUBECONFIG images"
     )
     parser.add_argument("--drain", action="store_true", help="drain the nodes of KUBECONFIG too, one after another")
+    parser.add_argument(
+        "--policies", action="store_true", help="the cluster of KUBECONFIG enforces network policies: try them too"
+    )
     parser.add_argument("--keep", action="store_true", help="leave release and cluster running")
     parser.add_argument("--up", action="store_true", help="only make a cluster here, which stays; see --down")
     parser.add_argument("--down", action="store_true", help="only end a cluster that --keep or --up left")

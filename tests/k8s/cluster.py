@@ -33,6 +33,7 @@ NEEDS = {
     "runc": "runc",
     "ctr": "containerd",
     "iptables": "iptables",
+    "ipset": "ipset",
     "conntrack": "conntrack",
     "ip": "iproute2",
     "nsenter": "util-linux",
@@ -43,7 +44,8 @@ NEEDS = {
 @dataclass
 class Cluster:
     """Commands to one cluster. `importer`: a command that takes an archive of images on its standard input. `loaded`: a
-    file that lists the images which the nodes have already. `drain`: its nodes may be drained.
+    file that lists the images which the nodes have already. `drain`: its nodes may be drained. `enforces`: its network
+    keeps the connections that network policies forbid closed.
     """
 
     kubectl_path: str
@@ -51,6 +53,7 @@ class Cluster:
     importer: Sequence[str]
     loaded: Path | None = None
     drain: bool = False
+    enforces: bool = False
 
     @property
     def env(self) -> dict[str, str]:
@@ -96,10 +99,10 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    docker: Docker, scratch: Path, importer: Sequence[str], keep: bool, drain: bool = False
+    docker: Docker, scratch: Path, importer: Sequence[str], keep: bool, drain: bool = False, enforces: bool = False
 ) -> Iterator[Cluster]:
-    """Yields the cluster of KUBECONFIG if that is set, else one of this machine's own. `drain`: the nodes of the former
-    may be drained. Raises NotAvailable."""
+    """Yields the cluster of KUBECONFIG if that is set, else one of this machine's own. `drain`, `enforces`: for the
+    former. Raises NotAvailable."""
     given = os.environ.get("KUBECONFIG")
     if not given:
         with own(docker, scratch, keep) as made:
@@ -114,7 +117,7 @@ def cluster(
             "archive of docker save, such as --import 'k3s ctr images import -' or "
             "--import 'kind load image-archive /dev/stdin'"
         )
-    found = Cluster(kubectl, given, importer, drain=drain)
+    found = Cluster(kubectl, given, importer, drain=drain, enforces=enforces)
     found.kubectl("get", "--raw", "/readyz")
     yield found
 
@@ -143,6 +146,7 @@ def own(docker: Docker, scratch: Path, keep: bool) -> Iterator[Cluster]:
         nodes.import_command(scratch),
         scratch / "images.json",
         drain=True,
+        enforces=True,
     )
     if not answers(made):
         down(scratch)
@@ -230,6 +234,8 @@ def _up(scratch: Path, programs: Path, made: Cluster) -> None:
     start(scratch, MASTER, "coredns", [str(programs / "coredns"), "-conf", str(scratch / "Corefile")])
     ready = ("get", "nodes", "-o", "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}")
     _wait(scratch, "kubelet", 120, lambda: made.kubectl(*ready, check=False).split() == ["True"] * len(NODES))
+    for node in NODES:
+        nodes.start_firewall(scratch, node, programs)
     made.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(_storage(scratch)))
     say(f"the cluster is ready after {time.monotonic() - began:.0f} s")
 

@@ -1,4 +1,5 @@
-"""The nodes of the cluster that is made here: each has a network namespace, a containerd, a kubelet and a kube-proxy.
+"""The nodes of the cluster that is made here: each has a network namespace, a containerd, a kubelet, a kube-proxy and a
+kube-router, which enforces network policies.
 
 The first one runs the processes of the control plane too. The namespaces are joined by a bridge of this machine, and
 the nodes see the same folders of volumes.
@@ -138,6 +139,9 @@ def join_networks() -> None:
         for other in NODES:
             if other != node:
                 commands += f"{inside} route add {other.pods} via {other.address}\n"
+        # Pods reach each other under their own addresses: network policies know them by these.
+        outside = f"-s {node.pods} ! -d {ALL_PODS} -j MASQUERADE"
+        commands += f"ip netns exec {node.namespace} iptables -t nat -A POSTROUTING {outside}\n"
     for line in filter(None, map(str.strip, commands.splitlines())):
         subprocess.run(line.split(), check=True)
     for rule in _rules("-I"):
@@ -203,7 +207,7 @@ def _pod_network(folder: Path, node: Node) -> dict[str, Any]:
         "ranges": [[{"subnet": node.pods}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
-    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "hairpinMode": True}
+    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "hairpinMode": True}
     return {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge | {"ipam": addresses}]}
 
 
@@ -231,6 +235,20 @@ def start_processes(scratch: Path, node: Node, programs: Path) -> None:
         "bind-address": "127.0.0.1",
     }
     start(scratch, node, f"kube-proxy-{node.name}", [str(programs / "kube-proxy"), *options(proxy)])
+
+
+def start_firewall(scratch: Path, node: Node, programs: Path) -> None:
+    """Starts what enforces the network policies of the pods of a node, which must be registered."""
+    firewall = {
+        "run-firewall": "true",
+        "run-router": "false",
+        "run-service-proxy": "false",
+        "kubeconfig": str(scratch / "admin.kubeconfig"),
+        "hostname-override": node.name,
+        "service-cluster-ip-range": SERVICE_NET,
+        "health-port": "0",
+    }
+    start(scratch, node, f"kube-router-{node.name}", [str(programs / "kube-router"), *options(firewall)])
 
 
 def _start_containerd(scratch: Path, node: Node) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.docker.engine import say
 from tests.docker.go_modules import build_program, go, require_go, write_module
 
-KUBERNETES, ETCD, COREDNS = "v1.34.4", "v3.6.4", "v1.12.4"
+KUBERNETES, ETCD, COREDNS, KUBE_ROUTER = "v1.34.4", "v3.6.4", "v1.12.4", "v2.1.0"
 PROGRAMS = {
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -22,6 +22,8 @@ PROGRAMS = {
     "kubectl": "k8s.io/kubernetes/cmd/kubectl",
     "etcd": "go.etcd.io/etcd/server/v3",
 }
+# Enforces network policies. A module of its own: it needs other versions of Kubernetes' libraries.
+FIREWALL = "github.com/cloudnativelabs/kube-router/v2"
 # One module for the two programs that are ours: a name server with the plugins of a small cluster, and the process that
 # holds the namespaces of a pod.
 DNS = """\
@@ -60,7 +62,7 @@ func main() {
 def built(folder: Path) -> Path:
     """Builds the programs that are missing in `folder`; returns their folder. Raises NotAvailable."""
     programs = folder / "bin"
-    wanted = [programs / name for name in (*PROGRAMS, "coredns", "pause")]
+    wanted = [programs / name for name in (*PROGRAMS, "coredns", "pause", "kube-router")]
     if all(path.exists() for path in wanted):
         return programs
     require_go("to build a Kubernetes, or name a cluster with KUBECONFIG")
@@ -72,7 +74,9 @@ def built(folder: Path) -> Path:
     dns = _module(folder / "dns", {"github.com/coredns/coredns": COREDNS})
     (dns / "main.go").write_text(DNS, encoding="utf-8")
     _build(dns, ".", programs / "coredns")
-    pause = _module(folder / "pause", {})
+    firewall = write_module(folder / "kube-router", {FIREWALL: KUBE_ROUTER})
+    _build(firewall, f"{FIREWALL}/cmd/kube-router", programs / "kube-router")
+    pause = write_module(folder / "pause", {})
     (pause / "main.go").write_text(PAUSE, encoding="utf-8")
     _build(pause, ".", programs / "pause")
     return programs
@@ -82,12 +86,11 @@ def _module(folder: Path, required: dict[str, str]) -> Path:
     """Writes a module that requires others. The libraries that Kubernetes keeps in its own repository are replaced by
     their releases, which have its version with a 0 in front."""
     write_module(folder, required)
-    if required:
-        release = f"v0.{KUBERNETES.removeprefix('v1.')}"
-        downloaded = json.loads(go(folder, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}"))
-        staged = json.loads(go(folder, "mod", "edit", "-json", downloaded["GoMod"]))["Replace"]
-        names = sorted(each["Old"]["Path"] for each in staged if each["New"]["Path"].startswith("./"))
-        go(folder, "mod", "edit", *(f"-replace={name}={name}@{release}" for name in names))
+    release = f"v0.{KUBERNETES.removeprefix('v1.')}"
+    downloaded = json.loads(go(folder, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}"))
+    staged = json.loads(go(folder, "mod", "edit", "-json", downloaded["GoMod"]))["Replace"]
+    names = sorted(each["Old"]["Path"] for each in staged if each["New"]["Path"].startswith("./"))
+    go(folder, "mod", "edit", *(f"-replace={name}={name}@{release}" for name in names))
     return folder
 
 

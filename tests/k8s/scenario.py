@@ -1,4 +1,5 @@
-"""The life of a release: install, test, upgrade, rollback, kills, scales, evictions, drains, end of load, uninstall."""
+"""The life of a release: install, test, network, upgrade, rollback, kills, scales, evictions, drains, end of load,
+uninstall."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from tentalis.kafka import topology
 from tentalis.kafka.topology import InStack
 from tests.docker.engine import say, wait_for
 from tests.docker.images import BuiltImages
+from tests.k8s import network
 from tests.k8s.cluster import Cluster
 from tests.support import ROOT
 from tests.support.transcript import PageShell, ShownCommand, commands_of
@@ -51,6 +53,7 @@ class Report(BuiltImages):
     served: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     tested: str = ""
+    connections: int = 0  # tried against the network policies
     killed: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     refused_evictions: int = 0
@@ -183,6 +186,8 @@ class _Step:
 def life(release: Release) -> None:
     """Runs the whole scenario."""
     install(release)
+    if release.cluster.enforces:
+        try_connections(release)
     key = release.api_key()
     release.ask_gateway(key)
     release.changes["image"]["tag"] = "next"
@@ -249,6 +254,15 @@ def install(release: Release) -> None:
         testing.result()
     report.tested = release.test_log()
     say(report.tested)
+
+
+def try_connections(release: Release) -> None:
+    """Tries what the network policies allow and forbid."""
+    with release.step("connections tried"):
+        tried, wrong = network.wrong(release.cluster, NAMESPACE, release.pods())
+    release.report.connections = tried
+    release.report.problems += wrong
+    say(f"{tried} connections tried, {len(wrong)} wrong")
 
 
 def kill_each_role(release: Release) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,26 @@ def test_the_notes_name_commands_and_resources_that_exist(tmp_path: Path) -> Non
     open_values = tmp_path / "open.yaml"
     open_values.write_text("{kafka: {embedded: {enabled: true}}, gateway: {noKeys: true}}", encoding="utf-8")
     assert "The gateway asks for no API key" in notes(tmp_path, open_values)
+
+
+@pytest.mark.parametrize(
+    ("policy", "model", "told"),
+    [
+        ("{enabled: true}", "smollm2", True),
+        ("{enabled: true, externalEgress: [{ports: [{port: 443}]}]}", "smollm2", False),
+        ("{enabled: true}", "/models/own", False),
+        ("{enabled: false}", "smollm2", False),
+    ],
+)
+def test_the_notes_tell_that_network_policies_keep_the_model_from_being_fetched(
+    policy: str, model: str, told: bool, tmp_path: Path
+) -> None:
+    values = tmp_path / "walled.yaml"
+    given = f"{{kafka: {{embedded: {{enabled: true}}}}, networkPolicy: {policy}, model: {{name: {model}}}}}"
+    values.write_text(given, encoding="utf-8")
+    text = notes(tmp_path, values)
+    assert ("do not let the model server and the trainer fetch" in text) == told
+    option = [line.strip() for line in text.splitlines() if line.strip().startswith("--set-json")]
+    if told:
+        done = chart.template("-f", str(values), *shlex.split(option[0]))
+        assert done.returncode == 0 and "port: 443" in done.stdout, done.stderr
