@@ -10,6 +10,7 @@ from pathlib import Path
 from tentalis.service import logs, stdout
 from tentalis.service.error_messages import explain, is_foreseen
 from tentalis.service.exit_codes import ExitCode
+from tentalis.service.imports import without_collections
 from tentalis.service.settings import Settings
 from trainer.config.file import load_config
 from trainer.distributed.rank_place import rank_place
@@ -68,9 +69,10 @@ def _run_rank(options: argparse.Namespace, stop_condition: StopCondition) -> int
         config = load_config(options.config)
         # The launcher has asked the broker before it started this rank.
         settings = training_settings() if options.launcher is None else Settings.from_env()
-        from torch.distributed import DistError
+        with without_collections():
+            from torch.distributed import DistError
 
-        from trainer.run.loop import run
+            from trainer.run.loop import run
 
         try:
             return run(config, settings, stop, options.metrics_port, stop_condition)

@@ -88,8 +88,11 @@ def replay(
     from tentalis.service.packages import require
 
     require("`tentalis replay`", "train")
+    from tentalis.service.imports import without_collections
     from trainer.config.trainer_config import ConfigError
-    from trainer.replay.show import main
+
+    with without_collections():
+        from trainer.replay.show import main
 
     configure_logging("INFO")
     with reached(bootstrap) as settings:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tentalis.inference.lora import AdapterRouting, LoraAdapter, RoutedLinear, can_pack, load_adapter
 from tentalis.inference.row_runs import row_runs
 from tentalis.inference.whole_model import ModelSlots, ServedVersion, WholeModel, is_whole_model, whole_model_of
+from tentalis.service.imports import without_collections
 from tentalis.service.lifecycle import Unmendable
 
 _ATTENTION = "tentalis_padded"
@@ -194,8 +195,9 @@ class ModelRuntime:
     """A causal language model, its tokenizer and its adapters' entry points. Not thread-safe: one thread runs it."""
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype) -> None:
-        from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
+        with without_collections():
+            from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+            from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
         AttentionInterface.register(_ATTENTION, _attend)

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from schemas import topics
+from tentalis.service.imports import without_collections
 from tests.support import ROOT
 
 _LIBRARIES = (
@@ -133,8 +134,9 @@ def _next_command(requests: socket.socket) -> list[str]:
 
 def main() -> None:
     """Loads the libraries, serves, and is the command in each child."""
-    for name in _LIBRARIES:
-        importlib.import_module(name)
+    with without_collections():
+        for name in _LIBRARIES:
+            importlib.import_module(name)
     gc.freeze()  # the memory of what is loaded stays shared
     kind, program, *arguments = _next_command(socket.socket(fileno=int(sys.argv[1])))
     topics.table.cache_clear()  # a variable may set its number of partitions

@@ -4,8 +4,11 @@ import os
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # as the trainer does before it imports DeepSpeed: these tests train on the CPU
 
-import deepspeed  # noqa: F401
-import peft  # noqa: F401
+from tentalis.service.imports import without_collections
 
-import trainer.replay.replay
-import trainer.run.loop  # noqa: F401
+with without_collections():
+    import deepspeed  # noqa: F401
+    import peft  # noqa: F401
+
+    import trainer.replay.replay
+    import trainer.run.loop  # noqa: F401

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tentalis.service.imports import without_collections
 from tentalis.service.lifecycle import Unmendable
 from tentalis.storage.version_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.config.trainer_config import LoraShape
@@ -64,7 +65,8 @@ class LoraPolicy(TrainedPolicy):
 
         Raises UntrainableModel, BadTargets.
         """
-        from peft import LoraConfig, get_peft_model
+        with without_collections():
+            from peft import LoraConfig, get_peft_model
 
         super().__init__()
         base = load_model(folder, base_dtype)

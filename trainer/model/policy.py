@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tentalis.service.imports import without_collections
 from tentalis.service.lifecycle import Unmendable
 from trainer.data.pack import PackedBatch, PackedSpan
 from trainer.model import attention
@@ -169,8 +170,9 @@ def predicting_states(backbone: Any, batch: PackedBatch) -> Tensor:
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
     """Returns the model in a folder, with the attention of packed micro-batches. Raises UntrainableModel."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
+    with without_collections():
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     attention.register()

@@ -12,6 +12,7 @@ from tentalis.kafka.preflight import connect_as
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.health import Health, served
+from tentalis.service.imports import without_collections
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
 from tentalis.service.variable import BadVariable
@@ -48,7 +49,8 @@ def main(
     if ranks == 1 and place is None:
         # The imports take seconds; signals must be handled before.
         with stop_on_signals() as stop:
-            from trainer.run.loop import run
+            with without_collections():
+                from trainer.run.loop import run
 
             return run(config, settings, stop, metrics_port, stop_condition)
     # The ranks read the resolved configuration, so later edits of the file or of variables cannot reach them.

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import Parameter
 
+from tentalis.service.imports import without_collections
 from tentalis.service.lifecycle import Unmendable
 from tentalis.service.stdout import libraries_to_stderr
 from trainer.config.trainer_config import TrainerConfig
@@ -205,7 +206,8 @@ def parameter_groups(parameters: Sequence[tuple[str, Parameter]], weight_decay: 
 def _deepspeed_engine(
     policy: TrainedPolicy, optimizer: torch.optim.Optimizer, zero_stage: int, grad_clip: float
 ) -> Any:
-    import deepspeed
+    with without_collections():
+        import deepspeed
 
     # Disables DeepSpeed's compiled kernels: the shared-memory reduction needs a compiler at run time and reduces
     # differently from gloo. Setting the list also keeps DeepSpeed from starting compilers to detect compatible ops.

@@ -9,6 +9,7 @@ import typer
 from tentalis.cli.shared.policy_model import MaxModelLen, PolicyModel, ServedName, prepared_model
 from tentalis.cli.shared.settings import resolve_settings
 from tentalis.cli.shared.startup import configure_logging
+from tentalis.service.imports import without_collections
 
 
 def model(
@@ -67,8 +68,9 @@ def model(
     from tentalis.service.packages import require
 
     require("`tentalis serve model`", "serve")
-    from tentalis.inference.server import serve
-    from tentalis.storage.places import adapter_cache
+    with without_collections():
+        from tentalis.inference.server import serve
+        from tentalis.storage.places import adapter_cache
 
     settings = resolve_settings()
     path = prepared_model(policy_model, settings.cache)
