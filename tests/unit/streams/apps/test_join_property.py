@@ -123,29 +123,66 @@ def encoded(spec: Spec) -> tuple[str, bytes]:
     return record.key, CODEC.encode(topics.HALVES, record)
 
 
+# Each strategy is made once, and choices that belong together are one: drawing was most of the time of these tests. The
+# first of each is the simplest, to which a failing log is shrunk.
+WHATS = st.sampled_from(
+    [
+        (what, odd)
+        for odd in [False] * 29 + [True]
+        for what in ["score"] * 7 + ["hint"] * 7 + ["open"] * 2 + ["tick"] * 2 + ["forget", "rubbish"]
+    ]
+)
+"""The kind of record, and if a task is named by its contradiction."""
+NAMES = {names: st.sampled_from(names) for names in ("abcde", "a", "ab", "bd", "ce", "be")}
+LEAVING = st.sampled_from(["user", "before", "nobody"]), st.sampled_from(POLICIES)
+ODD_NAMES = {"b": "b'", "c": "c'"}
+HALVES = {
+    n: st.sampled_from(
+        [
+            (index, odd, stranger, variant)
+            for odd in [False] * 19 + [True]
+            for stranger in [False] * 9 + [True]
+            for variant in ["first"] * 8 + ["second", "unknown", "longer", "forged"]
+            for index in range(n)
+        ]
+    )
+    for n in range(1, 4)
+}
+"""Of a task of n samples: which one, if it is of another result than the first, from a stranger, and the variant."""
+# Mostly opened within the last moments, sometimes as good as too old, or in the future.
+OPENED = ["now"] * 9 + ["old", "too old", "future"]
+FAITHFUL = st.sampled_from([(at, "first") for at in OPENED])
+# When the task itself was appended: at the latest when the log first speaks of it. Some do not say.
+SOMEHOW = st.sampled_from(
+    [(at, task_at) for task_at in [None] * 3 + ["first"] * 9 + ["too old", "future"] for at in OPENED]
+)
+
+
 @st.composite
 def specs(draw: Any, names: str, failing: str, now: int, known: dict[str, int], faithful: bool) -> Spec | None:
-    what = draw(st.sampled_from(["score"] * 7 + ["hint"] * 7 + ["open"] * 2 + ["tick"] * 2 + ["forget", "rubbish"]))
+    what, odd = draw(WHATS)
     if what == "rubbish":
         return None
-    name = draw(st.sampled_from(names))
+    name = draw(NAMES[names])
     if what == "tick":
         return what, name
     if what == "forget":
-        return what, name, draw(st.sampled_from(["user", "before", "nobody"])), draw(st.sampled_from(POLICIES))
-    if draw(st.integers(0, 29)) == 0:
-        name = {"b": "b'", "c": "c'"}.get(name, name)
-    # Mostly opened within the last moments, sometimes as good as too old, or in the future.
-    at = draw(st.sampled_from([now // 200 * 200] * 9 + [now - 900, now - 4700, 10**9]))
-    # When the task itself was appended: at the latest when the log first speaks of it. Some do not say.
+        return what, name, *map(draw, LEAVING)
+    if odd:
+        name = ODD_NAMES.get(name, name)
     first = known.setdefault(TASKS[name].task_id, known[""])
-    task_at = first if faithful else draw(st.sampled_from([None] * 3 + [first] * 9 + [now - 4700, 10**9]))
+    moments = {"now": now // 200 * 200, "old": now - 900, "too old": now - 4700, "future": 10**9, "first": first}
+    at, task_at = (moments.get(moment) for moment in draw(FAITHFUL if faithful else SOMEHOW))
     if what == "open":
         return what, name, at, task_at
-    index = draw(st.integers(0, TASKS[name].n_samples - 1))
-    result = draw(st.sampled_from(["failed" if name in failing else "r1"] * 19 + ["r2"]))
-    variant = draw(st.sampled_from(["first"] * 8 + ["second", "unknown", "longer", "forged"]))
-    return what, name, index, result, draw(st.integers(0, 9)) == 0, variant, at, task_at
+    index, other, stranger, variant = draw(HALVES[TASKS[name].n_samples])
+    result = "r2" if other else "failed" if name in failing else "r1"
+    return what, name, index, result, stranger, variant, at, task_at
+
+
+PAUSES = st.sampled_from(STEPS * 4 + LEAPS)
+LENGTHS = {most: st.integers(1, most) for most in (40, 60)}
+ANY_NAMES, FAILING = st.sampled_from([*NAMES]), st.sampled_from(["", "", "", "ad", "bc", "e"])
 
 
 @st.composite
@@ -154,13 +191,12 @@ def logs(draw: Any, most: int = 40, faithful: bool = False) -> list[tuple[int, S
 
     `faithful`: every record says of its task when it was appended, and says the same, as scoring and hinting do.
     """
-    names = draw(st.sampled_from(["abcde", "a", "ab", "bd", "ce", "be"]))
-    failing = draw(st.sampled_from(["", "", "", "ad", "bc", "e"]))
+    names, failing = draw(ANY_NAMES), draw(FAILING)
     found: list[tuple[int, Spec | None]] = []
     known = {"": -(10**6)}  # stream time, and of each task that was named
     now = 0
-    for _ in range(draw(st.integers(1, most))):
-        now += draw(st.sampled_from(STEPS * 4 + LEAPS))
+    for _ in range(draw(LENGTHS[most])):
+        now += draw(PAUSES)
         known[""] = max(known[""], now)
         found.append((now, draw(specs(names, failing, now, known, faithful))))
     return found
