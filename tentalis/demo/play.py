@@ -157,7 +157,7 @@ class Show:
             facts=self._facts(summary),
             config=self.stats.config or self.run.config.read_text(encoding="utf-8"),
             versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-            commands=next_commands(self.run.run_id, stays=self.options.keep),
+            commands=next_commands(self.run.run_id, self.stats.newest_branch, stays=self.options.keep),
         )
         page = write_report(self.settings.home / "reports" / self.run.run_id, report)
         self.run.finish()
@@ -201,9 +201,14 @@ class Show:
         return facts
 
 
-def next_commands(run_id: str, *, stays: bool) -> tuple[str, ...]:
-    """Returns the commands to try after a run; `stays` says that its stack keeps running."""
-    return (f"tentalis replay {run_id}", f"tentalis verify {run_id}", "tentalis status" if stays else "tentalis up")
+def next_commands(run_id: str, newest_branch: str, *, stays: bool) -> tuple[str, ...]:
+    """Returns the commands to try after a run; `stays` says that its stack keeps running. `newest_branch`: the run that
+    trained the newest version; after a rollback, a branch of the run. Tasks have the id of the run itself."""
+    return (
+        f"tentalis replay {newest_branch}",
+        f"tentalis verify {run_id}",
+        "tentalis status" if stays else "tentalis up",
+    )
 
 
 def printable(text: str) -> str:

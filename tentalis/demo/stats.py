@@ -165,6 +165,11 @@ class RunStats:
             return None
         return self._lineage.own_steps(self.run_id, Node(run_id, step))
 
+    @property
+    def newest_branch(self) -> str:
+        """The id of the run's youngest branch after rollbacks, the run's own without one."""
+        return self._lineage.current(self.run_id)
+
     def step_of(self, version: int) -> int | None:
         """Returns the number of steps of the run that a version has; None if it does not belong to the run."""
         node = self._lineage.node(version)

@@ -17,6 +17,7 @@ from schemas.records import BatchPlan, RunManifest, StepResult
 from schemas.wire.codec import Codec
 from tentalis.inference.models import model_digest, resolve_model
 from tentalis.kafka.codec import make_codec
+from tentalis.policies.lineage import Lineage
 from tentalis.service.settings import Settings
 from tentalis.storage.file_set import fetch_set, is_complete, read_file, read_manifest
 from tentalis.storage.location import Location
@@ -88,6 +89,8 @@ def replay(
     recording = read_recording(
         run_id, settings, codec, from_step, to_step, allow_missing, unreadable, train=not verify_only
     )
+    if branches := later_branches(recording.run.lineage, run_id):
+        log.info("run %s was rolled back; what followed is not part of it: %s", run_id, ", ".join(branches))
     left_out = recording.left_out
     compared = [result for result in recording.results if result.step >= from_step]
     if verify_only:
@@ -122,6 +125,12 @@ def replay(
             )
         )
     return steps
+
+
+def later_branches(lineage: Lineage, run_id: str) -> list[str]:
+    """Returns the branches that rollbacks made after this run, of it or of its stem; oldest first."""
+    branches = lineage.branches(run_id)
+    return branches[branches.index(run_id) + 1 :]
 
 
 def _check_comparable(settings: Settings, recording: RunRecording, compared: Sequence[StepResult]) -> None:

@@ -52,7 +52,12 @@ def test_two_refusals_in_a_row_begin_branches_that_replay_without_any_checkpoint
     ]
     for run in runs:
         shutil.rmtree(checkpoint_root(lab.settings, run.run_id))
+    log = lab.folder / "replay.log"
     for run in reversed(runs):
+        log.unlink(missing_ok=True)
         shutil.rmtree(lab.settings.home / "replays", ignore_errors=True)
         code, report = lab.replay(run)
         assert (code, report["equal"], [step["step"] for step in report["steps"]]) == (0, True, [0, 1]), report
+        later = [each.run_id for each in runs[runs.index(run) + 1 :]]
+        told = f"run {run.run_id} was rolled back; what followed is not part of it: {', '.join(later)}"
+        assert (told in log.read_text()) == bool(later), log.read_text()

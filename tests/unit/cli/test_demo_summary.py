@@ -59,6 +59,7 @@ def test_the_steps_of_a_branch_continue_those_of_the_run() -> None:
     for each in (manifest(first=1), step_result(2, 3), step_result(3, 4), refused, branch):
         stats.apply(each, T0)
     assert max(stats.metrics) == 3 and stats.rollbacks == {refused.event_time: refused.reason}
+    assert (RunStats(RUN).newest_branch, stats.newest_branch) == (RUN, f"{RUN}.1")
     for step in (1, 2):
         stats.apply(step_result(step, 5 + step, f"{RUN}.1"), T0)
         stats.apply(update(5 + step, run_id=f"{RUN}.1"), T0)
@@ -311,8 +312,10 @@ def test_a_run_with_settings_of_its_own_goes_on_with_them(tmp_path: Path) -> Non
 
 def test_the_summary_names_the_next_commands() -> None:
     first = ("tentalis replay r", "tentalis verify r")
-    assert next_commands("r", stays=False) == (*first, "tentalis up")
-    assert next_commands("r", stays=True) == (*first, "tentalis status"), "`up` is refused while the stack stays"
+    assert next_commands("r", "r", stays=False) == (*first, "tentalis up")
+    assert next_commands("r", "r", stays=True) == (*first, "tentalis status"), "`up` is refused while the stack stays"
+    rolled_back = ("tentalis replay r.2", "tentalis verify r", "tentalis up")
+    assert next_commands("r", "r.2", stays=False) == rolled_back, "the branch trained what is served"
     assert _flags(DemoOptions()) == []
     assert _flags(DemoOptions("math", 3, "m")) == ["--scenario", "math", "--steps", "3", "--policy-model", "m"]
     assert _flags(DemoOptions(changes=("a.b=1", "c=[1, 2]"))) == ["--set", "a.b=1", "--set", "'c=[1, 2]'"]
