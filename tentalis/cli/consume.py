@@ -48,7 +48,7 @@ def consume(
     ] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only records with this key.")] = None,
     ticks: Annotated[
-        bool, typer.Option("--ticks", help="Also the ticks, which applications write as a clock every few seconds.")
+        bool, typer.Option("--ticks", help="Also the ticks, which applications write as a clock.")
     ] = False,
     leave: Annotated[bool, typer.Option("--exit", help="Stop at the end of the topic.")] = False,
     bootstrap: Bootstrap = None,

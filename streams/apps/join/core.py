@@ -91,6 +91,11 @@ class JoinPartition:
         return self._clock.time
 
     @property
+    def earliest_due(self) -> int:
+        """No wait ends before this stream time, in ms; NEVER if nothing waits."""
+        return self._kernel.timers.earliest
+
+    @property
     def open_tasks(self) -> int:
         """Number of tasks that wait for halves."""
         return len(self._open)

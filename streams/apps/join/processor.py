@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -20,6 +20,7 @@ from streams.fold.admission_control import AdmissionControl, OpenBound, Partitio
 from streams.fold.clock import BEGINNING
 from streams.fold.pairing import HORIZON_MS
 from streams.fold.partition import InvalidRecord
+from streams.fold.tick_schedule import TickSchedule
 from streams.runtime.delivery import FRAMING_BYTES, size_of
 from streams.runtime.dlq import Produce, key_bytes
 from streams.runtime.metrics import STREAM_DECODE_SECONDS
@@ -60,6 +61,7 @@ class JoinProcessor:
         limits: how long closed tasks are remembered, and how large groups may be.
         record_limit: bytes of the largest record that the topics accept, with key and headers.
         bound: how much may be open before the input is paused.
+        clock: seconds that never go back, by which ticks are sent.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class JoinProcessor:
         limits: JoinLimits | None = None,
         record_limit: int | None = None,
         bound: OpenBound | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.app_id = APP_ID
         self.topics: tuple[str, ...] = (topics.HALVES,)
@@ -83,6 +87,7 @@ class JoinProcessor:
         self._outcomes = dict.fromkeys(OutcomeKind, 0)
         self._rollouts = 0
         self._traces = Traces()
+        self._schedule = TickSchedule(clock)
 
     def measure(self, exporter: Exporter) -> None:
         """Registers the metrics of the join: totals of its output, and sizes of its state."""
@@ -127,6 +132,7 @@ class JoinProcessor:
         )
         fold.restore(entries)
         self.partitions[partition] = fold
+        self._schedule.forget(partition)
 
     def age(self, key: str, value: bytes) -> int | None:
         """Returns the stream time (ms) by which the table indexes a marker for expiry; None for other entries."""
@@ -166,6 +172,7 @@ class JoinProcessor:
     def revoke(self, partition: int) -> None:
         """Drops the partition from memory; its state is on the changelog."""
         self.partitions.pop(partition, None)
+        self._schedule.forget(partition)
 
     async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
         """Folds one batch; skips records at or before the partition's clock."""
@@ -193,11 +200,15 @@ class JoinProcessor:
             except InvalidRecord as error:
                 effects.dead.append(Dead.of(record, "validate", error))
         effects.changes = fold.take_changes()
+        self._schedule.folded(partition, fold.time)
         return effects
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[OutputRecord]:
-        """Returns a clock record for each owned partition. Its append time at the broker counts, not its event time."""
-        ticks = [Tick(event_time=now_ms(), partition=partition) for partition in partitions]
+        """Returns a clock record for each partition in which a wait is over now, or whose time has stood still (see
+        `streams.fold.tick_schedule`). Its append time at the broker counts, not its event time."""
+        folds = ((partition, self.partitions[partition]) for partition in partitions)
+        due = [number for number, fold in folds if self._schedule.due(number, fold.time, fold.earliest_due)]
+        ticks = [Tick(event_time=now_ms(), partition=partition) for partition in due]
         return [self._output(topics.HALVES, tick, tick.partition) for tick in ticks]
 
     def _read(self, partition: int, offset: int, raw: bytes | None) -> Record:

@@ -143,8 +143,8 @@ def test_at_the_bound_everything_waits_and_says_what_to_do(caplog: pytest.LogCap
 def test_a_long_batch_leaves_turns_to_others() -> None:
     fold = JoinProcessor(CODEC)
     fold.restore(PARTITION, {})
-    ticks = fold.ticks([PARTITION] * 10 * TURN)
-    records = [LogRecord(topics.HALVES, PARTITION, i, 1, tick.key, tick.value) for i, tick in enumerate(ticks)]
+    (tick,) = fold.ticks([PARTITION])
+    records = [LogRecord(topics.HALVES, PARTITION, i, 1, tick.key, tick.value) for i in range(10 * TURN)]
     turns = 0
 
     async def others() -> None:
