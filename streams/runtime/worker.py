@@ -122,6 +122,8 @@ class _Worker:
         self._failure: BaseException | None = None
         self._over = asyncio.Event()
         """Set when this worker ends, for any reason."""
+        self._faust_crashed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
         self._app: Any = None
         self._metrics: Any = None
         self._sink = KafkaSink(producer_settings(settings), settings.delivery_timeout)
@@ -150,9 +152,9 @@ class _Worker:
     async def main(self) -> int:
         settings, app_id = self._settings, self._processor.app_id
         (settings.state_dir / "faust").mkdir(parents=True, exist_ok=True)
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._over.set)
+            self._loop.add_signal_handler(number, self._over.set)
         # Imported modules live as long as the process. State consists of many objects without reference cycles: a
         # collection after every 700 new objects (the default) takes a tenth of the time of a batch.
         gc.freeze()
@@ -239,9 +241,7 @@ class _Worker:
             log.warning("the broker does not say if a topic was lost")
 
     async def _faust_crash(self) -> None:
-        # Polled: Faust's consumer runs in a separate thread and sets the flag there without waking this loop.
-        while not self._app.crashed:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await self._faust_crashed.wait()
         self._failure = self._failure or self._app.crash_reason or RuntimeError("Faust crashed without a reason")
 
     async def _stop_app(self) -> None:
@@ -267,6 +267,11 @@ class _Worker:
 
     def _exit_code(self) -> int:
         return ended(self._processor.app_id, self._failure, self._settings.known, self._changelog)
+
+    def crashed(self) -> None:
+        # Faust's consumer runs in a separate thread, and crashes there. After the end there is no loop.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._faust_crashed.set)
 
     def failed(self, error: Exception) -> None:
         """Ends the worker in order: completed batches are committed, all others are not."""

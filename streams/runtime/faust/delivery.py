@@ -30,8 +30,15 @@ from tentalis.service.lifecycle import Unmendable
 
 POLL_S = 0.25
 """Seconds that a poll waits for records. A rebalance may have to wait as long for a poll."""
+IDLE_POLL_S = 0.5
+"""The same after IDLE_AFTER polls without records."""
 BUSY_POLL_S = 0.05
 """The same while some partitions are at their limits and may accept records again at any moment."""
+FETCH_MS, IDLE_FETCH_MS = 250, 1000
+"""How long the broker holds a fetch that finds nothing: usually, and after IDLE_AFTER such fetches in a row. aiokafka
+sends one fetch per broker at a time: a partition that becomes fetchable again meanwhile waits for its answer. While all
+partitions are idle, there is none. A seek waits as well."""
+IDLE_AFTER = 20
 LOG_APPEND_TIME = 1
 """`timestamp_type` of an aiokafka record with the broker's time of its append."""
 
@@ -73,6 +80,9 @@ class Owner(Protocol):
 
     def failed(self, error: Exception) -> None:
         """This worker cannot continue and must end."""
+
+    def crashed(self) -> None:
+        """Faust has crashed. Called from any thread."""
 
     async def quiesce(self) -> None:
         """Finishes or abandons every batch: partitions are about to be revoked."""
@@ -187,15 +197,29 @@ def pace_refreshes(client: Any) -> None:
     client._metadata_update = paced
 
 
+def wait_longer_when_idle(fetcher: Any) -> None:
+    """Lets the broker hold the fetches of an aiokafka fetcher longer when nothing comes, and as before from the first
+    record on: the next fetch is made after this one was counted."""
+    fetch, empty = fetcher._proc_fetch_request, 0
+
+    async def counted(assignment: Any, node_id: Any, request: Any) -> bool:
+        nonlocal empty
+        found = bool(await fetch(assignment, node_id, request))
+        empty = 0 if found else empty + 1
+        fetcher._fetch_max_wait_ms = IDLE_FETCH_MS if empty >= IDLE_AFTER else FETCH_MS
+        return found
+
+    fetcher._proc_fetch_request = counted
+
+
 class GuardedConsumerThread(AIOKafkaConsumerThread):
     """aiokafka's consumer in its thread, with settings and error handling that Faust lacks."""
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         header_names.install()
         consumer = super()._create_worker_consumer(transport)
-        # Upstream waits 1500 ms on an idle fetch, and aiokafka sends one fetch per broker at a time: a partition that
-        # becomes fetchable again meanwhile would wait that long.
-        consumer._fetch_max_wait_ms = 250
+        # Upstream waits 1500 ms on an idle fetch.
+        consumer._fetch_max_wait_ms = FETCH_MS
         pace_refreshes(consumer._client)
         self._add_notes(consumer)
         return consumer
@@ -227,6 +251,7 @@ class GuardedConsumerThread(AIOKafkaConsumerThread):
 
     async def on_start(self) -> None:
         await super().on_start()
+        wait_longer_when_idle(self._ensure_consumer()._fetcher)
         coordinator = self._ensure_consumer()._coordinator
         self._end_when_lost(coordinator)
         if self.app.conf.consumer_group_instance_id:
@@ -298,6 +323,7 @@ class BatchConsumer(Consumer):
         self._passed: dict[TP, int] = {}
         self._room = asyncio.Event()
         self._polling = asyncio.Lock()
+        self._empty_polls = 0
         self.committed_at = time.monotonic()
 
     def _new_consumer_thread(self) -> GuardedConsumerThread:
@@ -317,7 +343,8 @@ class BatchConsumer(Consumer):
                 # 100 ms. So all records are taken together, and the partition queue merges waiting batches into one.
                 ready = {tp for tp in active if self._in_flight[tp].within(self.app.delivery_limits)}
                 if ready:
-                    await self._poll(ready, POLL_S if ready == active else BUSY_POLL_S)
+                    full = POLL_S if self._empty_polls < IDLE_AFTER else IDLE_POLL_S
+                    await self._poll(ready, full if ready == active else BUSY_POLL_S)
                 else:
                     # An empty set would mean "all partitions" to aiokafka.
                     await self.wait_for_stopped(self._room.wait(), timeout=POLL_S)
@@ -348,6 +375,7 @@ class BatchConsumer(Consumer):
                 return
             generation = self.app.consumer_generation_id
             fetched = await self._getmany(ready, timeout=seconds)
+            self._empty_polls = 0 if fetched else self._empty_polls + 1
             for tp, records in fetched.items():
                 count = self.app.partition_counts[tp.topic]
                 for batch in split([log_record(record, count) for record in records], self.app.delivery_limits):

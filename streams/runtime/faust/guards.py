@@ -57,6 +57,9 @@ PATCHED: Mapping[str, Any] = {
     "Consumer._commit_offsets": BaseConsumer._commit_offsets,
     "Consumer.perform_seek": BaseConsumer.perform_seek,
     # extended or relied on
+    "Service._crash": Service._crash,
+    "Fetcher._proc_fetch_request": Fetcher._proc_fetch_request,
+    "Fetcher._get_actions_per_node": Fetcher._get_actions_per_node,
     "AIOKafkaConsumerThread._create_worker_consumer": AIOKafkaConsumerThread._create_worker_consumer,
     "AIOKafkaConsumerThread._fetch_records": AIOKafkaConsumerThread._fetch_records,
     "AIOKafkaConsumerThread._commit": AIOKafkaConsumerThread._commit,
@@ -246,6 +249,10 @@ class GuardedApp(App):
 
     def _new_producer_transport(self) -> Any:
         return BatchTransport(self.conf.broker_producer, self)
+
+    def _crash(self, reason: BaseException) -> None:
+        super()._crash(reason)
+        self.owner.crashed()
 
     async def _on_partitions_revoked(self, revoked: set[TP]) -> None:
         self.epoch += 1

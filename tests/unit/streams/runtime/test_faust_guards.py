@@ -15,6 +15,9 @@ from aiokafka.structs import BrokerMetadata
 from faust.types import TP
 
 from streams.runtime.faust.delivery import (
+    FETCH_MS,
+    IDLE_AFTER,
+    IDLE_FETCH_MS,
     Batch,
     BatchConsumer,
     DeliveryLimits,
@@ -26,6 +29,7 @@ from streams.runtime.faust.delivery import (
     log_record,
     pace_refreshes,
     split,
+    wait_longer_when_idle,
 )
 from streams.runtime.faust.guards import FAUST_VERSION, SafeRecovery, WrongFaust, check_faust, patched_digests
 from streams.runtime.processor import LogRecord
@@ -59,6 +63,9 @@ DIGESTS: dict[str, str] = {
     "App._new_transport": "42db531312dd776fc3937154a32f19ee",
     "Stream._py_aiter": "3a48ee257a65435b482d51edb74f2993",
     "Agent._execute_actor": "c750b828d2bda93ef38a5e89888b6f4d",
+    "Service._crash": "7bc0c709a151d55690d981a28036ae0a",
+    "Fetcher._proc_fetch_request": "59bf948fff47eed580671971252454da",
+    "Fetcher._get_actions_per_node": "1dab2cf937d165d0eeacc8da8ed2b0eb",
     "Schema.compile": "d46eec5ce3195b2c6752cb860a10946c",
     "GroupCoordinator.reset_generation": "537aa37c531b4de9c2e24601634cc4b0",
     "GroupCoordinator._push_error_to_user": "743ff515bd7e2e380444beb26c502e74",
@@ -125,6 +132,28 @@ def test_an_error_of_the_coordinator_that_nobody_polls_for_ends_the_worker() -> 
     assert all(isinstance(failure, GroupLost) and "UnknownError" in str(failure) for failure in failures)
 
 
+def test_the_broker_holds_the_fetches_of_an_idle_consumer_longer() -> None:
+    class Fetcher:
+        """Answers fetches, and notes how long the broker may hold the next one."""
+
+        _fetch_max_wait_ms = FETCH_MS
+
+        async def _proc_fetch_request(self, assignment: Any, node_id: Any, request: bool) -> bool:
+            return request
+
+    async def scenario() -> list[int]:
+        fetcher = Fetcher()
+        wait_longer_when_idle(fetcher)
+        waits = []
+        for found in (*[False] * (IDLE_AFTER + 1), True, False):
+            assert await fetcher._proc_fetch_request(None, 0, found) is found
+            waits.append(fetcher._fetch_max_wait_ms)
+        return waits
+
+    waits = asyncio.run(scenario())
+    assert waits == [FETCH_MS] * (IDLE_AFTER - 1) + [IDLE_FETCH_MS] * 2 + [FETCH_MS] * 2
+
+
 class Recovering(SafeRecovery):
     """Only what the end of a recovery needs; the broker never says what was committed."""
 
@@ -161,6 +190,7 @@ class Bookkeeping(BatchConsumer):
         self._read_offset: dict[Any, int | None] = {}
         self._room = asyncio.Event()
         self._polling = asyncio.Lock()
+        self._empty_polls = 0
         self.flow_active, self.suspend_flow = True, asyncio.Event()
         self.app = SimpleNamespace(
             consumer_generation_id=2, delivery_limits=DeliveryLimits(10, 1000), partition_counts={"t": 1}
