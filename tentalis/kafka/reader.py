@@ -12,44 +12,36 @@ from tentalis.service.settings import Settings
 class Reader:
     """Follows topics and decodes their records. Bad records are logged and counted; their owners dead-letter them.
 
-    `wait_ms`: see Follower."""
+    `wait_ms`: see Follower. One consumer reads all topics: each would send the broker requests of its own."""
 
     def __init__(
         self, settings: Settings, topic_names: Iterable[str], codec: Codec, *, wait_ms: int = IDLE_WAIT_MS
     ) -> None:
-        self._followers = {name: Follower(settings, name, wait_ms=wait_ms) for name in topic_names}
+        self._order = {name: number for number, name in enumerate(topic_names)}
+        self._follower = Follower(settings, *self._order, wait_ms=wait_ms)
         self._codec = codec
         self.skipped = 0
 
     @property
     def caught_up(self) -> bool:
         """True once every topic has been read to the end that it had when reading began."""
-        return all(follower.caught_up for follower in self._followers.values())
+        return self._follower.caught_up
 
     def poll(self, timeout: float) -> list[tuple[Stored, Record]]:
-        """New records, topic by topic in the given order. Waits up to `timeout` seconds if there are none."""
-        found = self._take(0.0)
-        if not found and timeout > 0:
-            first = next(iter(self._followers))
-            found = self._decoded(self._followers[first].poll(timeout)) + self._take(0.0)
-        return found
-
-    def lag(self) -> Lags:
-        """The records behind, of all topics. Call it on the thread that polls."""
-        return {place: behind for follower in self._followers.values() for place, behind in follower.lag().items()}
-
-    def close(self) -> None:
-        """Closes the consumers."""
-        for follower in self._followers.values():
-            follower.close()
-
-    def _take(self, timeout: float) -> list[tuple[Stored, Record]]:
-        return [pair for follower in self._followers.values() for pair in self._decoded(follower.poll(timeout))]
-
-    def _decoded(self, stored: list[Stored]) -> list[tuple[Stored, Record]]:
+        """New records, topic by topic in the given order. If there are none, waits up to `timeout` seconds for the
+        first."""
+        stored = sorted(self._follower.poll(timeout), key=lambda each: self._order[each.topic])
         pairs = list(decoded(stored, self._codec))
         self.skipped += sum(each.value is not None for each in stored) - len(pairs)
         return pairs
+
+    def lag(self) -> Lags:
+        """The records behind, of all topics. Call it on the thread that polls."""
+        return self._follower.lag()
+
+    def close(self) -> None:
+        """Closes the consumer."""
+        self._follower.close()
 
 
 def decoded(found: Iterable[Stored], codec: Codec) -> Iterator[tuple[Stored, Record]]:

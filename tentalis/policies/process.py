@@ -42,7 +42,8 @@ from tentalis.storage.places import adapter_cache
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.1
+# Seconds that a turn waits for records of the control topics, while a candidate is tried and otherwise.
+POLL_S, IDLE_POLL_S = 0.1, 0.5
 # Interval of the checks for a server that lost its adapters in a restart.
 CHECK_SERVER_S = 2.0
 # `always` ignores the run's configuration, `run` follows it; with any other value this process promotes nothing.
@@ -179,7 +180,7 @@ class PolicyService:
         """
         self.loop_watch.turned()
         await asyncio.to_thread(self._owner.step)
-        found = await asyncio.to_thread(self._reader.poll, POLL_S)
+        found = await asyncio.to_thread(self._reader.poll, IDLE_POLL_S if self._trial is None else POLL_S)
         self._lag = self._reader.lag()
         for stored, record in found:
             self._log.apply(record, stored.offset)

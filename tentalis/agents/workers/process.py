@@ -61,7 +61,9 @@ from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.1
+# Seconds that a turn waits for tasks, while there are any and while there are none. A task of the shared group ends the
+# wait; what targets this worker, and an acknowledgement, are found at its end.
+POLL_S, IDLE_POLL_S = 0.1, 0.5
 # A consumer with this many tasks does not fetch; the group may wait an hour for its next poll (max.poll.interval.ms).
 # A worker with this many tasks that lend their place starts no others.
 QUEUE_LIMIT = 1000
@@ -129,9 +131,19 @@ class TaskConsumer:
                 self.progress.forget(stored)
         self.queue = kept
 
+    @property
+    def full(self) -> bool:
+        """True if it has so many tasks that it fetches no more."""
+        return len(self.queue) + len(self.held) >= QUEUE_LIMIT
+
+    @property
+    def empty(self) -> bool:
+        """True if it has no task that was not begun."""
+        return not self.queue and not len(self.held)
+
     def poll(self, timeout: float) -> None:
         """Fetches tasks. The group's callbacks run inside this call; nothing else may use the consumer meanwhile."""
-        if len(self.queue) + len(self.held) >= QUEUE_LIMIT:
+        if self.full:
             return
         self.queue.extend(stored for stored in self._consumer.poll(timeout, 100) if self.progress.begin(stored))
 
@@ -318,14 +330,17 @@ class Worker:
         return None if self._acks.caught_up else "the acknowledgements have not been read to their end yet"
 
     def _poll(self) -> None:
-        for consumer in self._consumers:
-            consumer.poll(POLL_S / len(self._consumers))
+        idle = not self._running and all(consumer.empty for consumer in self._consumers)
+        shared, targeted = self._consumers
+        if shared.full and targeted.full:
+            time.sleep(POLL_S)
+        shared.poll(IDLE_POLL_S if idle else POLL_S)
+        targeted.poll(POLL_S if shared.full else 0.0)
         for _, record in self._acks.poll(0.0):
             self._served_changed |= self._served.apply(record)
             self._served_changed |= self._assigned.apply(record)
             self._served_changed |= self._candidates.apply(record)
             self._pressure.apply(record)
-        shared = next(consumer for consumer in self._consumers if not consumer.targeted)
         self._lag = self._acks.lag() | shared.lag()
 
     def _start_queued(self) -> None:
