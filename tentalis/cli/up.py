@@ -45,12 +45,14 @@ STANDING_STALENESS = 4
 # Seconds before a process that is not ready is reported: longer than the start of the trainer and the first retry of
 # a refused adapter.
 SETTLE_S = 40.0
-# Seconds between two readings of the lag for the supervisor's metrics.
+# Seconds for which a reading of the lag is good enough for the supervisor's metrics.
 LAG_EVERY_S = 15.0
 # Variable with the file descriptor on which the detached stack reports READY or a problem; closed without a report, the
 # stack has ended.
 READY_FD = variables.READY_FD.name
 READY = "ready"
+# Seconds between two looks at the processes, once there was a first report.
+_WATCH_S = 1.0
 
 
 class ModelServerKind(StrEnum):
@@ -238,7 +240,7 @@ def _attached(
             )
         )
         supervisor = Supervisor(state, stack.specs, metrics_port=state.port("supervisor"))
-        lag = LagProbe(stack.settings, _groups(environment, run, stack), LAG_EVERY_S)
+        lag = LagProbe(stack.settings, _groups(environment, run, stack), LAG_EVERY_S, on_request=True)
         local = settings.bootstrap is None
         health = supervisor_health(supervisor.status, lag, state.folder("kafka") / "log" if local else None)
         held.enter_context(served(health, supervisor.metrics_port))
@@ -263,7 +265,7 @@ def _watch(supervisor: Supervisor, stack: Stack, stop: threading.Event, ready_fd
     said: frozenset[str] | None = None
     unready_since = time.monotonic()
     probing = False
-    while not stop.wait(0.2):
+    while not stop.wait(0.2 if said is None else _WATCH_S):
         if failure := supervisor.failure():
             raise CommandError(failure, ExitCode.PERMANENT if supervisor.unmendable() else ExitCode.ERROR)
         processes = supervisor.status()

@@ -11,6 +11,8 @@ from tentalis.service.settings import Settings
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
+ASK_S = 2.0
+"""Seconds that `LagProbe.ask` waits for a reading."""
 
 Groups = Mapping[str, Sequence[str]]
 
@@ -28,17 +30,24 @@ def groups_of(environment: str, policy: str, names: Container[str] | None = None
 
 
 class LagProbe:
-    """Reads the lag at intervals on its own thread.
+    """Reads the lag on its own thread: at intervals, or `on_request` when somebody asks for it, since each reading is
+    dozens of requests to the broker.
 
     `lags` has the latest: group -> records behind. `reachable`: the broker answered the latest query.
     """
 
-    def __init__(self, settings: Settings, groups: Groups, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, settings: Settings, groups: Groups, every_s: float = EVERY_S, *, on_request: bool = False
+    ) -> None:
         self.lags: dict[str, int] = {}
         self.reachable = False
         self._every_s = every_s
         self._settings = settings
         self._groups = groups
+        self._on_request = on_request
+        self._asked = threading.Event()
+        self._read = threading.Condition()
+        self._read_at: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
 
@@ -49,6 +58,21 @@ class LagProbe:
     def stop(self) -> None:
         """Tells the thread to stop after its current reading."""
         self._stop.set()
+        self._asked.set()
+
+    def ask(self) -> None:
+        """Asks for a reading, if the latest is older than the interval, and waits for it for up to ASK_S seconds.
+        Returns at once before `start` and after `stop`."""
+        asked_at = time.monotonic()
+
+        def fresh() -> bool:
+            return self._read_at is not None and self._read_at > asked_at - self._every_s
+
+        with self._read:
+            if fresh() or not self._thread.is_alive() or self._stop.is_set():
+                return
+            self._asked.set()
+            self._read.wait_for(fresh, ASK_S)
 
     def _run(self) -> None:
         from confluent_kafka import KafkaException
@@ -56,6 +80,10 @@ class LagProbe:
         from tentalis.kafka.errors import Forbidden, NoSuchTopic, Unreachable
 
         while not self._stop.is_set():
+            if self._on_request:
+                self._asked.wait()
+                if self._stop.is_set():
+                    return
             try:
                 self.lags = consumer_lags(self._settings, self._groups)
                 self.reachable = True
@@ -69,7 +97,12 @@ class LagProbe:
             ) as error:  # the broker restarts, which the view shows elsewhere
                 self.reachable = False
                 log.debug("no consumer lag: %s", error)
-            self._stop.wait(self._every_s)
+            with self._read:
+                self._asked.clear()
+                self._read_at = time.monotonic()
+                self._read.notify_all()
+            if not self._on_request:
+                self._stop.wait(self._every_s)
 
 
 def consumer_lags(settings: Settings, groups: Groups) -> dict[str, int]:

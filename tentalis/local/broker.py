@@ -182,6 +182,9 @@ class EmbeddedBroker:
             # the default of 9 s, every restart takes that much longer.
             "broker.session.timeout.ms": "2000",
             "broker.heartbeat.interval.ms": "500",
+            # Empty records, by which other controllers see that they are up to date: there are none. Twice a second,
+            # each costs a write to the disk.
+            "metadata.max.idle.interval.ms": "0",
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "1000",
             # The default buffer of the cleaner would take a quarter of this heap.

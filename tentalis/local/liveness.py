@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The supervisor ticks every twentieth of a second; a longer gap means that the supervisor itself was paused.
+# The supervisor ticks four times a second or more often; a longer gap means that the supervisor itself was paused.
 LONGEST_TICK = 2.0
 
 

@@ -32,7 +32,7 @@ SUPERVISOR_RESTARTS = Metric(
 BROKER_REACHABLE = Metric(
     "tentalis_broker_reachable",
     MetricKind.GAUGE,
-    "1 if the broker answered the last query for the lag, within the last half minute.",
+    "1 if the broker answered the last query for the lag, which reading these metrics causes.",
     _BY,
 )
 BROKER_MEMORY = Metric(
@@ -70,8 +70,13 @@ def supervisor_health(processes: Callable[[], Processes], lag: LagProbe, broker_
     exporter = Exporter("supervisor")
     exporter.read(SUPERVISOR_STATE, lambda: _states(processes()))
     exporter.read(SUPERVISOR_RESTARTS, lambda: {(name,): one["restarts"] for name, one in processes().items()})
-    exporter.read(BROKER_REACHABLE, lambda: float(lag.reachable))
-    exporter.read(GROUP_LAG, lambda: {(group,): float(behind) for group, behind in lag.lags.items()})
+
+    def read_lag() -> LagProbe:
+        lag.ask()
+        return lag
+
+    exporter.read(BROKER_REACHABLE, lambda: float(read_lag().reachable))
+    exporter.read(GROUP_LAG, lambda: {(group,): float(behind) for group, behind in read_lag().lags.items()})
     if broker_log is not None:
         exporter.read(BROKER_MEMORY, lambda: float(_resident_bytes(processes()["broker"]["pid"])))
         exporter.read(BROKER_LOG, lambda: _topic_bytes(broker_log))

@@ -34,7 +34,8 @@ from tentalis.service.logs import LEVELS
 
 log = logging.getLogger(__name__)
 
-_TICK = 0.05
+# Pauses between two rounds: while a process starts, ends or is in trouble, and while all are ready.
+_TICK, _TICK_SETTLED = 0.05, 0.25
 _CHECK_STARTING = 0.2
 # Also the interval until a process that has become ready is seen again, and while one does not answer.
 _CHECK_AGAIN = 1.0
@@ -76,6 +77,8 @@ class Supervisor:
         }
         self._history = StackHistory(state.path)
         self._control: ControlServer | None = None
+        self._wake = threading.Event()
+        """Ends the pause between two rounds."""
         self._requests: queue.SimpleQueue[tuple[ControlRequest, Future[None]]] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._stop_by: float | None = None
@@ -153,6 +156,7 @@ class Supervisor:
         """
         answer: Future[None] = Future()
         self._requests.put((request, answer))
+        self._wake.set()
         try:
             answer.result(_REQUEST_S)
         except TimeoutError as error:
@@ -202,6 +206,7 @@ class Supervisor:
         with self._changed:
             if self._stop_by is None:
                 self._stop_by = time.monotonic() + timeout
+        self._wake.set()
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -228,7 +233,8 @@ class Supervisor:
                 self._tick()
                 with self._changed:
                     self._changed.notify_all()
-                time.sleep(_TICK)
+                if self._wake.wait(_TICK_SETTLED if self._settled() else _TICK):
+                    self._wake.clear()
             self._stop_all(self._stop_by)
         except BaseException as error:  # raised to every caller; the children end with this thread
             self._error = error
@@ -254,6 +260,10 @@ class Supervisor:
         if changed or time.monotonic() - self._written > _STATUS_EVERY:
             self._write_status()
             self._history.flush()
+
+    def _settled(self) -> bool:
+        """True if nothing is under way: every process has come, and no operator has asked for anything."""
+        return all(process.shown[0] in _COME and not process.wish for process in self._processes.values())
 
     def _show(self, process: SupervisedProcess) -> bool:
         """Updates the state to show, and the history. Returns True if the state changed."""
