@@ -1,8 +1,10 @@
 """The guards against Faust's defects: for which source they were written, and what they do without a broker."""
 
 import asyncio
+import threading
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +33,17 @@ from streams.runtime.faust.delivery import (
     split,
     wait_longer_when_idle,
 )
-from streams.runtime.faust.guards import FAUST_VERSION, SafeRecovery, WrongFaust, check_faust, patched_digests
+from streams.runtime.faust.guards import (
+    FAUST_VERSION,
+    GuardedApp,
+    SafeRecovery,
+    WrongFaust,
+    check_faust,
+    patched_digests,
+)
 from streams.runtime.processor import LogRecord
+from streams.runtime.settings import StreamSettings
+from streams.runtime.worker import _Worker
 from tentalis.kafka.moved_topics import APPEND_TIME
 
 DIGESTS: dict[str, str] = {
@@ -152,6 +163,29 @@ def test_the_broker_holds_the_fetches_of_an_idle_consumer_longer() -> None:
 
     waits = asyncio.run(scenario())
     assert waits == [FETCH_MS] * (IDLE_AFTER - 1) + [IDLE_FETCH_MS] * 2 + [FETCH_MS] * 2
+
+
+class Crashing(GuardedApp):
+    """Only what a crash needs."""
+
+    def __init__(self, owner: Any) -> None:
+        self._crashed, self._children, self.owner = asyncio.Event(), [], owner
+
+
+def test_a_crash_in_the_consumers_thread_wakes_the_worker(tmp_path: Path) -> None:
+    async def scenario() -> BaseException | None:
+        worker = _Worker(SimpleNamespace(app_id="app", topics=("in",), table=None), StreamSettings("127.0.0.1:1", tmp_path), {})
+        worker._loop, worker._app = asyncio.get_running_loop(), Crashing(worker)
+        ended = asyncio.ensure_future(worker._faust_crash())
+        await asyncio.sleep(0.01)
+        assert not ended.done()
+        thread = threading.Thread(target=worker._app._crash, args=(UnknownError(),))
+        thread.start()
+        await asyncio.wait_for(ended, 10)
+        thread.join()
+        return worker._failure
+
+    assert isinstance(asyncio.run(scenario()), UnknownError)
 
 
 class Recovering(SafeRecovery):
