@@ -174,7 +174,8 @@ class Crashing(GuardedApp):
 
 def test_a_crash_in_the_consumers_thread_wakes_the_worker(tmp_path: Path) -> None:
     async def scenario() -> BaseException | None:
-        worker = _Worker(SimpleNamespace(app_id="app", topics=("in",), table=None), StreamSettings("127.0.0.1:1", tmp_path), {})
+        processor: Any = SimpleNamespace(app_id="app", topics=("in",), table=None)
+        worker = _Worker(processor, StreamSettings("127.0.0.1:1", tmp_path), {})
         worker._loop, worker._app = asyncio.get_running_loop(), Crashing(worker)
         ended = asyncio.ensure_future(worker._faust_crash())
         await asyncio.sleep(0.01)
