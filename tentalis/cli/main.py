@@ -5,9 +5,8 @@ import traceback
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from tentalis.cli.shared.deferred import DeferredCommand
+from tentalis.cli.shared.deferred import CommandGroup, DeferredCommand
 from tentalis.cli.shared.errors import explain
 from tentalis.cli.shared.startup import (
     STARTING,
@@ -82,7 +81,7 @@ def _debug() -> bool:
         return True  # it is set: the error may be about it
 
 
-class Commands(TyperGroup):
+class Commands(CommandGroup):
     """Turns an exception into one line on stderr and an exit code; TENTALIS_DEBUG=1 shows the traceback too."""
 
     def __init__(self, **attributes: Any) -> None:

@@ -11,7 +11,6 @@ from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
 from tentalis.cli.shared.settings import reached
-from tentalis.service.packages import require
 
 if TYPE_CHECKING:
     from schemas.records import PolicyUpdate
@@ -49,6 +48,7 @@ def export(
     from tentalis.policies.export import ExportFormat, ExportRefused, export_version
     from tentalis.policies.replica import AdapterRejected
     from tentalis.policies.view_reader import read_policies
+    from tentalis.service.packages import require
     from tentalis.storage.places import adapter_cache
 
     if export_format not in FORMATS:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.models import CommandInfo
 
@@ -15,6 +15,28 @@ from tentalis.cli.shared.earlier_system import replacement
 from tentalis.cli.shared.errors import CommandError
 from tentalis.service import stdout
 from tentalis.service.exit_codes import ExitCode
+
+
+class AsGiven:
+    """The value of an option that needs no conversion: a text, a flag or None.
+
+    Typer's conversion imports pydantic, which takes longer than the rest of `--help` or of a completion.
+    """
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Returns the value as it was given."""
+        return value
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands whose own options are texts and flags: the help of its commands imports no pydantic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the options of the group without Typer's conversion."""
+        for each in self.get_params(ctx):
+            each._runtime_param = AsGiven()  # type: ignore[attr-defined]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
 
 class DeferredCommand(TyperCommand):
@@ -34,7 +56,9 @@ class DeferredCommand(TyperCommand):
         if self._loaded is None:
             module, _, attribute = self._place.partition(":")
             found = getattr(import_module(module), attribute)
-            if not isinstance(found, typer.Typer):
+            if isinstance(found, typer.Typer):
+                found.info.cls = CommandGroup
+            else:
                 function, found = found, _application()
                 found.command(self.name, short_help=self.short_help)(function)
             _keep_stdout_for_data(found)

@@ -91,6 +91,26 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert set(ast.literal_eval(done.stdout.splitlines()[-1])) == NEEDED_BY_HELP, "commands are imported when called"
 
 
+def test_help_of_every_command_imports_no_large_package() -> None:
+    """`yaml` is allowed: `tentalis serve` has the topics in its help."""
+    program = (
+        "import contextlib, io, sys\nfrom typer.main import get_command\nfrom tentalis.cli.main import app\n"
+        "def called(*arguments):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as said:\n"
+        "        try: app([*arguments, '--help'], prog_name='tentalis')\n"
+        "        except SystemExit: pass\n"
+        "    assert said.getvalue().startswith('Usage: tentalis'), arguments\n"
+        "called()\n"
+        "for name, command in get_command(app).commands.items():\n"
+        "    called(name)\n"
+        "    for below in getattr(command, 'commands', ()):\n"
+        "        called(name, below)\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(ast.literal_eval(done.stdout)) <= {"yaml"}
+
+
 @pytest.mark.parametrize(
     "command",
     [
